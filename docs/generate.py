@@ -77,7 +77,7 @@ histogram_quantile(0.99, sum by (le, model) (rate(halimede_request_duration_seco
 ```
 
 Conditions for alerts: model versions that should be ready and are not, processes that die repeatedly, and instances
-that are not restarted any more.
+that are no longer restarted.
 
 ```text
 halimede_model_version_state{state="READY"} == 0

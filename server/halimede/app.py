@@ -1,7 +1,7 @@
 """The composition root: makes the parts, starts them in order, and stops them. Only this module may import all others.
 
 Start: bind all ports (a busy one fails before any model is loaded), listen, load the models, become ready, log it.
-Stop: become not ready; continue to serve for the drain delay, in which load balancers notice and clients are told to
+Stop: become not ready; continue to serve for the drain delay, in which load balancers notice and clients are asked to
 connect elsewhere; then drain the front ends, so that requests in flight are answered, then stop the models; at the time
 limit all remaining requests are answered with an error. The exit timeout begins when the delay ends. A second signal
 ends the process at once.
@@ -67,7 +67,7 @@ ANSWER_SECS = 0.5
 CLOSE_SECS = 1.0
 """Time limit for closing the remaining parts, before the process ends without it."""
 
-HURRY_SECS = 0.2
+FAST_EXIT_SECS = 0.2
 """Time for writing the log in a process that must end at once."""
 
 GRPC_QUIET_SECS = 5.0
@@ -241,7 +241,7 @@ class App:
             await asyncio.wait((loading,), timeout=CLOSE_SECS)
             # No delay: the server was never ready, so no client was sent here.
             return await self._drain(delay_secs=0)
-        await self._say_what_is_served()
+        await self._log_startup_tables()
         if self._settings.allow_http or self._settings.allow_grpc:
             _warn_of_few_files()
         if loading.result() and self._settings.exit_on_error:
@@ -271,7 +271,7 @@ class App:
         closing: list[Awaitable[None]] = [front.close() for front in (self._http, self._metrics) if front is not None]
         if self._grpc is not None:
             closing.append(self._grpc.stop(0))
-        # No need to wait for its end: processes that it started end when this process does.
+        # No need to wait for its end: the processes that it started end with this process.
         closing.append(run_in_thread("close-launcher", self._launcher.close))
         if self._stores is not None:
             closing.append(run_in_thread("remove-fetched", self._stores.close))
@@ -279,7 +279,7 @@ class App:
             async with asyncio.timeout(CLOSE_SECS):
                 await asyncio.gather(*closing)
         except TimeoutError:
-            log.warning("connections did not close within %g s: the process ends without them", CLOSE_SECS)
+            log.warning("connections did not close within %g s: the process ends anyway", CLOSE_SECS)
 
     def _startup_models(self) -> Sequence[str] | None:
         names = self._settings.load_model
@@ -287,21 +287,21 @@ class App:
             return None
         return names
 
-    async def _say_what_is_served(self) -> None:
+    async def _log_startup_tables(self) -> None:
         """Triton's start-up output, in its order."""
         settings = self._settings
         log_table(log, AGENTS, [])
         log_table(log, BACKENDS, backend_rows(settings))
         log_table(log, MODELS, model_rows(await self._core.repository_index(ready_only=False)))
         if settings.allow_metrics:
-            _say_what_is_measured(settings, self._inventory)
+            _log_measured_devices(settings, self._inventory)
         log_table(log, OPTIONS, option_rows(settings, self._core.metadata()))
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        # Log rotation sends it.
+        # Sent by log rotation.
         loop.add_signal_handler(signal.SIGHUP, reopen)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             # By default these signals end the process. A handler and not SIG_IGN, which child processes would inherit.
@@ -310,7 +310,7 @@ class App:
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
             log.warning("signal %d again: stopping at once", number)
-            _end(1, HURRY_SECS)
+            _end(1, FAST_EXIT_SECS)
         log.info("Signal (%d) received.", number)
         self._stop.set()
 
@@ -334,7 +334,7 @@ class App:
                 if self._lifecycle.table.by_ticket:
                     busy_at = loop.time()
             if not draining.done():
-                log.info("clients of gRPC that take no answers, or send no requests, are cut off")
+                log.info("gRPC clients that do not read responses or do not send requests are disconnected")
                 await grpc.stop(0)
             await draining
         finally:
@@ -350,28 +350,28 @@ class App:
         return f"{alive} live models and 0 in-flight non-inference requests"
 
     async def _serve_on(self, delay_secs: float) -> None:
-        """Continue to serve for the delay, while clients are told to connect elsewhere."""
+        """Continue to serve for the delay, while clients are asked to connect elsewhere."""
         if self._http is not None:
             self._http.send_away()
-        telling = [] if self._grpc is None else [self._grpc.send_away()]
+        notices = [] if self._grpc is None else [self._grpc.send_away()]
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_secs):
-                await asyncio.gather(asyncio.sleep(delay_secs), *telling)
+                await asyncio.gather(asyncio.sleep(delay_secs), *notices)
 
     async def _drain(self, delay_secs: float) -> int:
         """Become not ready, serve for the delay, then drain: at most the delay plus the exit timeout in all."""
         self._core.begin_drain()
         if delay_secs:
-            log.info("not ready any more; serving on for %g s", delay_secs)
+            log.info("no longer ready; continuing to serve for %g s", delay_secs)
             await self._serve_on(delay_secs)
         log.info("Waiting for in-flight requests to complete.")
         end = asyncio.get_running_loop().time() + self._settings.exit_timeout_secs
         try:
             async with asyncio.timeout_at(end):
-                async with _said_each_second(end, self._requests_in_flight):
+                async with _progress_logged(end, self._requests_in_flight):
                     await asyncio.gather(*self._draining_fronts())
                 log.info("All models are stopped, unloading models")
-                async with _said_each_second(end, self._models_alive):
+                async with _progress_logged(end, self._models_alive):
                     await self._core.close()
         except TimeoutError:
             log.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
@@ -399,20 +399,20 @@ def _stores(settings: Settings) -> "StoreRepository | None":
 
 
 @asynccontextmanager
-async def _said_each_second(end: float, what: Callable[[], str]) -> AsyncIterator[None]:
+async def _progress_logged(end: float, what: Callable[[], str]) -> AsyncIterator[None]:
     """Log each second what a stop still waits for, in Triton's words, and how many seconds are left until `end`."""
     loop = asyncio.get_running_loop()
 
-    async def say() -> None:
+    async def log_each_second() -> None:
         while True:
             log.info("Timeout %d: Found %s", round(end - loop.time()), what())
             await asyncio.sleep(1)
 
-    saying = loop.create_task(say())
+    logging_task = loop.create_task(log_each_second())
     try:
         yield
     finally:
-        saying.cancel()
+        logging_task.cancel()
 
 
 def _ignore() -> None:
@@ -423,7 +423,7 @@ def _place(address: str, port: int) -> str:
     return address if address.startswith(UNIX) else f"{address}:{port}"
 
 
-def _say_what_is_measured(settings: Settings, inventory: Inventory) -> None:
+def _log_measured_devices(settings: Settings, inventory: Inventory) -> None:
     if settings.allow_gpu_metrics:
         for device in inventory.devices:
             log.info("Collecting metrics for GPU %d: %s", device.index, device.name)

@@ -22,7 +22,7 @@ class EntryPointGroup(click.Group):
             return None
         command = found.load()
         if not isinstance(command, click.Command):
-            raise TypeError(f"entry point {found.name} of {COMMANDS} is {found.value}, which is no click command")
+            raise TypeError(f"entry point {found.name} of {COMMANDS} is {found.value}, which is not a click command")
         return command
 
 

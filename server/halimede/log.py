@@ -51,9 +51,9 @@ MAX_QUEUED_LINES = 8192
 MAX_QUEUED_BYTES = 8 << 20
 BATCH_BYTES = 64 << 10
 """Maximum size of one write."""
-TELL_EVERY_S = 1.0
+REPORT_INTERVAL_S = 1.0
 """How often the log reports dropped lines."""
-LOOK_EVERY_S = 1.0
+CHECK_INTERVAL_S = 1.0
 """How often the file's path is checked while lines are written."""
 EXIT_FLUSH_S = 1.0
 
@@ -104,7 +104,7 @@ def reopen() -> None:
 
 
 def dropped_lines() -> int:
-    """Number of lines lost since the start, because the queue was full or they could not be written."""
+    """Number of lines dropped since the start, because the queue was full or they could not be written."""
     return sum(handler.writer.dropped for handler in _handlers())
 
 
@@ -168,9 +168,9 @@ class LogWriter:
         self._queued_bytes = 0
         self._dropped = 0
         # Used by the thread alone: dropped lines that were reported, why the others were dropped, when to report next.
-        self._told = 0
+        self._reported = 0
         self._why = _OVERFLOW
-        self._tell_at_s: float | None = None
+        self._report_at_s: float | None = None
         # Used by the callers of `flush`.
         self._is_late = False
         threading.Thread(target=self._run, name="log", daemon=True).start()
@@ -207,7 +207,7 @@ class LogWriter:
         self._is_late = not written.wait(timeout_s)
 
     def reopen(self) -> None:
-        self._output.look_now()
+        self._output.check_now()
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -220,7 +220,7 @@ class LogWriter:
                 self._drop(len(lines), "no memory")
             with self._lock:
                 self._queued_bytes -= size
-            self._tell_if_due(is_last=written is not None)
+            self._report_if_due(is_last=written is not None)
             if written is not None:
                 written.set()
 
@@ -229,7 +229,7 @@ class LogWriter:
         lines: list[LogLine] = []
         size = 0
         try:
-            item = self._queue.get(timeout=TELL_EVERY_S if self._has_news() else None)
+            item = self._queue.get(timeout=REPORT_INTERVAL_S if self._has_unreported() else None)
             while not isinstance(item, threading.Event):
                 if item is not None:
                     lines.append(item[0])
@@ -241,27 +241,27 @@ class LogWriter:
             return lines, size, None
         return lines, size, item
 
-    def _has_news(self) -> bool:
-        return self._dropped != self._told or self._limit.is_suppressing()
+    def _has_unreported(self) -> bool:
+        return self._dropped != self._reported or self._limit.is_suppressing()
 
-    def _tell_if_due(self, *, is_last: bool) -> None:
-        """Report dropped lines: at most once in `TELL_EVERY_S`, counted from the first dropped line."""
-        if not self._has_news():
+    def _report_if_due(self, *, is_last: bool) -> None:
+        """Report dropped lines: at most once in `REPORT_INTERVAL_S`, counted from the first dropped line."""
+        if not self._has_unreported():
             return
         now_s = time.monotonic()
-        if self._tell_at_s is None:
-            self._tell_at_s = now_s + TELL_EVERY_S
-        if now_s < self._tell_at_s and not is_last:
+        if self._report_at_s is None:
+            self._report_at_s = now_s + REPORT_INTERVAL_S
+        if now_s < self._report_at_s and not is_last:
             return
-        self._tell_at_s = None
+        self._report_at_s = None
         with self._lock:
             suppressed = self._limit.take_suppressed()
             dropped = self._dropped
-        if dropped != self._told:
-            text = f"{dropped - self._told} log lines were dropped: {self._why}"
+        if dropped != self._reported:
+            text = f"{dropped - self._reported} log lines were dropped: {self._why}"
             lost, _ = self._output.write([self._encode(_note(_HERE, text))])
             if not lost:
-                self._told, self._why = dropped, _OVERFLOW
+                self._reported, self._why = dropped, _OVERFLOW
         limit = f"{LINES_PER_SECOND} in a second are written"
         self._write(
             [
@@ -287,24 +287,24 @@ class LogWriter:
 class LogOutput:
     """Standard error, or the file at `path`, which is opened again when it was moved or deleted.
 
-    Only `look_now` may be called from several threads. Raises OSError if the file cannot be opened at first.
+    Only `check_now` may be called from several threads. Raises OSError if the file cannot be opened at first.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._fd = _open(path) if path is not None else _STDERR if sys.stderr is not None else None
-        self._look_at_s = 0.0
+        self._check_at_s = 0.0
         self._is_torn = False
         self.is_terminal = self._fd == _STDERR and os.isatty(_STDERR)
 
-    def look_now(self) -> None:
-        self._look_at_s = 0.0
+    def check_now(self) -> None:
+        self._check_at_s = 0.0
 
     def follow(self, now_s: float) -> None:
-        """Reopen the file if its path no longer leads to it. Checks at most once in `LOOK_EVERY_S`."""
-        if self._path is None or now_s < self._look_at_s:
+        """Reopen the file if its path no longer leads to it. Checks at most once in `CHECK_INTERVAL_S`."""
+        if self._path is None or now_s < self._check_at_s:
             return
-        self._look_at_s = now_s + LOOK_EVERY_S
+        self._check_at_s = now_s + CHECK_INTERVAL_S
         try:
             if self._fd is not None and os.path.samestat(self._path.stat(), os.fstat(self._fd)):
                 return

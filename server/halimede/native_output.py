@@ -1,10 +1,10 @@
-"""What C++ libraries print in the server's process (ONNX Runtime above all), for the log.
+"""The output of C++ libraries in the server's process (mainly ONNX Runtime), for the log.
 
 ONNX Runtime writes its lines to `std::clog`; its Python API has no callback for them. A pipe in place of descriptor 2
 would catch them too, but the last lines of a crash (of the C library, of C++, of Python) would then be lost in a pipe
 without a reader. So only the two C++ streams are diverted: the buffer behind `std::cerr` and `std::clog` has
-a `FILE *`, which is C's `stderr`; it gets another one. If the memory does not look exactly so, nothing is changed, and
-such libraries go on printing to stderr.
+a `FILE *`, which is C's `stderr`; it gets another one. If the memory does not have exactly this layout, nothing is
+changed, and such libraries continue to print to stderr.
 """
 
 import ctypes
@@ -23,8 +23,8 @@ _INIT = ctypes.create_string_buffer(16)
 
 
 def divert_cxx_streams() -> int | None:
-    """A descriptor, not blocking, from which all that C++ prints to its error streams can be read; None where the
-    streams are not those that we know. May be called once."""
+    """A non-blocking descriptor that receives the output of C++'s error streams; None if the streams have an unknown
+    layout. Call it at most once."""
     try:
         cxx, libc = ctypes.CDLL("libstdc++.so.6"), ctypes.CDLL(None)
         # `std::ios_base::Init`: the streams do not exist before the first one.

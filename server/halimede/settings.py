@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from halimede import __version__
 
 if TYPE_CHECKING:
-    # Not at run time: it imports numpy, and --help or a mistyped flag must answer quickly.
+    # Not at run time: it imports numpy, and --help or an error in a flag must be quick.
     from halimede.core.types import Restrictions
 
 

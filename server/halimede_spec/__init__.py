@@ -1,5 +1,5 @@
-"""What the server and the operator must agree on: conditions, the flow of tensors, URIs of models, the fetch plan.
+"""Shared rules of the server and the operator: conditions, the flow of tensors, URIs of models, the fetch plan.
 
-Pure, and of the standard library alone. Both packages import it, and it imports neither. Each side words what is wrong
-for its own users: the server in Triton's terms, the operator in those of an object's field.
+Pure, with the standard library only. Both packages import it, and it imports neither. Each side words problems for its
+own users: the server in Triton's terms, the operator in terms of an object's fields.
 """

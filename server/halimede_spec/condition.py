@@ -8,8 +8,8 @@
     literal    := number, 'text', "text", true, false
 
 A tensor is a name in a model configuration (`Dialect.SERVER`) and `request.TENSOR` or `step.output` in a ModelEnsemble
-(`Dialect.OPERATOR`); either may stand within backticks. It stands for its first element. There is nothing else: no
-arithmetic and no calls, so that a condition costs next to nothing and can do no harm.
+(`Dialect.OPERATOR`); both may be in backticks. It means its first element. The language has no
+arithmetic and no calls, so conditions are cheap and safe.
 """
 
 import math
@@ -92,10 +92,10 @@ Expression = Comparison | Truth | Not | AllOf | AnyOf
 
 
 class Dialect(Enum):
-    """How tensors are named, and what a message says may stand where an operand is expected."""
+    """How tensors are named, and the text of a message about the operands that are allowed."""
 
     SERVER = (
-        "a tensor's name (in backticks where it is not a word), <tensor>.present, <tensor>.shape[<number>], "
+        "a tensor's name (in backticks if it is not a word), <tensor>.present, <tensor>.shape[<number>], "
         "parameters.<name>, a number, a text in quotes, true or false"
     )
     OPERATOR = (
@@ -135,7 +135,7 @@ class Mistake(Enum):
 
 
 class ConditionError(ValueError):
-    """The text is no condition. `at` counts characters from 1; `text` is what stands there, `allowed` what may."""
+    """The text is not a condition. `at` counts characters from 1, `text` is the text there."""
 
     def __init__(self, mistake: Mistake, at: int, text: str, allowed: str) -> None:
         super().__init__(f"at character {at}: {mistake.value}; allowed here: {allowed}")
@@ -146,7 +146,7 @@ class ConditionError(ValueError):
 
 
 def parse(text: str, dialect: Dialect) -> Parsed:
-    """The condition; ConditionError where it is none."""
+    """The condition; ConditionError for an invalid one."""
     if len(text) > MAX_LENGTH:
         raise ConditionError(Mistake.TOO_LONG, 1, text, f"at most {MAX_LENGTH} characters")
     parser = _Parser(_tokens(text, dialect), dialect)
@@ -251,7 +251,7 @@ class _Parser:
             case "number":
                 number = _number(token.text)
                 if isinstance(number, float) and not math.isfinite(number):
-                    raise self._mistake(Mistake.TOO_LARGE, "a number that a double can hold")
+                    raise self._mistake(Mistake.TOO_LARGE, "a number in the range of a double")
                 self._advance()
                 return Literal(number)
             case "text":
@@ -279,7 +279,7 @@ class _Parser:
         if token.kind != "name":
             raise self._unexpected(_PARAMETER)
         if "-" in token.text:
-            raise self._unexpected(f"{_PARAMETER}, in backticks where it is not a word")
+            raise self._unexpected(f"{_PARAMETER}, in backticks if it is not a word")
         return Parameter(self._advance().text)
 
     def _reference(self, first: _Token) -> Reference:

@@ -1,6 +1,6 @@
-"""The tensors that flow between an ensemble's steps: which step makes each, which need it, and which never come.
+"""The tensors that flow between an ensemble's steps: which step makes each, which need it, and which are never made.
 
-Steps are numbers, in the order of the ensemble. What is wrong with a flow is told by each side in its own words.
+Steps are numbers, in the order of the ensemble. Each side words the problems of a flow itself.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,16 +14,18 @@ T = TypeVar("T")
 class Flow:
     """`maker` has the step that makes a tensor, `users` the steps that need it; `needs` are the tensors of each step.
 
-    `written` are all tensors that there are when every step runs that can, the ensemble's inputs among them.
+    `written` are the ensemble's inputs and all tensors that are made if every step runs that can run. `order` are these
+    steps, each after the steps that make its tensors.
     """
 
     maker: Mapping[str, int]
     users: Mapping[str, list[int]]
     needs: Sequence[Collection[str]]
     written: Collection[str]
+    order: Sequence[int]
 
     def missing(self, step: int) -> Iterable[str]:
-        """What the step needs and never gets, in the order of its needs."""
+        """The tensors that the step needs and never gets, in the order of its needs."""
         return (tensor for tensor in self.needs[step] if tensor not in self.written)
 
 
@@ -43,38 +45,41 @@ def make_flow(inputs: Collection[str], maker: Mapping[str, int], needs: Sequence
     for step, tensors in enumerate(needs):
         for tensor in tensors:
             users.setdefault(tensor, []).append(step)
-    return Flow(maker, users, needs, _written(inputs, maker, users, needs))
+    return Flow(maker, users, needs, *_run_all(inputs, maker, users, needs))
 
 
-def _written(
+def _run_all(
     inputs: Collection[str], maker: Mapping[str, int], users: Mapping[str, list[int]], needs: Sequence[Collection[str]]
-) -> set[str]:
+) -> tuple[set[str], list[int]]:
+    """The tensors that exist at the end, and the order of the steps."""
     waits = [len(tensors) for tensors in needs]
     made: list[list[str]] = [[] for _ in needs]
     for tensor, step in maker.items():
         made[step].append(tensor)
-    # A step that needs nothing is a problem of its own; here it does not make others wait.
-    news = [*inputs, *(tensor for step, count in enumerate(waits) if count == 0 for tensor in made[step])]
+    # A step that needs nothing is a separate problem; here it does not make other steps wait.
+    order = [step for step, count in enumerate(waits) if count == 0]
+    news = [*inputs, *(tensor for step in order for tensor in made[step])]
     written = set(news)
     while news:
         for user in users.get(news.pop(), ()):
             waits[user] -= 1
             if waits[user] == 0:
+                order.append(user)
                 news += made[user]
                 written.update(made[user])
-    return written
+    return written, order
 
 
 @dataclass(frozen=True, slots=True)
 class Walk(Generic[T]):
-    """`path` has each place once, in order; `circle` is its end where that leads back into it, else empty."""
+    """`path` has each place once, in order; `circle` is the end of the path that forms a circle, else empty."""
 
     path: tuple[T, ...]
     circle: tuple[T, ...]
 
 
 def walk(start: T, following: Callable[[T], T | None]) -> Walk[T]:
-    """Go from place to place until there is no following one (None), or one that was there before."""
+    """Go from place to place until no next one exists (None), or one repeats."""
     path: dict[T, int] = {}
     at: T | None = start
     while at is not None and at not in path:

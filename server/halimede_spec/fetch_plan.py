@@ -1,7 +1,7 @@
 """The fetch plan: a JSON document that the operator writes and `halimede fetch` reads. Every problem is found at once.
 
-The server decides which names and configurations are valid. The reader asks it through `ConfigRules` while it reads, so
-that problems have the order of the document.
+The server decides which names and configurations are valid. The reader calls `ConfigRules` while it reads, so that
+problems have the order of the document.
 """
 
 import json
@@ -136,13 +136,13 @@ def read_plan(text: bytes, rules: ConfigRules[C]) -> tuple[FetchPlan[C], list[st
         document = json.loads(text, object_pairs_hook=reader.without_doubles)
     except (ValueError, RecursionError) as error:
         # The message of a JSON error repeats no part of the text; that of an encoding error does.
-        said = str(error) if isinstance(error, json.JSONDecodeError) else "it is not UTF-8, or nested too deeply"
-        return FetchPlan(), [f"the plan is not JSON: {said}"]
+        problem = str(error) if isinstance(error, json.JSONDecodeError) else "it is not UTF-8, or nested too deeply"
+        return FetchPlan(), [f"the plan is not JSON: {problem}"]
     plan = reader.plan(document)
     return plan, reader.problems
 
 
-# Any, from here on: what JSON gives before its type is known.
+# Any, from here on: a JSON value before its type is known.
 class _Reader(Generic[C]):
     """Reads values at paths such as `models[0].uri`, and collects problems. A null value counts as absent."""
 

@@ -29,7 +29,7 @@ class Scheme(Enum):
 class Uri:
     """`container` is the bucket, the container, the claim or the host; `path` has no slash at either end.
 
-    `display` is the text for people: without user, password and query. `address` is the whole URI for http, and for s3
+    `display` is the text for users: without user, password and query. `address` is the whole URI for http, and for s3
     the server that the URI names; "" for Amazon's. `account` is Azure's.
     """
 

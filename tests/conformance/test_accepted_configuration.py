@@ -64,8 +64,8 @@ def test_unsupported_features_get_one_warning_per_model(running: RunningServer) 
         **dict.fromkeys(("both", "dirty"), "UNAVAILABLE"),
     }
     assert warnings(running, "warm") == [
-        "'model_warmup' has no effect: there is no warm-up yet: the first requests may take longer; "
-        "'response_cache.enable' has no effect: there is no response cache yet: the model runs for every request"
+        "'model_warmup' has no effect: warm-up is not supported yet: the first requests may take longer; "
+        "'response_cache.enable' has no effect: the response cache is not supported yet: the model runs for every request"
     ]
     for model, fields in {
         "urgent": ["priority_levels", "default_priority_level", "priority_queue_policy"],

@@ -194,7 +194,7 @@ class Delayed:
     def terminate(self) -> None:
         self.stopped_at = time.monotonic()
         self.running.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "not ready" in self.running.log, "the delay to begin", self.running)
+        wait_until(lambda: "no longer ready" in self.running.log, "the delay to begin", self.running)
 
     def is_over(self) -> bool:
         return time.monotonic() - self.stopped_at >= self.delay_s
@@ -318,7 +318,7 @@ def test_loads_are_refused_during_the_delay(start: Start, repository: Path) -> N
     add_identity(repository, "late")
     server = start("--model-repository", repository, "--model-control-mode=explicit", "--drain-delay=60")
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "not ready" in server.log, "the delay to begin", server)
+    wait_until(lambda: "no longer ready" in server.log, "the delay to begin", server)
     status, text = load(server, "late")
     assert (status, "Server is stopping" in text) == (503, True)
     with (

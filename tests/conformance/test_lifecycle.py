@@ -144,7 +144,7 @@ def test_a_stop_answers_a_load_in_progress(server: RunningServer, repository: Pa
     loading = in_background(lambda: load(server, "slow"))
     wait_until(lambda: "loading: slow" in server.log, "the load to begin", server)
     assert server.stop() == 0, server.log
-    assert loading.result(10) == (503, "Server is stopping, models are not loaded or unloaded any more")
+    assert loading.result(10) == (503, "Server is stopping, models are no longer loaded or unloaded")
 
 
 def test_a_request_in_an_unloaded_model_is_answered_at_the_exit_timeout(

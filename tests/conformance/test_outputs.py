@@ -154,7 +154,7 @@ def test_each_difference_has_one_warning_per_model(server: RunningServer) -> Non
     lines = server.log.splitlines()
     for number in DIFFERENT:
         for model in ("sent", "returned"):
-            warned = f"model '{model}': {WHY[number]}; it is sent as it is"
+            warned = f"model '{model}': {WHY[number]}; it is sent unchanged"
             assert [line[0] for line in lines if warned in line] == ["W"], (model, number)
     assert 1 <= len([line for line in lines if line.startswith("W") and f"{WHY[4]}: it is left out" in line]) <= 5
     assert not [line for line in lines if "'s_returned': output" in line]

@@ -68,7 +68,7 @@ def test_editor_files_and_unloaded_models_cause_no_reload(server: RunningServer,
     version = repository / "other" / "1"
     (version / ".model.py.swp").write_text("x")
     (version / "model.py~").write_text("x")
-    (version / "__pycache__").mkdir()
+    (version / "__pycache__").mkdir(exist_ok=True)
     (version / "__pycache__" / "model.pyc").write_text("x")
     change(repository, 9)
     # A later change has been seen, so these have been seen too.

@@ -160,7 +160,7 @@ def test_every_mistake_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         ("", "--model-repository must be specified"),
         (".", "Unexpected argument: . (a directory; use --model-repository for a repository)"),
@@ -196,8 +196,8 @@ def test_every_mistake_is_reported() -> None:
         ),
     ],
 )
-def test_conflicting_flags_are_named(arguments: str, says: str) -> None:
-    assert complaint(*arguments.split()) == says
+def test_conflicting_flags_are_named(arguments: str, expected: str) -> None:
+    assert complaint(*arguments.split()) == expected
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_services_on_different_addresses_do_not_conflict(arguments: str) -> None
 
 @pytest.fixture
 def pem(tmp_path: Path) -> dict[str, str]:
-    """Arguments for three files; what is in them is not looked at here."""
+    """Arguments for three files, whose content is not checked here."""
     arguments = {}
     for name in ("server-cert", "server-key", "root-cert"):
         (tmp_path / name).touch()
@@ -272,7 +272,7 @@ def test_certificate_without_effect_is_an_error(pem: dict[str, str]) -> None:
 def test_root_certificate_without_effect_gives_a_notice(pem: dict[str, str]) -> None:
     given = settings("--model-repository=.", "--grpc-use-ssl", *pem.values())
     assert given.notices == (
-        "--grpc-root-cert has no effect without --grpc-use-ssl-mutual: no client is asked for a certificate",
+        "--grpc-root-cert has no effect without --grpc-use-ssl-mutual: clients are not asked for a certificate",
     )
 
 
@@ -307,6 +307,6 @@ def test_environment_of_vertex_ai_is_reported() -> None:
     vertex = {"AIP_MODE": "PREDICTION"}
     _, problems = assemble(parse(["--model-repository=."]), vertex)
     assert problems == [
-        "AIP_MODE=PREDICTION asks for --allow-vertex-ai, which is not supported yet; --allow-vertex-ai=false declines"
+        "AIP_MODE=PREDICTION requires --allow-vertex-ai, which is not supported yet; --allow-vertex-ai=false disables it"
     ]
     assert assemble(parse(["--model-repository=.", "--allow-vertex-ai=false"]), vertex)[1] == []

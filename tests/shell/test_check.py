@@ -23,7 +23,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
 
-def test_it_is_a_subcommand_of_halimede() -> None:
+def test_command_is_a_subcommand_of_halimede() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     group = "halimede.commands"
     assert EntryPoint("check", project["entry-points"][group]["check"], group).load() is check

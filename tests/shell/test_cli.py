@@ -56,9 +56,9 @@ def test_help_shows_every_flag_whole_and_fits_the_terminal(columns: int) -> None
 
 
 def test_tritonserver_is_halimede_serve() -> None:
-    ours, theirs = halimede("serve", "--help"), tritonserver("--help")
-    assert theirs.stdout.startswith("Usage: tritonserver [OPTIONS]")
-    assert theirs.stdout.split("\n", 1)[1] == ours.stdout.split("\n", 1)[1]
+    subcommand, tritonserver_help = halimede("serve", "--help"), tritonserver("--help")
+    assert tritonserver_help.stdout.startswith("Usage: tritonserver [OPTIONS]")
+    assert tritonserver_help.stdout.split("\n", 1)[1] == subcommand.stdout.split("\n", 1)[1]
 
 
 def test_help_works_with_invalid_flags() -> None:

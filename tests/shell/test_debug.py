@@ -41,27 +41,27 @@ class Person:
     """A user at a terminal."""
 
     def __init__(self, *command: str | Path) -> None:
-        self._ours, theirs = os.openpty()
-        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
-        os.close(theirs)
+        self._terminal, program_side = os.openpty()
+        self.process = subprocess.Popen(command, stdin=program_side, stdout=program_side, stderr=program_side)
+        os.close(program_side)
         self.seen = ""
 
     def reads(self, pattern: str) -> str:
-        """Waits for it in what is new."""
+        """Wait for the pattern in the new output."""
         end = time.monotonic() + 60
         while (found := re.search(pattern, self.seen)) is None:
             assert time.monotonic() < end, self.seen
-            if select.select([self._ours], [], [], 1)[0]:
-                self.seen += os.read(self._ours, 1 << 16).decode()
+            if select.select([self._terminal], [], [], 1)[0]:
+                self.seen += os.read(self._terminal, 1 << 16).decode()
         self.seen = self.seen[found.end() :]
         return found[0]
 
     def types(self, line: str) -> None:
-        os.write(self._ours, f"{line}\n".encode())
+        os.write(self._terminal, f"{line}\n".encode())
 
     def leaves(self) -> int:
         code = self.process.wait(60)
-        os.close(self._ours)
+        os.close(self._terminal)
         return code
 
 

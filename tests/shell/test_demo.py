@@ -9,7 +9,7 @@ from halimede.demo.__main__ import batch_text, disagreements, drawn
 from halimede.demo.drive import Drive
 from halimede.demo.photos import Photo, is_right
 
-# Two images; the model outside the server says 0 for the first and 1 for the second.
+# Two images; the model outside the server returns 0 for the first and 1 for the second.
 OUTSIDE = np.array([[0.6, 0.4], [0.1, 0.9]], dtype=np.float32)
 
 

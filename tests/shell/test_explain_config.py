@@ -1,4 +1,4 @@
-"""`halimede explain-config`, as a process: what it prints, where, and with which exit code."""
+"""`halimede explain-config`, as a process: its output and exit codes."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def origin(output: str, line: str) -> str:
     return found[0].partition("#")[2].strip()
 
 
-def test_it_is_a_subcommand_of_halimede() -> None:
+def test_command_is_a_subcommand_of_halimede() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     group = "halimede.commands"
     point = EntryPoint("explain-config", project["entry-points"][group]["explain-config"], group)

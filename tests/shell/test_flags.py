@@ -1,4 +1,4 @@
-"""Every flag of Triton: known, and honoured, without effect here, or refused by name."""
+"""Every flag of Triton: honoured, without effect here, or refused by name."""
 
 import dataclasses
 import re
@@ -131,7 +131,7 @@ TOGETHER = """
     --help -h --version --model-repository --model-store --model-control-mode
     --grpc-use-ssl --grpc-use-ssl-mutual --grpc-server-cert --grpc-server-key --grpc-root-cert
 """
-"""Honoured too, but not one by one: the tests below give them with what they need."""
+"""Also honoured, but tested below, with the flags that they need."""
 
 
 def test_every_honoured_flag_is_tested() -> None:
@@ -150,7 +150,7 @@ def test_a_flag_changes_its_setting_and_no_other(argument: str, tmp_path: Path) 
         arguments.append("--model-control-mode=explicit")
         fields["model_control_mode"] = ModelControlMode.EXPLICIT
     if field == "http_address":
-        # Metrics are served where HTTP is, unless told otherwise.
+        # Metrics use the address of HTTP by default.
         fields["metrics_address"] = value
     if argument.startswith("--strict-model-config"):
         fields["notices"] = ("--strict-model-config is deprecated, use --disable-auto-complete-config",)
@@ -225,9 +225,9 @@ def test_flag_without_effect_is_accepted_with_one_notice(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize(("name", "bad"), [(name, bad) for name, (_, bad) in WITHOUT_EFFECT.items() if bad])
 def test_value_of_a_flag_without_effect_is_checked(name: str, bad: str) -> None:
-    says = complaint("--model-repository=.", f"{name}={bad}")
-    assert says.startswith(f"{name}: ")
-    assert f"Got {bad}; expected " in says
+    expected = complaint("--model-repository=.", f"{name}={bad}")
+    assert expected.startswith(f"{name}: ")
+    assert f"Got {bad}; expected " in expected
 
 
 def test_a_repeated_flag_without_effect_is_one_line() -> None:
@@ -269,7 +269,7 @@ def test_unsupported_flag_is_refused_with_its_value(refused: str) -> None:
 
 def test_the_password_of_a_cache_is_not_shown() -> None:
     (notice,) = settings("--model-repository=.", "--cache-config=redis,password=hunter2").notices
-    assert notice.startswith("--cache-config=redis,password=... has no effect: there is no response cache yet")
+    assert notice.startswith("--cache-config=redis,password=... has no effect: the response cache is not supported yet")
     mistyped = complaint("--model-repository=.", "--cache-config=redis:password=hunter2")
     assert mistyped == "--cache-config: option format is '<cache>,<setting>=<value>'"
 
@@ -297,9 +297,9 @@ def test_the_value_of_a_refused_flag_is_checked_first() -> None:
         "--metrics-config=counter_latencies=maybe",
     ):
         name = mistyped.split("=")[0]
-        says = complaint("--model-repository=.", mistyped)
-        assert says.startswith(f"{name}: ")
-        assert "; expected " in says
+        expected = complaint("--model-repository=.", mistyped)
+        assert expected.startswith(f"{name}: ")
+        assert "; expected " in expected
 
 
 def test_the_last_metrics_setting_of_a_name_counts() -> None:
@@ -344,7 +344,7 @@ def test_several_groups_of_restricted_apis_have_secrets_of_their_own() -> None:
 def test_invalid_restriction_error_does_not_show_the_secret(name: str) -> None:
     form = "option format is '<api>[,<api>]*:<key>=<value>'"
     categories = ", ".join(category.value for category in ApiCategory)
-    for value, says in (
+    for value, expected in (
         ("health", form),
         ("health:key", form),
         (":key=hunter2", form),
@@ -359,21 +359,21 @@ def test_invalid_restriction_error_does_not_show_the_secret(name: str) -> None:
         ("health,trace,health:key=hunter2", "api 'health' is in two groups"),
     ):
         complained = complaint("--model-repository=.", f"{name}={value}")
-        assert complained.startswith(f"{name}: {says}")
+        assert complained.startswith(f"{name}: {expected}")
         assert "unter2" not in complained
 
 
 def test_an_api_in_two_groups_is_an_error() -> None:
-    says = complaint(
+    expected = complaint(
         "--model-repository=.",
         "--http-restricted-api=model-repository,health:k1=v1",
         "--http-restricted-api=metadata,health:k2=v2",
     )
-    assert says == "--http-restricted-api: api 'health' is in two groups; expected one, as only one secret counts"
+    assert expected == "--http-restricted-api: api 'health' is in two groups; expected one, as only one secret counts"
 
 
 @pytest.mark.parametrize(
-    ("mistake", "says"),
+    ("mistake", "expected"),
     [
         ("--model-repository=/no/where", "repository path is not a valid directory: /no/where"),
         ("--model-repository=ftp://host/models", "ftp:// names no repository; expected a directory, s3://"),
@@ -416,8 +416,8 @@ def test_an_api_in_two_groups_is_an_error() -> None:
         (f"--metrics-address=unix:/{'ä' * 54}", "path of a unix socket has at most 107 bytes, this one has 109: /ä"),
     ],
 )
-def test_invalid_value_is_reported_with_the_valid_ones(mistake: str, says: str) -> None:
-    assert complaint(mistake).startswith(f"{mistake.split('=', maxsplit=1)[0]}: {says}")
+def test_invalid_value_is_reported_with_the_valid_ones(mistake: str, expected: str) -> None:
+    assert complaint(mistake).startswith(f"{mistake.split('=', maxsplit=1)[0]}: {expected}")
 
 
 def test_a_compute_capability_may_go_without_its_minor_number() -> None:

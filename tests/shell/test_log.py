@@ -52,35 +52,35 @@ def test_flags_choose_what_is_logged_to_stderr(flags: str, letters: str) -> None
     assert (done.returncode, done.stdout, ", ".join(seen)) == (0, "", letters)
 
 
-WORKERS_WORDS = """
+WORKER_OUTPUT = """
 configure(Settings(log_format=LogFormat.{form}))
-from halimede.workers.output import say
-say(40, "model.py:7", "m failed: Traceback:\\n  File \\x1b\\n    raise\\nValueError: why\\n", {{"model": "m"}})
+from halimede.workers.output import log_line
+log_line(40, "model.py:7", "m failed: Traceback:\\n  File \\x1b\\n    raise\\nValueError: why\\n", {{"model": "m"}})
 """
 
 
 def on_a_terminal(program: str) -> str:
-    """What the program writes to stderr, which is a terminal."""
-    ours, theirs = os.openpty()
+    """The output of the program on stderr, which is a terminal."""
+    terminal, program_side = os.openpty()
     try:
-        assert run(program, capture_output=False, stderr=theirs).returncode == 0
-        os.close(theirs)
-        return os.read(ours, 1 << 16).decode().replace("\r\n", "\n")
+        assert run(program, capture_output=False, stderr=program_side).returncode == 0
+        os.close(program_side)
+        return os.read(terminal, 1 << 16).decode().replace("\r\n", "\n")
     finally:
-        os.close(ours)
+        os.close(terminal)
 
 
 def test_traceback_of_a_worker_has_lines_of_its_own_on_a_terminal() -> None:
     for form in ("DEFAULT", "ISO8601"):
-        first, *rest = on_a_terminal(WORKERS_WORDS.format(form=form)).splitlines()
+        first, *rest = on_a_terminal(WORKER_OUTPUT.format(form=form)).splitlines()
         assert first.endswith('model.py:7] "m failed: Traceback:"')
         assert rest == ["    File \\u001b", "      raise", "  ValueError: why"]
 
 
 def test_traceback_of_a_worker_is_one_line_elsewhere(path: Path) -> None:
-    assert len(on_a_terminal(WORKERS_WORDS.format(form="JSON")).splitlines()) == 1
-    assert len(run(WORKERS_WORDS.format(form="DEFAULT")).stderr.splitlines()) == 1
-    to_file = WORKERS_WORDS.replace("log_format", f"log_file=Path({str(path)!r}), log_format").format(form="DEFAULT")
+    assert len(on_a_terminal(WORKER_OUTPUT.format(form="JSON")).splitlines()) == 1
+    assert len(run(WORKER_OUTPUT.format(form="DEFAULT")).stderr.splitlines()) == 1
+    to_file = WORKER_OUTPUT.replace("log_format", f"log_file=Path({str(path)!r}), log_format").format(form="DEFAULT")
     assert on_a_terminal(to_file + "print('.', file=sys.stderr)\n") == ".\n"
     assert len(path.read_text().splitlines()) == 1
 
@@ -227,23 +227,23 @@ def test_end_of_a_flood_is_reported_without_another_line(log: Log, path: Path) -
     wait_until(lambda: any("suppressed" in line for line in path.read_text().splitlines()), "the count")
 
 
-def test_unread_log_blocks_nothing_and_counts_lost_lines(tmp_path: Path) -> None:
+def test_unread_log_blocks_nothing_and_counts_dropped_lines(tmp_path: Path) -> None:
     lines = MAX_QUEUED_LINES + 5000
     with stalled(tmp_path) as (log, drain):
         for number in range(lines):
-            log.logger.debug("line %d of a log that nobody reads", number)
+            log.logger.debug("line %d of an unread log", number)
         dropped = log.writer.dropped
         assert 0 < dropped < 5000
         seen: list[str] = []
 
-        def told() -> bool:
+        def is_reported() -> bool:
             seen.extend(str(document["message"]) for document in drain())
             return any("were dropped" in each for each in seen)
 
-        wait_until(told, "the count")
+        wait_until(is_reported, "the count")
         *written, note = seen
         assert note == f"{dropped} log lines were dropped: they came faster than they could be written"
-        assert written == [f"line {number} of a log that nobody reads" for number in range(lines - dropped)]
+        assert written == [f"line {number} of an unread log" for number in range(lines - dropped)]
         log.logger.debug("afterwards")
         wait_until(lambda: [each["message"] for each in drain()] == ["afterwards"], "the next line")
         assert log.writer.dropped == dropped
@@ -267,7 +267,7 @@ def test_written_lines_make_room_in_the_queue(log: Log) -> None:
 def test_unread_log_does_not_delay_the_exit(tmp_path: Path) -> None:
     with stalled(tmp_path) as (log, _):
         for number in range(5000):
-            log.logger.debug("line %d of a log that nobody reads", number)
+            log.logger.debug("line %d of an unread log", number)
         begun = time.monotonic()
         for _ in range(1000):
             log.writer.flush(0.1)
@@ -288,7 +288,7 @@ def test_nothing_is_lost_at_an_exit(end: str) -> None:
         assert (done.returncode, lines[-1]) == (1, "  RuntimeError: last words")
 
 
-def test_immediate_exit_writes_as_much_as_it_can() -> None:
+def test_immediate_exit_writes_as_much_as_possible() -> None:
     done = run(
         "import os\nconfigure(Settings())\nlogging.getLogger('halimede.a').error('fire')\nshutdown(5)\nos._exit(7)"
     )
@@ -323,8 +323,8 @@ def test_uncaught_errors_and_warnings_are_quoted_in_the_log() -> None:
     assert wheres == ["in a thread\nI0101", "in a destructor\nI0101", "in the program\nI0101"]
 
 
-def test_destructors_may_log_whenever_they_run(path: Path) -> None:
-    # They run in the middle of anything that allocates, on the thread that does.
+def test_destructors_may_log_at_any_time(path: Path) -> None:
+    # They run during any allocation, on the allocating thread.
     done = run(
         "import gc\n"
         f"configure(Settings(log_file=Path({str(path)!r}), log_verbose=1))\n"

@@ -1,4 +1,4 @@
-"""The file of a log: it is moved, deleted, emptied, closed or full, and logging goes on."""
+"""The file of a log: it is moved, deleted, emptied, closed or full, and logging continues."""
 
 import json
 import os

@@ -75,7 +75,7 @@ class FakeNvmlError(Exception):
 
 
 class FakeNvml:
-    """A driver with one whole GPU and one that is cut by MIG, whose total is all that it tells."""
+    """A driver with one whole GPU and one in MIG mode, of which it only reports the total memory."""
 
     NVMLError = FakeNvmlError
 
@@ -132,7 +132,7 @@ def test_every_gpu_is_read_and_energy_counts_from_the_first_read():
     assert nvml.inits == 1
 
 
-def test_without_a_driver_there_are_no_gpus_and_it_is_asked_once():
+def test_without_a_driver_no_gpus_exist_and_it_is_loaded_once():
     nvml = FakeNvml(has_driver=False)
     reader = NvmlReader(nvml)
 
@@ -161,7 +161,7 @@ class Readers:
         return [GpuSample(f"GPU-{self.reads}", None, None, None, None, None, None)]
 
 
-def test_a_reader_that_fails_once_is_asked_again():
+def test_reader_that_fails_once_is_called_again():
     readers = Readers()
     sampler = Sampler(1, readers.system, readers.gpus)
     assert sampler.latest == Sample(None, ())
@@ -224,12 +224,12 @@ def test_hanging_driver_does_not_delay_the_stop():
     assert asked.wait(BOUND_SECONDS)
     begun = time.monotonic()
     sampler.stop()
-    assert time.monotonic() - begun < 3  # it gives the driver half a second
+    assert time.monotonic() - begun < 3  # it waits half a second for the driver
     release.set()
     sampler.stop()
 
 
-def test_with_nothing_to_read_there_is_no_thread():
+def test_without_readers_no_thread_is_started():
     sampler = make_sampler(1, cpu=False, gpu=False)
     sampler.start()
 

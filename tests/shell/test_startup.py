@@ -84,7 +84,7 @@ def test_termination_message_names_each_failed_version() -> None:
 def test_termination_message_is_short_and_in_the_kubelets_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log = tmp_path / "log"
     monkeypatch.setattr(termination, "TERMINATION_LOG", log)
-    write_message("nobody asks")
+    write_message("unused")
     assert not log.exists()
     log.touch()
     write_message("é" * MAX_BYTES)

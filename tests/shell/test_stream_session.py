@@ -1,4 +1,4 @@
-"""The session of a stream alone: order, room, acknowledgements and ends, without a transport."""
+"""The session of a stream: order, capacity, acknowledgements and ends, without a transport."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from halimede.frontends.stream_session import Slot, StreamLimits, StreamSession
 
 
 class Tickets:
-    """A server that notes what it is told."""
+    """A server that records its calls."""
 
     def __init__(self) -> None:
         self.acknowledged: list[int] = []
@@ -146,7 +146,7 @@ def test_client_that_leaves_too_much_unread_ends_the_stream() -> None:
     )
 
 
-def test_end_drops_what_is_unsent_and_cancel_ends_what_is_computed() -> None:
+def test_end_drops_unsent_answers_and_cancels_running_requests() -> None:
     session, server = make()
     running, answered = begin(session, 1), begin(session, 2)
     session.put(running, "x", 5, is_final=False)

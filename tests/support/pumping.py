@@ -171,9 +171,10 @@ class Bench:
             self.pump.add_worker(worker)
         self.responses: list[tuple[int, InferenceResponse]] = []
 
-    def submit(self, *keys: int, timeout_us: int = 0) -> None:
+    def submit(self, *keys: int, **asked: Any) -> None:
+        """Submit requests with these fields of `InferenceRequest`."""
         for key in keys:
-            request = InferenceRequest("m", id=str(key), timeout_us=timeout_us)
+            request = InferenceRequest("m", id=str(key), **asked)
             self.requests.submit(key, request, Checked(1, 4, ()), self._note(key), monotonic_ns())
 
     @property

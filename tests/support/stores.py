@@ -318,15 +318,15 @@ def write_credentials(folder: Path, **values: str) -> str:
 
 @dataclass(frozen=True)
 class Fetched:
-    """How `halimede fetch` ended: `said` is the termination message, `log` all of standard output and error."""
+    """How `halimede fetch` ended: `report` is the termination message, `log` all of standard output and error."""
 
     code: int
-    said: str
+    report: str
     log: str
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        return json.loads(self.said)["models"]
+        return json.loads(self.report)["models"]
 
 
 class Fetch:
@@ -344,13 +344,13 @@ class Fetch:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.into = folder / into
-        self._said = folder / f"{name}.said"
+        self._report = folder / f"{name}.report"
         self._log = folder / f"{name}.log"
-        self._said.unlink(missing_ok=True)
+        self._report.unlink(missing_ok=True)
         file = folder / f"{name}.json"
         file.write_text(plan if isinstance(plan, str) else json.dumps(plan))
         self.arguments = ["--plan", str(file), "--into", str(self.into), "--timeout", str(timeout)]
-        self.arguments += [*options, "--termination-log", str(self._said)]
+        self.arguments += [*options, "--termination-log", str(self._report)]
 
     def start(
         self, environment: dict[str, str] | None = None, program: list[str] | None = None
@@ -364,18 +364,18 @@ class Fetch:
                 env={"PATH": "/usr/bin:/bin", **(environment or {})},
             )
 
-    def wait_for(self, said: str, process: subprocess.Popen[bytes], count: int = 1) -> None:
+    def wait_for(self, text: str, process: subprocess.Popen[bytes], count: int = 1) -> None:
         """Until the log has this text so many times."""
         deadline = time.monotonic() + 60
-        while self._log.read_text().count(said) < count:
+        while self._log.read_text().count(text) < count:
             assert process.poll() is None, self._log.read_text()
             assert time.monotonic() < deadline, self._log.read_text()
             time.sleep(0.05)
 
     def end(self, process: subprocess.Popen[bytes]) -> Fetched:
         code = process.wait(timeout=100)
-        said = self._said.read_text() if self._said.exists() else ""
-        return Fetched(code, said, self._log.read_text())
+        report = self._report.read_text() if self._report.exists() else ""
+        return Fetched(code, report, self._log.read_text())
 
     def run(self, environment: dict[str, str] | None = None) -> Fetched:
         return self.end(self.start(environment))

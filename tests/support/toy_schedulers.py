@@ -1,9 +1,10 @@
 """Minimal schedulers of planned kinds. Each satisfies the contract of `Scheduler`."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from halimede.core.config.model_config import ControlKind
+from halimede.core.deadlines import Deadlines
 from halimede.core.schedule.actions import Action, Execute, Fail, Row, Slot
 from halimede.core.schedule.scheduler import Outcome, Pending
 from halimede.core.types import ErrorCode, InferenceError
@@ -16,6 +17,8 @@ START, READY, END, CORRELATION = (
     ControlKind.CONTROL_SEQUENCE_CORRID,
 )
 LOST = InferenceError(ErrorCode.INTERNAL, "the state of the sequence was lost")
+EXPIRED = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
+FULL = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
 
 
 class Fifo:
@@ -91,11 +94,51 @@ class Fifo:
 
 
 class Priorities(Fifo):
-    """The lowest priority number first; order of arrival within a priority."""
+    """The lowest priority number first; order of arrival within a priority. Each has a bound, and may have a timeout.
+
+    A request that returns from a dead worker has no deadline any more.
+    """
+
+    may_expire = True
+
+    def __init__(self, timeouts_ns: Mapping[int, int] | None = None, max_queue_size: int = 4096) -> None:
+        super().__init__()
+        self.timeouts_ns = timeouts_ns or {}
+        self.max_queue_size = max_queue_size
+        self.deadlines = Deadlines[int]()
+
+    def enqueue(self, pending: Pending, now_ns: int) -> int | None:
+        level = pending.priority
+        if sum(each.priority == level for each in self.waiting.values()) >= self.max_queue_size:
+            raise FULL
+        if level in self.timeouts_ns:
+            self.deadlines.add(pending.key, now_ns + self.timeouts_ns[level])
+        return super().enqueue(pending, now_ns)
+
+    def poll(self, now_ns: int) -> list[Action]:
+        expired: list[Action] = []
+        for key in self.deadlines.pop_due(now_ns):
+            del self.waiting[key]
+            expired.append(Fail(key, EXPIRED, FailureReason.REJECTED))
+        return expired + super().poll(now_ns)
 
     def next_batch(self, slot: Slot) -> tuple[int, ...]:
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].priority))
-        return super().next_batch(slot)
+        keys = super().next_batch(slot)
+        for key in keys:
+            self.deadlines.discard(key)
+        return keys
+
+    def wake_at(self) -> int | None:
+        return self.deadlines.next()
+
+    def try_cancel(self, key: int) -> bool:
+        self.deadlines.discard(key)
+        return super().try_cancel(key)
+
+    def drain(self) -> list[int]:
+        self.deadlines.clear()
+        return super().drain()
 
 
 class DepthTwo(Fifo):
@@ -215,14 +258,22 @@ class Sequenced:
 
 
 class DirectSequences(Fifo):
-    """A sequence occupies one position of one slot, from its first request to its last."""
+    """A sequence occupies one position of one slot, from its first request to its last.
+
+    It ends, too, when it was idle for `idle_ns`: no request waits or runs. `completed` does not get the time, so the
+    idle time begins with the poll that follows.
+    """
 
     follows_outcomes = True
     positions = 2
 
-    def __init__(self) -> None:
+    def __init__(self, idle_ns: int = 1_000_000_000) -> None:
         super().__init__()
         self.sequences: dict[int | str, Sequenced] = {}
+        self.idle_ns = idle_ns
+        self.idle = Deadlines[int | str]()
+        self.newly_idle: set[int | str] = set()
+        """Idle sequences that the next poll gives a deadline."""
 
     @property
     def queued(self) -> int:
@@ -235,10 +286,20 @@ class DirectSequences(Fifo):
         if sequence is None or sequence.is_lost:
             raise InferenceError(ErrorCode.INVALID_ARG, "the request belongs to no sequence that has begun")
         sequence.waiting.append(pending)
+        self.newly_idle.discard(pending.correlation)
+        self.idle.discard(pending.correlation)
         return 1
+
+    def wake_at(self) -> int | None:
+        return self.idle.next()
 
     def poll(self, now_ns: int) -> list[Action]:
         actions: list[Action] = []
+        for correlation in self.idle.pop_due(now_ns):
+            del self.sequences[correlation]
+        for correlation in self.newly_idle:
+            self.idle.add(correlation, now_ns + self.idle_ns)
+        self.newly_idle.clear()
         for correlation, sequence in list(self.sequences.items()):
             if sequence.is_lost:
                 actions += [Fail(each.key, LOST, FailureReason.OTHER) for each in sequence.waiting]
@@ -295,6 +356,8 @@ class DirectSequences(Fifo):
                     sequence.place = None
                 elif pending is not None and pending.sequence_end:
                     del self.sequences[correlation]
+                elif not sequence.waiting and not sequence.is_lost:
+                    self.newly_idle.add(correlation)
         return super().completed(slot, took_ns)
 
     def sequence_running(self, key: int) -> tuple[int | str, Sequenced]:
@@ -308,12 +371,14 @@ class DirectSequences(Fifo):
         self.given.pop(slot, None)
         fresh = {pending.key for batch in unread for pending in batch}
         again = []
-        for sequence in self.sequences.values():
+        for correlation, sequence in self.sequences.items():
             if sequence.place is None or sequence.place[0] != slot:
                 continue
             running, sequence.running, sequence.place = sequence.running, None, None
             if sequence.has_state or (running is not None and running.key not in fresh):
                 sequence.is_lost = True
+                self.newly_idle.discard(correlation)
+                self.idle.discard(correlation)
             elif running is not None:
                 sequence.waiting.insert(0, running)
                 again.append(running.key)
@@ -330,6 +395,7 @@ class DirectSequences(Fifo):
     def drain(self) -> list[int]:
         keys = [each.key for sequence in self.sequences.values() for each in sequence.waiting]
         for sequence in self.sequences.values():
+            sequence.is_lost |= bool(sequence.waiting)
             sequence.waiting.clear()
         return keys
 

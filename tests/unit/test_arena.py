@@ -83,7 +83,7 @@ def test_arena_behaves_like_a_simple_model(steps: list[tuple[str, int]]):
             case "holding":
                 for segment in (*obvious.sizes, 99):
                     for size in (0, 1, UNIT, 3 * UNIT):
-                        if value % UNIT or size:  # of nothing at a border, both neighbours are right
+                        if value % UNIT or size:  # for an empty range at a border, both neighbours are correct
                             assert arena.holding(segment, value, size) == obvious.holding(segment, value, size)
         runs = [run for segment in obvious.sizes for run in obvious.free_runs(segment)]
         assert arena.blocks == len(obvious.blocks)

@@ -1,4 +1,4 @@
-"""Deadlines that leave early, come again, and expire in order."""
+"""Deadlines that are removed early, added again, and expire in order."""
 
 from halimede.core.deadlines import STALE_DEADLINES, Deadlines
 

@@ -1,6 +1,6 @@
 import pytest
 
-from halimede.core.graph import longest_path, path
+from halimede.core.graph import longest_path, path, reachable
 
 GRAPH = {"a": "bc", "b": "d", "c": "de", "d": "f", "e": "", "f": "", "g": "h", "h": "g"}
 
@@ -38,6 +38,13 @@ def test_many_paths_to_one_node_are_searched_once() -> None:
     assert len(path(0, 200, successors)) == 101
     assert path(0, -1, successors) == ()
     assert len(visited) <= 2 * 202
+    visited.clear()
+    assert len(reachable(0, successors)) == len(visited) == 201
+
+
+@pytest.mark.parametrize(("start", "expected"), [("a", "abcdef"), ("b", "bdf"), ("f", "f"), ("g", "gh")])
+def test_reachable_nodes_include_the_start(start: str, expected: str) -> None:
+    assert sorted(reachable(start, lambda node: GRAPH.get(node, ""))) == list(expected)
 
 
 @pytest.mark.parametrize(("start", "expected"), [("a", "acdf"), ("b", "bdf"), ("f", "f"), ("unknown", ("unknown",))])

@@ -35,7 +35,7 @@ def ready(now_ns: int = 0) -> Supervision:
 
 
 def live_and_die(supervision: Supervision, now_ns: int, life_ns: int) -> tuple[int, Action]:
-    """A worker that is READY dies after `life_ns`; it is started when due, and is READY at once. When, and what said."""
+    """A READY worker dies after `life_ns` and is restarted when due. Returns the time of the restart and the action."""
     died_ns = now_ns + life_ns
     action = supervision.on(DIED, died_ns, "signal 11")
     if isinstance(action, Park):
@@ -47,7 +47,7 @@ def live_and_die(supervision: Supervision, now_ns: int, life_ns: int) -> tuple[i
     return up_ns, WaitUntil(up_ns - died_ns) if isinstance(action, WaitUntil) else action
 
 
-def test_a_worker_that_served_for_long_is_started_again_at_once():
+def test_worker_that_served_for_long_is_restarted_at_once():
     supervision = ready()
 
     assert supervision.on(DIED, 60 * SECOND, "signal 9") == Start()
@@ -90,7 +90,7 @@ def test_a_long_life_makes_the_pauses_short_again():
     assert action == WaitUntil(SECOND // 10)
 
 
-def test_a_worker_that_dies_again_and_again_is_parked_with_the_last_cause():
+def test_worker_that_dies_repeatedly_is_parked_with_the_last_cause():
     supervision = ready()
     now_ns, actions = 0, []
     for _ in range(5):
@@ -162,7 +162,7 @@ def test_a_worker_that_is_starting_is_killed_when_it_is_stopped():
     supervision = Supervision()
 
     assert supervision.on(STOP, 0) == Kill()
-    # Its word that it is up may cross the order.
+    # Its STARTED event may arrive after the request to stop.
     assert supervision.on(STARTED, 0) == Nothing()
     assert supervision.on(DIED, SECOND, "signal 9") == Nothing()
     assert supervision.state is State.STOPPED

@@ -1,5 +1,5 @@
-"""Find backends: installed ones by the entry point group `halimede.backends`, ours and those of other distributions,
-and backends written like python models, `<backend directory>/<name>/model.py`."""
+"""Find backends: installed ones by the entry point group `halimede.backends`, of this and of other distributions, and
+backends written like python models, `<backend directory>/<name>/model.py`."""
 
 import os
 from functools import cache

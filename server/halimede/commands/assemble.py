@@ -42,7 +42,7 @@ def assemble(
             problems.append(f"{DEVICE_LIST_VARIABLE}: file does not exist: {device_list}")
     if environment.get("AIP_MODE") == "PREDICTION" and not any(flag.name == VERTEX_AI for flag in given.values):
         problems.append(
-            f"AIP_MODE=PREDICTION asks for {VERTEX_AI}, which is not supported yet; {VERTEX_AI}=false declines"
+            f"AIP_MODE=PREDICTION requires {VERTEX_AI}, which is not supported yet; {VERTEX_AI}=false disables it"
         )
     if problems:
         return Settings(), problems
@@ -97,7 +97,7 @@ def _model_problems(settings: Settings) -> Iterator[str]:
     if settings.load_model and settings.model_control_mode is not ModelControlMode.EXPLICIT:
         yield "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
     if settings.watch and any(isinstance(each, str) for each in settings.model_repository):
-        yield "--watch looks at folders, not at stores: every --model-repository must be a folder"
+        yield "--watch checks folders, not stores: every --model-repository must be a folder"
     if "*" in settings.load_model and len(settings.load_model) > 1:
         yield "--load-model: '*' loads all models and must be alone"
 
@@ -124,7 +124,7 @@ def _tls_problems(settings: Settings) -> Iterator[str]:
 def _tls_notices(settings: Settings) -> Iterator[str]:
     # Not an error: such command lines work with Triton, which does not ask clients for certificates either.
     if settings.grpc_root_cert is not None and settings.grpc_use_ssl and not settings.grpc_use_ssl_mutual:
-        yield "--grpc-root-cert has no effect without --grpc-use-ssl-mutual: no client is asked for a certificate"
+        yield "--grpc-root-cert has no effect without --grpc-use-ssl-mutual: clients are not asked for a certificate"
 
 
 def _address_problems(settings: Settings) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halimede.commands.explain_config import ModelFlags, model_flags, printable, say, takes_model_flags
+from halimede.commands.explain_config import ModelFlags, model_flags, print_line, printable, takes_model_flags
 
 if TYPE_CHECKING:
     from halimede.commands.planner import Planner
@@ -60,12 +60,12 @@ def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int
             planner = Planner(repository, options)
             verdicts = [examine(repository, planner, name) for name in listing.names]
     except (InferenceError, OSError) as error:
-        say(str(error))
+        print_line(str(error))
         return 1
     unreadable = tuple(repository.unreadable().values())
     warnings = (*unreadable, *listing.warnings)
     for warning in warnings:
-        say(warning)
+        print_line(warning)
     if as_json:
         click.echo(document(verdicts, warnings))
     elif verdicts:

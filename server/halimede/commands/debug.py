@@ -43,7 +43,7 @@ class Terminal:
     """Set when a response sender has sent its last response."""
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
-    def is_cancelled(self, request: "HostedRequest") -> bool:  # noqa: ARG002 - there is no client
+    def is_cancelled(self, request: "HostedRequest") -> bool:  # noqa: ARG002 - no client exists
         return False
 
     def respond(self, request: "HostedRequest", reply: "Reply", final: bool) -> None:  # noqa: ARG002 - one request

@@ -80,20 +80,20 @@ def run(model: Path, form: str, flags: ModelFlags) -> int:
             plan = Planner(repository, options).plan(entry)
     except ConfigError as error:
         for problem in error.problems:
-            say(problem)
+            print_line(problem)
         return 1
     except (InferenceError, OSError) as error:
-        say(str(error))
+        print_line(str(error))
         return 1
     for warning in (*entry.warnings, *plan.warnings):
-        say(f"{entry.name}: {warning}")
+        print_line(f"{entry.name}: {warning}")
     for note in plan.notes:
-        say(in_file(entry, plan.stages[0].origin, note))
+        print_line(in_file(entry, plan.stages[0].origin, note))
     click.echo(printed(plan, form))
     return 0
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line on standard error, escaped: text from a model's files must not control the reader's terminal."""
     click.echo(printable(text), err=True)
 
@@ -165,7 +165,7 @@ def takes_model_flags(command: Callable[..., None]) -> Callable[..., None]:
             default=DEFAULT_BACKEND_DIRECTORY,
             callback=_reader(read_directory),
             metavar="DIR",
-            help="Where backends lie that are programs in Python.",
+            help="The directory of backends that are programs in Python.",
             show_default=True,
         ),
         click.option("--disable-auto-complete-config", is_flag=True, help="Fill nothing in from the model file."),
@@ -174,7 +174,7 @@ def takes_model_flags(command: Callable[..., None]) -> Callable[..., None]:
             default="",
             callback=_reader(read_config_name),
             metavar="NAME",
-            help="Read configs/NAME.pbtxt or .yaml where there is one.",
+            help="Read configs/NAME.pbtxt or .yaml if it exists.",
         ),
     )
     for option in reversed(options):
@@ -208,7 +208,7 @@ def explain_config(ctx: click.Context, /, model: Path, form: str, **flags: Any) 
 
     A value comes from a line of the configuration file, from the model directory (the backend follows from the names of
     its files), from the model file (what the backend reads in it), or is a default of the server or the backend. An
-    ensemble is checked against the models of its steps, which must lie in the same repository. The model is not loaded:
+    ensemble is checked against the models of its steps, which must be in the same repository. The model is not loaded:
     the configuration is compared with the model file. For a python model only auto_complete_config is called, in a
     separate process.
 

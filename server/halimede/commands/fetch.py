@@ -33,7 +33,7 @@ def run(
     """Fetch, and report the result; returns the exit code.
 
     Kubernetes shows why a container failed only after it has ended. Therefore an init container ends at the first
-    failure to reach a store. After the restart it knows from the file what was already reported, and retries until the
+    failure to reach a store. After the restart it reads from the file what was already reported, and retries until the
     store answers or another failure occurs.
     """
     # Imported here, so that --help and a mistyped flag answer quickly, without the libraries of stores.
@@ -51,7 +51,7 @@ def run(
     os.umask(0o002)
     environment = dict(os.environ)
     secrets = Secrets()
-    known = _take_known(into) if is_init_container else ""
+    known = _take_last_failure(into) if is_init_container else ""
     try:
         plan = _read(plan_file)
         secrets = _secrets(plan, environment)
@@ -62,7 +62,7 @@ def run(
         message = failure_text(secrets.hide(error.message))
         code = int(error.code)
         if is_init_container:
-            _keep_known(into, error.code, message)
+            _keep_failure(into, error.code, message)
     except Exception as error:
         logging.getLogger(__name__).exception("the fetch failed")
         message = failure_text(secrets.hide(f"{type(error).__name__}: {error}"))
@@ -75,8 +75,8 @@ def run(
     return code
 
 
-def _take_known(into: Path) -> str | None:
-    """What the last run reported; "" if it only reported that the store answers again; None if it reported nothing."""
+def _take_last_failure(into: Path) -> str | None:
+    """The last run's report; "" if it only reported that the store answers again; None if it reported nothing."""
     from halimede.fetch.repository import HIDDEN
 
     file = into / HIDDEN / UNREACHABLE_FILE
@@ -89,7 +89,7 @@ def _take_known(into: Path) -> str | None:
     return message
 
 
-def _keep_known(into: Path, code: "Exit", message: str) -> None:
+def _keep_failure(into: Path, code: "Exit", message: str) -> None:
     from halimede.fetch.errors import Exit
     from halimede.fetch.repository import HIDDEN
 
@@ -149,7 +149,7 @@ def _log_without(secrets: "Secrets") -> None:
     "--into",
     required=True,
     type=click.Path(path_type=Path),
-    help="The repository's folder, made if need be.",
+    help="The repository's folder; created if it does not exist.",
 )
 @click.option(
     "--timeout",
@@ -157,7 +157,7 @@ def _log_without(secrets: "Secrets") -> None:
     default=DEFAULT_TIMEOUT_SECS,
     show_default=True,
     metavar="SECS",
-    help="How long the store may fail or give nothing, before the fetch gives up.",
+    help="How long the store may fail or deliver nothing, before the fetch fails.",
 )
 @click.option(
     "--init-container",

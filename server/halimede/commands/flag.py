@@ -1,4 +1,4 @@
-"""What is known of one flag: its names, the form of its value, its help, and how this server treats it."""
+"""The description of a flag: its names, the form of its value, its help, and how this server treats it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -165,11 +165,11 @@ _UNLESS_NAMED = (
 )
 _ONE_LOOP = "one event loop serves all connections, without a pool of threads"
 _PACKAGES = "these plug-ins are Python packages, found by their entry points and not in a directory"
-_SAGEMAKER = "the SageMaker endpoint is not there yet"
-_VERTEX = "the Vertex AI endpoint is not there yet"
-_TRACING = "tracing is not there yet"
+_SAGEMAKER = "the SageMaker endpoint is not supported yet"
+_VERTEX = "the Vertex AI endpoint is not supported yet"
+_TRACING = "tracing is not supported yet"
 _NOTHING_TRACED = "nothing is traced while the level is OFF"
-_CACHE = "there is no response cache yet, models run for every request"
+_CACHE = "the response cache is not supported yet, models run for every request"
 _RATE = "executions cannot be rate limited yet"
 
 HELP = Flag(("--help", "-h"), SWITCH, "Show this message and exit.")
@@ -185,13 +185,13 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             CONTROL_MODE,
             "none: load all models at start; explicit: load only requested models; poll is not supported yet.",
             treat=_treat_control_mode,
-            why="a repository is read at start or when a load is asked for, not watched",
+            why="a repository is read at start or when a load is requested, not watched",
         ),
         _repeatable("--load-model", TEXT, "A model to load at start in mode explicit, * for all."),
         _no_effect(
             "--repository-poll-secs",
             WHOLE_SECONDS,
-            "How often mode poll looks at the repository.",
+            "How often mode poll checks the repository.",
             "the repository is not polled, because mode poll is not supported yet",
         ),
         _honoured(
@@ -204,7 +204,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "--model-load-gpu-limit",
             DEVICE_FRACTION,
             "The share of a GPU's memory above which no model is loaded.",
-            "a GPU's memory is not looked at before a load",
+            "a GPU's memory is not checked before a load",
             repeatable=True,
         ),
         _not_yet(
@@ -217,7 +217,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--disable-auto-complete-config",
             SWITCH,
-            "Use config.pbtxt as it is; do not complete it from the model file.",
+            "Use config.pbtxt unchanged; do not complete it from the model file.",
             combine=any,
         ),
         _honoured(
@@ -411,7 +411,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         Flag(
             ("--trace-config",),
             TRACE_SETTING,
-            "Traces of requests; level=OFF is taken, and settings without a level have no effect.",
+            "Traces of requests; level=OFF is accepted, and settings without a level have no effect.",
             default="level=OFF",
             treatment=Treatment.NOT_YET,
             why=_TRACING,
@@ -441,7 +441,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _no_effect(
             "--rate-limit-resource",
             RATE_RESOURCE,
-            "How much there is of a resource.",
+            "The amount of a resource.",
             "nothing is rate limited while --rate-limit is off",
             repeatable=True,
         ),
@@ -469,12 +469,12 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     "Cloud endpoints": (
         _not_yet("--allow-sagemaker", BOOLEAN, "Serve SageMaker's protocol.", _SAGEMAKER, off="false"),
         _no_effect("--sagemaker-port", PORT, "Its port.", _SAGEMAKER),
-        _no_effect("--sagemaker-safe-port-range", PORT_RANGE, "The ports it may have.", _SAGEMAKER),
+        _no_effect("--sagemaker-safe-port-range", PORT_RANGE, "The ports that it may use.", _SAGEMAKER),
         _no_effect("--sagemaker-thread-count", COUNT, "Threads that serve it.", _SAGEMAKER),
         _not_yet("--allow-vertex-ai", BOOLEAN, "Serve Vertex AI's protocol.", _VERTEX, off="false"),
         _no_effect("--vertex-ai-port", PORT, "Its port.", _VERTEX),
         _no_effect("--vertex-ai-thread-count", COUNT, "Threads that serve it.", _VERTEX),
-        _no_effect("--vertex-ai-default-model", TEXT, "The model that it asks.", _VERTEX),
+        _no_effect("--vertex-ai-default-model", TEXT, "The model that it calls.", _VERTEX),
     ),
     "Help": (HELP, VERSION),
 }

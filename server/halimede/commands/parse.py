@@ -1,5 +1,5 @@
 """Parse arguments to flag values, in getopt's syntax: `--opt=v` and `--opt v`, `--` ends the flags, and a name may be
-abbreviated as long as it is unambiguous. Every mistake is reported, not only the first.
+abbreviated as long as it is unambiguous. All mistakes are reported, not only the first.
 """
 
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ def _hint(name: str) -> str:
 def _is_misspelling(name: str, known: str) -> bool:
     """Whether one typing mistake separates them: a letter too many, too few, wrong or swapped.
 
-    Similarity by common letters would not do: `--http-infer-thread-count` shares most letters with
+    Similarity by common letters would not be sufficient: `--http-infer-thread-count` shares most letters with
     `--grpc-infer-thread-count`, but is as unrelated to it as `--metrics-host` to `--metrics-port`.
     """
     given, right = name.lower().replace("_", "-"), known

@@ -1,4 +1,4 @@
-"""Readers of flag values: text in, value out, and a ValueError that says what would be right.
+"""Readers of flag values: text in, value out, and a ValueError that states the expected form.
 
 Numbers and words have Triton's syntax, but must be complete: `8x`, `1_000` and ` 8` are not numbers. Readers that need
 the serving libraries (restricted APIs, header patterns) import them only when such a flag is given, so that --help and
@@ -164,7 +164,7 @@ def read_repository(text: str) -> Path | str:
 
 
 def read_directory(text: str) -> Path:
-    """A directory that may not exist: then it has nothing to offer."""
+    """A directory, which may not exist; it then counts as empty."""
     if not text:
         raise ValueError("directory is empty; expected a path")
     return Path(text)
@@ -200,7 +200,7 @@ def read_log_file(text: str) -> Path | None:
 
 
 def read_address(text: str) -> str:
-    """A host or `unix:<path>`; whether it is usable shows when the server binds it."""
+    """A host or `unix:<path>`. The server checks whether it is usable when it binds it."""
     if not text:
         raise ValueError(f"address is empty; expected a host, an IP address or {UNIX}<path>")
     if text.startswith(UNIX):

@@ -51,9 +51,9 @@ class ServeCommand(click.Command):
                 with formatter.section(title):
                     for flag in honoured:
                         _write_flag(formatter, flag)
-        with formatter.section("Not supported yet (only the value in brackets is taken)"):
+        with formatter.section("Not supported yet (only the value in brackets is accepted)"):
             _write_names(formatter, Treatment.NOT_YET)
-        with formatter.section("Without effect here (accepted, and the log says why)"):
+        with formatter.section("Without effect here (accepted; the log gives the reason)"):
             _write_names(formatter, Treatment.NO_EFFECT)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - as above

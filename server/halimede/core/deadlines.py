@@ -1,11 +1,11 @@
-"""Deadlines of things that may leave before their time is up."""
+"""Deadlines of keys that may be removed before they expire."""
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 STALE_DEADLINES = 64
-"""Entries of removed keys stay in the heap until they are its first. Above this number they are swept when they
+"""Entries of removed keys stay in the heap until they are its first. Above this number they are removed when they
 outnumber the others."""
 
 K = TypeVar("K", bound=Hashable)

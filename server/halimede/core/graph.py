@@ -1,4 +1,4 @@
-"""Paths in directed graphs. A graph is a function: what a node leads to."""
+"""Paths in directed graphs. A graph is a function from a node to its successors."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
@@ -9,7 +9,7 @@ Successors = Callable[[Node], Iterable[Node]]
 
 
 def path(start: Node, goal: Node, successors: Successors[Node]) -> tuple[Node, ...]:
-    """The nodes of a shortest path, both ends included; (start,) where they are the same, () where there is no path."""
+    """The nodes of a shortest path, both ends included; (start,) if they are the same, () if no path exists."""
     before = {start: start}
     level = [start]
     while level and goal not in before:
@@ -23,8 +23,20 @@ def path(start: Node, goal: Node, successors: Successors[Node]) -> tuple[Node, .
     return _back_to(start, goal, before) if goal in before else ()
 
 
+def reachable(start: Node, successors: Successors[Node]) -> dict[Node, None]:
+    """The start and every node to which a path leads from it, as the keys of a dictionary. Asks once per node."""
+    found = {start: None}
+    pending = [start]
+    while pending:
+        for node in successors(pending.pop()):
+            if node not in found:
+                found[node] = None
+                pending.append(node)
+    return found
+
+
 def longest_path(start: Node, successors: Successors[Node]) -> tuple[Node, ...]:
-    """The nodes of a longest path from `start`; never returns where a cycle can be reached."""
+    """The nodes of a longest path from `start`; never returns if a cycle can be reached."""
     # Level n has each node that some path of n edges leads to, with the node before it.
     levels: list[dict[Node, Node]] = [{start: start}]
     while following := {successor: node for node in levels[-1] for successor in successors(node)}:

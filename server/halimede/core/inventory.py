@@ -27,7 +27,7 @@ class Inventory:
     devices: tuple[Device, ...] = ()
 
     def by_index(self, index: int) -> Device | None:
-        """The device with this number in `instance_group.gpus`, None if there is none."""
+        """The device with this number in `instance_group.gpus`; None if no device has it."""
         return next((device for device in self.devices if device.index == index), None)
 
 

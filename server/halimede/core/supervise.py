@@ -1,8 +1,8 @@
-"""The restart policy of one instance's worker process: when it is restarted, and when it is given up.
+"""The restart policy of one instance's worker process: when it is restarted, and when it is parked.
 
 A worker that ran for a long time is restarted at once, because its death was a rare event. After a short life the
 restart waits 0.1 s, then twice as long each time, up to 10 s. Five deaths within a minute park the worker: a model that
-crashes on every start or every request would otherwise burn a core and fill the log for ever. A death while starting
+crashes on every start or every request would otherwise use a processor and fill the log forever. A death while starting
 counts like any other, and so does an `initialize` that fails on a restart. Older deaths are forgotten.
 
 Transitions by state; `-` cannot happen and is an internal error:
@@ -33,7 +33,7 @@ FIRST_PAUSE_NS = _SECOND // 10
 LONGEST_PAUSE_NS = 10 * _SECOND
 MAX_DEATHS = 5
 DEATHS_WINDOW_NS = 60 * _SECOND
-TOLD_FOR_NS = 5 * 60 * _SECOND
+REPORT_RECOVERY_NS = 5 * 60 * _SECOND
 """How long a worker's death is reported after the restart. The time is long enough for occasional readers, and a worker
 that dies every few minutes is reported all the time."""
 FINISH_GRACE_NS = 5 * _SECOND
@@ -44,7 +44,7 @@ _LAST_PAUSE_DOUBLING = 16
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a worker process ended: by an exit code, by a signal, or it never ran and `error` says why.
+    """How a worker process ended: by an exit code, by a signal, or it never ran, and `error` is the reason.
 
     `out_of_memory` is set if the kernel killed a process for lack of memory meanwhile, possibly this one.
     """
@@ -78,7 +78,7 @@ class Recovery:
 def health_of(downs: Sequence[str], last: Recovery | None, now_ns: int) -> WorkerHealth:
     """The health of a version's workers: why some are down, or recently were."""
     failure = next(iter(downs), "")
-    if not failure and last is not None and now_ns - last.at_ns < TOLD_FOR_NS:
+    if not failure and last is not None and now_ns - last.at_ns < REPORT_RECOVERY_NS:
         failure = last.reason
     return WorkerHealth(failure, _OUT_OF_MEMORY in failure)
 
@@ -147,7 +147,7 @@ class WaitUntil:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Do not start it again; the reason is for people."""
+    """Do not restart it; the reason is for users."""
 
     reason: str
 
@@ -218,7 +218,7 @@ class Supervision:
             case State.STOPPING, Event.DIED:
                 self.state = State.STOPPED
                 return Nothing()
-            # STARTED may cross the order to stop, and a timer may fire after it is no longer needed.
+            # STARTED may arrive after the request to stop, and a timer may fire after it is no longer needed.
             case (State.STOPPING, Event.STARTED) | (_, Event.TIMER):
                 return Nothing()
         raise InferenceError(ErrorCode.INTERNAL, f"a worker that is {self.state.value} cannot take {event.name}")

@@ -1,7 +1,7 @@
 """Unpack an archive of a directory into an empty directory. The contents of archives are untrusted.
 
 Only files and directories are created. A link becomes a second name (a hard link) of its target, which must be a file
-of the same archive; no link that could lead anywhere else is ever made. Devices, absolute paths, `..`, too many files
+of the same archive; a link to any other place is never made. Devices, absolute paths, `..`, too many files
 and too many bytes are errors.
 """
 
@@ -22,7 +22,7 @@ from halimede_spec.uri import path_problem
 MAX_RATIO = 50
 """Maximum compression ratio: weights hardly compress, so a higher ratio means an attempt to fill the disk."""
 ALWAYS_BYTES = 64 << 20
-"""This many bytes may come out of any archive, however small."""
+"""An archive of any size may unpack to this many bytes."""
 PIECE_BYTES = 1 << 20
 
 
@@ -41,7 +41,7 @@ def unpack(archive: Path, folder: Path, where: str) -> None:
             _untar(archive, unpacking)
         unpacking.make_links()
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        text = f"{where} is no whole archive: {type(error).__name__}"
+        text = f"{where} is not a complete archive: {type(error).__name__}"
         raise FetchError(Exit.NOT_A_MODEL, text) from None
 
 
@@ -136,12 +136,12 @@ class _Unpacking:
         for name, target in self._links:
             path = posixpath.normpath(target)
             if target.startswith("/") or path not in self._files:
-                raise self.refused(name, "is a link to something that is no file of the archive")
+                raise self.refused(name, "is a link to something that is not a file of the archive")
             self._make((self._folder / self._path(name)).parent, name)
             try:
                 os.link(self._folder / path, self._folder / self._path(name))
             except FileExistsError:
-                raise self.refused(name, "is there twice") from None
+                raise self.refused(name, "occurs twice") from None
 
     def refused(self, name: str, why: str) -> FetchError:
         return FetchError(Exit.NOT_A_MODEL, f"{self._where}: {name[:100]!a} {why}")
@@ -162,7 +162,7 @@ class _Unpacking:
         self._count_one()
         path = self._path(name)
         if not path:
-            raise self.refused(name, "is no name of a file")
+            raise self.refused(name, "is not a valid file name")
         return path
 
     def _count_one(self) -> None:
@@ -182,7 +182,7 @@ class _Unpacking:
         try:
             return path.open("xb")
         except FileExistsError:
-            raise self.refused(name, "is there twice") from None
+            raise self.refused(name, "occurs twice") from None
 
 
 def files_below(folder: Path) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """A cache of fetched contents by name, in a directory that several processes may share: all pods of a machine.
 
     entries/<name>/     files/ and manifest.json; appears complete, by a rename
-    partial/<name>/     what is being fetched, or was when its fetcher died
+    partial/<name>/     what is being fetched, or was when the fetching process ended
     locks/<name>        flock: exclusive to fetch or evict, shared to copy
-    locks/.all          flock: held for a moment to make room
+    locks/.all          flock: held briefly to make room
 
 Eviction never affects a served model, because a model's directory never refers to the cache. It has files of its own,
 made under the shared lock: hard links if both are on one mount, else copies (which share blocks if the file system
@@ -34,7 +34,7 @@ MANIFEST = "manifest.json"
 RESERVED = "reserved"
 """A file in a partial entry: the final size of the entry in bytes."""
 WAIT_SECS = 0.2
-SAY_SECS = 10.0
+LOG_WAIT_SECS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Cache:
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str) -> Entry | None:
-        """The entry, None if it does not exist or its files changed. A lock of this name keeps it from eviction."""
+        """The entry, None if it does not exist or its files changed. A lock of this name prevents its eviction."""
         folder = self.root / "entries" / name
         try:
             manifest = json.loads((folder / MANIFEST).read_bytes())
@@ -111,8 +111,8 @@ class Cache:
         self.remove(self.root / "entries" / name)
         self.remove(self.partial(name))
 
-    def refuse_impossible(self, total_bytes: int, what: str) -> None:
-        """NO_SPACE for an entry that would not even fit into an empty cache."""
+    def check_possible(self, total_bytes: int, what: str) -> None:
+        """Raise NO_SPACE for an entry that would not fit into an empty cache."""
         if self._limit is not None and total_bytes > self._limit:
             text = f"{what} has {total_bytes} bytes, and the cache's limit is {self._limit}"
             raise FetchError(Exit.NO_SPACE, text)
@@ -126,7 +126,7 @@ class Cache:
 
         `missing_bytes` is how many of them still have to be written to the disk.
         """
-        self.refuse_impossible(total_bytes, what)
+        self.check_possible(total_bytes, what)
         with self._locked(".all", fcntl.LOCK_EX):
             self._empty_trash()
             partial = self.partial(name)
@@ -165,13 +165,13 @@ class Cache:
             return False
         with self._try_locked(kept.folder.name) as is_ours:
             if is_ours:
-                log.info("%s leaves the cache: %d bytes", kept.folder.name[:12], kept.size)
+                log.info("%s is evicted from the cache: %d bytes", kept.folder.name[:12], kept.size)
                 self.remove(kept.folder)
                 (self.root / "locks" / kept.folder.name).unlink(missing_ok=True)
             return is_ours
 
     def remove(self, folder: Path) -> None:
-        """Remove a directory in one step for observers, even if this process dies during the removal."""
+        """Remove a directory in one step as seen by others, even if this process dies during the removal."""
         if not folder.exists():
             return
         trash = self.root / f"trash-{os.getpid()}-{time.monotonic_ns()}"
@@ -197,7 +197,7 @@ class Cache:
     @contextmanager
     def _locked(self, name: str, kind: int, retries: RetryPolicy | None = None) -> Iterator[None]:
         path = self.root / "locks" / name
-        said_at = -SAY_SECS
+        logged_at = -LOG_WAIT_SECS
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
             try:
@@ -205,9 +205,9 @@ class Cache:
                     if retries is None:
                         fcntl.flock(descriptor, kind)
                         break
-                    said_at = _say_waiting(name, retries, said_at)
+                    logged_at = _log_wait(name, retries, logged_at)
                     retries.abort.wait(WAIT_SECS)
-                # Eviction removes the lock file too: ours may be a deleted file, which no other process can open.
+                # Eviction also removes the lock file. Then the locked file is a deleted one, which no process can open.
                 if _is_at(descriptor, path):
                     yield
                     return
@@ -256,23 +256,23 @@ def _try_flock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _say_waiting(name: str, retries: RetryPolicy, said_at: float) -> float:
-    # No time limit: the other process gives up itself if it makes no progress.
+def _log_wait(name: str, retries: RetryPolicy, logged_at: float) -> float:
+    # No time limit: the other process fails by itself if it makes no progress.
     retries.progress("another fetch of the same model")
     now = time.monotonic()
-    if now - said_at < SAY_SECS:
-        return said_at
+    if now - logged_at < LOG_WAIT_SECS:
+        return logged_at
     log.info("another process fetches %s; waiting for it", name[:12])
     return now
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        there = path.stat()
+        at_path = path.stat()
     except FileNotFoundError:
         return False
-    ours = os.fstat(descriptor)
-    return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+    opened = os.fstat(descriptor)
+    return (opened.st_dev, opened.st_ino) == (at_path.st_dev, at_path.st_ino)
 
 
 def sync(path: Path) -> None:

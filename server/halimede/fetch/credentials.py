@@ -44,7 +44,7 @@ def read_credentials(folder: str) -> dict[str, str]:
         if not found:
             text = f"the credentials in {folder} have none of the keys {', '.join(KEYS)}"
             raise FetchError(
-                Exit.AUTH, text if os.path.isdir(folder) else f"the credentials' folder {folder} is not there"
+                Exit.AUTH, text if os.path.isdir(folder) else f"the credentials' folder {folder} does not exist"
             )
     except UnicodeDecodeError:
         raise FetchError(Exit.AUTH, f"the credentials in {folder} are not UTF-8") from None

@@ -72,7 +72,7 @@ class Download:
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes still to download, as far as sizes are known."""
+        """The bytes still to download, of files whose size is known."""
         return sum(part.stop - part.start for part in self._waiting() if part.stop is not None)
 
     def run(self) -> list[RemoteFile]:
@@ -80,7 +80,7 @@ class Download:
         for file in self._files:
             (self._folder / FILES / file.path).parent.mkdir(parents=True, exist_ok=True)
         waiting = iter(self._waiting())
-        with full_disk_said(self._what), open(self._folder / JOURNAL, "ab", buffering=0) as journal:
+        with full_disk_reported(self._what), open(self._folder / JOURNAL, "ab", buffering=0) as journal:
             with ThreadPoolExecutor(WORKERS, "fetch") as pool:
                 workers = [pool.submit(self._work, waiting, journal.write) for _ in range(WORKERS)]
                 try:
@@ -106,13 +106,13 @@ class Download:
             if part is None:
                 return
             try:
-                self._bring(part)
+                self._download_part(part)
             except BaseException:
                 self._retries.abort.set()
                 raise
             note(f"{part.file} {part.number}\n".encode())
 
-    def _bring(self, part: _Part) -> None:
+    def _download_part(self, part: _Part) -> None:
         """Download one part. Each try resumes where the one before it ended, if the store supports ranges."""
         file = self._files[part.file]
         descriptor = os.open(self._folder / FILES / file.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -126,7 +126,7 @@ class Download:
                     for piece in self._source.read(file, at, part.stop):
                         self._retries.progress(self._where)
                         if part.stop is not None and at + len(piece) > part.stop:
-                            raise TransientError("it sends more bytes than there are")
+                            raise TransientError("it sends more bytes than the file has")
                         _write(descriptor, piece, at)
                         at += len(piece)
                         with self._lock:
@@ -148,7 +148,7 @@ class Download:
         return [part for part in self._parts if (part.file, part.number) not in self._done]
 
     def _progress(self) -> str:
-        # Bytes that had to be fetched twice count twice: this is only information for people.
+        # Bytes that had to be fetched twice count twice: this is only informative.
         have = self._total_bytes - self._missing_at_start + self._fetched_bytes
         return f"{have >> 20} of {self._total_bytes >> 20} MB"
 
@@ -197,7 +197,7 @@ def _failures(workers: Sequence[Future[None]]) -> list[BaseException]:
 
 
 @contextmanager
-def full_disk_said(what: str) -> Iterator[None]:
+def full_disk_reported(what: str) -> Iterator[None]:
     """Turn the error of a full disk into the FetchError for it."""
     try:
         yield
@@ -208,7 +208,7 @@ def full_disk_said(what: str) -> Iterator[None]:
 
 
 def check_space(folder: Path, needed: int, what: str) -> None:
-    """NO_SPACE if the file system has fewer bytes than this available for us."""
+    """NO_SPACE if the file system has fewer bytes than this available for the process."""
     free = free_bytes(folder)
     if needed > free:
         text = f"{what} needs {needed} bytes, and {folder} has {free} left"

@@ -6,7 +6,7 @@ from enum import Enum, IntEnum
 
 
 class Exit(IntEnum):
-    """Exit codes of `halimede fetch`. Programs tell reasons apart by these numbers, so they must never change."""
+    """Exit codes of `halimede fetch`. Programs distinguish reasons by these numbers, so they must never change."""
 
     DONE = 0
     BAD_PLAN = 2
@@ -45,7 +45,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Classified:
-    """What to do about a response; `code` is the exit code if the action is to fail, `reason` is for people."""
+    """What to do about a response; `code` is the exit code if the action is to fail, `reason` is a text for users."""
 
     action: Action
     code: Exit
@@ -55,7 +55,7 @@ class Classified:
 _EXPIRED = (Action.FAIL, Exit.AUTH, "the credentials have expired")
 _REFUSED = (Action.FAIL, Exit.AUTH, "access was denied")
 _ELSEWHERE = (Action.FAIL, Exit.NOT_FOUND, "it is elsewhere; try another region or endpoint")
-_MISSING = (Action.FAIL, Exit.NOT_FOUND, "it is not there")
+_MISSING = (Action.FAIL, Exit.NOT_FOUND, "it does not exist")
 _BUSY = (Action.RETRY, Exit.UNREACHABLE, "{store} answers with an error")
 
 _BY_CODE = {
@@ -86,8 +86,7 @@ _BY_CODE = {
     "OperationTimedOut": _BUSY,
     "ServerBusy": _BUSY,
 }
-"""The meaning of a store's error code. It takes precedence over the status: S3 uses 400, which alone means little, for
-many errors."""
+"""The meaning of a store's error code. It takes precedence over the status: S3 uses 400 for many errors."""
 
 _BY_STATUS = {
     **dict.fromkeys((301, 307, 308), _ELSEWHERE),
@@ -129,7 +128,7 @@ def classify_text(kind: str, text: str, endpoint: str = "") -> Classified:
         if any(each in text for each in _TRANSPORT):
             reason = f"the service{server} that gives credentials cannot be reached{_cause(text)}"
             return Classified(Action.RETRY, Exit.AUTH, reason)
-        return Classified(Action.FAIL, Exit.AUTH, f"there are no credentials to be had: {_first_line(text)}")
+        return Classified(Action.FAIL, Exit.AUTH, f"no credentials are available: {_first_line(text)}")
     if status := _STATUS.search(text):
         return classify_status(int(status[1]), code_in(text), f"the store{server}")
     match kind:
@@ -143,7 +142,7 @@ def classify_text(kind: str, text: str, endpoint: str = "") -> Classified:
             pass
     if any(each in text for each in _TRANSPORT):
         return Classified(Action.RETRY, Exit.UNREACHABLE, f"the store{server} cannot be reached{_cause(text)}")
-    return Classified(Action.FAIL, Exit.UNREACHABLE, f"the store could not be asked ({kind}): {_first_line(text)}")
+    return Classified(Action.FAIL, Exit.UNREACHABLE, f"the request to the store failed ({kind}): {_first_line(text)}")
 
 
 UNTRUSTED = "its certificate is not trusted; a private authority's goes into a CA bundle"

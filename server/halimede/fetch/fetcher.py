@@ -18,7 +18,7 @@ from halimede.fetch.archive import files_below, unpack
 from halimede.fetch.cache import Cache, Entry, content_digest, file_hash
 from halimede.fetch.credentials import has_credentials, read_credentials
 from halimede.fetch.digest import listing_name
-from halimede.fetch.download import FILES, Download, full_disk_said
+from halimede.fetch.download import FILES, Download, full_disk_reported
 from halimede.fetch.errors import ChangedError, Exit, FetchError
 from halimede.fetch.layout import (
     Layout,
@@ -50,7 +50,7 @@ MAX_STARTS = 5
 
 def fetch_plan(plan: FetchPlan, into: Path, environment: Mapping[str, str], retries: RetryPolicy) -> list[FetchedModel]:
     """Make the plan's repository; FetchError at the first model that cannot be fetched."""
-    with _file_system_said():
+    with _file_errors_reported():
         into.mkdir(parents=True, exist_ok=True)
         repository = Repository(into)
         fetcher = Fetcher(repository, _cache(plan), plan.s3, environment, retries)
@@ -68,10 +68,10 @@ def _cache(plan: FetchPlan) -> Cache | None:
 
 
 @contextmanager
-def _file_system_said() -> Iterator[None]:
+def _file_errors_reported() -> Iterator[None]:
     """Turn errors of unusable directories in the plan into FetchError."""
     try:
-        with full_disk_said("the models"):
+        with full_disk_reported("the models"):
             yield
     except OSError as error:
         text = f"{error.filename or 'the file system'}: {error.strerror}"
@@ -111,7 +111,7 @@ class Fetcher:
             return self._link(model)
         for _ in range(MAX_STARTS):
             try:
-                return self._bring(model)
+                return self._fetch_one(model)
             except ChangedError:
                 log.warning("%s changes while it is fetched: starting anew", model.uri.display)
         raise FetchError(Exit.UNREACHABLE, f"{model.uri.display} was replaced {MAX_STARTS} times while it was fetched")
@@ -132,7 +132,7 @@ class Fetcher:
                 raise FetchError(Exit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {error.strerror}") from None
         return open_source(model.uri, credentials, self._environment, bundle, self._s3, self._retries)
 
-    def _bring(self, model: PlannedModel) -> FetchedModel:
+    def _fetch_one(self, model: PlannedModel) -> FetchedModel:
         if model.digest is not None:
             # A digest identifies the content, so a cached entry can be used without asking the store.
             name = model.digest.replace(":", "-")
@@ -155,8 +155,10 @@ class Fetcher:
                     cached = False
 
     def _ask(self, model: PlannedModel) -> tuple[Source, RemoteFile | None, list[RemoteFile]]:
-        """What the store has at the URI: a single file, or a directory's list of files. Each try reads credentials and
-        CA bundle again, because they may be what has to change."""
+        """The content of the store at the URI: a single file, or a directory's list of files.
+
+        Each try reads credentials and CA bundle again, because they may be the cause of the failure.
+        """
         source = self._open(model)
         single = source.single()
         # Some tools create an empty object to represent a directory.
@@ -176,7 +178,7 @@ class Fetcher:
         listed = safe_tree(listing, where)
         files = tuple(file for file in listed if not is_empty_version(file))
         if not files:
-            raise FetchError(Exit.NOT_FOUND, f"{where}: there is nothing under it")
+            raise FetchError(Exit.NOT_FOUND, f"{where}: no file exists under it")
         layout = folder_layout({file.path for file in files}, where)
         if model.digest is not None:
             return source, files, None
@@ -208,7 +210,7 @@ class Fetcher:
         """Download the content into the cache; the caller holds the entry's lock."""
         folder = self._cache.partial(name)
         total = sum(file.size or 0 for file in files)
-        self._cache.refuse_impossible(total, f"model '{model.name}'")
+        self._cache.check_possible(total, f"model '{model.name}'")
         download = Download(source, files, listing, folder, model.name, model.uri.display, self._retries)
         self._cache.make_room(name, total, download.missing_bytes, f"model '{model.name}'")
         log.info("model '%s': fetching %d files, %d bytes, from %s", model.name, len(files), total, model.uri.display)
@@ -235,7 +237,7 @@ class Fetcher:
         target = folder / "unpacked"
         self._cache.remove(target)
         log.info("model '%s': unpacking %s", model.name, archive.name)
-        with full_disk_said(f"model '{model.name}'"):
+        with full_disk_reported(f"model '{model.name}'"):
             unpack(archive, target, model.uri.display)
         root = archive_root(list(files_below(target)))
         return target / root if root else target
@@ -263,7 +265,7 @@ class Fetcher:
         hashes = {path: file_hash(entry.files / path) for path in entry.hashes}
         if hashes == entry.hashes and entry.digest == model.digest:
             return entry
-        log.warning("model '%s': what the cache has of it was changed, and is fetched again", model.name)
+        log.warning("model '%s': its files in the cache were changed, and are fetched again", model.name)
         self._cache.spoil(entry)
         return None
 
@@ -313,7 +315,7 @@ class Fetcher:
                 raise FetchError(Exit.NOT_A_MODEL, f"{model.uri.display} holds more than {MAX_FILES} files")
             content = Content(paths, base.joinpath)
         else:
-            raise FetchError(Exit.NOT_FOUND, f"{model.uri.display}: {base} is not there")
+            raise FetchError(Exit.NOT_FOUND, f"{model.uri.display}: {base} does not exist")
         digest = None
         if model.digest is not None:
             digest = content_digest({path: file_hash(content.locate(path)) for path in content.paths}, single)
@@ -361,7 +363,7 @@ def _mounted(model: PlannedModel) -> Path:
 
 
 def _wrong_digest(model: PlannedModel, found: str) -> FetchError:
-    text = f"{model.uri.display} has the digest {found}, and {model.digest} was asked for"
+    text = f"{model.uri.display} has the digest {found}, but {model.digest} was requested"
     return FetchError(Exit.DIGEST, text)
 
 

@@ -35,7 +35,7 @@ class _NoSuchRangeError(ChangedError):
 
 
 class HttpSource:
-    """`single` must be called first: it finds out what the server supports."""
+    """`single` must be called first: it detects whether the server supports ranges."""
 
     def __init__(self, uri: Uri, credentials: Mapping[str, str], ca_bundle: bytes | None, read_secs: float) -> None:
         self._uri = uri
@@ -77,7 +77,7 @@ class HttpSource:
             if _validator(answer.headers) != file.validator or ("Range" in headers and answer.status != 206):
                 raise ChangedError
             if "Range" in headers and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-                raise TransientError("the server answers with another range than was asked for")
+                raise TransientError("the server answers with another range than requested")
             if "Range" in headers and _total(answer.headers.get("Content-Range")) != file.size:
                 raise ChangedError
             try:

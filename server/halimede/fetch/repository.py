@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from halimede.fetch.cache import sync
-from halimede.fetch.download import check_space, full_disk_said
+from halimede.fetch.download import check_space, full_disk_reported
 
 HIDDEN = ".fetch"
 """A directory in the repository, ignored when models are listed: unfinished models, and records of finished ones."""
@@ -40,7 +40,7 @@ class Repository:
         `link` makes symbolic links to mounted files; else the files become the directory's own. NO_SPACE, OSError.
         """
         made = self.hidden / "new" / name
-        with full_disk_said(f"model '{name}'"):
+        with full_disk_reported(f"model '{name}'"):
             made.mkdir(parents=True)
             for version in versions:
                 (made / str(version)).mkdir()

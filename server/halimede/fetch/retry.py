@@ -19,15 +19,15 @@ SILENCE_SECS = 30.0
 FIRST_TRIES_SECS = 2.0
 FIRST_ANSWER_SECS = 4.0
 """Time limit for all tries, and for each of them, if the first failure has to be reported at once."""
-TELL_RECOVERY_SECS = 10.0
+REPORT_RECOVERY_SECS = 10.0
 
 
 class RetryPolicy:
-    """Gives up after `timeout_secs` without progress. With `is_first` it gives up within FIRST_TRIES_SECS, or after one
-    try, if a URI has delivered nothing yet.
+    """Stops retrying after `timeout_secs` without progress. With `is_first` it stops within FIRST_TRIES_SECS, or after
+    one try, if a URI has delivered nothing yet.
 
     `known` is a failure that an earlier run has reported: it is retried without end. When that URI delivers data again,
-    and the fetch is not complete within TELL_RECOVERY_SECS, the run ends to report the recovery: otherwise Kubernetes
+    and the fetch is not complete within REPORT_RECOVERY_SECS, the run ends to report the recovery: otherwise Kubernetes
     would show the failure for as long as the fetch takes. `abort` ends all waits.
     """
 
@@ -46,7 +46,7 @@ class RetryPolicy:
         self.abort = threading.Event()
 
     def try_until_done(self, where: str, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it succeeds, and return its result; transient errors are retried until this gives up."""
+        """Call `attempt` until it succeeds, and return its result. Retries transient errors within the time limit."""
         failures = 0
         while True:
             try:
@@ -59,7 +59,7 @@ class RetryPolicy:
                 return done
 
     def pause(self, where: str, failures: int, fault: TransientError) -> None:
-        """Wait before the URI `where` is tried again; UNREACHABLE if this gives up."""
+        """Wait before the URI `where` is tried again; UNREACHABLE after the time limit."""
         now = time.monotonic()
         secs = pause_secs(failures, random.random())  # noqa: S311 - no secret, only not all at once
         message = f"{where}: {fault}"
@@ -81,7 +81,7 @@ class RetryPolicy:
         self._answered.add(where)
         if self._known.startswith(f"{where}: "):
             self._known, self._recovered_at = "", now
-        if self._recovered_at is not None and now - self._recovered_at >= TELL_RECOVERY_SECS:
+        if self._recovered_at is not None and now - self._recovered_at >= REPORT_RECOVERY_SECS:
             raise FetchError(Exit.RECOVERED, f"{where}: the store answers again; the next run continues")
 
 

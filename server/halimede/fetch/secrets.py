@@ -1,4 +1,4 @@
-"""Texts that must not appear in any output: credentials, and the parts of URLs beside the location."""
+"""Texts that must not appear in any output: credentials, and the parts of URLs other than the location."""
 
 import json
 import re

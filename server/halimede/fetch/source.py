@@ -1,6 +1,6 @@
 """A location in a store: listing its files, and reading ranges of their bytes. Every call blocks.
 
-Errors are TransientError (try again), ChangedError (list again) and FetchError (give up). Of the store library's error
+Errors are TransientError (try again), ChangedError (list again) and FetchError (fail). Of the store library's error
 texts, only parts that are known to be harmless are passed on.
 """
 
@@ -60,7 +60,7 @@ def open_source(
     }
     if ca_bundle is not None:
         client["root_certificate"] = ca_bundle
-    with judged(uri.display):
+    with store_errors_converted(uri.display):
         return StoreSource(uri, _store(uri, credentials, environment, s3, client))
 
 
@@ -106,7 +106,7 @@ def _store(
 
 
 def _endpoint_of(service_account: str) -> str:
-    """The endpoint of a service account that is for another server than Google's."""
+    """The endpoint of a service account for another server than Google's."""
     try:
         return str(json.loads(service_account).get("gcs_base_url", ""))
     except (ValueError, AttributeError):
@@ -160,7 +160,7 @@ class StoreSource:
         if self._uri.is_folder:
             return None
         try:
-            with judged(self._uri.display, self._endpoint):
+            with store_errors_converted(self._uri.display, self._endpoint):
                 meta = obstore.head(self._store, self._uri.path)
         except FetchError:
             # The listing decides. A refused HEAD has no body with the reason, and a store that does not allow listing
@@ -172,7 +172,7 @@ class StoreSource:
     def listing(self) -> list[RemoteFile]:
         prefix = self._uri.path
         found: list[RemoteFile] = []
-        with judged(self._uri.display, self._endpoint):
+        with store_errors_converted(self._uri.display, self._endpoint):
             for batch in obstore.list(self._store, prefix=prefix or None, chunk_size=1000):
                 for meta in batch:
                     path = meta["path"].removeprefix(prefix).removeprefix("/")
@@ -186,7 +186,7 @@ class StoreSource:
         if file.validator:
             # Azure lists tags without the quotes that a condition requires.
             options["if_match"] = f'"{_plain(file.validator)}"'
-        with judged(f"{self._uri.display.rstrip('/')}/{file.path}", self._endpoint):
+        with store_errors_converted(f"{self._uri.display.rstrip('/')}/{file.path}", self._endpoint):
             result = obstore.get(self._store, self._key(file), options=options)
             meta = result.meta
             if meta["size"] != file.size or (file.validator and _plain(meta["e_tag"] or "") != _plain(file.validator)):
@@ -204,8 +204,8 @@ def _plain(tag: str) -> str:
 
 
 @contextmanager
-def judged(where: str, endpoint: str = "") -> Iterator[None]:
-    """Convert the library's exceptions inside the block to our errors."""
+def store_errors_converted(where: str, endpoint: str = "") -> Iterator[None]:
+    """Convert the library's exceptions inside the block to the errors of `fetch.errors`."""
     try:
         yield
     except InvalidPathError as error:

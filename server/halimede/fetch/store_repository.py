@@ -55,7 +55,7 @@ class StoreRepository(ModelRepository):
         names = set(local.names)
         for uri in self._stores.values():
             try:
-                with self._told():
+                with self._file_errors_hidden():
                     names |= self._list(uri)
             except FetchError as error:
                 raise InferenceError(ErrorCode.UNAVAILABLE, self._secrets.hide(error.message)) from None
@@ -85,7 +85,7 @@ class StoreRepository(ModelRepository):
     def _fetch(self, name: str, repository: Repository, uri: Uri) -> None:
         fetcher = Fetcher(repository, None, S3Defaults(), self._environment, RetryPolicy(TIMEOUT_SECS))
         try:
-            with self._told():
+            with self._file_errors_hidden():
                 fetcher.fetch(PlannedModel(name, uri.child(name)))
         except FetchError as error:
             if error.code is not Exit.NOT_FOUND:
@@ -94,7 +94,7 @@ class StoreRepository(ModelRepository):
             repository.remove(name)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _file_errors_hidden(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

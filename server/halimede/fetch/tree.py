@@ -8,7 +8,7 @@ from halimede_spec.uri import path_problem
 
 MAX_FILES = 100_000
 MAX_NAMED = 5
-"""Maximum number of keys that an error names; it also gives the number of further ones."""
+"""Maximum number of keys that an error names; further ones are counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The way into the server: finds the version that a request is for, checks the request, and hands it over.
+"""Admission: finds the version that a request is for, checks the request, and submits it.
 
 See `runtime.requests` for the stages that follow.
 """
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 CHECKING_THREADS = 2
 
 TOO_DEEP = f"model '%s' is not called: calls within one another are at most {MAX_DEPTH} deep"
-NOT_ONE = (
+DECOUPLED_EXEC = (
     "Model %s is using the decoupled. The current BLS request call doesn't support models using the decoupled"
     " transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled"
     " models.'"
@@ -64,7 +64,7 @@ class Admission:
         try:
             model = self._find(request.model_name, request.model_version, is_inside=caller is not None)
             if request.wants_one and model.stats.decoupled:
-                raise InferenceError(ErrorCode.INTERNAL, NOT_ONE % model.name)
+                raise InferenceError(ErrorCode.INTERNAL, DECOUPLED_EXEC % model.name)
             checked = model.checker.check(request)
         except InferenceError as error:
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))
@@ -111,7 +111,7 @@ class Admission:
         received_ns: int,
         caller: Caller | None,
     ) -> None:
-        """Check the many elements of a BYTES tensor on a thread: a second of work must not stop the event loop."""
+        """Check the elements of a large BYTES tensor on a thread: a second of work must not block the event loop."""
         requests = model.requests
 
         def answer(error: InferenceError) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from halimede.runtime.clock import monotonic_ns
 
 LONGEST_SLEEP_MS = 3_600_000
-"""A timeout of a request may be thousands of years, more than a timer of the loop takes."""
+"""A request's timeout may be thousands of years, more than the loop's timers support."""
 
 
 class Alarm:
-    """Calls back once the time that was set last has come."""
+    """Calls back once, at the time that was set last."""
 
     __slots__ = ("_at", "_callback", "_loop", "_timer")
 
@@ -32,7 +32,7 @@ class Alarm:
             self._sleep(at_ns - monotonic_ns())
 
     def _sleep(self, remaining_ns: int) -> None:
-        # The loop's timers count whole milliseconds. Sleep the whole ones, then look at the clock at each turn of the
+        # The loop's timers count whole milliseconds. Sleep the whole ones, then check the clock at each turn of the
         # loop: this keeps a delay of 100 us, and turns for less than a millisecond cost less than being late.
         whole_ms = min(remaining_ns // 1_000_000, LONGEST_SLEEP_MS)
         if whole_ms >= 1:
@@ -54,7 +54,7 @@ class Alarm:
 
 
 class TurnEnd:
-    """Calls back once at the end of a turn of the loop, however often it is asked."""
+    """Calls back once at the end of a turn of the loop, however often it is set."""
 
     __slots__ = ("_callback", "_is_set", "_loop")
 

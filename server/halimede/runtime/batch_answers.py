@@ -1,8 +1,8 @@
-"""The responses of one model version's requests, made of what its workers report.
+"""The responses of one model version's requests, made from the events of its workers.
 
-The end of its batch answers a request. A response beside the end of its batch opens a request, as does an end that
-leaves it without a response. It stays open until its final response. A model may take as long for that as it likes, so
-an open request whose client has disconnected is finished as soon as its batch is over.
+The end of a batch answers most requests. A request becomes open if its worker sends a response separately from the end
+of the batch, or if the batch ends without a response to it. It stays open until its final response. A model may take
+any time for that, so an open request whose client has disconnected is finished as soon as its batch is over.
 """
 
 from halimede.core.config.check_request import RequestChecker
@@ -53,7 +53,7 @@ class BatchAnswers:
             requests.stats.record_execution(rows, computed.input_ns, computed.infer_ns, computed.output_ns)
 
     def on_response(self, response: ResponseSent) -> None:
-        """A response beside the end of its batch. Ignored when it comes from a worker that the request is not at."""
+        """Handle a response that is separate from the end of its batch. Ignored if another worker has the request."""
         flight = self._requests.find(response.key)
         if flight is None:
             return
@@ -68,7 +68,7 @@ class BatchAnswers:
         self._pass_on(flight, opened.sent, response)
 
     def abandon(self, flight: InFlight) -> None:
-        """Finish an open request whose client has disconnected, if its batch is over. Its model may never do it."""
+        """Finish an open request whose client has disconnected, if its batch is over. Its model may never finish it."""
         opened = flight.opened
         if opened is None or not opened.batch_is_over:
             return
@@ -96,7 +96,7 @@ class BatchAnswers:
         self._requests.finish(flight, response, None, reason=reason)
 
     def _end_open(self, flight: InFlight, at: int, done: BatchDone) -> None:
-        """The batch of a request ends, in which it was number `at`. The request is open, or is from now on."""
+        """Handle the end of the batch in which the request was number `at`. The request is open, or becomes open."""
         opened = flight.opened
         if opened is None:
             opened = flight.opened = Open(done.worker, done.items[0].key, Sent(done.times.input_end))
@@ -118,7 +118,7 @@ class BatchAnswers:
         since = max(times.input_end, sent.last_ns)
         output_start = max(times.output_start, since)
         outcome = requests.record_response(flight, sent, response, output_start - since, times.end - output_start)
-        # Not the time at which it arrived: the model computes the next response while this one is on its way.
+        # Not the time of arrival: the model computes the next response while this one is in transit.
         sent.last_ns = output_start
         if not made.final:
             requests.send(flight, response)
@@ -133,7 +133,7 @@ class BatchAnswers:
             requests.finish(flight, response, computed, max(0, times.start - flight.queued_ns))
 
     def _response(self, flight: InFlight, sent: Sent, made: ResponseSent) -> InferenceResponse:
-        """The response for the client: an error if what the model sent is wrong."""
+        """The response for the client: an error if the model's response is invalid."""
         requests, reply = self._requests, made.reply
         if reply is None and not sent.count and not requests.stats.decoupled:
             reply = InferenceError(ErrorCode.INTERNAL, "expected a single response, got 0")

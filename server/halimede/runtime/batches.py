@@ -8,14 +8,14 @@ from halimede.runtime.requests import InFlight
 
 
 class Batches:
-    """`running` has the batch that each slot runs. Read by the pump, changed here."""
+    """`running` has the batch that each slot runs; only this class changes it."""
 
     __slots__ = ("_ready", "running")
 
     def __init__(self) -> None:
         self.running: dict[Slot, list[InFlight]] = {}
         self._ready: dict[Slot, deque[list[InFlight]]] = {}
-        """Batches that the worker begins after the running one."""
+        """Batches that the worker starts after the running one."""
 
     def __repr__(self) -> str:
         return f"<Batches running={len(self.running)}>"

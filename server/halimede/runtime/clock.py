@@ -1,4 +1,4 @@
-"""The clocks. Core takes `now` as an argument; this is where it comes from."""
+"""The clocks. The core takes `now` as an argument; the runtime reads it here."""
 
 import time
 
@@ -7,5 +7,5 @@ monotonic_ns = time.monotonic_ns
 
 
 def wall_ms() -> int:
-    """Milliseconds since the epoch, for people and for `last_inference` alone."""
+    """Milliseconds since the epoch, for display and for `last_inference` only."""
     return time.time_ns() // 1_000_000

@@ -8,7 +8,7 @@ from halimede import __version__
 from halimede.core.config.model_view import ModelView
 from halimede.core.observe import kv_cache, metrics, metrics_page
 from halimede.core.observe.custom_metrics import CustomMetrics
-from halimede.core.repository.layout import asked_name_problem
+from halimede.core.repository.layout import requested_name_problem
 from halimede.core.types import (
     ErrorCode,
     InferenceError,
@@ -29,7 +29,7 @@ from halimede.settings import MetricsConfig, ModelControlMode
 
 log = logging.getLogger(__name__)
 
-STOPPING = InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, models are not loaded or unloaded any more")
+STOPPING = InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, models are no longer loaded or unloaded")
 
 EXTENSIONS = (
     "classification",
@@ -82,7 +82,7 @@ class CoreServer:
         return failed
 
     def begin_drain(self) -> None:
-        """Not ready from now on; requests that still arrive are answered, so that none is lost on its way."""
+        """Not ready from now on; requests that still arrive are answered, so that none is lost in transit."""
         self._draining = True
         for task in self._control:
             task.cancel()
@@ -93,7 +93,7 @@ class CoreServer:
         self._admission.close()
 
     def abort(self) -> None:
-        """Answer everything that is queued with an error: the time to drain is over."""
+        """Answer all queued requests with an error, because the exit timeout has expired."""
         self._lifecycle.abort()
 
     def metadata(self) -> ServerMetadata:
@@ -153,9 +153,8 @@ class CoreServer:
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter], *, for_model: bool = False) -> None:
         self._require_control(name)
         if parameters:
-            text = (
-                f"load parameter '{clip(next(iter(parameters)))}' is not supported yet: a model loads as it is on disk"
-            )
+            key = clip(next(iter(parameters)))
+            text = f"load parameter '{key}' is not supported yet: models are loaded from the repository"
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
         await self._finish(self._lifecycle.load(name, for_model=for_model))
 
@@ -179,7 +178,7 @@ class CoreServer:
         )
 
     async def _finish(self, work: Coroutine[None, None, None]) -> None:
-        """Carry on when the client that asked goes away: a load that was begun ends as loaded or failed."""
+        """Continue if the client disconnects, so that a load always ends as loaded or failed."""
         task = asyncio.get_running_loop().create_task(work)
         self._control.add(task)
         task.add_done_callback(self._control.discard)
@@ -192,13 +191,13 @@ class CoreServer:
 
     def _require_control(self, name: str) -> None:
         if self._control_mode is not ModelControlMode.EXPLICIT:
-            # Scripts look for the first part, which is Triton's text in every mode but explicit.
+            # Scripts search for the first part, which is Triton's text in every mode but explicit.
             text = (
                 "explicit model load / unload is not allowed if polling is enabled or --model-control-mode is none; "
                 "start with --model-control-mode=explicit"
             )
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
-        if problem := asked_name_problem(name):
+        if problem := requested_name_problem(name):
             raise InferenceError(ErrorCode.INVALID_ARG, problem)
         if self._draining:
             raise STOPPING
@@ -207,7 +206,7 @@ class CoreServer:
         return self._find(name, version, is_inside=is_inside).version
 
     def _find(self, name: str, version: str, *, is_inside: bool = False) -> Serving:
-        """What serves the model; a call from inside the server also finds what is leaving, and still needed."""
+        """The version that serves. Calls from inside the server also find versions that are being unloaded."""
         record = self._lifecycle.records.get(name)
         if record is not None:
             serving = record.serving.get(version)
@@ -216,7 +215,7 @@ class CoreServer:
         return self._find_slow(name, version, is_inside)
 
     def _find_slow(self, name: str, version: str, is_inside: bool) -> Serving:
-        """Everything but a canonical version of a ready model: other spellings of a number, and all errors."""
+        """All other cases than the canonical version of a ready model: other spellings of a number, and errors."""
         text = str(_version_number(version)) if version else ""
         record = self._lifecycle.records.get(name)
         shown = clip(name)

@@ -1,7 +1,7 @@
-"""Which accelerators there are: a list that a file gives, else what NVIDIA's management library says.
+"""The inventory of accelerators: from a list file, or else from NVIDIA's management library (NVML).
 
-Indexes count the usable devices from 0: they are what `instance_group.gpus` names, and for whole GPUs CUDA's own
-numbers where CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU in MIG mode is not usable itself; its slices stand in its place.
+Indexes count the usable devices from 0. `instance_group.gpus` refers to them. For whole GPUs they equal CUDA's own
+numbers if CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU in MIG mode is not usable itself; its slices are listed instead.
 """
 
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def read_inventory(device_list: Path | None, min_capability: tuple[int, int] = (0, 0)) -> Inventory:
-    """The devices of the list file where one is given, else of the driver; without a driver none.
+    """The devices of the list file if one is given, else those of the driver; none without a driver.
 
     Devices below `min_capability` are left out, and the others keep their indexes, which are CUDA's.
     """
@@ -35,7 +35,7 @@ def read_inventory(device_list: Path | None, min_capability: tuple[int, int] = (
 
 
 def _is_capable(device: Device, least: tuple[int, int]) -> bool:
-    # A list need not say what its devices can do.
+    # A list file may leave out the compute capability.
     return device.compute_capability == (0, 0) or device.compute_capability >= least
 
 
@@ -51,7 +51,7 @@ def _list_devices(device_list: Path) -> tuple[Device, ...]:
 
 
 def nvml_devices(nvml: Any, visible: str | None) -> tuple[Device, ...]:  # Any: pynvml has no types
-    """The devices that an initialised NVML shows, of them those that `visible` (CUDA_VISIBLE_DEVICES) lets through."""
+    """The devices of an initialised NVML, reduced to those in `visible` (CUDA_VISIBLE_DEVICES) if it is set."""
     found: list[tuple[int, Device]] = []
     for number in range(nvml.nvmlDeviceGetCount()):
         gpu = nvml.nvmlDeviceGetHandleByIndex(number)
@@ -78,7 +78,7 @@ def _driver_devices(visible: str | None) -> tuple[Device, ...]:
     try:
         return nvml_devices(nvml, visible)
     except nvml.NVMLError as error:
-        log.warning("no GPU is used: the driver does not say what there is: %s", error)
+        log.warning("no GPU is used: the driver cannot list its devices: %s", error)
         return ()
     finally:
         nvml.nvmlShutdown()
@@ -88,7 +88,7 @@ def _mig_enabled(nvml: Any, gpu: Any) -> bool:
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(gpu)
     except nvml.NVMLError:
-        return False  # a GPU that knows no MIG
+        return False  # a GPU without MIG support
     return bool(current)
 
 
@@ -109,7 +109,7 @@ def _device(nvml: Any, kind: DeviceKind, handle: Any, capability: tuple[int, ...
 
 
 def _visible(found: list[tuple[int, Device]], text: str) -> list[Device]:
-    """CUDA's rule: GPU numbers and (beginnings of) UUIDs in the wanted order; the first that fits nothing ends it."""
+    """CUDA's rule: GPU numbers and UUIDs or their prefixes, in order; the first one without a match ends the list."""
     chosen: list[Device] = []
     for entry in (part.strip() for part in text.split(",")):
         if entry.isdecimal():

@@ -1,4 +1,4 @@
-"""The requests of one ensemble's version: performs what their runs decide.
+"""The requests of one version of an ensemble: performs the actions of their runs.
 
 A run (`core.ensemble.run`) decides which steps are called, with what, and what the response is. Here its calls are made
 like any other inference, and their responses are given back to it. There is no task and no future per request or step,
@@ -49,9 +49,9 @@ class Inferences(Protocol):
 class Running:
     """A request and its run. `calls` are the tickets of the calls under way by number, 0 for a call without a ticket.
 
-    `ahead` is how many responses were sent that the client has not taken yet. `held` are the calls whose models hear
-    that a response was taken once the client continues. `waited_ns` is the time that its calls waited at gates,
-    `computed` the compute time of its calls.
+    `ahead` is how many responses were sent and are not acknowledged by the client yet. `held` are the calls with a
+    response that is acknowledged to the step's model only once the client acknowledges more. `waited_ns` is the time
+    that its calls waited at gates, `computed` the compute time of its calls.
     """
 
     flight: InFlight
@@ -153,7 +153,7 @@ class Ensemble:
         self._act(running, run.begin)
 
     def cancel(self, key: int) -> None:
-        """Cancel the calls under way, and make no more."""
+        """Cancel the calls under way, and make no further calls."""
         running = self._running.get(key)
         if running is None or running.flight.cancelled:
             return
@@ -172,7 +172,7 @@ class Ensemble:
         return Held((key,)) if key in self._running else None
 
     def acknowledge(self, key: int, responses: int) -> None:
-        """The client took so many more responses: steps that were held back go on."""
+        """The client has taken `responses` more: steps that were held back continue."""
         running = self._running.get(key)
         if running is None:
             return
@@ -219,11 +219,11 @@ class Ensemble:
                 else:
                     self._cancel_call(running, action.call)
         except Exception:
-            # Whatever it was: the request must not stay unanswered.
+            # Every error must end the request, so that it does not stay unanswered.
             about = {"model": self._name, "version": self._requests.version}
             log.exception("ensemble '%s': a request failed in the server", self._name, extra=about)
             failed = f"in ensemble '{self._name}', the server failed"
-            self._give_up(running, InferenceError(ErrorCode.INTERNAL, failed))
+            self._abort_request(running, InferenceError(ErrorCode.INTERNAL, failed))
 
     def _call(self, running: Running, call: CallStep) -> None:
         """Make a call, or have it wait at its step's gate."""
@@ -275,13 +275,13 @@ class Ensemble:
             self._open_gate(step)
 
     def _open_gate(self, step: int) -> None:
-        """A call has left its step's gate: the next one goes on."""
+        """A call has left its step's gate: the next one continues."""
         waiting = self._gates.leave(step)
         if waiting is not None:
             waiting.owner.waited_ns += monotonic_ns() - waiting.since_ns
-            self._act(waiting.owner, self._go_on, waiting)
+            self._act(waiting.owner, self._continue_call, waiting)
 
-    def _go_on(self, waiting: Waiting[Running]) -> Sequence[RunAction]:
+    def _continue_call(self, waiting: Waiting[Running]) -> Sequence[RunAction]:
         """Make a call that has passed its gate. Returns no further actions."""
         if waiting.owner.is_over:
             self._open_gate(waiting.call.step)
@@ -307,7 +307,7 @@ class Ensemble:
             self._inferences.cancel(ticket)
 
     def _acknowledge_steps(self, running: Running) -> None:
-        """Let steps go on. As many of their latest responses stay held as the client is behind."""
+        """Let steps continue. Their latest responses stay held, as many as the client has not acknowledged."""
         count = len(running.held) - running.ahead
         if count <= 0:
             return
@@ -316,8 +316,8 @@ class Ensemble:
                 self._inferences.acknowledge(ticket)
         del running.held[:count]
 
-    def _give_up(self, running: Running, error: InferenceError) -> None:
-        """Finish a request with an error, whatever its steps still do."""
+    def _abort_request(self, running: Running, error: InferenceError) -> None:
+        """Finish a request with an error, and cancel its calls."""
         calls = list(running.calls.items())
         # First: a step that is answered while it is cancelled would finish the request otherwise.
         self._answer(running, self._requests.failure(running.flight, error))
@@ -346,7 +346,7 @@ class Ensemble:
         running.is_over = True
         del self._running[flight.key]
         if not sent.has_failed:
-            # The sums of all calls: steps that run side by side may take longer together than the request.
+            # The sums of all calls: steps that run in parallel may take longer together than the request.
             spent = running.computed
             requests.stats.record_execution(flight.rows, spent.input_ns, spent.infer_ns, spent.output_ns)
             requests.finish(flight, response, spent, running.waited_ns)

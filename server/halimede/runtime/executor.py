@@ -1,4 +1,4 @@
-"""What a model version needs of its executor beyond the requests: how it is, and its end."""
+"""The executor of a model version, as its owner sees it: state, readiness, and the stop."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ class VersionExecutor(Executor, Protocol):
 
     @property
     def parked(self) -> int:
-        """How many instances are not restarted any more."""
+        """Number of instances that are no longer restarted."""
 
     @property
     def refusal(self) -> InferenceError | None:
@@ -32,7 +32,7 @@ class VersionExecutor(Executor, Protocol):
         """Whether a request would be executed."""
 
     async def is_ready(self) -> bool:
-        """Whether it is available and the model, if it has a say in that, says that it is ready."""
+        """Whether it is available, and the model reports that it is ready if it implements readiness."""
 
     def abort(self) -> None:
         """Finish all requests with an error at once: the server stops."""

@@ -28,7 +28,7 @@ class Instances:
 
     @property
     def parked(self) -> int:
-        """Number of instances that are not restarted any more."""
+        """Number of instances that are no longer restarted."""
         return sum(down.parked for down in self._down.values())
 
     def health(self) -> WorkerHealth:
@@ -68,19 +68,19 @@ class Instances:
         self._count_capacity()
         return True
 
-    def end_of_hope(self) -> str | None:
-        """Why no instance will come up any more; None while one is up or will be restarted."""
+    def permanent_failure(self) -> str | None:
+        """Why no instance will come up again; None while one is up or will be restarted."""
         downs = [self._down[ordinal] for ordinal in self.workers if ordinal in self._down]
         if len(downs) < len(self.workers) or not all(down.parked for down in downs):
             return None
         return downs[-1].reason
 
     async def is_ready(self) -> bool:
-        """Whether an instance is up and its model, if it implements readiness, says that it is ready."""
+        """Whether an instance is up and its model, if it implements readiness, reports that it is ready."""
         up = list(self._up())
         if not up:
             return not self.workers
-        # All are asked at once and the first yes is enough: a busy instance may answer late.
+        # All are asked in parallel, and one positive answer is enough: a busy instance may answer late.
         loop = asyncio.get_running_loop()
         asked = [loop.create_task(worker.is_ready()) for worker in up]
         try:

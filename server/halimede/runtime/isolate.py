@@ -31,12 +31,12 @@ class Isolated:
     environment: Environment | None = None
 
     def close(self) -> None:
-        """No process runs it any more, nor will. Called once."""
+        """Free the environment. Called once, after the last process has ended."""
         if self.environment is not None:
             self.environment.close()
 
     def spec(self, placement: Placement) -> WorkerSpec:
-        """What the process of this instance is told."""
+        """The spec of this instance's process."""
         config, source, device = self.config, self.source, placement.device
         policy = config.model_transaction_policy
         return WorkerSpec(
@@ -45,7 +45,7 @@ class Isolated:
             instance=placement.name,
             ordinal=placement.ordinal,
             kind=placement.kind,
-            # Its process sees one device, which is number 0 there.
+            # The process sees only this device, as number 0.
             device_id=0,
             device_uuid=device.uuid if device is not None else "",
             backend=config.backend,
@@ -61,11 +61,11 @@ class Isolated:
 
 
 def thread_variables(threads: int, *, asked_for: bool) -> dict[str, str]:
-    """What bounds the threads of numeric libraries. What is set for the whole server goes before our share of the
-    processors, what the model `asked_for` before both."""
+    """The environment variables that limit the threads of numeric libraries. Variables that are set for the server take
+    precedence, except over a number that the model `asked_for`."""
     return {name: str(threads) for name in _THREAD_VARIABLES if asked_for or name not in os.environ}
 
 
 def runner_of(backend: Backend) -> str:
-    """What hosts the backend's models in a worker process."""
+    """The entry point of the runner that executes the backend's models in a worker process."""
     return PYTHON_MODELS if isinstance(backend, PythonBackend) else ANY_BACKEND

@@ -1,4 +1,4 @@
-"""Limits that the system sets this process."""
+"""The system's limits for this process."""
 
 import os
 import resource
@@ -6,12 +6,12 @@ from contextlib import suppress
 
 
 def raise_open_files() -> None:
-    """Allow as many open files as the system lets us have.
+    """Raise the limit of open files to the highest that the system allows.
 
     The soft limit is 1,024 on most systems, for the sake of programs that call `select`.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A hard limit may be above what the kernel has room for.
+    # The kernel may refuse the hard limit.
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -21,7 +21,7 @@ def open_files_limit() -> int:
 
 
 def count_open_files() -> int:
-    """The files that this process has open; the limit, where not even the list of them can be opened."""
+    """The number of open files; the limit if their list cannot be opened, because none is left for it."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:

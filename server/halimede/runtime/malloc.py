@@ -8,9 +8,9 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 def keep_large_buffers() -> None:
     """Have glibc reuse large buffers instead of mapping and unmapping each: a 600 KB request costs a third of the CPU.
 
-    The price is that memory does not go back to the system by itself after a burst. Elsewhere than on glibc: nothing.
-    Two arenas and not eight for each core: each keeps what it had at its fullest, so that with every load on another
-    thread the server would grow to as many times a model's size.
+    In exchange, memory is not returned to the system by itself after a burst. There are two arenas instead of eight per
+    core: each keeps its peak size, so if every load used another arena, the server would grow to many times a model's
+    size. No effect without glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -23,9 +23,9 @@ def keep_large_buffers() -> None:
 
 
 def release_free_memory() -> None:
-    """Give what was freed back to the system, which glibc does not do by itself under the settings above. Blocking.
+    """Return freed memory to the system, which glibc does not do by itself under the settings above. Blocks.
 
-    For after something large has gone for good, such as a model. Elsewhere than on glibc: nothing.
+    For use after something large was freed, such as a model. No effect without glibc.
     """
     try:
         malloc_trim = ctypes.CDLL(None).malloc_trim

@@ -1,4 +1,4 @@
-"""One loaded model version: its configuration, its checker, what takes its requests, and its workers if it has some."""
+"""One loaded model version: its configuration, request checker, requests and executor."""
 
 import asyncio
 import logging
@@ -69,7 +69,7 @@ class ModelVersion:
         parts: Parts | None = None,
     ) -> None:
         self.name = name
-        # A reload is another owner of metrics than what it replaces, although their series may be the same.
+        # A reload is a new owner of metrics, although its series may be the same as those of the load that it replaces.
         self.owner = f"{name}#{next(_loads)}"
         self.version = str(prepared.version)
         self.config = config
@@ -90,7 +90,7 @@ class ModelVersion:
 
     @property
     def workers(self) -> WorkerHealth | None:
-        """How its worker processes are; None where the instances are threads."""
+        """The state of its worker processes; None if the instances are threads."""
         return None if self._prepared.isolated is None else self.executor.worker_health()
 
     async def drained(self) -> None:
@@ -119,7 +119,7 @@ async def start_version(
     launcher: Launcher,
     services: ModelServices,
 ) -> ModelVersion:
-    """Start all instances side by side; when one fails, or this is cancelled, the others are stopped.
+    """Start all instances in parallel; if one fails, or this is cancelled, the others are stopped.
 
     `load_seconds` passed before.
     """
@@ -199,7 +199,7 @@ def _starts(
     on_event: OnEvent,
     loop: asyncio.AbstractEventLoop,
 ) -> list[Coroutine[Any, Any, Worker]]:
-    """The start of each instance, where its version runs."""
+    """A coroutine for each instance that starts its process or thread."""
     config = prepared.config
     isolated, model = prepared.isolated, prepared.model
     if isolated is not None:
@@ -224,6 +224,6 @@ def _starts(
 
 
 async def _stop_started(starting: list[asyncio.Task[Worker]]) -> None:
-    # Side by side, as `Pump.close` stops them: each may take long.
+    # In parallel, as in `Pump.close`: each may take long.
     started = [task.result() for task in starting if not task.cancelled() and task.exception() is None]
     await asyncio.gather(*(worker.stop() for worker in started))

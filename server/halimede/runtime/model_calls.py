@@ -1,4 +1,4 @@
-"""The calls of models' code to other models: ends calls that would wait for ever.
+"""The calls of models' code to other models: ends calls that would wait forever.
 
 A call that completes a circle of calls is refused when it is made. A call that is queued for longer than its caller's
 `BLS_TIMEOUT_MS` is ended by one timer that all calls share. Both answer the call with an error, so that its caller
@@ -36,7 +36,7 @@ class ModelCalls:
     def __init__(self, table: RequestTable) -> None:
         self._table = table
         self._timeouts = CallTimeouts()
-        self._alarm = Alarm(asyncio.get_running_loop(), self._look)
+        self._alarm = Alarm(asyncio.get_running_loop(), self._end_expired)
 
     def __repr__(self) -> str:
         return f"<ModelCalls under_way={len(self._table.waits)} {self._timeouts!r}>"
@@ -53,7 +53,7 @@ class ModelCalls:
         elif caller.queue_timeout_ns and self._timeouts.begin(received_ns + caller.queue_timeout_ns):
             self._alarm.set(self._timeouts.wake_at)
 
-    def _look(self) -> None:
+    def _end_expired(self) -> None:
         """End the calls that were queued for too long."""
         now = monotonic_ns()
         due = self._timeouts.due(self._deadlines(), now)

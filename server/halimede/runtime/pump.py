@@ -2,11 +2,11 @@
 
 Everything here runs on the event loop's thread, in synchronous steps: start, cancel, a worker's event, a timer. After
 every step that can free capacity or form a batch the scheduler is polled, its actions are performed in order, and one
-timer is armed at `wake_at`. The scheduler says whether it is polled at once or at the end of the loop's turn, so that
-requests of one turn run together; a request that is alone in the model does not wait for that. A request costs one
+timer is armed at `wake_at`. The scheduler decides whether it is polled at once or at the end of the loop's turn, so
+that requests of one turn run together; a request that is alone in the model does not wait for that. A request costs one
 record and one callback: no task, no future.
 
-A request that a worker has got ends in one of these ways:
+A request that a worker has received ends in one of these ways:
 
 - The end of its batch answers it. Most requests end so.
 - It is open (`runtime.batch_answers`) until its final response.
@@ -16,7 +16,7 @@ A slot of a worker that is down gets no batch. Requests wait as long as one work
 """
 
 import asyncio
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable, Sequence
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.schedule.actions import Execute, Slot
@@ -32,7 +32,7 @@ from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.instances import Instances
 from halimede.runtime.request_places import RequestPlaces
 from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, Open, Sent, VersionRequests
-from halimede.workers.worker import BatchDone, ResponseSent, Worker, WorkerDown, WorkerEvent
+from halimede.workers.worker import BatchDone, BatchTimes, Outputs, ResponseSent, Worker, WorkerDown, WorkerEvent
 
 
 class Pump:
@@ -46,6 +46,7 @@ class Pump:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._scheduler = scheduler
+        self._loop = loop
         self._requests = requests
         self._refusal: InferenceError | None = None
         self._instances = Instances()
@@ -119,7 +120,7 @@ class Pump:
             self._alarm.set(scheduler.wake_at())
 
     def cancel(self, key: int) -> None:
-        """Drop a queued request; tell the worker of one that executes or is open."""
+        """Drop a queued request; notify the worker if the request executes or is open."""
         flight = self._requests.find(key)
         if flight is None or flight.cancelled:
             return
@@ -149,7 +150,7 @@ class Pump:
         return self._places.place_of(key)
 
     def acknowledge(self, key: int, responses: int) -> None:
-        """Tell the worker of an open request."""
+        """Notify the worker of an open request."""
         flight = self._requests.find(key)
         if flight is not None and flight.opened is not None and self._instances.is_up(flight.opened.worker):
             flight.opened.worker.acknowledge(key, responses)
@@ -158,7 +159,7 @@ class Pump:
         """Perform what an event of a worker causes. Called on the loop's thread."""
         if isinstance(event, BatchDone):
             slot = self._instances.slots[event.worker.ordinal][event.slot]
-            # After its worker's death a batch frees nothing: its slot is removed, or runs another batch.
+            # After the end of its worker a batch frees no slot: the slot is removed, or runs another batch.
             if self._batches.try_end(slot, event.items[0].key):
                 outcomes = _outcomes(event, self._requests) if self._scheduler.follows_outcomes else ()
                 turns = self._scheduler.completed(slot, event.times.end - event.times.start, outcomes)
@@ -173,7 +174,7 @@ class Pump:
             self._on_up(event.worker)
 
     def abort(self) -> None:
-        """Finish all requests with an error. Workers are told to cancel what they execute."""
+        """Finish all requests with an error. Workers are notified to cancel what they execute."""
         for key in self._scheduler.drain():
             self._fail(key, STOPPING, FailureReason.OTHER)
         # Not by `worker_of`, which searches all batches for each request.
@@ -205,10 +206,18 @@ class Pump:
 
     def _poll(self) -> None:
         for action in self._scheduler.poll(monotonic_ns()):
-            if isinstance(action, Execute):
-                self._execute(action.slot, [self._requests.record_of(key) for key in action.requests])
-            else:
+            if not isinstance(action, Execute):
                 self._fail(action.request, action.error, action.reason)
+                continue
+            batch = [self._requests.record_of(key) for key in action.requests]
+            if action.rows:
+                # Executed without rows, the batch would get wrong answers.
+                self._batches.begin(action.slot, batch)
+                self._loop.call_soon(
+                    self.on_event, _refusal_of_rows(self._instances.worker_of[action.slot], batch, action.slot)
+                )
+            else:
+                self._execute(action.slot, batch)
         self._alarm.set(self._scheduler.wake_at())
 
     def _execute(self, slot: Slot, batch: list[InFlight]) -> None:
@@ -225,17 +234,16 @@ class Pump:
     def _on_down(self, down: WorkerDown) -> None:
         if not self._instances.take_down(down):
             return
-        again: set[int] = set()
         for slot in self._instances.slots[down.worker.ordinal]:
-            again.update(self._remove(slot, down))
+            self._remove(slot, down)
         self._refuse_if_parked()
-        if again:
-            self._poll()
+        # For what was queued again, and for queued requests that have lost their sequence with the slot.
+        self._poll()
 
-    def _remove(self, slot: Slot, down: WorkerDown) -> Collection[int]:
+    def _remove(self, slot: Slot, down: WorkerDown) -> None:
         """Remove a slot. Requests that the worker has not begun return to the scheduler if it takes them back.
 
-        All other requests are open until the worker's own events fail them. Returns the keys that are queued again.
+        All other requests are open until the worker's own events fail them.
         """
         unread: list[list[InFlight]] = []
         for batch in self._batches.remove(slot):
@@ -263,11 +271,10 @@ class Pump:
                 self._requests.fail(flight, CANCELLED, FailureReason.CANCELED)
             else:
                 self._requests.fail(flight, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
-        return again
 
     def _refuse_if_parked(self) -> None:
         """Refuse all requests when no worker runs or will be restarted."""
-        reason = self._instances.end_of_hope()
+        reason = self._instances.permanent_failure()
         if reason is None:
             self._refusal = None
             return
@@ -294,7 +301,7 @@ class Pump:
 
 
 def _pending(flight: InFlight, compatible: Hashable) -> Pending:
-    """What the scheduler gets to know of a request."""
+    """The scheduler's view of a request."""
     request = flight.request
     return Pending(
         flight.key,
@@ -309,8 +316,17 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
     )
 
 
+def _refusal_of_rows(worker: Worker, batch: Sequence[InFlight], slot: Slot) -> BatchDone:
+    """The end of a batch that no worker can execute."""
+    error = InferenceError(
+        ErrorCode.INTERNAL, f"model instance '{worker.name}' cannot execute the rows of a sequence batch"
+    )
+    replies: list[Outputs | InferenceError | None] = [error] * len(batch)
+    return BatchDone(worker, [*batch], replies, BatchTimes(0, 0, 0, 0), failed=True, slot=slot.number)
+
+
 def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
-    """What became of each request of a batch, for a scheduler that follows that."""
+    """The outcome of each request of a batch, for schedulers that need it."""
     outcomes = []
     for at, (item, reply) in enumerate(zip(done.items, done.replies, strict=True)):
         flight = requests.find(item.key)

@@ -130,7 +130,7 @@ class ModelRepository:
         return False
 
     def find(self, name: str) -> ModelEntry:
-        """The model's directory as it is now. Raises LookupError for no directory or several ones, and OSError."""
+        """The model's directory. Raises LookupError for no directory or several ones, and OSError."""
         if self._file is not None and self._file_path is not None and name == self._file.name:
             return _file_entry(self._file_path)
         if problem := model_name_problem(name):

@@ -56,7 +56,7 @@ class Executor(Protocol):
         """Finish a queued request with an error; False when it is not queued."""
 
     def acknowledge(self, key: int, responses: int) -> None:
-        """The client took so many more responses, none of them final."""
+        """The client has taken `responses` more responses, none of them final."""
 
     def is_busy(self) -> bool:
         """Whether requests are queued while every instance is busy: only then can a circle of calls block."""
@@ -67,7 +67,7 @@ class Executor(Protocol):
 
 @dataclass(slots=True)
 class Sent:
-    """What was sent of a request's responses: how many, whether one was an error, and since when (monotonic
+    """The responses of a request that were sent: how many, whether one was an error, and since when (monotonic
     nanoseconds) the next one is computed."""
 
     last_ns: int
@@ -77,8 +77,10 @@ class Sent:
 
 @dataclass(slots=True)
 class Open:
-    """An open request: its worker answers it beside the end of its batch. `first` is the key of its batch's first
-    request."""
+    """An open request: its worker answers it separately from the end of its batch.
+
+    `first` is the key of the first request of its batch.
+    """
 
     worker: Worker
     first: int
@@ -88,7 +90,7 @@ class Open:
 
 @dataclass(slots=True)
 class InFlight(BatchItem):
-    """An admitted request: what its worker gets, and where its responses go. Times are monotonic nanoseconds.
+    """An admitted request: its item in a batch, and the callback for its responses. Times are monotonic nanoseconds.
 
     One object for both, because two objects per request would cost more than the rest of the pump. `opened` is set for
     an open request only, so that a request with one response does not pay for it.
@@ -118,14 +120,15 @@ class RequestTable:
         self.waits = WaitGraph(self._place_of)
         """The calls between models."""
 
-    def check_room(self, size_bytes: int) -> None:
-        """Raise UNAVAILABLE when a request of this size would exceed the bound."""
-        if self.size_bytes and self.size_bytes + size_bytes > self.limit_bytes:
-            raise InferenceError(
-                ErrorCode.UNAVAILABLE,
-                f"Exceeds maximum queue size: requests in flight hold {self.size_bytes} bytes, "
-                f"and with {size_bytes} more would go over {self.limit_bytes}",
-            )
+    def shortage(self, size_bytes: int) -> InferenceError | None:
+        """The error of a request of this size that would exceed the bound."""
+        if not self.size_bytes or self.size_bytes + size_bytes <= self.limit_bytes:
+            return None
+        return InferenceError(
+            ErrorCode.UNAVAILABLE,
+            f"Exceeds maximum queue size: requests in flight hold {self.size_bytes} bytes, "
+            f"and with {size_bytes} more would go over {self.limit_bytes}",
+        )
 
     def add(self, flight: InFlight) -> None:
         self.by_ticket[flight.key] = flight
@@ -185,7 +188,9 @@ class VersionRequests:
 
     def hold(self, size_bytes: int) -> None:
         """Reserve a place for a request that is still checked; UNAVAILABLE when too many bytes are in flight."""
-        self._table.check_room(size_bytes)
+        shortage = self._table.shortage(size_bytes)
+        if shortage is not None:
+            raise shortage
         self._table.size_bytes += size_bytes
         self.count += 1
 
@@ -215,13 +220,17 @@ class VersionRequests:
         table = self._table
         now, rows = monotonic_ns(), checked.batch_size
         flight = InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes, caller=caller)
+        shortage = table.shortage(size_bytes) if table.size_bytes + size_bytes > table.limit_bytes else None
+        self._add(flight)
         try:
-            if table.size_bytes + size_bytes > table.limit_bytes:
-                table.check_room(size_bytes)
-            self._add(flight)
+            if shortage is not None:
+                raise shortage
             self.executor.start(flight, checked.compatible)
         except InferenceError as error:
-            self._refuse(flight, error)
+            if self._order is not None:
+                self._order.withdraw(key)
+            refusal = InferenceError(error.code, of_request(request.id, error.message))
+            self.fail(flight, refusal, FailureReason.REJECTED)
 
     def record_response(
         self, flight: InFlight, sent: Sent, response: InferenceResponse, infer_ns: int, output_ns: int
@@ -294,16 +303,6 @@ class VersionRequests:
         self.count += 1
         if self._order is not None:
             self._order.enqueued(flight.key)
-
-    def _refuse(self, flight: InFlight, error: InferenceError) -> None:
-        if self._table.try_remove(flight):
-            self.count -= 1
-            if self._order is not None:
-                self._order.withdraw(flight.key)
-        self.stats.record_failure(FailureReason.REJECTED, monotonic_ns() - flight.received_ns)
-        error = InferenceError(error.code, of_request(flight.request.id, error.message))
-        _send(flight.on_response, self.failure(flight, error))
-        self._check_idle()
 
     def _check_idle(self) -> None:
         if self._idle is not None and not self.count:

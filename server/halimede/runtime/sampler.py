@@ -1,6 +1,6 @@
-"""Samples the machine and its GPUs on a thread of its own: a driver may take its time, and the event loop has none.
+"""Samples the machine and its GPUs on a thread of its own, because a driver may block and the event loop must not.
 
-Memory is the container's where a control group limits it: there the limit, and not the machine, is what runs out. CPU
+Memory is that of the container if a control group limits it, because its limit is reached before the machine's. CPU
 utilization is the machine's, as in Triton.
 """
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 STOP_SECONDS = 0.5
 
-# The files of a control group as a container sees its own, version 2 and 1: the limit, the use, and the statistics with
-# the part of the use that is file cache and given back on demand.
+# The files of a control group in its container, versions 2 and 1: the limit, the usage, and the statistics with the
+# part of the usage that is file cache and freed on demand.
 CGROUP_MEMORY = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -27,7 +27,7 @@ CGROUP_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was read last. `system` is None and `gpus` empty where nothing is read, or reading failed."""
+    """The last values. `system` is None and `gpus` is empty if they are not sampled, or could not be read."""
 
     system: SystemSample | None = None
     gpus: Sequence[GpuSample] = ()
@@ -36,7 +36,7 @@ class Sample:
 class Sampler:
     """Calls its readers every `interval_ms` on its own thread, between `start` and `stop`.
 
-    Nothing here raises. A reader that fails leaves its part of the sample empty: an old value would be a lie.
+    Nothing here raises. A reader that fails leaves its part of the sample empty, because an old value would mislead.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Sampler:
 
     @property
     def latest(self) -> Sample:
-        """The last sample; may be asked for from any thread."""
+        """The last sample. Any thread may call this."""
         return self._latest
 
     def start(self) -> None:
-        """Start sampling; called once. Nothing to read takes no thread."""
+        """Start sampling; called once. Without readers no thread is started."""
         if self._read_system is not None or self._read_gpus is not None:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop sampling. A driver call that hangs is given STOP_SECONDS and then left to the process's end."""
+        """Stop sampling, and wait at most STOP_SECONDS for a driver call that hangs."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
@@ -75,7 +75,7 @@ class Sampler:
 
 
 def make_sampler(interval_ms: int, *, cpu: bool, gpu: bool) -> Sampler:
-    """A sampler of this machine: of its CPU and memory, of its GPUs, or of what there is of both."""
+    """A sampler of this machine: of its CPU and memory, of its GPUs, or of both."""
     nvml = _import_nvml() if gpu else None
     return Sampler(interval_ms, SystemReader().read if cpu else None, NvmlReader(nvml).read if nvml else None)
 
@@ -89,7 +89,7 @@ class SystemReader:
         self._last_cpu: tuple[int, int] | None = None
 
     def read(self) -> SystemSample:
-        """A sample; the first one knows no utilization. OSError or ValueError when the files are not as expected."""
+        """A sample; the first one has no utilization. OSError or ValueError when the files are not as expected."""
         total, used = self._memory()
         return SystemSample(self._cpu_utilization(), total, used)
 
@@ -122,7 +122,7 @@ class SystemReader:
 
 
 class NvmlReader:
-    """Reads every GPU that the driver shows, through the `pynvml` module. Without a driver there are none."""
+    """Reads every GPU that the driver lists, through the `pynvml` module; none without a driver."""
 
     def __init__(self, nvml: Any) -> None:  # Any: the module has no types
         self._nvml = nvml
@@ -160,7 +160,7 @@ class NvmlReader:
         return self._attempt(lambda: int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
 
     def _attempt(self, ask: Callable[[], T]) -> T | None:
-        """What the driver says; None where there is no driver, or the GPU (one cut by MIG, say) has no such value."""
+        """A value from the driver; None without a driver, or if the GPU has no such value (for example in MIG mode)."""
         try:
             return ask()
         except self._nvml.NVMLError:
@@ -179,7 +179,7 @@ def _attempt(read: Callable[[], T] | None) -> T | None:
         return None
     try:
         return read()
-    except Exception:  # noqa: BLE001 - whatever a driver does: the metrics lack a value, and the server goes on
+    except Exception:  # noqa: BLE001 - a driver's failure must not stop the server: the metrics lack a value
         return None
 
 

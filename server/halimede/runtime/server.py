@@ -1,4 +1,4 @@
-"""The façade: all that a front end knows of the server.
+"""The façade: the only interface of the runtime that front ends use.
 
 Arguments and results are plain data and buffers, requests are cancelled by ticket, and answers come through a
 callback, so that a second implementation over a socket can put several front-end processes before one core. All methods
@@ -27,16 +27,16 @@ class Server(Protocol):
     """A model server. Errors are InferenceError; `infer` alone never raises one but answers with it."""
 
     def metadata(self) -> ServerMetadata:
-        """Name, version and the extensions that are really there."""
+        """Name, version and the supported extensions."""
 
     def is_live(self) -> bool:
-        """The process works: true from the moment the ports are bound until it exits."""
+        """The process is up: true from the binding of the ports until the exit."""
 
     def is_ready(self) -> bool:
         """Every wanted model is ready and has an instance up (`--strict-readiness`), and the server is not draining."""
 
     def is_draining(self) -> bool:
-        """SIGTERM has come: in-flight requests finish, `is_ready` is false, new requests answer UNAVAILABLE."""
+        """SIGTERM was received: in-flight requests finish, `is_ready` is false, new requests answer UNAVAILABLE."""
 
     def model(self, name: str, version: str = "") -> ModelView:
         """The ready version (highest for "").
@@ -45,8 +45,8 @@ class Server(Protocol):
         """
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
-        """Whether that version (the highest for "") serves, an instance of it is up and, if the model has a say in
-        that, says that it is ready. NOT_FOUND when the model is unknown."""
+        """Whether that version (the highest for "") serves, an instance of it is up, and the model reports that it
+        is ready if it implements readiness. NOT_FOUND when the model is unknown."""
 
     def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
         """Start an inference and return its ticket. `caller` is for those inside the server, None for a client.
@@ -64,13 +64,13 @@ class Server(Protocol):
         """
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
-        """The client took so many more answers, none of them final: a model that waits for that continues.
+        """The client has taken `responses` more answers, none of them final: a model that waits for that continues.
 
         A decoupled model sends a bounded number of answers ahead of the acknowledged ones. Unknown tickets are ignored.
         """
 
     def kv_cache(self, model: str) -> KvCache | None:
-        """How full the cache of a language model is; None for a model that does not report it."""
+        """The fill level of a language model's KV cache; None for a model that does not report it."""
 
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         """The statistics of one version, of all versions of a model (version ""), or of all models (name "").

@@ -1,4 +1,4 @@
-"""What models in worker processes request from the server: inferences, the life cycle of other models, and metrics."""
+"""The server's services for models in worker processes: inferences, the life cycle of other models, and metrics."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def model_of(owner: str) -> str:
-    """The name of the model that an owner is a load of."""
+    """The name of the model of which the owner is one load."""
     return owner.rpartition("#")[0]
 
 
@@ -86,7 +86,7 @@ class ModelServices:
         self.metrics = metrics
         self.models: Models = NoModels()
         self.loads = LoadWaits()
-        """The models that a model waits for to be loaded, and an ensemble."""
+        """The loads that models and ensembles wait for."""
 
     def forget(self, owner: str) -> None:
         """Remove the metrics of a load that has ended."""
@@ -124,7 +124,7 @@ class ModelServices:
                 first = first or error.message
                 failures += 1
         if failures:
-            # One line for thousands of them: to make a line takes longer than to update a metric.
+            # One line for thousands of failures: making a line takes longer than updating a metric.
             model, more = model_of(owner), f" ({failures - 1} more updates failed)" if failures > 1 else ""
             log.warning("model '%s': %s%s", model, first, more, extra={"model": model})
 

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class Waiting(Generic[R]):
-    """A call that waits at its step's gate since then."""
+    """A call that waits at its step's gate since `since_ns`."""
 
     key: Key
     owner: R
@@ -44,7 +44,7 @@ class StepGates(Generic[R]):
         return f"<StepGates waiting={len(self._waiting)}>"
 
     def __len__(self) -> int:
-        """How many calls wait."""
+        """Number of waiting calls."""
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Waiting[R]]:
@@ -52,11 +52,11 @@ class StepGates(Generic[R]):
         return iter(list(self._waiting.values()))
 
     def enter(self, step: int) -> None:
-        """A call goes on even if there is no room."""
+        """Let a call pass even if the gate is full."""
         self._gates[step].enter()
 
     def try_enter(self, key: Key, owner: R, call: CallStep) -> bool:
-        """Whether the call goes on. If not, it waits, at most for its timeout. UNAVAILABLE when too many wait."""
+        """Whether the call passes. If not, it waits, at most for its timeout. UNAVAILABLE when too many wait."""
         now = monotonic_ns()
         timeout_us = call.request.timeout_us
         if self._gates[call.step].try_enter(key, now + timeout_us * NS_PER_US if timeout_us else None):
@@ -67,7 +67,7 @@ class StepGates(Generic[R]):
         return False
 
     def leave(self, step: int) -> Waiting[R] | None:
-        """A call is over. Returns the call that goes on in its place, if one does."""
+        """Note that a call has ended. Returns the call that passes in its place, if one waits."""
         key = self._gates[step].leave()
         if key is None:
             return None

@@ -13,17 +13,17 @@ log = logging.getLogger(__name__)
 
 NS_PER_SEC = 1_000_000_000
 
-LOOK_EVERY_SECS = 0.5
-LOOK_SHARE = 0.1
-"""The share of the time that looks may take: a large repository is looked at less often."""
+CHECK_INTERVAL_SECS = 0.5
+CHECK_SHARE = 0.1
+"""The share of time that checks may take: a large repository is checked less often."""
 SETTLE_NS = NS_PER_SEC // 2
-"""How long files must stand still before they are read."""
+"""How long files must be unchanged before they are loaded."""
 
 
 class Watched(Protocol):
     """Models that are loaded; see `lifecycle.ModelLifecycle`."""
 
-    async def look_at_sources(self) -> tuple[Mapping[str, str], Mapping[str, str]]: ...
+    async def read_sources(self) -> tuple[Mapping[str, str], Mapping[str, str]]: ...
 
     async def reload(self, name: str) -> None: ...
 
@@ -35,14 +35,14 @@ async def watch(models: Watched) -> None:
         while True:
             begun = monotonic_ns()
             try:
-                found, loaded = await models.look_at_sources()
+                found, loaded = await models.read_sources()
             except Exception:
                 log.exception("the models' files could not be read")
                 found, loaded = {}, {}
             now = monotonic_ns()
             for name in changes.due(found, loaded, now):
                 reloads.create_task(_reload(models, name))
-            await asyncio.sleep(max(LOOK_EVERY_SECS, (now - begun) / NS_PER_SEC / LOOK_SHARE))
+            await asyncio.sleep(max(CHECK_INTERVAL_SECS, (now - begun) / NS_PER_SEC / CHECK_SHARE))
 
 
 async def _reload(models: Watched, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Tells work on another thread that nobody waits for it any more."""
+"""Stops work on another thread whose result is no longer needed."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class Abandon:
-    """Set once, by whoever gives up waiting. Thread-safe."""
+    """A flag that the caller sets once, when it stops waiting. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -14,7 +14,7 @@ class Abandon:
         self._stop: Callable[[], None] | None = None
 
     def set(self) -> None:
-        """Stop what can be stopped now, or would begin later."""
+        """Stop the work that is running, and any that begins later."""
         with self._lock:
             self._is_set = True
             stop = self._stop
@@ -23,7 +23,7 @@ class Abandon:
 
     @contextmanager
     def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
-        """`stop` is called, on any thread, when it is set meanwhile, or has been."""
+        """Call `stop`, on any thread, if the flag is set now or is set before the block ends."""
         with self._lock:
             self._stop = stop
             is_set = self._is_set

@@ -1,4 +1,4 @@
-"""Who calls: what the server has to know of a call that the code of one instance makes."""
+"""Makes the `Caller` of each call that the code of one instance makes."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,11 +18,11 @@ class Callers:
         self._version = version
         self._beside = Beside(model, version, ordinal)
         self._queue_timeout_ns = queue_timeout_ms * NS_PER_MS
-        # Of the batch that called last, by its first request: most batches call more than once.
+        # The caller for the batch that called last, by its first request: most batches call more than once.
         self._made: tuple[int, Caller] | None = None
 
     def of_batch(self, items: Sequence[BatchItem]) -> Caller:
-        """The code that executes this batch calls: as deep as the calls that led to it, and one more."""
+        """The caller for code that executes this batch; its depth is the largest depth of the requests, plus one."""
         first = items[0].key
         made = self._made
         if made is None or made[0] != first:
@@ -32,9 +32,10 @@ class Callers:
         return made[1]
 
     def beside(self, requests: Iterable[tuple[BatchItem, int]]) -> Caller:
-        """Code beside the batches calls, for one or some of these requests, each with the first one of its batch.
+        """The caller for code outside of a batch's execution, on behalf of some of these requests.
 
-        When all are of one batch their answers wait for it. Otherwise the server does not know which do.
+        Each request comes with the first request of its batch. If all belong to one batch, the answers of that batch
+        wait for the call. Otherwise the server cannot determine which answers wait.
         """
         depth = 0
         firsts: set[int] = set()

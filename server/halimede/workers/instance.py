@@ -1,6 +1,6 @@
-"""Runs batches on an instance of a backend: gather, run, scatter. The same on a thread and in a process of its own.
+"""Runs batches on an instance of a backend: gather, run, scatter. Used by thread workers and by worker processes.
 
-Whatever a model raises, SystemExit included, is an answer to its batch.
+Any exception of a model, including SystemExit, becomes an error of its batch.
 """
 
 import logging
@@ -29,7 +29,7 @@ from halimede.workers.worker import BatchTimes, Outputs
 log = logging.getLogger(__name__)
 
 TEXT_LIMIT = 1024
-"""Characters of a model's own error text that an answer may carry: it travels in a gRPC trailer."""
+"""Maximum characters of a model's own error text in a response, which has to fit into a gRPC trailer."""
 
 
 class RunItem(CancelFlag, Protocol):
@@ -41,7 +41,7 @@ class RunItem(CancelFlag, Protocol):
 
 @dataclass(slots=True)
 class Ran:
-    """A batch's end. `replies` are in the order of its items; `failed` is set when the execution itself failed."""
+    """The result of a batch. `replies` are in the order of its items; `failed`: the execution itself failed."""
 
     replies: list[Outputs | InferenceError | None]
     times: BatchTimes
@@ -49,10 +49,10 @@ class Ran:
 
 
 class InstanceRunner:
-    """One instance, and what is known of its model. Not thread-safe: one batch at a time."""
+    """Runs batches on one instance. Not thread-safe: one batch at a time."""
 
     def __init__(self, name: str, config: ModelConfig, instance: Instance, max_strings: int | None = None) -> None:
-        """Of a BYTES input an instance that is given arrays takes at most `max_strings` elements."""
+        """`max_strings`: the most elements of a BYTES input for an instance that takes arrays; None for no limit."""
         self.name = name
         self._max_strings = max_strings
         self._text_inputs = [each.name for each in config.input if each.data_type is DataType.BYTES]
@@ -64,7 +64,7 @@ class InstanceRunner:
             if hasattr(instance, "execute")
             else partial(self._run_tensors, instance)
         )
-        """Run a batch: list of RunItem -> Ran. Raises nothing."""
+        """Run a batch: list of RunItem -> Ran. Never raises."""
 
     def _run_tensors(self, instance: TensorInstance, items: list[RunItem]) -> Ran:
         start = time.monotonic_ns()
@@ -83,7 +83,7 @@ class InstanceRunner:
             replies += scatter(outputs, self._datatypes, rows if self._batching else None, wanted)
         except RefusedRequestsError as refused:
             return self._run_others(instance, items, refused, start, input_end)
-        except BaseException as error:  # noqa: BLE001  # the thread outlives whatever a model raises
+        except BaseException as error:  # noqa: BLE001  # the thread survives any exception of a model
             return self._failed(items, [None] * len(items), error, start, input_end, output_start)
         return Ran(replies, BatchTimes(start, input_end, output_start, time.monotonic_ns()))
 
@@ -113,11 +113,11 @@ class InstanceRunner:
         start: int,
         input_end: int,
     ) -> Ran:
-        """The batch without the requests that its instance refused; each refusal takes at least one off."""
+        """Run the batch again without the refused requests. Ends, because each refusal removes at least one request."""
         errors = refused.errors
         others = [item for position, item in enumerate(items) if position not in errors]
         if not others:
-            # The requests are at fault, which is nothing for the log.
+            # Not logged: the requests are at fault, not the model.
             end = time.monotonic_ns()
             times = BatchTimes(start, input_end or end, end, end)
             return Ran([errors[position] for position in range(len(items))], times, failed=True)
@@ -137,12 +137,12 @@ class InstanceRunner:
         input_end = time.monotonic_ns()
         try:
             instance.execute(requests)
-        except BaseException as error:  # noqa: BLE001  # the thread outlives whatever a model raises
+        except BaseException as error:  # noqa: BLE001  # the thread survives any exception of a model
             return self._failed(items, [request.take() for request in requests], error, start, input_end, 0)
         output_start = time.monotonic_ns()
-        silence = InferenceError(ErrorCode.INTERNAL, f"instance '{self.name}' did not answer the request")
+        unanswered = InferenceError(ErrorCode.INTERNAL, f"instance '{self.name}' did not answer the request")
         replies: list[Outputs | InferenceError | None] = [
-            silence if reply is None else reply for reply in (request.take() for request in requests)
+            unanswered if reply is None else reply for reply in (request.take() for request in requests)
         ]
         return Ran(replies, BatchTimes(start, input_end, output_start, time.monotonic_ns()))
 
@@ -155,7 +155,7 @@ class InstanceRunner:
         input_end: int,
         output_start: int,
     ) -> Ran:
-        """The batch's end when its execution raised: what was answered before stands, the rest gets the error."""
+        """The result after an exception: answers given before it are kept, the other requests get the error."""
         failure = self._as_error(error, items)
         end = time.monotonic_ns()
         times = BatchTimes(start, input_end or end, output_start or end, end)
@@ -164,9 +164,9 @@ class InstanceRunner:
 
     def _as_error(self, error: BaseException, items: list[RunItem]) -> InferenceError:
         if isinstance(error, InferenceError):
-            # The traceback holds the frames and with them the batch's tensors.
+            # The traceback would keep the frames, and with them the batch's tensors, alive.
             return error.with_traceback(None)
-        # Of a batch, one request stands for all.
+        # The log names only the first request of the batch.
         about = {"model": self._model, "request_id": items[0].request.id}
         log.error("instance '%s' failed", self.name, exc_info=error, extra=about)
         return InferenceError(
@@ -176,7 +176,7 @@ class InstanceRunner:
 
 
 class BatchRequest:
-    """One request of a batch as its instance sees it: an ExecuteRequest that keeps its answer for the batch's end."""
+    """One request of a batch as its instance sees it: an ExecuteRequest that keeps its answer until the batch ends."""
 
     __slots__ = (
         "_cancel",
@@ -212,7 +212,7 @@ class BatchRequest:
     def respond(
         self, outputs: Sequence[Tensor], *, final: bool = True, parameters: Mapping[str, ParameterValue] | None = None
     ) -> None:
-        """Answer with `outputs`; what does not fit the configuration fails this request alone."""
+        """Answer with `outputs`; outputs that do not match the configuration fail only this request."""
         if not final:
             raise RuntimeError(f"request '{self.id}': only decoupled models may answer with final=False")
         if parameters:
@@ -224,12 +224,12 @@ class BatchRequest:
             self._reply = error.with_traceback(None)
 
     def fail(self, error: InferenceError) -> None:
-        """Answer this request alone with an error."""
+        """Answer only this request with an error."""
         self._check_open()
         self._reply = error
 
     def take(self) -> Outputs | InferenceError | None:
-        """The answer, None where there is none; the request is closed."""
+        """Close the request and return its answer, None if it has no answer."""
         self._open = False
         return self._reply
 
@@ -241,11 +241,11 @@ class BatchRequest:
 
 
 def describe(error: BaseException) -> str:
-    """A model's exception as an answer carries it: no traceback, and not too long."""
+    """The text of a model's exception for a response: without traceback, at most TEXT_LIMIT characters."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  # a model's exception class may fail to print
         text = type(error).__name__
     text = text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "..."
-    # Names of files that are no UTF-8 become halves of surrogate pairs, which no answer can carry.
+    # File names that are not UTF-8 contain lone surrogates, which a response cannot carry.
     return text.encode("utf-8", "replace").decode()

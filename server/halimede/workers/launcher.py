@@ -1,7 +1,7 @@
-"""Starts worker processes, and says how each ended: the server's side of the zygote.
+"""Starts worker processes and reports how each ended: the server's side of the zygote.
 
-The zygote is started with the first worker, and again with the next one after it died. Thread-safe, and used with an
-event loop or without one: loads run on threads of their own.
+The zygote starts with the first worker; if it dies, the next start of a worker starts it again. Thread-safe. Works with
+or without an event loop: loads run on threads of their own.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 ZYGOTE_ENTRY = "halimede.workers.zygote:main"
 
 SEND_LIMIT_SECS = 10.0
-"""A zygote that took no command for so long hangs. Its socket has room for some hundred, so that only who starts more
-than these while it imports waits at all."""
+"""A zygote that accepts no command for so long hangs. Its socket holds about a hundred commands, so a start only waits
+if more are sent while the zygote imports."""
 
 END_LIMIT_SECS = 5.0
 
@@ -54,7 +54,7 @@ class Launcher:
 
     @property
     def zygote_pid(self) -> int | None:
-        """None while there is none; it may have died since."""
+        """None before the first start. The process may have died since."""
         zygote = self._zygote
         return zygote.process.pid if zygote is not None else None
 
@@ -69,27 +69,27 @@ class Launcher:
     ) -> "WorkerProcess":
         """Start a process that calls `entry` (`module:function`) with its channel's descriptor.
 
-        `python` is the interpreter to run, "" for a fork of the zygote, which has read the variables of Python itself
-        (PYTHONPATH) already. `environment` is set over the server's. Returns before the process is there: what keeps it
-        from coming up is its Exit. InferenceError UNAVAILABLE when the system refuses, or when the launcher is closed.
+        `python` is the interpreter to run, "" for a fork of the zygote, in which Python's own variables (PYTHONPATH) no
+        longer take effect. `environment` overrides the server's. Returns before the process runs; a failed start is
+        reported as its Exit. InferenceError UNAVAILABLE if the system refuses, or if the launcher is closed.
         """
         if sys.platform != "linux":
             raise InferenceError(ErrorCode.UNSUPPORTED, f"worker processes need Linux, this is {sys.platform}")
-        ours: list[socket.socket | int] = []
-        theirs: list[socket.socket | int] = []
+        server_ends: list[socket.socket | int] = []
+        worker_ends: list[socket.socket | int] = []
         try:
-            channel, their_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            ours.append(channel)
-            theirs.append(their_channel)
-            status, their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.append(status)
-            theirs.append(their_status)
-            output, their_output = os.pipe()
-            ours.append(output)
-            theirs.append(their_output)
+            channel, worker_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            server_ends.append(channel)
+            worker_ends.append(worker_channel)
+            status, worker_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            server_ends.append(status)
+            worker_ends.append(worker_status)
+            output, worker_output = os.pipe()
+            server_ends.append(output)
+            worker_ends.append(worker_output)
             os.set_blocking(output, False)
             status.setblocking(False)
-            their_status.setblocking(False)
+            worker_status.setblocking(False)
             command: dict[str, object] = {
                 "do": "spawn",
                 "name": name,
@@ -99,21 +99,21 @@ class Launcher:
                 "directory": working_directory or "",
             }
             kills = self._oom_kills()
-            passed = (their_channel.fileno(), their_output, their_status.fileno())
+            passed = (worker_channel.fileno(), worker_output, worker_status.fileno())
             zygote, number = self._send_spawn(command, passed)
         except OSError as error:
-            _close(ours)
+            _close(server_ends)
             text = f"cannot start a process for '{name}': {error.strerror or error}"
             raise InferenceError(ErrorCode.UNAVAILABLE, text) from error
         except InferenceError:
-            _close(ours)
+            _close(server_ends)
             raise
         finally:
-            _close(theirs)
+            _close(worker_ends)
         return WorkerProcess(self, zygote, name, number, channel, output, status, kills)
 
     def close(self) -> None:
-        """End the zygote with every worker and wait for that, blocking for seconds at most; nothing starts any more."""
+        """End the zygote and all workers, and refuse further starts. Blocks until they have ended, seconds at most."""
         with self._lock:
             self._closed = True
             zygote, self._zygote = self._zygote, None
@@ -121,11 +121,11 @@ class Launcher:
             zygote.end(END_LIMIT_SECS)
 
     def send_kill(self, zygote: "Zygote", number: int, signal_number: int) -> None:
-        """Have the worker of this number, if it is still there, get the signal."""
-        zygote.send_soon({"do": "kill", "worker": number, "signal": signal_number})
+        """Send the signal to the worker of this number, if it still runs."""
+        zygote.send_nowait({"do": "kill", "worker": number, "signal": signal_number})
 
     def has_oom_kills_since(self, count: int) -> bool:
-        """Whether the kernel has killed something of this server for want of memory since `count` was read."""
+        """Whether the out-of-memory killer has killed a process of this server since `count` was read."""
         return self._oom_kills() > count
 
     def _send_spawn(self, command: dict[str, object], passed: tuple[int, int, int]) -> "tuple[Zygote, int]":
@@ -138,7 +138,7 @@ class Launcher:
                     return self._zygote, number
                 except (BrokenPipeError, ConnectionResetError, TimeoutError):
                     self._zygote.end(0)
-                    log.error("the process that starts workers %s: started again", self._zygote.how_it_ended())
+                    log.error("the process that starts workers %s: started again", self._zygote.exit_text())
                     self._zygote = None
             if self._closed:
                 raise InferenceError(ErrorCode.UNAVAILABLE, "no process is started: the server is stopping")
@@ -156,21 +156,21 @@ class Launcher:
 
 
 class Zygote:
-    """One life of the zygote; made by starting it. `command` is the server's end of its socket."""
+    """One process of the zygote, started by the constructor. `command` is the server's end of its socket."""
 
     def __init__(self) -> None:
-        self.command, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.command, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.command.settimeout(SEND_LIMIT_SECS)
-        # The same socket, for those who must not wait.
+        # The same socket, for senders that must not block.
         self._quick = self.command.dup()
         self._quick.setblocking(False)
         try:
-            # A session of its own: what a terminal sends to the server is not for it, nor for workers. It learns of the
-            # server's end by its socket: the kernel's signal for a parent's death would come when the thread ends that
-            # started it.
-            self.process = subprocess.Popen(  # noqa: S603  # our own interpreter and file
-                [sys.executable, bootstrap.PATH, str(theirs.fileno()), ZYGOTE_ENTRY],
-                pass_fds=(theirs.fileno(),),
+            # A session of its own, so that signals of a terminal reach neither the zygote nor workers. The zygote ends
+            # when its socket closes. PR_SET_PDEATHSIG is not used for that: the kernel would send the signal already at
+            # the end of the thread that started the zygote.
+            self.process = subprocess.Popen(  # noqa: S603  # the server's interpreter and a file of this package
+                [sys.executable, bootstrap.PATH, str(zygote_end.fileno()), ZYGOTE_ENTRY],
+                pass_fds=(zygote_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -180,32 +180,33 @@ class Zygote:
             self._quick.close()
             raise
         finally:
-            theirs.close()
+            zygote_end.close()
 
     def send(self, command: dict[str, object], passed: tuple[int, ...] = ()) -> None:
-        """One command; OSError when the zygote has died, hangs, or the system refuses."""
+        """Send one command. OSError if the zygote has died or hangs, or if the system refuses."""
         data = json.dumps(command).encode()
         if len(data) > MAX_COMMAND_BYTES:
             raise OSError(f"its environment and paths take {len(data)} bytes, at most {MAX_COMMAND_BYTES} are allowed")
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, DESCRIPTORS.pack(*passed))] if passed else []
         self.command.sendmsg([data], rights)
 
-    def send_soon(self, command: dict[str, object]) -> None:
-        """One command, without waiting for a zygote that takes none now: then a thread waits. Nothing when it died."""
+    def send_nowait(self, command: dict[str, object]) -> None:
+        """Send one command without blocking; a thread waits if the socket is full. No effect if the zygote has died."""
         data = json.dumps(command).encode()
         try:
             self._quick.send(data)
         except BlockingIOError:
-            threading.Thread(target=self._send_patiently, args=(data,), daemon=True).start()
+            threading.Thread(target=self._send_blocking, args=(data,), daemon=True).start()
         except OSError:
             return
 
-    def _send_patiently(self, data: bytes) -> None:
+    def _send_blocking(self, data: bytes) -> None:
         with suppress(OSError):
             self.command.send(data)
 
     def end(self, limit_secs: float) -> None:
-        """Have it kill its workers and end; kill it when it has not after so long, and its workers die by that."""
+        """Close the socket, so that the zygote kills its workers and ends. If it runs for longer than the limit, it is
+        killed, and its workers with it."""
         self.command.close()
         self._quick.close()
         try:
@@ -215,7 +216,7 @@ class Zygote:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_LIMIT_SECS)
 
-    def how_it_ended(self) -> str:
+    def exit_text(self) -> str:
         code = self.process.returncode
         if code is None:
             return "hangs"
@@ -225,8 +226,8 @@ class Zygote:
 class WorkerProcess:
     """A worker process and the server's ends of its sockets.
 
-    `channel` is a blocking stream socket, `output` a non-blocking pipe's read end (standard output and error), `status`
-    is read here alone.
+    `channel` is a blocking stream socket. `output` is the non-blocking read end of the pipe for standard output and
+    error. `status` is read only by this class.
     """
 
     def __init__(
@@ -258,34 +259,34 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """None before the zygote has said it. It may be another process's once this one has ended."""
+        """None until the zygote has reported it. After the process has ended, another one may get the same pid."""
         self._read()
         return self._pid
 
     def kill(self, signal_number: int) -> None:
-        """Send the signal, unless it has ended: the zygote knows, so that no other process of that number is hit."""
+        """Send the signal unless the process has ended. The zygote sends it, because only it knows whose the pid is."""
         if self._exit is None:
             self._launcher.send_kill(self._zygote, self._number, signal_number)
 
     async def wait(self) -> Exit:
-        """How it ended, at once when it does. One may wait at a time; cancelling stops the waiting alone."""
+        """Wait for the end of the process. Only one task may wait at a time; cancelling stops only the wait."""
         if (exit_ := self._read()) is not None:
             return exit_
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Exit] = loop.create_future()
 
-        def look() -> None:
+        def on_status() -> None:
             if (exit_ := self._read()) is not None and not ended.done():
                 ended.set_result(exit_)
 
-        loop.add_reader(self.status, look)
+        loop.add_reader(self.status, on_status)
         try:
             return await ended
         finally:
             loop.remove_reader(self.status)
 
     def wait_sync(self, timeout_secs: float) -> Exit | None:
-        """How it ended, without an event loop; None when it has not after so long."""
+        """Wait for the end of the process without an event loop; None after the timeout."""
         poll = select.poll()
         poll.register(self.status, select.POLLIN)
         deadline = time.monotonic() + timeout_secs
@@ -297,27 +298,27 @@ class WorkerProcess:
         return exit_
 
     def close(self) -> None:
-        """Free the descriptors, when nobody waits; it does not end the process, which sees its channel closed."""
+        """Free the descriptors; no task may wait. Does not end the process, but closes its channel."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 _close([self.channel, self.status, self.output])
 
     def _read(self) -> Exit | None:
-        """Take in what the zygote has said; how the process ended, None while it has not."""
+        """Read the zygote's reports; returns how the process ended, None while it runs."""
         with self._lock:
             while self._exit is None and not self._closed:
                 try:
-                    said = self.status.recv(4096)
+                    report = self.status.recv(4096)
                 except BlockingIOError:
                     break
                 except OSError:
-                    said = b""
-                self._exit = self._understand(json.loads(said)) if said else self._without_zygote()
+                    report = b""
+                self._exit = self._parse_report(json.loads(report)) if report else self._exit_without_zygote()
             return self._exit
 
-    def _understand(self, said: dict[str, int | str]) -> Exit | None:
-        match said:
+    def _parse_report(self, report: dict[str, int | str]) -> Exit | None:
+        match report:
             case {"pid": int(pid)}:
                 self._pid = pid
             case {"exit": int(code)}:
@@ -328,11 +329,11 @@ class WorkerProcess:
                 return Exit(error=text)
         return None
 
-    def _without_zygote(self) -> Exit:
+    def _exit_without_zygote(self) -> Exit:
         if self._pid is None:
             return Exit(error="the process that starts workers ended before it had started this one")
-        # The kernel has killed the worker with its zygote, but not what the worker had started. As long as any of that
-        # is there, no other process gets this number.
+        # The kernel has killed the worker with its zygote, but not the processes that the worker had started. While any
+        # of them exists, no other process group gets this number.
         with suppress(OSError):
             os.killpg(self._pid, signal.SIGKILL)
         return self._killed(signal.SIGKILL)

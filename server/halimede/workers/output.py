@@ -1,6 +1,6 @@
-"""What a worker process prints, and what C++ libraries print in the server: lines of its log, as many as it takes.
+"""Writes the output of a worker process, and of C++ libraries in the server, to the server's log, at a limited rate.
 
-The model may print faster than anybody reads: then its printing waits, and nothing else does. All on the loop.
+If a model prints faster than its output is read, only its printing blocks. All methods run on the loop.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 << 10
 _PAUSE_SECS = 0.05
-"""After a read that was full: 1.3 MB a second are read at most."""
+"""Pause after a read that filled the buffer, which limits reading to 1.3 MB/s."""
 
 _LAST_READS = 4
-"""When it is closed: a pipe holds 64 KiB, unless the model has made it larger."""
+"""Reads at `close`: a pipe holds 64 KiB, unless the model has enlarged it."""
 
 _LINES_PER_SECOND = 500
-"""Of more, as many as that are logged: to make a line of the log takes the loop's time, and the log takes fewer."""
+"""Lines above this rate are dropped: making a log record takes time on the loop, and the log accepts fewer anyway."""
 
 _LINE_BYTES = 8 << 10
-"""A longer line is cut into several."""
+"""Longer lines are split."""
 
 
-def say(level: int, place: str, text: str, about: Mapping[str, str]) -> None:
-    """A line of a worker's, as if its place (`model.py:11`) were one of ours. A traceback in it has lines of its own
-    on a terminal."""
+def log_line(level: int, place: str, text: str, about: Mapping[str, str]) -> None:
+    """Log a line of a worker with its own origin (`model.py:11`). On a terminal, a traceback in it spans several
+    lines."""
     if log.isEnabledFor(level):
         file, _, line = place.rpartition(":")
         number = int(line) if line.isascii() and line.isdigit() and len(line) < 10 else 0
@@ -38,10 +38,10 @@ def say(level: int, place: str, text: str, about: Mapping[str, str]) -> None:
 
 
 class OutputReader:
-    """Reads one pipe until its end. The descriptor stays its owner's."""
+    """Reads one pipe until its end. The caller keeps ownership of the descriptor."""
 
     def __init__(self, descriptor: int, place: str, about: Mapping[str, str], loop: asyncio.AbstractEventLoop) -> None:
-        """`place` stands in the lines in place of a file, and names the origin of the output."""
+        """`place` names the origin of the output; log lines show it instead of a file."""
         self._descriptor = descriptor
         self._place = place
         self._about = about
@@ -55,7 +55,8 @@ class OutputReader:
         loop.add_reader(descriptor, self._read)
 
     def close(self) -> None:
-        """Take what is there, and read no more. The last lines tell of a process's end: they come before others."""
+        """Read what is available, then stop reading. The last lines are kept first: they often explain why the process
+        ended."""
         if not self._is_open:
             return
         lines: list[bytes] = []
@@ -67,7 +68,7 @@ class OutputReader:
         first = max(0, len(lines) + 1 - _LINES_PER_SECOND)
         self._left_out += first
         for line in lines[first:]:
-            self._say(line)
+            self._log_line(line)
         self._end()
 
     def _read(self) -> None:
@@ -78,13 +79,13 @@ class OutputReader:
             self._end()
             return
         for line in self._split(data):
-            self._say(line)
+            self._log_line(line)
         if len(data) == _READ_BYTES:
             self._loop.remove_reader(self._descriptor)
-            self._pause = self._loop.call_later(_PAUSE_SECS, self._go_on)
+            self._pause = self._loop.call_later(_PAUSE_SECS, self._resume)
 
     def _receive(self) -> bytes | None:
-        """What is there; None for nothing yet, b"" at the end."""
+        """The available bytes; None if there are none yet, b"" at the end."""
         try:
             return os.read(self._descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -93,7 +94,7 @@ class OutputReader:
             return b""
 
     def _split(self, data: bytes) -> list[bytes]:
-        """The lines that are whole now."""
+        """The lines that are complete now."""
         *whole, self._rest = (self._rest + data).split(b"\n")
         lines = [line[at : at + _LINE_BYTES] for line in whole for at in range(0, len(line) or 1, _LINE_BYTES)]
         while len(self._rest) >= _LINE_BYTES:
@@ -101,11 +102,11 @@ class OutputReader:
             self._rest = self._rest[_LINE_BYTES:]
         return lines
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._pause = None
         self._loop.add_reader(self._descriptor, self._read)
 
-    def _say(self, line: bytes) -> None:
+    def _log_line(self, line: bytes) -> None:
         if self._second is None:
             self._second = self._loop.call_later(1, self._end_second)
         if self._lines >= _LINES_PER_SECOND:
@@ -114,7 +115,7 @@ class OutputReader:
         self._lines += 1
         printed = read_native_line(line.decode("utf-8", "replace"), self._place)
         if printed is not None:
-            say(LEVELS[printed.severity], printed.place, printed.text, self._about)
+            log_line(LEVELS[printed.severity], printed.place, printed.text, self._about)
 
     def _end_second(self) -> None:
         self._second = None
@@ -132,7 +133,7 @@ class OutputReader:
             self._pause.cancel()
         self._loop.remove_reader(self._descriptor)
         if self._rest:
-            self._say(self._rest)
+            self._log_line(self._rest)
         if self._second is not None:
             self._second.cancel()
             self._end_second()

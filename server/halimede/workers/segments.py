@@ -48,7 +48,7 @@ def make_segment(size_bytes: int) -> int | None:
 
 
 def _available_bytes() -> int:
-    """Linux does not refuse pages of shared memory when it has none left: it kills a process. So look first."""
+    """Free memory. Checked first, because Linux kills a process when it runs out of pages for shared memory."""
     try:
         with open("/proc/meminfo", "rb") as file:
             lines = dict(line.split(b":", 1) for line in file)
@@ -59,7 +59,7 @@ def _available_bytes() -> int:
 
 @dataclass(slots=True)
 class Sharing:
-    """What other workers may read of the segments of one map, and what they do read."""
+    """How much of the segments of one map other workers may read, and how much is shared now."""
 
     limit_bytes: int = 0
     """0 if nothing of the map is ever shared."""
@@ -76,7 +76,7 @@ class Segment:
     def __init__(self, memory: mmap.mmap, descriptor: int, released: "deque[Block]", sharing: Sharing) -> None:
         self.memory = memory
         self.descriptor = descriptor
-        """Owned by this object; -1 for none."""
+        """Owned by this object; -1 if the segment cannot be shared."""
         self.released = released
         self.sharing = sharing
         # Of class Lease, so that a lease is a slice whose base is not a plain array. numpy makes a view of a view of a
@@ -98,7 +98,7 @@ class Segment:
 
 
 class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Bytes of a block, as an array that reports when the last view of it is gone, on any thread.
+    """Bytes of a block, as an array that reports the end of its last view, on any thread.
 
     Views of any kind keep it alive: memoryviews, slices, numpy arrays made from them.
     """
@@ -107,8 +107,8 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
     segment: Segment
 
     def __del__(self) -> None:
-        # The array of a whole segment is of this class too, without these attributes. To append is atomic and takes no
-        # lock: a finalizer may run in the middle of anything.
+        # The array of a whole segment is of this class too, without these attributes. Appending is atomic and needs no
+        # lock: a finalizer may interrupt any code.
         if "block" in self.__dict__:
             self.segment.released.append(self.block)
 
@@ -153,12 +153,12 @@ class SegmentMap:
         lease: Lease = segment.array[offset : offset + size_bytes]  # type: ignore[assignment]  # slices keep their class
         lease.block = block
         lease.segment = segment
-        return memoryview(lease)  # type: ignore[arg-type]  # numpy says so from Python 3.12 on
+        return memoryview(lease)  # type: ignore[arg-type]  # numpy declares it from Python 3.12 on
 
     def find(self, data: Buffer) -> Block | None:
-        """Where bytes of this process lie in a segment; None for other memory."""
+        """The segment and offset of bytes of this process; None if they are not in a segment."""
         start = address(data)
-        # A copy, because another thread may add a segment meanwhile.
+        # A copy, because another thread may add a segment at the same time.
         for number, segment in tuple(self._segments.items()):
             if segment.start <= start and start + len(data) <= segment.start + len(segment.array):
                 return number, start - segment.start

@@ -1,9 +1,9 @@
-"""A worker that runs its instance on a thread of the server: no copy, least latency.
+"""A worker that runs its instance on a thread of the server, without copies and with the lowest latency.
 
-For runtimes that release the GIL and do not crash. The event loop hands a batch over through a queue and gets it back
-through `call_soon_threadsafe`; everything between (gather, run, scatter) happens on the thread. The thread ends with
-`stop` alone: whatever a model raises, SystemExit included, is an answer. It is a daemon, so that a model that hangs
-cannot keep the process from exiting.
+For runtimes that release the GIL and do not crash. The event loop passes a batch to the thread through a queue and gets
+the results through `call_soon_threadsafe`; gather, run and scatter happen on the thread. Only `stop` ends the thread:
+any exception of a model, including SystemExit, becomes an error of its batch. The thread is a daemon, so that a model
+that hangs does not keep the process from exiting.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from halimede.workers.worker import BatchDone, BatchItem, OnEvent
 log = logging.getLogger(__name__)
 
 MAX_STRINGS = 1 << 20
-"""Elements of a BYTES input: arrays hold an object for each, and what makes and frees them keeps the event loop from
-running meanwhile, for 0.1 us an element and longer."""
+"""Maximum elements of a BYTES input. Arrays hold one object per element, and making and freeing these blocks the event
+loop for at least 0.1 us per element."""
 
 
 class ThreadWorker:
-    """One model instance on a thread of its own. Made by `start`; `execute` and `stop` are called on the loop."""
+    """One model instance on its own thread. Made by `start`; `execute` and `stop` are called on the loop."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class ThreadWorker:
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
     ) -> "ThreadWorker":
-        """Create the instance on its thread; raises what `create_instance` raised.
+        """Create the instance on its thread; raises what `create_instance` raises.
 
-        Cancelled, it returns at once: the thread closes the instance as soon as it has been created, and ends.
+        If cancelled, returns at once: the thread then closes the instance after its creation, and ends.
         """
         policy = config.model_transaction_policy
         if policy is not None and policy.decoupled:
@@ -82,10 +82,10 @@ class ThreadWorker:
         self._inbox.put(items)
 
     def cancel(self, key: int) -> None:
-        """Nothing to do: the instance reads its items' flags."""
+        """No effect: the instance reads the flags of its items."""
 
     def acknowledge(self, key: int, responses: int) -> None:
-        """Nothing waits for it: models on threads answer once."""
+        """No effect: models on threads answer each request once."""
 
     async def is_ready(self) -> bool:
         return True
@@ -93,13 +93,13 @@ class ThreadWorker:
     async def stop(self) -> None:
         self._inbox.put(None)
         await self._ended
-        # The thread has nothing left to do after it said so.
+        # The thread ends right after it has reported its end.
         self._thread.join()
 
     def _main(self, placement: Placement, model: BackendModel) -> None:
         try:
             instance = model.create_instance(placement)
-        except BaseException as error:  # noqa: BLE001  # also a SystemExit of the model's code is `start`'s to raise
+        except BaseException as error:  # noqa: BLE001  # `start` raises it, also a SystemExit of the model
             self._post(_settle, self._started, _raisable(error))
             return
         self._post(_settle, self._started, None)
@@ -125,12 +125,12 @@ class ThreadWorker:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:
-            return  # the loop has closed: nobody waits for this any more
+            return  # the loop has closed
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
     if future.done():
-        return  # whoever waited was cancelled
+        return  # the waiting task was cancelled
     if error is None:
         future.set_result(None)
     else:
@@ -138,7 +138,7 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def _raisable(error: BaseException) -> Exception:
-    """What `create_instance` raised, as a future can carry it and a task can raise it without ending the loop."""
+    """The exception of `create_instance`, in a form that futures accept and that does not end the loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return InferenceError(ErrorCode.INTERNAL, describe(error))

@@ -1,7 +1,7 @@
-"""The contract between the pump and whatever runs an instance: a thread of the server, or a process of its own.
+"""The contract between the pump and workers. A worker runs one instance, on a thread of the server or in a process.
 
 A worker runs one batch per slot at a time and reports through one callback, always on the event loop's thread. The
-pump gathers nothing and scatters nothing: that is the worker's, off the loop.
+worker gathers and scatters tensors, off the loop; the pump does neither.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -19,7 +19,7 @@ NO_PARAMETERS: Parameters = {}
 class BatchItem:
     """One request of a batch, and its own cancel flag. `rows` is its batch size.
 
-    `caller` is who asks for it from inside the server, None for a client.
+    `caller` is set for requests from inside the server, None for those of clients.
     """
 
     key: int
@@ -46,11 +46,11 @@ Outputs = list[Tensor]
 class BatchDone:
     """The batch is over and the worker's slot is free.
 
-    `replies` are in the order of `items`, in the model's shapes. None is a request that `ResponseSent` answers, before
-    or after: it is open until one with `final` has come. `parameters` are those of replies that have some, by position.
-    `failed` is set when the execution itself failed, so that statistics count no execution. `again` are the positions
-    of requests that the model wants executed once more, which takes a scheduler that `follows_outcomes`: their replies
-    are None.
+    `replies` are in the order of `items`, in the model's shapes. None is a request that `ResponseSent` events answer,
+    before or after this one: it is open until one of them has `final`. `parameters` are response parameters by
+    position. `failed` is set if the execution itself failed, so that statistics count no execution. `again` are the
+    positions of requests that the model wants to execute again, which requires a scheduler that `follows_outcomes`:
+    their replies are None.
     """
 
     worker: "Worker"
@@ -65,11 +65,11 @@ class BatchDone:
 
 @dataclass(slots=True)
 class ResponseSent:
-    """One answer of a request beside its batch's end: a decoupled model's, or one that was sent early.
+    """One answer outside of `BatchDone`: from a decoupled model, or sent before the batch ended.
 
-    `reply` None, only with `final`, says that there are no more answers. Keys that are not open are ignored: a request
-    may have been cancelled meanwhile. `times` are those of this answer: `input_end` its request's start of compute,
-    `output_start` when the model sent it.
+    `reply` None, allowed only with `final`, ends the request without another answer. Keys that are not open are
+    ignored: the request may have been cancelled. `times` are those of this answer: `input_end` is when the execution of
+    the request began, `output_start` when the model sent the answer.
     """
 
     worker: "Worker"
@@ -82,11 +82,11 @@ class ResponseSent:
 
 @dataclass(slots=True)
 class WorkerDown:
-    """The worker's process is gone. It gets nothing until `WorkerUp`.
+    """The worker's process has ended. The worker gets no batches until `WorkerUp`.
 
-    `unread` are the keys of the batches that it has certainly not begun: they are the pump's again, which delivers them
-    once more or fails them. All else that it held is failed by events that follow. `parked` says that it is not started
-    again: too many deaths. `reason` is for people (`worker exited 5 times (last: signal 11)`).
+    `unread` are the keys of batches that the process has certainly not begun: the pump owns them again and delivers or
+    fails them. Events that follow fail all other requests that the process had. `parked` is set if the process has died
+    too often and is not started again. `reason` is for people (`worker exited 5 times (last: signal 11)`).
     """
 
     worker: "Worker"
@@ -97,7 +97,7 @@ class WorkerDown:
 
 @dataclass(slots=True)
 class WorkerUp:
-    """The worker runs again, all slots free."""
+    """The worker runs again, with all slots free."""
 
     worker: "Worker"
 
@@ -118,19 +118,19 @@ class Worker(Protocol):
     concurrency: int
 
     def execute(self, items: list[BatchItem], slot: int = 0) -> None:
-        """Start a batch; called on the loop, returns at once. A slot runs its batches in the order in which they came.
+        """Start a batch; called on the loop, returns at once. A slot runs its batches in order of arrival.
 
-        Nothing is executed after WorkerDown and before WorkerUp.
+        Must not be called between WorkerDown and WorkerUp.
         """
 
     def cancel(self, key: int) -> None:
-        """The request's client is gone; its item's `cancelled` is set already. For a request that is executing."""
+        """Cancel a request that is executing: its client has disconnected. Its item's `cancelled` is already set."""
 
     def acknowledge(self, key: int, responses: int) -> None:
-        """The client took so many more of the request's answers: a model that waits for it may go on sending."""
+        """The client has received `responses` more answers of the request; a model that waits for this may continue."""
 
     async def is_ready(self) -> bool:
-        """Whether it is up and, if the model has something to say of it, says that it is ready; within 5 s."""
+        """Whether the worker runs and, if its model implements `is_ready`, the model reports ready within 5 s."""
 
     async def stop(self) -> None:
         """Wait for the running batches, close the instance, end the thread or process. Called once."""

@@ -1,20 +1,20 @@
-"""The zygote: one process that the server starts by exec, and whose forks the workers are.
+"""The zygote: one process that the server starts by exec, and from which workers are forked.
 
-It has imported what every worker needs, so that a worker is there within milliseconds and shares that memory, and it
-has one thread and no locks, which is what makes forking safe; the server itself is never forked. It obeys commands from
-one socket (SOCK_SEQPACKET, one JSON object each). When that closes, because the server ended or was killed, it kills
-everything below it and ends. What it cannot understand it ignores.
+It has imported what every worker needs, so that workers start within milliseconds and share that memory. It has one
+thread and no locks, which makes forking safe; the server itself is never forked. It performs commands from one socket
+(SOCK_SEQPACKET, one JSON object each). When the socket closes, because the server ended or was killed, it kills all
+processes below it and ends. It ignores invalid commands.
 
     {"do": "spawn", "worker": 7, "name": "m_0_0", "python": "", "environment": {}, "directory": "", "entry": "a.b:f"}
         with three descriptors: the worker's end of its channel, the write end for its output, and a status socket
     {"do": "kill", "worker": 7, "signal": 9}
 
-`python` "" is a fork of the zygote, else the interpreter to run. To a worker's status socket go {"pid": 4711}, then one
-of {"exit": 3} and {"signal": 11}; or {"error": "…"} where it could not be started.
+`python` is the interpreter to run, "" for a fork of the zygote. The zygote writes {"pid": 4711} to a worker's status
+socket, then {"exit": 3} or {"signal": 11}; or {"error": "…"} if the worker could not be started.
 
-Nothing of a worker outlives it. Orphans below a worker become its children and, when it is gone, the zygote's: each
-child of the zygote that is no worker is killed. That holds for daemons and other sessions too. Should the zygote itself
-be killed, the kernel kills the workers.
+No process that a worker starts outlives it. Orphans below a worker become its children and, after its end, children of
+the zygote, which kills every child that is not a worker. This includes daemons and processes in other sessions. If the
+zygote itself is killed, the kernel kills the workers.
 
 Standard library only (with numpy preloaded), for Linux.
 """
@@ -44,16 +44,16 @@ MAX_COMMAND_BYTES = 128 << 10
 MAX_ERROR_CHARACTERS = 1024
 
 CHANNEL_DESCRIPTOR = 512
-"""From here on a worker's channel has its number: models that close everything below 256 keep it."""
+"""The lowest descriptor for a worker's channel, so that models that close all descriptors below 256 do not close it."""
 
 OOM_SCORE = 500
-"""How much rather than the server the kernel takes a worker when memory runs out, of 1,000."""
+"""Added to a worker's out-of-memory score (of 1,000), so that the kernel kills workers before the server."""
 
 END_LIMIT_SECS = 5
-"""After so long the zygote leaves alone what does not die even by SIGKILL, as a process that waits for a disk."""
+"""How long the zygote waits at its end for processes that SIGKILL does not end, such as one that waits for a disk."""
 
 CLEAN_UP_SECS = 0.7
-"""How long multiprocessing's resource trackers may take to unlink what a dead worker has left in /dev/shm."""
+"""How long multiprocessing's resource trackers may take to unlink the files of a dead worker in /dev/shm."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -69,7 +69,7 @@ _COMMANDS: dict[str, dict[str, type]] = {
 
 @dataclass(slots=True)
 class Spawn:
-    """A worker to be."""
+    """A worker that is to be started."""
 
     worker: int
     name: str
@@ -92,22 +92,22 @@ class Worker:
 
 
 def main(descriptor: int) -> int:
-    """Serve the socket until it closes; in a forked worker, the exit code that its entry returned."""
+    """Serve the socket until it closes. In a forked worker, returns the exit code of its entry."""
     if sys.platform != "linux":
         raise SystemExit(f"worker processes need Linux, this is {sys.platform}")
     _preload()
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    # What was imported is no garbage, and a worker that collected it would write to pages that all share.
+    # Imported objects are not garbage, and a worker that traversed them would write to shared pages.
     gc.collect()
     gc.freeze()
-    # A worker leaves through here, so that none of the zygote's frames and objects is alive in it.
+    # A worker returns to here before it runs, so that the zygote's frames and objects are freed in it.
     spawn = Zygote(socket.socket(fileno=descriptor)).serve()
     return 0 if spawn is None else bootstrap.call(spawn.entry, spawn.channel)
 
 
 def _preload() -> None:
-    # OpenBLAS starts its threads when it is loaded, and of a process with threads only the one that forks survives.
-    # Python keeps the environment twice; models see it as the server has it.
+    # OpenBLAS starts its threads when it is loaded, and a fork has only the thread that called fork. The variable is
+    # restored, so that models see the environment of the server.
     before = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for module in PRELOADED:
@@ -126,27 +126,28 @@ class Zygote:
         self._workers: dict[int, Worker] = {}
         """By pid."""
         self._spared: dict[int, float] = {}
-        """Processes that remove what a dead worker has left in the system, by pid, and until when they may."""
+        """Processes that clean up after a dead worker, by pid, and the time until which they may run."""
 
     def serve(self) -> Spawn | None:
-        """None when the server is gone and everything below is dead; in each forked worker, what it is to be."""
-        news, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        """Serve until the server has ended and all processes below are dead, then return None. Returns the command in
+        each forked worker."""
+        wakeup, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        # These mean the server, which may want its workers for a while yet; the zygote ends after it.
+        # These signals are for the server, which may still need its workers; the zygote ends after the server.
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         poll = select.poll()
-        poll.register(news, select.POLLIN)
+        poll.register(wakeup, select.POLLIN)
         poll.register(self._command, select.POLLIN)
         while True:
             ready = [descriptor for descriptor, _ in poll.poll(1000 if self._spared else None)]
             if self._spared:
                 self._kill_strays()
-            if news in ready:
-                os.read(news, 4096)
+            if wakeup in ready:
+                os.read(wakeup, 4096)
                 self._reap()
             if self._command.fileno() not in ready:
                 continue
@@ -154,7 +155,7 @@ class Zygote:
             if received is None:
                 self._end()
                 return None
-            spawn = self._obey(*received)
+            spawn = self._perform(*received)
             if spawn is not None:
                 return spawn
 
@@ -170,8 +171,8 @@ class Zygote:
             descriptors += struct.unpack(f"{len(passed) // 4}i", passed[: len(passed) // 4 * 4])
         return (data, descriptors) if data or descriptors else None
 
-    def _obey(self, data: bytes, descriptors: list[int]) -> Spawn | None:
-        command = _understand(data)
+    def _perform(self, data: bytes, descriptors: list[int]) -> Spawn | None:
+        command = _parse_command(data)
         if command.pop("do", "") == "kill":
             self._kill(command["worker"], command["signal"])
         elif command and len(descriptors) == 3:
@@ -192,33 +193,33 @@ class Zygote:
     def _spawn(self, spawn: Spawn) -> bool:
         """Fork; True in the worker. The status socket stays open here until the worker has been reaped."""
         zygote = os.getpid()
-        # A signal that is sent to the worker before it has set its own handlers must wait for them, and not be ignored.
+        # A signal for the worker stays pending until the worker has set its own handlers, and is not lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
         except OSError as error:
-            _tell(spawn.status, {"error": f"cannot fork: {error.strerror}"})
+            _report(spawn.status, {"error": f"cannot fork: {error.strerror}"})
             os.close(spawn.status)
             pid = -1
         if pid == 0:
-            self._become(spawn, zygote)
+            self._become_worker(spawn, zygote)
             return True
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if pid > 0:
             self._workers[pid] = Worker(spawn.worker, pid, spawn.status)
-            _tell(spawn.status, {"pid": pid})
+            _report(spawn.status, {"pid": pid})
         return False
 
-    def _become(self, spawn: Spawn, zygote: int) -> None:
-        """In a fork: become the worker, as far as its entry."""
-        # The object would close whatever has its number later.
+    def _become_worker(self, spawn: Spawn, zygote: int) -> None:
+        """In the fork: set up the worker's process, up to the call of its entry."""
+        # Otherwise the object would later close another file with the same descriptor.
         self._command.detach()
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != zygote:
-            os._exit(1)  # it died before the kernel was told
+            os._exit(1)  # the zygote died before PR_SET_PDEATHSIG took effect
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         os.setsid()
-        _be_killed_first()
+        _raise_oom_score()
         os.dup2(spawn.output, 1)
         os.dup2(spawn.output, 2)
         spawn.channel = _move_up(spawn.channel)
@@ -226,15 +227,15 @@ class Zygote:
             with suppress(OSError):
                 os.close(descriptor)
         _reset_signals()
-        with _telling(spawn.status, "cannot set its environment"):
+        with _reporting(spawn.status, "cannot set its environment"):
             os.environ.update(spawn.environment)
         if spawn.directory:
-            with _telling(spawn.status, f"cannot enter folder '{spawn.directory}'"):
+            with _reporting(spawn.status, f"cannot enter folder '{spawn.directory}'"):
                 os.chdir(spawn.directory)
         if spawn.python:
             os.set_inheritable(spawn.channel, True)
             arguments = [spawn.python, bootstrap.PATH, str(spawn.channel), spawn.entry, spawn.name]
-            with _telling(spawn.status, f"cannot run '{spawn.python}'"):
+            with _reporting(spawn.status, f"cannot run '{spawn.python}'"):
                 os.execv(spawn.python, arguments)  # noqa: S606  # the interpreter that the server names
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_IGN)  # as Python starts with them
@@ -242,10 +243,10 @@ class Zygote:
         os.close(spawn.status)
 
     def _reap(self) -> None:
-        """Tell of workers that died, once what they leave is being killed; each death among that comes here again."""
+        """Report dead workers, after killing the processes that they leave. Those are reaped by later calls."""
         ended: list[tuple[Worker, dict[str, Any]]] = []
         with suppress(ChildProcessError):
-            # Not reaped yet, so that a worker's number stays taken until its group has been killed.
+            # WNOWAIT: a worker's pid stays reserved until its process group has been killed.
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 worker = self._workers.pop(dead.si_pid, None)
                 if worker is not None:
@@ -255,11 +256,11 @@ class Zygote:
                 os.waitpid(dead.si_pid, 0)
         self._kill_strays()
         for worker, exit_ in ended:
-            _tell(worker.status, exit_)
+            _report(worker.status, exit_)
             os.close(worker.status)
 
     def _kill_strays(self) -> None:
-        """Kill every child that is no worker; what multiprocessing has to clean up after one gets some time for it."""
+        """Kill every child that is not a worker; resource trackers of multiprocessing get CLEAN_UP_SECS to finish."""
         now = time.monotonic()
         strays = _children() - self._workers.keys()
         self._spared = {pid: until for pid, until in self._spared.items() if pid in strays}
@@ -279,15 +280,15 @@ class Zygote:
         while True:
             self._kill_strays()
             try:
-                # Trackers end by themselves once all else has: a moment each, and not for ever.
+                # Resource trackers end soon after all other processes.
                 if os.waitpid(-1, os.WNOHANG if self._spared else 0) == (0, 0):
                     time.sleep(0.005)
             except ChildProcessError:
                 return
 
 
-def _understand(data: bytes) -> dict[str, Any]:
-    """A command with all its fields; {} for what is none."""
+def _parse_command(data: bytes) -> dict[str, Any]:
+    """A command with all its fields; {} if it is invalid."""
     try:
         command = json.loads(data)
     except (ValueError, RecursionError):
@@ -298,31 +299,31 @@ def _understand(data: bytes) -> dict[str, Any]:
     return command if all(isinstance(command[name], type_) for name, type_ in fields.items()) else {}
 
 
-def _tell(status: int, message: dict[str, Any]) -> None:
-    with suppress(OSError):  # nobody asks for this worker any more
+def _report(status: int, message: dict[str, Any]) -> None:
+    with suppress(OSError):  # the server has closed the status socket
         os.write(status, json.dumps(message).encode())
 
 
 @contextmanager
-def _telling(status: int, what: str) -> Iterator[None]:
-    """What fails in here ends the new worker, and the server is told."""
+def _reporting(status: int, what: str) -> Iterator[None]:
+    """Report an error of the block to the server and end the new worker."""
     try:
         yield
     except (OSError, ValueError, TypeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        _tell(status, {"error": f"{what}: {why}"[:MAX_ERROR_CHARACTERS]})
+        _report(status, {"error": f"{what}: {why}"[:MAX_ERROR_CHARACTERS]})
         os._exit(1)
 
 
 def _prctl(option: int, argument: int | bytes) -> None:
-    # Failures are those of other kernels' options; what depends on these is said in the module's first lines.
+    # Errors are ignored: the options exist on every kernel that is supported.
     if isinstance(argument, bytes):
         ctypes.CDLL(None).prctl(option, ctypes.c_char_p(argument), 0, 0, 0)
     else:
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(argument), 0, 0, 0)
 
 
-def _be_killed_first() -> None:
+def _raise_oom_score() -> None:
     with suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
         score = min(int(file.read()) + OOM_SCORE, 1000)
         file.seek(0)
@@ -330,7 +331,7 @@ def _be_killed_first() -> None:
 
 
 def _move_up(channel: int) -> int:
-    with suppress(OSError):  # where the limit of open files is lower than that
+    with suppress(OSError):  # the limit of open files may be lower
         return fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, CHANNEL_DESCRIPTOR)
     return channel
 
@@ -347,7 +348,7 @@ def _reset_signals() -> None:
 
 
 def _kill_group(leader: int) -> None:
-    """The worker; its children become the zygote's by that, and are killed as strays."""
+    """Kill the worker. Its children become children of the zygote, which kills them as strays."""
     if not os.path.exists(_CHILDREN % (os.getpid(), os.getpid())):
         with suppress(OSError):
             os.killpg(leader, signal.SIGKILL)
@@ -356,7 +357,7 @@ def _kill_group(leader: int) -> None:
 
 
 def _is_resource_tracker(pid: int) -> bool:
-    """Whether it is what multiprocessing starts beside a process to unlink its shared memory and semaphores."""
+    """Whether it is the process of multiprocessing that unlinks shared memory and semaphores of another process."""
     with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return b"multiprocessing.resource_tracker" in file.read(4096)
     return False
@@ -366,10 +367,10 @@ _CHILDREN = "/proc/%d/task/%d/children"
 
 
 def _children() -> set[int]:
-    """Of this process, whose one thread has its number."""
+    """The children of this process, whose only thread has its pid."""
     pid = os.getpid()
     try:
         with open(_CHILDREN % (pid, pid)) as file:
             return {int(child) for child in file.read().split()}
     except OSError:
-        return set()  # a kernel without this file: groups are killed all the same
+        return set()  # a kernel without this file: `_kill_group` kills process groups instead

@@ -36,7 +36,7 @@ def in_a_new_process(directory: Path, code: str) -> str:
     return done.stdout.strip()
 
 
-def test_our_own_backends_are_found_by_name():
+def test_included_backends_are_found_by_name():
     assert isinstance(find_backend("identity"), IdentityBackend)
     assert isinstance(find_backend("onnxruntime"), OnnxRuntimeBackend)
     assert isinstance(find_backend("python"), PythonBackend)
@@ -47,7 +47,7 @@ def test_all_callers_get_the_same_backend():
     assert find_backend("identity") is find_backend("identity")
 
 
-def test_an_unknown_backend_is_named_with_those_that_exist():
+def test_an_unknown_backend_is_named_with_the_installed_ones():
     with pytest.raises(InferenceError) as caught:
         find_backend("caffe")
     assert caught.value == InferenceError(
@@ -142,7 +142,7 @@ def test_backend_name_cannot_escape_the_backend_directory(tmp_path, name):
     assert caught.value.message.startswith(f"unable to find backend library for backend '{name}'; the backends that")
 
 
-def test_the_backend_directory_is_triton_s_unless_another_is_given():
+def test_the_backend_directory_is_tritons_by_default():
     assert DEFAULT_BACKEND_DIRECTORY == Settings().backend_directory == Path("/opt/tritonserver/backends")
 
 

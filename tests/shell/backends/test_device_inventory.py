@@ -94,7 +94,7 @@ def test_whole_gpus_and_the_slices_of_sliced_ones_are_listed():
         ("NoDevFiles", []),
     ],
 )
-def test_only_what_cuda_can_see_is_listed_under_cudas_numbers(visible, uuids):
+def test_only_devices_visible_to_cuda_are_listed_by_its_numbers(visible, uuids):
     devices = nvml_devices(Nvml(BIG, SLICED, SMALL), visible)
     assert [(each.index, each.uuid) for each in devices] == list(enumerate(uuids))
 

@@ -61,7 +61,7 @@ def test_each_request_gets_its_inputs_back_under_the_outputs_names():
     assert one.answer == [Tensor("t", BYTES, (1, 1), b"\1\0\0\0x")]
 
 
-def test_numbered_names_pair_by_number_whatever_their_order():
+def test_numbered_names_pair_by_number_in_any_order():
     echo = instance(config({"INPUT1": "OUTPUT0", "INPUT0": "OUTPUT1"}))
     request = Request({"INPUT1": Tensor("INPUT1", FP32, (1,), b"1234")}, ("OUTPUT0", "OUTPUT1"))
     echo.execute([request])
@@ -125,7 +125,7 @@ def test_loading_takes_the_creation_delay():
         ),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused_at_load(broken, text):
+def test_an_invalid_configuration_is_refused_at_load(broken, text):
     with pytest.raises(InferenceError) as caught:
         IdentityBackend().load(broken, SOURCE)
     assert caught.value == InferenceError(ErrorCode.INVALID_ARG, text)

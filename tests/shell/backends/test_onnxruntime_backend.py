@@ -117,7 +117,7 @@ def test_strings_in_and_bfloat16_out_is_refused_at_load(tmp_path):
     )
 
 
-def test_a_string_that_is_not_text_is_the_clients_mistake(tmp_path):
+def test_a_string_that_is_not_utf8_is_invalid_arg(tmp_path):
     settings = config({"x": (BYTES, 1)}, {"y": (BYTES, 1)})
     array = np.array([[b"fine"], [b"a\xff"]], dtype=object)
     assert refused(lambda: run(tmp_path, identity(BYTES, ("n", 1)), settings, {"x": array})) == InferenceError(
@@ -127,7 +127,7 @@ def test_a_string_that_is_not_text_is_the_clients_mistake(tmp_path):
     )
 
 
-def test_a_string_that_is_not_text_fails_its_own_request_alone(tmp_path):
+def test_a_string_that_is_not_utf8_fails_only_its_request(tmp_path):
     settings = config({"x": (BYTES, 1)}, {"y": (BYTES, 1)})
     instance = BACKEND.load(settings, source(tmp_path, identity(BYTES, ("n", 1)))).create_instance(CPU)
     array = np.array([[b"fine"], [b"also fine"], [b"a\xff"], [b"fine"]], dtype=object)
@@ -216,7 +216,7 @@ def test_all_disagreements_with_the_model_are_reported(tmp_path):
     assert found == [True, True, True]
 
 
-def test_a_failing_node_is_an_internal_error_that_logs_nothing_itself(tmp_path, capfd):
+def test_a_failing_node_is_an_internal_error_without_output(tmp_path, capfd):
     proto = model(
         [helper.make_node("Squeeze", ["s", "one"], ["size"]), helper.make_node("Reshape", ["x", "size"], ["y"])],
         [tensor("x", FP32, ("n", 2)), tensor("s", DataType.INT64, ("n", 1))],
@@ -232,7 +232,7 @@ def test_a_failing_node_is_an_internal_error_that_logs_nothing_itself(tmp_path, 
     assert capfd.readouterr() == ("", "")
 
 
-def test_autocomplete_fills_in_what_the_file_says(tmp_path):
+def test_autocomplete_completes_the_configuration_from_the_file(tmp_path):
     shape = ("batch", 3, None)
     completed = BACKEND.autocomplete(ModelConfig(), source(tmp_path, identity(FP32, shape), default_max_batch_size="6"))
     assert completed == ModelConfig(

@@ -187,7 +187,7 @@ NEEDED = "needed is CPython 3.10 or newer with numpy 1.21 or newer"
         ),
         ("interpreter cpython 3 10\nnumpy 2.0.0", 139, f"its numpy cannot be imported: numpy 2.0.0; {NEEDED}"),
         ("no such option: -I", 2, "its interpreter cannot be run (exit code 2): no such option: -I"),
-        ("", 127, "its interpreter cannot be run (exit code 127): it says nothing"),
+        ("", 127, "its interpreter cannot be run (exit code 127): it printed nothing"),
         ("interpreter cpython x y", 0, "its interpreter cannot be run (exit code 0): interpreter cpython x y"),
         ("x" * 1_000_000, 0, f"its interpreter cannot be run (exit code -9): {'x' * 500}"),
     ],
@@ -232,7 +232,7 @@ def test_folder_without_a_working_interpreter_is_refused(model: Path, cache: Pat
 def test_invalid_or_escaping_archive_leaves_nothing(model: Path, cache: Path):
     (model / "env.tar.gz").write_text("hello")
     assert refusal("$$TRITON_MODEL_DIRECTORY/env.tar.gz", model, cache).message.startswith(
-        "the execution environment '$$TRITON_MODEL_DIRECTORY/env.tar.gz' cannot be used: it is damaged or no tar.gz: "
+        "the execution environment '$$TRITON_MODEL_DIRECTORY/env.tar.gz' cannot be used: it is damaged or not a tar.gz: "
     )
     make_script(model / "env")
     (model / "env" / "evil").symlink_to("/etc/passwd")
@@ -335,7 +335,7 @@ def test_unused_entry_of_a_changed_archive_is_removed(model: Path, cache: Path):
     other.close()
 
 
-def test_another_server_s_use_keeps_an_entry(model: Path, cache: Path):
+def test_an_entry_in_use_by_another_server_is_kept(model: Path, cache: Path):
     make_script(model / "env")
     pack(model / "env", model / "env.tar.gz")
     mine = resolve_environment(str(model / "env.tar.gz"), model, cache)
@@ -376,8 +376,8 @@ def test_error_of_an_uncreatable_cache_hides_its_path(model: Path, tmp_path: Pat
     error = refusal("$$TRITON_MODEL_DIRECTORY/env.tar.gz", model, tmp_path / "file" / "cache")
     assert error == InferenceError(
         ErrorCode.INTERNAL,
-        "the execution environment '$$TRITON_MODEL_DIRECTORY/env.tar.gz' cannot be unpacked: Not a directory; the "
-        "variable TMPDIR says where to",
+        "the execution environment '$$TRITON_MODEL_DIRECTORY/env.tar.gz' cannot be unpacked: Not a directory; set "
+        "TMPDIR to another folder",
     )
 
 
@@ -386,9 +386,9 @@ def test_cache_writable_by_other_users_is_refused(model: Path, cache: Path, tmp_
     pack(model / "env", model / "env.tar.gz")
     cache.mkdir()
     cache.chmod(0o777)
-    assert "others may write to it" in refusal(str(model / "env.tar.gz"), model, cache).message
+    assert "other users may write to it" in refusal(str(model / "env.tar.gz"), model, cache).message
     (tmp_path / "link").symlink_to(model)
-    assert "belongs to somebody else" in refusal(str(model / "env.tar.gz"), model, tmp_path / "link").message
+    assert "belongs to another user" in refusal(str(model / "env.tar.gz"), model, tmp_path / "link").message
 
 
 def test_cache_is_a_user_directory_for_temporary_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

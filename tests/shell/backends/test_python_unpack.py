@@ -88,17 +88,17 @@ HOSTILE: dict[str, tuple[Sequence[Member], str]] = {
     # To the eye `here/../x` stays inside; to the system it does not, because `here` is where it is.
     "a link through a link": ([symlink("here", "."), symlink("a", "here/../x")], "'a' is a link to 'here/../x'"),
     "a file below a link": ([folder("d"), symlink("l", "d"), member("l/evil")], "'l/evil' lies below 'l', which is no"),
-    "a folder over a link": ([folder("d"), symlink("l", "d"), folder("l")], "'l' lies below 'l', which is no folder"),
+    "a folder over a link": ([folder("d"), symlink("l", "d"), folder("l")], "'l' lies below 'l', which is not"),
     "a file over a link": ([member("f"), symlink("l", "f"), member("l", content=b"x")], "'l' is in it twice"),
     "a file twice": ([member("f"), member("f")], "'f' is in it twice"),
     "a hard link above": ([member("h", tarfile.LNKTYPE, link="../secret")], "'h' leads out of it ('../secret')"),
     "a hard link to a link": (
         [symlink("l", "f"), member("h", tarfile.LNKTYPE, link="l")],
-        "'h' is a link to 'l', which is no file of the archive",
+        "'h' is a link to 'l', which is not a file of the archive",
     ),
     "a hard link through a link": (
         [folder("d"), member("d/f"), symlink("l", "d"), member("h", tarfile.LNKTYPE, link="l/f")],
-        "'h' is a link to 'l/f', which is no file of the archive",
+        "'h' is a link to 'l/f', which is not a file of the archive",
     ),
     "a device": ([member("zero", tarfile.CHRTYPE)], "'zero' is a device or a pipe"),
     "a pipe": ([member("p", tarfile.FIFOTYPE)], "'p' is a device or a pipe"),
@@ -154,7 +154,7 @@ def flipped(data: bytes) -> bytes:
 def test_damaged_archive_leaves_no_partial_environment(tmp_path: Path, target: Path, damage: Callable[[bytes], bytes]):
     path = archive(tmp_path / "a.tar.gz", [member(f"f{n}", content=os.urandom(10_000)) for n in range(10)])
     path.write_bytes(damage(path.read_bytes()))
-    assert problem(path, target).startswith("it is damaged or no tar.gz: ")
+    assert problem(path, target).startswith("it is damaged or not a tar.gz: ")
 
 
 def run(path: Path, target: Path, *before: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""A cache that the pods of a machine share: each pod is a directory of models here."""
+"""A cache that the pods of a machine share. A pod is a directory of models here."""
 
 import fcntl
 import os
@@ -39,7 +39,7 @@ def test_the_second_pod_fetches_nothing(store: Store, cache: Path) -> None:
 
     assert (first.code, second.code, store.gets("digits/1/model.onnx")) == (0, 0, 1)
     assert [first.models[0]["cached"], second.models[0]["cached"]] == [False, True]
-    # One content, and over it what each plan says.
+    # One content, with the configuration of each plan.
     assert tree(store.folder / "pod1") == {"digits/config.pbtxt": b"", "digits/1/model.onnx": b"x"}
     assert tree(store.folder / "pod2")["digits/config.pbtxt"] == b"max_batch_size: 2\n"
 
@@ -107,7 +107,7 @@ def test_least_recently_used_entry_is_evicted_for_a_new_one(store: Store, cache:
     store.put({f"{name}/1/model.onnx": name.encode() * MB for name in "abc"})
     names = {}
     for number, name in enumerate("aba"):
-        # Pods that are gone.
+        # Pods that were deleted.
         shutil.rmtree(store.folder / f"pod{number}", ignore_errors=True)
         assert pod(store, number, cache, f"{name}/", name=name, limit=2 * MB + MB // 2).code == 0
         names[name] = names.get(name) or (set(entries(cache)) - set(names.values())).pop()
@@ -128,7 +128,7 @@ def test_entry_with_links_from_pods_is_not_evicted(store: Store, cache: Path) ->
     fetched = pod(store, 2, cache, "b/", name="b", limit=MB + 1)
 
     assert fetched.code == 13
-    assert fetched.said == f"model 'b' has {MB} bytes; {MB} of the cache's {MB + 1} are in use by others"
+    assert fetched.report == f"model 'b' has {MB} bytes; {MB} of the cache's {MB + 1} are in use by others"
     assert tree(store.folder / "pod1") == {"a/1/model.onnx": b"a" * MB}
     shutil.rmtree(store.folder / "pod1")
     assert pod(store, 2, cache, "b/", name="b", limit=MB + 1).code == 0
@@ -150,7 +150,7 @@ def test_a_model_that_could_never_fit_is_refused_before_it_is_fetched(store: Sto
 
     fetched = pod(store, 1, cache, limit=MB - 1)
 
-    assert (fetched.code, fetched.said) == (13, f"model 'digits' has {MB} bytes, and the cache's limit is {MB - 1}")
+    assert (fetched.code, fetched.report) == (13, f"model 'digits' has {MB} bytes, and the cache's limit is {MB - 1}")
     assert store.gets("digits/1/model.onnx") == 0
 
 
@@ -176,7 +176,7 @@ def test_modified_cache_content_is_not_used_for_a_digest(store: Store, cache: Pa
     fetched = pod(store, 2, cache, digest=digest)
 
     assert (fetched.code, tree(store.folder / "pod2")) == (0, {"digits/1/model.onnx": b"x"})
-    assert "what the cache has of it was changed" in fetched.log
+    assert "its files in the cache were changed" in fetched.log
 
 
 def test_pod_on_another_file_system_gets_copies(store: Store) -> None:

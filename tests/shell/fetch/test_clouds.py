@@ -1,4 +1,4 @@
-"""Google's and Microsoft's stores, simulated as far as needed: which addresses are requested, and how."""
+"""Google's and Microsoft's stores, partly simulated: which addresses are requested, and how."""
 
 import base64
 import json
@@ -58,7 +58,7 @@ def test_azure_with_account_and_key_or_signature(tmp_path: Path) -> None:
 
 
 class AzureServer(WebServer):
-    """Lists as Azure does, whose tags have no quotes there."""
+    """Lists files like Azure, whose tags have no quotes in listings."""
 
     def serve(self, handler) -> None:  # type: ignore[no-untyped-def]
         if "comp=list" not in handler.path:

@@ -27,7 +27,7 @@ def test_all_problems_of_a_plan_are_reported_at_once(tmp_path: Path) -> None:
 
     fetched = Fetch(tmp_path, plan).run()
 
-    assert (fetched.code, fetched.said.splitlines()) == (
+    assert (fetched.code, fetched.report.splitlines()) == (
         2,
         [
             "the plan cannot be used:",
@@ -44,11 +44,11 @@ def test_all_problems_of_a_plan_are_reported_at_once(tmp_path: Path) -> None:
         ],
     )
     assert not fetched.log.startswith("Traceback")
-    assert fetched.said in fetched.log
+    assert fetched.report in fetched.log
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "report"),
     [
         ("{", "the plan is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
         ("[]", "expected an object"),
@@ -57,10 +57,10 @@ def test_all_problems_of_a_plan_are_reported_at_once(tmp_path: Path) -> None:
         ('{"version": 2}', "version: expected 1"),
     ],
 )
-def test_missing_plan_is_reported(tmp_path: Path, text: str, said: str) -> None:
+def test_missing_plan_is_reported(tmp_path: Path, text: str, report: str) -> None:
     fetched = Fetch(tmp_path, text).run()
 
-    assert (fetched.code, fetched.said) == (2, f"the plan cannot be used:\n{said}")
+    assert (fetched.code, fetched.report) == (2, f"the plan cannot be used:\n{report}")
 
 
 def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_uncreatable_folder_is_reported(tmp_path: Path) -> None:
 
     fetched = Fetch(tmp_path, {"models": []}).run()
 
-    assert (fetched.code, "models: File exists" in fetched.said) == (2, True)
+    assert (fetched.code, "models: File exists" in fetched.report) == (2, True)
 
 
 def test_missing_termination_log_is_not_an_error(tmp_path: Path) -> None:
@@ -89,33 +89,33 @@ def test_missing_termination_log_is_not_an_error(tmp_path: Path) -> None:
     assert fetching.run().code == 0
 
 
-def test_a_report_that_is_too_long_counts_what_it_leaves_out(tmp_path: Path) -> None:
+def test_too_long_report_counts_omitted_models(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"x")
     models = [{"name": f"{i}-" + "n" * 150, "uri": f"file://{tmp_path}/m.onnx"} for i in range(40)]
 
     fetched = Fetch(tmp_path, {"models": models}).run()
 
-    document = json.loads(fetched.said)
-    assert (fetched.code, len(fetched.said.encode()) <= 4096) == (0, True)
+    document = json.loads(fetched.report)
+    assert (fetched.code, len(fetched.report.encode()) <= 4096) == (0, True)
     assert len(document["models"]) + document["omitted"] == 40
 
 
 @pytest.mark.parametrize("beyond", [0, 1 << 60])
-def test_a_full_disk_is_seen_before_anything_is_fetched(tmp_path: Path, beyond: int) -> None:
+def test_full_disk_is_detected_before_the_fetch(tmp_path: Path, beyond: int) -> None:
     disk = os.statvfs(tmp_path)
     size = disk.f_blocks * disk.f_frsize + beyond
     with WebServer({"/models/digits/1/model.onnx": Served(size=size)}).running() as web:
         model = {"name": "digits", "uri": f"s3://{web.url}/models/digits/"}
         fetched = Fetch(tmp_path, {"models": [model]}).run()
 
-    assert (fetched.code, fetched.said.startswith(f"model 'digits' needs {size} bytes, and ")) == (13, True), (
-        fetched.said
+    assert (fetched.code, fetched.report.startswith(f"model 'digits' needs {size} bytes, and ")) == (13, True), (
+        fetched.report
     )
     assert [asked for asked in web.asked if asked.start is not None] == []
 
 
 def test_disk_that_fills_up_during_the_fetch_is_reported(tmp_path: Path) -> None:
-    # The size of a file is limited, as a full disk limits it, but that nobody can see it before.
+    # A limit of the file size acts like a full disk, but cannot be detected before.
     with WebServer({"/models/digits/1/model.onnx": Served(size=8 << 20)}).running() as web:
         model = {"name": "digits", "uri": f"s3://{web.url}/models/digits/"}
         limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
@@ -125,10 +125,10 @@ def test_disk_that_fills_up_during_the_fetch_is_reported(tmp_path: Path) -> None
         fetching = Fetch(tmp_path, {"models": [model]})
         fetched = fetching.end(fetching.start(program=[sys.executable, "-c", limited, "fetch"]))
 
-    assert (fetched.code, fetched.said) == (13, "model 'digits': the disk is full: File too large")
+    assert (fetched.code, fetched.report) == (13, "model 'digits': the disk is full: File too large")
 
 
-def test_sigterm_ends_it_at_once(store: Store) -> None:
+def test_sigterm_ends_the_fetch_at_once(store: Store) -> None:
     store.put({"digits/1/model.onnx": bytes(1 << 20)})
     store.proxy.rule = lambda _: Fault(bytes_per_sec=1 << 14)
     fetching = store.fetching()
@@ -142,13 +142,13 @@ def test_sigterm_ends_it_at_once(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "report"),
     [
-        (None, "is not there"),
+        (None, "does not exist"),
         ({"aws_access_key_id": "x"}, "have none of the keys AWS_ACCESS_KEY_ID"),
     ],
 )
-def test_invalid_credentials_are_reported(tmp_path: Path, values: dict[str, str] | None, said: str) -> None:
+def test_invalid_credentials_are_reported(tmp_path: Path, values: dict[str, str] | None, report: str) -> None:
     folder = tmp_path / "credentials"
     if values is not None:
         write_credentials(folder, **values)
@@ -156,7 +156,7 @@ def test_invalid_credentials_are_reported(tmp_path: Path, values: dict[str, str]
 
     fetched = Fetch(tmp_path, {"models": [model]}).run()
 
-    assert (fetched.code, said in fetched.said) == (10, True), fetched.said
+    assert (fetched.code, report in fetched.report) == (10, True), fetched.report
 
 
 def test_a_claim_is_linked_and_not_copied(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_claim_is_linked_and_not_copied(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "models/digits/2/model.onnx") == str(claim / "net/2/model.onnx")
     assert fetched.models[0]["digest"] is None
     absent = Fetch(tmp_path, {"models": [{**model, "uri": "pvc://claim/other"}]}).run()
-    assert (absent.code, absent.said) == (11, f"pvc://claim/other: {claim}/other is not there")
+    assert (absent.code, absent.report) == (11, f"pvc://claim/other: {claim}/other does not exist")
 
 
 def test_a_mounted_file_with_a_digest_is_checked(tmp_path: Path) -> None:

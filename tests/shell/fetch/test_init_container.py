@@ -24,10 +24,10 @@ MB = 1 << 20
 PKI = Path(support.stores.__file__).parent / "pki"
 REFUSED = "http://127.0.0.1:1"
 FIRST_SECS = 4.0
-"""How long the first tries take at most."""
+"""Maximum time of the first tries."""
 STARTS_SECS = 5.0
 BUSY_SECS = 3.0
-"""What a busy machine may add."""
+"""Additional time on a busy machine."""
 
 
 @contextmanager
@@ -105,8 +105,8 @@ def test_every_way_of_not_answering_is_reported(tmp_path: Path, kind: str) -> No
         ended = {server: each.end(processes[server]) for server, each in fetching.items()}
 
     for server, cause in cases.items():
-        said = ended[server].said
-        assert (ended[server].code, server in said, bool(re.search(cause, said))) == (15, True, True), said
+        report = ended[server].report
+        assert (ended[server].code, server in report, bool(re.search(cause, report))) == (15, True, True), report
 
 
 class Container:
@@ -136,7 +136,7 @@ def test_silent_store_is_reported_within_seconds(store: Store) -> None:
     fetched = Container(store).fetching().run()
 
     assert time.monotonic() - asked_at[0] < FIRST_SECS + BUSY_SECS
-    assert (fetched.code, fetched.said) == (
+    assert (fetched.code, fetched.report) == (
         15,
         f"{store.uri('digits/')}: the store {store.proxy.url} cannot be reached: no answer in time",
     )
@@ -159,11 +159,11 @@ def test_silent_name_server_is_reported_within_seconds(tmp_path: Path, kind: str
     fetched = fetching.end(fetching.start(program=[*silent, sys.executable, "-m", "halimede", "fetch"]))
 
     assert time.monotonic() - begun < STARTS_SECS + FIRST_SECS + BUSY_SECS
-    assert (fetched.code, "store.example.com" in fetched.said) == (15, True), fetched.said
+    assert (fetched.code, "store.example.com" in fetched.report) == (15, True), fetched.report
 
 
 def test_reported_failure_is_retried_until_the_store_answers(store: Store) -> None:
-    """The second run is not given up, whatever the timeout is."""
+    """The second run has no timeout."""
     store.put({"digits/1/model.onnx": b"x"})
     store.proxy.rule = lambda _: s3_error(500, "InternalError")
     container = Container(store)
@@ -189,7 +189,7 @@ def test_different_failure_is_reported_again(store: Store) -> None:
     store.proxy.rule = lambda _: s3_error(503, "SlowDown")
 
     fetched = second.end(process)
-    assert (fetched.code, "503 SlowDown" in fetched.said) == (15, True)
+    assert (fetched.code, "503 SlowDown" in fetched.report) == (15, True)
 
 
 def test_failure_of_a_killed_run_is_reported_again(store: Store) -> None:
@@ -200,11 +200,11 @@ def test_failure_of_a_killed_run_is_reported_again(store: Store) -> None:
     process = second.start()
     second.wait_for("trying again", process)
     process.kill()
-    assert second.end(process).said == ""
+    assert second.end(process).report == ""
 
     third = container.fetching().run()
 
-    assert (third.code, third.said) == (15, first.said)
+    assert (third.code, third.report) == (15, first.report)
 
 
 def test_failure_of_a_second_store_is_reported_and_retried(store: Store) -> None:
@@ -222,7 +222,7 @@ def test_failure_of_a_second_store_is_reported_and_retried(store: Store) -> None
 
 
 def test_credentials_and_endpoint_are_read_at_each_try(store: Store) -> None:
-    """They come from a Secret that may be what was wrong."""
+    """They come from a Secret that may be the cause of the failure."""
     store.put({"digits/1/model.onnx": b"x"})
     endpoint = Path(store.credentials) / "AWS_ENDPOINT_URL"
     endpoint.write_text(REFUSED)
@@ -238,7 +238,7 @@ def test_credentials_and_endpoint_are_read_at_each_try(store: Store) -> None:
 
 
 def test_recovery_is_reported_before_a_long_download(store: Store) -> None:
-    """What a container's status said of the run before would be read as the state of this one for as long as it takes."""
+    """Otherwise the container's status would show the failure of the earlier run during the whole download."""
     content = os.urandom(24 * MB)
     store.put({"digits/1/model.onnx": content})
     store.proxy.rule = lambda _: s3_error(500, "InternalError")
@@ -248,7 +248,7 @@ def test_recovery_is_reported_before_a_long_download(store: Store) -> None:
 
     second = container.fetching().run()
 
-    assert (second.code, second.said) == (
+    assert (second.code, second.report) == (
         16,
         f"{store.uri('digits/')}: the store answers again; the next run continues",
     )
@@ -256,7 +256,7 @@ def test_recovery_is_reported_before_a_long_download(store: Store) -> None:
     before = store.sent("digits/1/model.onnx")
     assert container.fetching().run().code == 0
     assert tree(store.models) == {"digits/1/model.onnx": content}
-    # One of its two ranges, and what had come of it and was not written yet.
+    # One of its two ranges, and its received bytes that were not written yet.
     assert 8 * MB <= store.sent("digits/1/model.onnx") - before < 10 * MB
 
 

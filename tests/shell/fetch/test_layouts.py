@@ -182,7 +182,7 @@ def test_invalid_model_is_refused_with_a_hint(
 
     fetched = store.fetch(**fields)
 
-    assert (fetched.code, text in fetched.said) == (14, True), fetched.said
+    assert (fetched.code, text in fetched.report) == (14, True), fetched.report
     assert tree(store.models) == {}
 
 
@@ -194,10 +194,10 @@ def test_keys_that_escape_the_folder_are_refused_by_name(store: Store, key: str)
 
     fetched = store.fetch()
 
-    assert (fetched.code, "cannot be files" in fetched.said) == (14, True), fetched.said
+    assert (fetched.code, "cannot be files" in fetched.report) == (14, True), fetched.report
     assert (
-        ascii(key.removeprefix("digits/")[:20])[1:-1] in fetched.said
-        or key[:20].encode("unicode_escape").decode() in fetched.said
+        ascii(key.removeprefix("digits/")[:20])[1:-1] in fetched.report
+        or key[:20].encode("unicode_escape").decode() in fetched.report
     )
     assert tree(store.models) == {}
 
@@ -209,7 +209,7 @@ def test_key_that_is_file_and_folder_is_refused(store: Store) -> None:
     store.put({"digits/1": b"not empty"})
     fetched = store.fetch(process="again")
 
-    assert (fetched.code, "'1' is both a file and a folder" in fetched.said) == (14, True)
+    assert (fetched.code, "'1' is both a file and a folder" in fetched.report) == (14, True)
 
 
 def test_digest_of_a_folder_is_what_the_documented_command_prints(store: Store, tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_digest_of_a_folder_is_what_the_documented_command_prints(store: Store, 
 
     fetched = store.fetch(digest=digest)
 
-    # All of the folder is part of the digest; what is served is what the policy says.
-    assert (fetched.code, fetched.models[0]["digest"]) == (0, digest), fetched.said
+    # The digest covers the whole folder; the policy selects the served versions.
+    assert (fetched.code, fetched.models[0]["digest"]) == (0, digest), fetched.report
     assert sorted(tree(store.models / "digits")) == ["10/Weights", "10/model.onnx", "a-b", "a/b", "config.pbtxt"]
 
 
@@ -245,5 +245,5 @@ def test_wrong_digest_leaves_nothing_and_names_both(store: Store) -> None:
     fetched = store.fetch("digits/model.onnx", digest=wanted)
 
     assert (fetched.code, tree(store.models)) == (12, {})
-    assert fetched.said == f"{store.uri('digits/model.onnx')} has the digest {found}, and {wanted} was asked for"
+    assert fetched.report == f"{store.uri('digits/model.onnx')} has the digest {found}, but {wanted} was requested"
     assert store.fetch("digits/model.onnx", digest=found, process="again").code == 0

@@ -21,8 +21,8 @@ def test_transient_errors_are_retried(store: Store) -> None:
     fetched = store.fetch()
 
     assert (fetched.code, tree(store.models)) == (0, {"digits/1/model.onnx": b"x"})
-    said = f"the store {store.proxy.url} answers with an error (503 SlowDown); trying again in"
-    assert fetched.log.count(said) == 3
+    report = f"the store {store.proxy.url} answers with an error (503 SlowDown); trying again in"
+    assert fetched.log.count(report) == 3
 
 
 def test_cut_connection_resumes_at_the_same_offset(store: Store) -> None:
@@ -33,18 +33,18 @@ def test_cut_connection_resumes_at_the_same_offset(store: Store) -> None:
     assert store.fetch().code == 0
 
     assert tree(store.models) == {"digits/1/model.onnx": content}
-    # What came is kept, but for the piece that was cut: of each of the eight cuts less than a megabyte comes twice.
+    # Received bytes are kept, except the piece that was cut: each of the eight cuts repeats less than a megabyte.
     assert store.sent("digits/1/model.onnx") <= 20 * MB + 8 * MB
 
 
-def test_a_store_that_stays_down_is_given_up_within_the_time(store: Store) -> None:
+def test_fetch_from_a_store_that_stays_down_fails_within_the_timeout(store: Store) -> None:
     store.put({"digits/1/model.onnx": b"x"})
     store.proxy.rule = lambda _: s3_error(500, "InternalError")
 
     fetched = store.fetch(timeout=3)
 
-    said = f"{store.uri('digits/')}: the store {store.proxy.url} answers with an error (500 InternalError)"
-    assert (fetched.code, fetched.said) == (15, said)
+    report = f"{store.uri('digits/')}: the store {store.proxy.url} answers with an error (500 InternalError)"
+    assert (fetched.code, fetched.report) == (15, report)
 
 
 def test_a_slow_store_may_take_longer_than_the_timeout(store: Store) -> None:
@@ -55,19 +55,19 @@ def test_a_slow_store_may_take_longer_than_the_timeout(store: Store) -> None:
     begun = time.monotonic()
     fetched = store.fetch(timeout=1)
 
-    assert (fetched.code, tree(store.models)) == (0, {"digits/1/model.onnx": content}), fetched.said
+    assert (fetched.code, tree(store.models)) == (0, {"digits/1/model.onnx": content}), fetched.report
     assert time.monotonic() - begun > 4
 
 
-def test_a_store_that_goes_silent_is_given_up_and_the_next_run_continues(store: Store) -> None:
+def test_fetch_from_a_silent_store_fails_and_the_next_run_continues(store: Store) -> None:
     content = os.urandom(64 * MB)
     store.put({"digits/1/model.onnx": content})
     store.proxy.rule = lambda asked: Fault(silent_after=0) if asked.start in (0, 8 * MB) else None
 
     fetched = store.fetch(timeout=3)
 
-    said = f"{store.uri('digits/')}: the store {store.proxy.url} cannot be reached: no answer in time"
-    assert (fetched.code, fetched.said, tree(store.models)) == (15, said, {})
+    report = f"{store.uri('digits/')}: the store {store.proxy.url} cannot be reached: no answer in time"
+    assert (fetched.code, fetched.report, tree(store.models)) == (15, report, {})
     store.proxy.rule = lambda _: None
     before = store.sent("digits/1/model.onnx")
     assert store.fetch(process="again").code == 0
@@ -90,7 +90,7 @@ def test_permanent_errors_are_not_retried(store: Store, fault: Fault, text: str)
 
     fetched = store.fetch()
 
-    assert (fetched.code, fetched.said) == (10, f"{store.uri('digits/')}: {text}")
+    assert (fetched.code, fetched.report) == (10, f"{store.uri('digits/')}: {text}")
     assert len(store.proxy.asked) == 1
 
 
@@ -101,7 +101,7 @@ def test_status_400_names_its_cause_although_head_has_no_body(store: Store, code
 
     fetched = store.fetch("digits/model.onnx")
 
-    assert (fetched.code, f"(400 {code})" in fetched.said) == (10, True), fetched.said
+    assert (fetched.code, f"(400 {code})" in fetched.report) == (10, True), fetched.report
     assert [asked.method for asked in store.proxy.asked] == ["HEAD", "GET"]
 
 
@@ -111,7 +111,7 @@ def test_credentials_that_expire_during_the_fetch(store: Store) -> None:
 
     fetched = store.fetch()
 
-    assert (fetched.code, "1/model.onnx: the credentials have expired" in fetched.said) == (10, True)
+    assert (fetched.code, "1/model.onnx: the credentials have expired" in fetched.report) == (10, True)
     assert tree(store.models) == {}
 
 
@@ -121,13 +121,13 @@ def test_missing_object_is_reported(store: Store, path: str) -> None:
 
     fetched = store.fetch(path)
 
-    assert (fetched.code, fetched.said) == (11, f"{store.uri(path)}: there is nothing under it")
+    assert (fetched.code, fetched.report) == (11, f"{store.uri(path)}: no file exists under it")
 
 
 def test_missing_bucket_is_reported(store: Store) -> None:
     fetched = store.fetch()
 
-    assert (fetched.code, fetched.said) == (11, f"{store.uri('digits/')}: it is not there (404 NoSuchBucket)")
+    assert (fetched.code, fetched.report) == (11, f"{store.uri('digits/')}: it does not exist (404 NoSuchBucket)")
 
 
 def test_an_object_that_is_replaced_meanwhile_is_fetched_anew(store: Store) -> None:
@@ -148,13 +148,13 @@ def test_an_object_that_is_replaced_meanwhile_is_fetched_anew(store: Store) -> N
     assert tree(store.models) == {"digits/1/model.onnx": new}
 
 
-def test_store_with_always_changing_tags_is_given_up(store: Store) -> None:
+def test_fetch_fails_if_the_tags_always_change(store: Store) -> None:
     store.put({"digits/1/model.onnx": b"x"})
     store.proxy.rule = lambda asked: Fault(headers={"ETag": f'"{asked.number}"'}) if asked.start is not None else None
 
     fetched = store.fetch()
 
-    assert (fetched.code, "was replaced 5 times while it was fetched" in fetched.said) == (15, True), fetched.said
+    assert (fetched.code, "was replaced 5 times while it was fetched" in fetched.report) == (15, True), fetched.report
 
 
 def test_next_fetch_resumes_a_killed_one(store: Store) -> None:
@@ -222,12 +222,12 @@ def test_credentials_of_the_plan_are_not_mixed_with_those_of_the_environment(sto
 
     assert store.fetching().run(environment).code == 0
 
-    said = {
+    report = {
         (a.headers.get("authorization", "").partition("/s3/")[0], a.headers.get("x-amz-security-token"))
         for a in store.proxy.asked
     }
-    assert len(said) == 1
-    ((authorization, token),) = said
+    assert len(report) == 1
+    ((authorization, token),) = report
     assert "AKIATESTTESTTESTTEST/" in authorization
     assert "us-east-1" in authorization
     assert token is None
@@ -255,7 +255,7 @@ def test_default_credentials_of_s3_are_for_models_without_any(store: Store, own:
 
 @pytest.mark.parametrize("is_mounted", [False, True])
 def test_default_credentials_may_be_missing(store: Store, is_mounted: bool) -> None:
-    """An optional Secret that is not there is an empty folder with what the kubelet needs for updates."""
+    """A missing optional Secret is an empty folder with the kubelet's files for updates."""
     store.put({"digits/1/model.onnx": b"x"}, acl="public-read")
     folder = store.folder / "default"
     if is_mounted:
@@ -275,7 +275,7 @@ def test_default_credentials_without_a_known_key_are_an_error(store: Store) -> N
 
     fetched = Fetch(store.folder, plan).run()
 
-    assert (fetched.code, "have none of the keys AWS_ACCESS_KEY_ID" in fetched.said) == (10, True), fetched.said
+    assert (fetched.code, "have none of the keys AWS_ACCESS_KEY_ID" in fetched.report) == (10, True), fetched.report
 
 
 def test_credentials_of_the_environment_are_used_without_others(store: Store) -> None:
@@ -319,5 +319,5 @@ def test_no_output_contains_a_secret(store: Store, rule: Callable[[Asked], Fault
 
     assert fetched.code != 0
     for hidden in (SECRET, token, "AKIASECRETSECRETSECR", "Signature="):
-        assert hidden not in fetched.said + fetched.log
-    assert 0 < len(fetched.said.encode()) <= 1500
+        assert hidden not in fetched.report + fetched.log
+    assert 0 < len(fetched.report.encode()) <= 1500

@@ -103,7 +103,7 @@ def test_credentials_are_sent_only_to_their_server(
             refused = run(f"{web.url}/net.onnx")
             fetched = run(f"{web.url}/net.onnx", credentials=write_credentials(tmp_path / "c", **values))
 
-    assert (refused.code, refused.said) == (10, f"{web.url}/net.onnx: access was denied (401)")
+    assert (refused.code, refused.report) == (10, f"{web.url}/net.onnx: access was denied (401)")
     assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": b"x"})
     assert {asked.headers.get("authorization") for asked in other.asked} == {None}
 
@@ -113,8 +113,8 @@ def test_query_is_sent_but_never_printed(run: Run) -> None:
         fetched = run(f"{web.url}/net.onnx?X-Amz-Signature=0123456789abcdef")
         gone = run(f"{web.url}/gone.onnx?X-Amz-Signature=0123456789abcdef")
 
-    assert (fetched.code, gone.code, gone.said) == (0, 11, f"{web.url}/gone.onnx: it is not there (404)")
-    assert "0123456789abcdef" not in fetched.log + gone.log + gone.said
+    assert (fetched.code, gone.code, gone.report) == (0, 11, f"{web.url}/gone.onnx: it does not exist (404)")
+    assert "0123456789abcdef" not in fetched.log + gone.log + gone.report
     assert {asked.query for asked in web.asked} == {"X-Amz-Signature=0123456789abcdef"}
 
 
@@ -122,7 +122,7 @@ def test_presigned_address_with_an_expired_token(run: Run) -> None:
     with Proxy("http://127.0.0.1:1", lambda _: s3_error(400, "ExpiredToken")).running() as store:
         fetched = run(f"{store.url}/net.onnx?X-Amz-Signature=0123456789abcdef")
 
-    assert (fetched.code, fetched.said) == (
+    assert (fetched.code, fetched.report) == (
         10,
         f"{store.url}/net.onnx: the credentials have expired (400 ExpiredToken)",
     )
@@ -154,7 +154,7 @@ def test_archives_of_folders(run: Run, tmp_path: Path, name: str, prefix: str) -
     with WebServer({f"/{name}": Served(zipped(*members) if name.endswith("zip") else tar(*members))}).running() as web:
         fetched = run(f"{web.url}/{name}")
 
-    assert (fetched.code, fetched.said[:10]) == (0, '{"models":'), fetched.said
+    assert (fetched.code, fetched.report[:10]) == (0, '{"models":'), fetched.report
     assert tree(tmp_path / "models") == {"digits/config.pbtxt": b"max_batch_size: 2", "digits/2/model.onnx": b"two"}
 
 
@@ -198,30 +198,30 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "link out": (
         "m.tgz",
         lambda: tar(link("1/model.onnx", "../../../../etc/passwd")),
-        "is a link to something that is no file",
+        "is a link to something that is not a file",
     ),
     "link absolute": (
         "m.tgz",
         lambda: tar(link("1/model.onnx", "/etc/passwd")),
-        "is a link to something that is no file",
+        "is a link to something that is not a file",
     ),
     "through a link": ("m.tgz", lambda: tar(link("1", "/tmp"), ("1/model.onnx", b"x")), "'1' is a link to something"),
     "hard link": (
         "m.tgz",
         lambda: tar(link("1/model.onnx", "../../etc/passwd", tarfile.LNKTYPE)),
-        "is a link to something that is no file",
+        "is a link to something that is not a file",
     ),
     "device": ("m.tgz", lambda: tar(device()), "'1/null' is a device or a pipe"),
     "zip link": ("m.zip", lambda: zipped((zip_link(), b"/etc/passwd")), "is a link or a device"),
-    "twice": ("m.tgz", lambda: tar(("1/model.onnx", b"x"), ("1/model.onnx", b"y")), "is there twice"),
+    "twice": ("m.tgz", lambda: tar(("1/model.onnx", b"x"), ("1/model.onnx", b"y")), "occurs twice"),
     "file and folder": ("m.tgz", lambda: tar(("1", b"x"), ("1/model.onnx", b"y")), "is both a file and a folder"),
     "bomb": ("m.tgz", lambda: tar(("1/model.onnx", bytes(65 * MB))), "unpacks to more than 67108864 bytes"),
     "zip bomb": ("m.zip", lambda: zipped(("1/model.onnx", bytes(65 * MB))), "unpacks to more than 67108864 bytes"),
-    "header bomb": ("m.tgz", long_header, "is no whole archive"),
+    "header bomb": ("m.tgz", long_header, "is not a complete archive"),
     "many": ("m.tgz", many_members, "holds more than 100000 files"),
-    "cut": ("m.tgz", lambda: tar(("1/model.onnx", os.urandom(MB)))[:-1000], "is no whole archive"),
-    "no archive": ("m.tgz", lambda: b"<html>", "is no whole archive"),
-    "no zip": ("m.zip", lambda: b"<html>", "is no whole archive"),
+    "cut": ("m.tgz", lambda: tar(("1/model.onnx", os.urandom(MB)))[:-1000], "is not a complete archive"),
+    "no archive": ("m.tgz", lambda: b"<html>", "is not a complete archive"),
+    "no zip": ("m.zip", lambda: b"<html>", "is not a complete archive"),
     "several": ("m.tgz", lambda: tar(("a/1/model.onnx", b"x"), ("b/model.py", b"y")), "holds several models: a, b"),
     "nothing": ("m.tgz", tar, "is not a model: it holds nothing"),
 }
@@ -233,7 +233,7 @@ def test_invalid_archives_are_refused(run: Run, tmp_path: Path, case: str) -> No
     with WebServer({f"/{name}": Served(make())}).running() as web:
         fetched = run(f"{web.url}/{name}")
 
-    assert (fetched.code, text in fetched.said) == (14, True), fetched.said
+    assert (fetched.code, text in fetched.report) == (14, True), fetched.report
     assert tree(tmp_path / "models") == {}
     assert not (tmp_path / "evil").exists()
 
@@ -242,7 +242,7 @@ def test_html_page_is_not_a_model(run: Run) -> None:
     with WebServer({"/models/digits": Served(b"<html>")}).running() as web:
         fetched = run(f"{web.url}/models/digits")
 
-    assert (fetched.code, "is not a model; use" in fetched.said) == (14, True)
+    assert (fetched.code, "is not a model; use" in fetched.report) == (14, True)
 
 
 @pytest.mark.parametrize("scheme", ["https", "s3"])
@@ -259,7 +259,7 @@ def test_private_certificate_authority_is_trusted(tmp_path: Path, scheme: str) -
         refused_name = Fetch(tmp_path, {"models": [misnamed]}, timeout=1).run()
         fetched = Fetch(tmp_path, {"models": [model]}).run()
 
-    said = refused_name.said
-    assert (refused_name.code, "its certificate is for another name" in said) == (15, True), said
-    assert (refused.code, "its certificate is not trusted" in refused.said) == (15, True), refused.said
-    assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": b"x"}), fetched.said
+    report = refused_name.report
+    assert (refused_name.code, "its certificate is for another name" in report) == (15, True), report
+    assert (refused.code, "its certificate is not trusted" in refused.report) == (15, True), refused.report
+    assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": b"x"}), fetched.report

@@ -1,4 +1,4 @@
-"""What the façade does when something fails that no client and no model is to blame for."""
+"""The façade's answers to internal errors."""
 
 import asyncio
 from pathlib import Path

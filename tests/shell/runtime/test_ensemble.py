@@ -1,4 +1,4 @@
-"""An ensemble's requests between clients that note their answers and a server that the test plays."""
+"""Requests of an ensemble, with clients that record answers and a server that the test controls."""
 
 import asyncio
 import sys
@@ -95,7 +95,7 @@ async def test_calls_of_steps_carry_their_depth_and_caller() -> None:
 async def test_a_request_is_not_refused_for_the_queueing_of_its_steps() -> None:
     bench = Bench("a")
     bench.submit(1)
-    assert not bench.ensemble.try_refuse(1, InferenceError(ErrorCode.UNAVAILABLE, "nobody will answer"))
+    assert not bench.ensemble.try_refuse(1, InferenceError(ErrorCode.UNAVAILABLE, "no instance will answer"))
     bench.server.take().answer()
     assert bench.answers == [(1, "ok", True)]
     bench.assert_at_rest()
@@ -278,7 +278,7 @@ async def test_a_stop_answers_each_request_once_and_ignores_later_answers() -> N
 
 @dataclass
 class Member:
-    """What takes the requests of a step's model, as far as readiness goes."""
+    """The executor of a step's model; only its readiness is implemented."""
 
     up: bool = True
     says_ready: bool = True

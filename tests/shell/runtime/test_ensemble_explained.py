@@ -13,7 +13,7 @@ def explain(model: Path) -> Result:
     return CliRunner().invoke(explain_config, [str(model)])
 
 
-def test_it_is_shown_as_it_is_served(tmp_path: Path) -> None:
+def test_configuration_is_shown_as_it_is_served(tmp_path: Path) -> None:
     add_scaled(tmp_path, "two", 2)
     decoupled = (
         'parameters { key: "ISOLATION" value { string_value: "process" } } model_transaction_policy { decoupled: true }'
@@ -23,8 +23,8 @@ def test_it_is_shown_as_it_is_served(tmp_path: Path) -> None:
     add_ensemble(tmp_path, "e", chain("two", "inner"))
     result = explain(tmp_path / "e")
     assert (result.exit_code, result.exception) == (0, None)
-    said = [line.split("#") for line in result.stdout.splitlines() if "decoupled" in line]
-    assert [[part.strip() for part in line] for line in said] == [["decoupled: true", "the steps' models"]]
+    origins = [line.split("#") for line in result.stdout.splitlines() if "decoupled" in line]
+    assert [[part.strip() for part in line] for line in origins] == [["decoupled: true", "the steps' models"]]
     assert 'platform: "ensemble"' in result.stdout
 
 

@@ -1,4 +1,4 @@
-"""Ensembles that come and go with the models of their steps: in one process, where order is certain."""
+"""Ensembles that are loaded and withdrawn with the models of their steps: in one process, with a fixed order."""
 
 import asyncio
 from collections.abc import Iterator
@@ -45,11 +45,11 @@ async def test_loading_an_ensemble_loads_its_steps_and_what_they_need(repository
     add_scaled(repository, "three", 3)
     add_ensemble(repository, "e", chain("two", "three"))
     add_ensemble(repository, "outer", chain("e", "two"))
-    house = House(repository)
-    await house.load("outer")
-    assert await house.states() == dict.fromkeys(["e", "outer", "three", "two"], READY)
-    assert (await house.value("e"), await house.value("outer")) == (6, 12)
-    await house.core.close()
+    bench = House(repository)
+    await bench.load("outer")
+    assert await bench.states() == dict.fromkeys(["e", "outer", "three", "two"], READY)
+    assert (await bench.value("e"), await bench.value("outer")) == (6, 12)
+    await bench.core.close()
 
 
 @in_a_loop
@@ -59,11 +59,11 @@ async def test_a_start_loads_ensembles_and_models_with_one_load_thread(repositor
     for name in ("a_first", "z_last"):
         add_ensemble(repository, name, chain("m0", "m1", "m2"))
     add_ensemble(repository, "outer", chain("z_last", "a_first"))
-    house = House(repository, load_threads=1)
-    assert await house.core.start(None) == []
-    assert house.core.is_ready()
-    assert await house.value("outer") == 64
-    await house.core.close()
+    bench = House(repository, load_threads=1)
+    assert await bench.core.start(None) == []
+    assert bench.core.is_ready()
+    assert await bench.value("outer") == 64
+    await bench.core.close()
 
 
 @in_a_loop
@@ -71,10 +71,10 @@ async def test_a_loaded_step_is_not_loaded_again(repository: Path, faulty: Fault
     faulty.add_model(repository, "step")
     add_ensemble(repository, "e", chain("step", "step"))
     add_ensemble(repository, "other", chain("step"))
-    house = House(repository)
-    await house.load("step", "e", "other")
+    bench = House(repository)
+    await bench.load("step", "e", "other")
     assert faulty.events("step").count("load step") == 1
-    await house.core.close()
+    await bench.core.close()
 
 
 @in_a_loop
@@ -85,22 +85,22 @@ async def test_the_error_of_a_load_names_the_problems_of_the_steps(repository: P
     add_ensemble(repository, "weak", chain("fine", "broken"))
     add_ensemble(repository, "future", [Step("fine", {"IN": "IN"}, {"OUT": "OUT"}, version=7)])
     add_ensemble(repository, "misfit", [Step("fine", {"IN": "IN"}, {"OTHER": "OUT"})])
-    house = House(repository)
-    assert await house.refused("lost") == ("ensemble lost contains models that are not available or ambiguous: nowhere")
-    assert (await house.refused("weak")).startswith(
+    bench = House(repository)
+    assert await bench.refused("lost") == ("ensemble lost contains models that are not available or ambiguous: nowhere")
+    assert (await bench.refused("weak")).startswith(
         "ensemble 'weak' depends on 'broken' which has no loaded version. Model 'broken' loading failed with error: "
         "version 1 is at UNAVAILABLE state: Internal: ValueError: as the test wants it"
     )
     assert (
-        await house.refused("future") == "ensemble 'future' depends on 'fine' whose required version 7 is not loaded."
+        await bench.refused("future") == "ensemble 'future' depends on 'fine' whose required version 7 is not loaded."
     )
-    assert "OTHER" in await house.refused("misfit")
-    assert {name: state for name, (state, _) in (await house.states()).items()} == {
+    assert "OTHER" in await bench.refused("misfit")
+    assert {name: state for name, (state, _) in (await bench.states()).items()} == {
         "broken": "UNAVAILABLE",
         "fine": "READY",
     }
-    assert house.lifecycle.all_ready()  # a call that failed takes no server out of service
-    await house.core.close()
+    assert bench.lifecycle.all_ready()  # a failed call does not make the server unready
+    await bench.core.close()
 
 
 @in_a_loop
@@ -110,9 +110,9 @@ async def test_a_failed_start_names_the_failed_models_and_tries_each_once(
     faulty.add_model(repository, "broken", faults={"load": "ValueError"})
     add_ensemble(repository, "a_first", chain("broken"))
     add_ensemble(repository, "z_last", chain("broken"))
-    house = House(repository)
-    assert sorted(await house.core.start(None)) == ["a_first", "broken", "z_last"]
-    # Whoever comes upon a load that is under way takes its end for an answer.
+    bench = House(repository)
+    assert sorted(await bench.core.start(None)) == ["a_first", "broken", "z_last"]
+    # A second load request for a model waits for the load under way and gets its result.
     assert faulty.events("broken").count("load broken") <= 2
 
 
@@ -120,11 +120,11 @@ async def test_a_failed_start_names_the_failed_models_and_tries_each_once(
 async def test_the_error_of_a_configuration_names_the_place(repository: Path) -> None:
     add_scaled(repository, "fine", 2)
     add_ensemble(repository, "e", [Step("fine", {"IN": "IN"}, {"OUT": "elsewhere"})])
-    house = House(repository)
+    bench = House(repository)
     with pytest.raises(InferenceError) as error:
-        await house.load("e")
+        await bench.load("e")
     assert "e/config.pbtxt:4:" in error.value.message
-    assert "fine" not in await house.states()
+    assert "fine" not in await bench.states()
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -132,14 +132,14 @@ async def test_the_error_of_a_configuration_names_the_place(repository: Path) ->
 async def test_a_cycle_of_ensembles_is_an_error_that_shows_the_cycle(repository: Path, at_once: bool) -> None:
     for name, step in (("c1", "c2"), ("c2", "c3"), ("c3", "c1"), ("own", "own")):
         add_ensemble(repository, name, chain(step))
-    house = House(repository, load_threads=1)
+    bench = House(repository, load_threads=1)
     if at_once:
-        assert sorted(await house.core.start(None)) == ["c1", "c2", "c3", "own"]
+        assert sorted(await bench.core.start(None)) == ["c1", "c2", "c3", "own"]
     else:
         circle = "circular dependency between ensembles: "
-        assert await house.refused("c1") == f"{circle}c1 -> c2 -> c3 -> c1"
-        assert await house.refused("c3") == f"{circle}c3 -> c1 -> c2 -> c3"
-        assert await house.refused("own") == f"{circle}own -> own"
+        assert await bench.refused("c1") == f"{circle}c1 -> c2 -> c3 -> c1"
+        assert await bench.refused("c3") == f"{circle}c3 -> c1 -> c2 -> c3"
+        assert await bench.refused("own") == f"{circle}own -> own"
 
 
 @in_a_loop
@@ -147,12 +147,12 @@ async def test_a_reload_that_would_make_a_cycle_changes_nothing(repository: Path
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "inner", chain("two"))
     add_ensemble(repository, "outer", chain("inner"))
-    house = House(repository)
-    await house.load("outer")
+    bench = House(repository)
+    await bench.load("outer")
     add_ensemble(repository, "inner", chain("outer"), extra="# changed")
-    assert await house.refused("inner") == "circular dependency between ensembles: inner -> outer -> inner"
-    assert await house.value("outer") == 2
-    await house.core.close()
+    assert await bench.refused("inner") == "circular dependency between ensembles: inner -> outer -> inner"
+    assert await bench.value("outer") == 2
+    await bench.core.close()
 
 
 @in_a_loop
@@ -161,32 +161,32 @@ async def test_an_ensemble_is_unavailable_while_its_step_is_unloaded(repository:
     add_scaled(repository, "three", 3)
     add_ensemble(repository, "e", chain("two", "three"))
     add_ensemble(repository, "outer", chain("e"))
-    house = House(repository)
-    await house.load("outer")
-    await house.unload("three")
-    assert (await house.value("e"), await house.value("outer")) == (unknown("e"), unknown("outer"))
-    await until_rest(house)
-    assert await house.states() == {"e": UNLOADED, "outer": UNLOADED, "three": UNLOADED, "two": READY}
-    assert house.lifecycle.all_ready()
-    await house.load("three")
-    assert await house.states() == dict.fromkeys(["e", "outer", "three", "two"], READY)
-    assert await house.value("outer") == 6
-    await house.core.close()
+    bench = House(repository)
+    await bench.load("outer")
+    await bench.unload("three")
+    assert (await bench.value("e"), await bench.value("outer")) == (unknown("e"), unknown("outer"))
+    await until_rest(bench)
+    assert await bench.states() == {"e": UNLOADED, "outer": UNLOADED, "three": UNLOADED, "two": READY}
+    assert bench.lifecycle.all_ready()
+    await bench.load("three")
+    assert await bench.states() == dict.fromkeys(["e", "outer", "three", "two"], READY)
+    assert await bench.value("outer") == 6
+    await bench.core.close()
 
 
 @in_a_loop
 async def test_an_unloaded_ensemble_stays_unloaded_when_its_step_is_loaded(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two"))
-    house = House(repository)
-    await house.load("e")
-    await house.unload("two")
-    await house.unload("e")
-    await house.load("two")
-    assert (await house.states())["e"] == UNLOADED
-    await house.load("e")
-    assert await house.value() == 2
-    await house.core.close()
+    bench = House(repository)
+    await bench.load("e")
+    await bench.unload("two")
+    await bench.unload("e")
+    await bench.load("two")
+    assert (await bench.states())["e"] == UNLOADED
+    await bench.load("e")
+    assert await bench.value() == 2
+    await bench.core.close()
 
 
 @in_a_loop
@@ -194,41 +194,41 @@ async def test_an_ensemble_follows_a_step_whose_configuration_has_changed(reposi
     add_identity(repository, "step", dims="4")
     add_ensemble(repository, "e", chain("step"))
     add_ensemble(repository, "outer", chain("e"))
-    house = House(repository)
-    await house.load("outer")
-    before = house.core.model("e")
+    bench = House(repository)
+    await bench.load("outer")
+    before = bench.core.model("e")
     add_identity(repository, "step", dims="-1", max_batch_size=16)
-    await house.load("step")
-    assert house.core.model("e") is not before
-    assert await house.value("outer") == 1
+    await bench.load("step")
+    assert bench.core.model("e") is not before
+    assert await bench.value("outer") == 1
     add_identity(repository, "step", dims="5")
-    await house.load("step")
-    assert await house.value("outer") == unknown("outer")
-    await until_rest(house)
-    states = await house.states()
+    await bench.load("step")
+    assert await bench.value("outer") == unknown("outer")
+    await until_rest(bench)
+    states = await bench.states()
     assert (states["step"], states["outer"]) == (READY, UNLOADED)
     assert states["e"][0] == "UNAVAILABLE"
     assert states["e"][1].startswith("Invalid argument: ")
-    assert not house.lifecycle.all_ready()
+    assert not bench.lifecycle.all_ready()
     add_identity(repository, "step", dims="4")
-    await house.load("step")
-    assert await house.value("outer") == 1
-    assert house.lifecycle.all_ready()
-    await house.core.close()
+    await bench.load("step")
+    assert await bench.value("outer") == 1
+    assert bench.lifecycle.all_ready()
+    await bench.core.close()
 
 
 @in_a_loop
-async def test_a_reload_that_changes_nothing_for_the_ensemble_leaves_it_as_it_is(repository: Path) -> None:
+async def test_reload_without_changes_for_the_ensemble_leaves_it_unchanged(repository: Path) -> None:
     add_scaled(repository, "step", 2)
     add_ensemble(repository, "e", chain("step"))
-    house = House(repository)
-    await house.load("e")
-    await house.value()
+    bench = House(repository)
+    await bench.load("e")
+    await bench.value()
     add_scaled(repository, "step", 5)
-    await house.load("step")
-    assert await house.value() == 5
-    assert house.core.statistics("e")[0].inference_count == 2
-    await house.core.close()
+    await bench.load("step")
+    assert await bench.value() == 5
+    assert bench.core.statistics("e")[0].inference_count == 2
+    await bench.core.close()
 
 
 @in_a_loop
@@ -239,20 +239,20 @@ async def test_a_running_request_finishes_when_its_next_step_is_unloaded(
     faulty.add_model(repository, "next")
     add_ensemble(repository, "e", chain("slow", "next"))
     add_ensemble(repository, "outer", chain("e", "next"))
-    house = House(repository)
-    await house.load("outer")
-    answer = house.ask("outer")
+    bench = House(repository)
+    await bench.load("outer")
+    answer = bench.ask("outer")
     await until(lambda: "run slow_0_0" in faulty.events("slow"))
-    await house.unload("next")
-    assert await house.value("next") == unknown("next")
-    assert await house.value("outer") == unknown("outer")
+    await bench.unload("next")
+    assert await bench.value("next") == unknown("next")
+    assert await bench.value("outer") == unknown("outer")
     assert "close_model next" not in faulty.events("next")
     faulty.release("slow")
     assert value_of(await answer) == 1
     await until(lambda: "closed_model next" in faulty.events("next"))
-    await until_rest(house)
-    assert await house.states() == {"e": UNLOADED, "next": UNLOADED, "outer": UNLOADED, "slow": READY}
-    await house.core.close()
+    await until_rest(bench)
+    assert await bench.states() == {"e": UNLOADED, "next": UNLOADED, "outer": UNLOADED, "slow": READY}
+    await bench.core.close()
 
 
 @in_a_loop
@@ -261,12 +261,12 @@ async def test_a_stop_waits_for_all_steps_of_accepted_requests(repository: Path,
     for name in ("a_next", "z_next"):
         faulty.add_model(repository, name)
     add_ensemble(repository, "e", chain("slow", "a_next", "z_next"))
-    house = House(repository)
-    await house.load("a_next", "e")
-    answer = house.ask()
+    bench = House(repository)
+    await bench.load("a_next", "e")
+    answer = bench.ask()
     await until(lambda: "run slow_0_0" in faulty.events("slow"))
-    house.core.begin_drain()
-    closing = asyncio.create_task(house.core.close())
+    bench.core.begin_drain()
+    closing = asyncio.create_task(bench.core.close())
     assert await asyncio.wait((closing,), timeout=0.05) == (set(), {closing})
     faulty.release("slow")
     assert value_of(await answer) == 1
@@ -279,15 +279,15 @@ async def test_a_stop_that_times_out_answers_each_request_once(repository: Path,
     faulty.add_model(repository, "slow", faults={"run": "hang"})
     add_ensemble(repository, "e", chain("slow", "slow"))
     add_ensemble(repository, "outer", chain("e"))
-    house = House(repository)
-    await house.load("outer")
-    answers = [house.ask(name) for name in ("e", "outer") for _ in range(3)]
+    bench = House(repository)
+    await bench.load("outer")
+    answers = [bench.ask(name) for name in ("e", "outer") for _ in range(3)]
     await until(lambda: "run slow_0_0" in faulty.events("slow"))
-    house.core.abort()
+    bench.core.abort()
     errors = {value_of(await answer) for answer in answers}
     assert {type(error) for error in errors} == {InferenceError}
     assert all("Server is stopping" in str(error) for error in errors)
-    assert house.lifecycle.busy()[0] == 0
+    assert bench.lifecycle.busy()[0] == 0
     faulty.release("slow")
 
 
@@ -298,11 +298,11 @@ async def test_an_unload_with_dependents_unloads_unused_steps(repository: Path) 
     add_ensemble(repository, "inner", chain("alone"))
     add_ensemble(repository, "e", chain("inner", "asked", "shared"))
     add_ensemble(repository, "other", chain("shared"))
-    house = House(repository)
-    await house.load("asked", "e", "other")
-    await house.unload("e", dependents=True)
-    await until_rest(house)
-    assert await house.states() == {
+    bench = House(repository)
+    await bench.load("asked", "e", "other")
+    await bench.unload("e", dependents=True)
+    await until_rest(bench)
+    assert await bench.states() == {
         "alone": UNLOADED,
         "asked": READY,
         "e": UNLOADED,
@@ -310,21 +310,21 @@ async def test_an_unload_with_dependents_unloads_unused_steps(repository: Path) 
         "other": READY,
         "shared": READY,
     }
-    await house.unload("other")
-    await until_rest(house)
-    assert (await house.states())["shared"] == READY
-    await house.core.close()
+    await bench.unload("other")
+    await until_rest(bench)
+    assert (await bench.states())["shared"] == READY
+    await bench.core.close()
 
 
 @in_a_loop
 async def test_an_unload_ends_a_load_that_waits_for_a_step(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "hung", faults={"load": "hang"})
     add_ensemble(repository, "e", chain("hung"))
-    house = House(repository)
-    loading = asyncio.create_task(house.load("e"))
+    bench = House(repository)
+    loading = asyncio.create_task(bench.load("e"))
     await until(lambda: faulty.events("hung") == ["load hung"])
     async with asyncio.timeout(20):
-        await house.unload("e")
+        await bench.unload("e")
         with pytest.raises(InferenceError, match="failed to load 'e', no version is available"):
             await loading
     faulty.release("hung")
@@ -334,12 +334,12 @@ async def test_an_unload_ends_a_load_that_waits_for_a_step(repository: Path, fau
 async def test_an_ensemble_is_ready_when_its_steps_are_ready(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two"))
-    house = House(repository)
-    await house.load("e")
-    assert await house.core.is_model_ready("e")
-    await house.unload("two")
-    assert not await house.core.is_model_ready("e")
-    await house.core.close()
+    bench = House(repository)
+    await bench.load("e")
+    assert await bench.core.is_model_ready("e")
+    await bench.unload("two")
+    assert not await bench.core.is_model_ready("e")
+    await bench.core.close()
 
 
 @in_a_loop
@@ -356,11 +356,11 @@ async def test_labels_come_from_the_step_or_from_the_ensemble(repository: Path) 
     add_ensemble(repository, "e", steps, outputs=outputs)
     add_ensemble(repository, "outer", chain("e"))
     (repository / "e" / "own.txt").write_text("mine\n")
-    house = House(repository)
-    await house.load("outer")
-    assert house.core.model("e").labels == {"OUT": ("step0", "step1"), "OWN": ("mine",)}
-    assert house.core.model("outer").labels == {"OUT": ("step0", "step1")}
-    await house.core.close()
+    bench = House(repository)
+    await bench.load("outer")
+    assert bench.core.model("e").labels == {"OUT": ("step0", "step1"), "OWN": ("mine",)}
+    assert bench.core.model("outer").labels == {"OUT": ("step0", "step1")}
+    await bench.core.close()
 
 
 @in_a_loop
@@ -372,16 +372,16 @@ async def test_ensembles_and_steps_have_versions_of_their_own(repository: Path) 
     add_ensemble(repository, "e", [first], extra="version_policy { all { } }")
     (repository / "e" / "4").mkdir()
     add_ensemble(repository, "latest", chain("scaled"))
-    house = House(repository)
-    await house.load("e", "latest")
-    response = await house.ask("e")
+    bench = House(repository)
+    await bench.load("e", "latest")
+    response = await bench.ask("e")
     assert (response.model_name, response.model_version, value_of(response)) == ("e", "4", 2)
-    assert await house.value("latest") == 3
-    assert house.core.model("e").versions == ("1", "4")
+    assert await bench.value("latest") == 3
+    assert bench.core.model("e").versions == ("1", "4")
     (repository / "scaled" / "config.pbtxt").write_text("version_policy { latest { num_versions: 1 } }")
-    await house.load("scaled")
-    assert (await house.value("e"), await house.value("latest")) == (unknown("e"), 3)
-    await house.core.close()
+    await bench.load("scaled")
+    assert (await bench.value("e"), await bench.value("latest")) == (unknown("e"), 3)
+    await bench.core.close()
 
 
 @in_a_loop
@@ -390,12 +390,12 @@ async def test_the_depth_of_nested_calls_is_bounded(repository: Path) -> None:
     names = ["two", *(f"e{number:02}" for number in range(33))]
     for step, name in pairwise(names):
         add_ensemble(repository, name, chain(step))
-    house = House(repository)
+    bench = House(repository)
     way = " -> ".join(reversed(names))
     deep = f"nests ensembles 33 deep: calls within one another are at most 32: {way}"
-    assert (await house.refused("e32")).endswith(f"ensemble 'e32' {deep}")
-    assert await house.value("e31") == 1
-    await house.core.close()
+    assert (await bench.refused("e32")).endswith(f"ensemble 'e32' {deep}")
+    assert await bench.value("e31") == 1
+    await bench.core.close()
 
 
 @in_a_loop
@@ -404,15 +404,15 @@ async def test_a_reload_that_nests_an_ensemble_too_deep_makes_it_unavailable(rep
     names = ["two", *(f"e{number:02}" for number in range(32))]
     for step, name in pairwise(names):
         add_ensemble(repository, name, chain(step))
-    house = House(repository)
-    await house.load("e31")
+    bench = House(repository)
+    await bench.load("e31")
     add_ensemble(repository, "between", chain("two"))
     add_ensemble(repository, "e00", chain("between"))
-    await house.load("e00")
-    state, reason = (await house.states())["e31"]
+    await bench.load("e00")
+    state, reason = (await bench.states())["e31"]
     assert (state, "nests ensembles 33 deep" in reason) == ("UNAVAILABLE", True)
-    assert await house.value("e30") == 1
-    await house.core.close()
+    assert await bench.value("e30") == 1
+    await bench.core.close()
 
 
 @in_a_loop
@@ -423,23 +423,23 @@ async def test_a_call_that_needs_the_instance_of_its_caller_fails_at_once(
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two", "busy"))
     add_ensemble(repository, "outer", chain("e"))
-    house = House(repository)
-    await house.load("outer")
-    caller = house.ask("busy")
+    bench = House(repository)
+    await bench.load("outer")
+    caller = bench.ask("busy")
     await until(lambda: "run busy_0_0" in faulty.events("busy"))
     answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
     inputs = [tensor_from_array("IN", DataType.FP32, np.ones((1, 4), np.float32))]
     # As the busy model's own code would call it from within that batch.
-    (first,) = house.lifecycle.table.by_ticket
+    (first,) = bench.lifecycle.table.by_ticket
     batch = RunningBatch("busy", "1", first)
-    house.core.infer(InferenceRequest("outer", inputs=inputs), answer.set_result, Caller(1, batch))
+    bench.core.infer(InferenceRequest("outer", inputs=inputs), answer.set_result, Caller(1, batch))
     error = (await answer).error
     assert error is not None
     assert error.message.startswith("in ensemble 'outer', in ensemble 'e', ")
     assert "model 'busy' is not called: all its instances wait for the answer" in error.message
     faulty.release("busy")
     assert value_of(await caller) == 1
-    await house.core.close()
+    await bench.core.close()
 
 
 @in_a_loop
@@ -447,14 +447,14 @@ async def test_a_step_that_a_model_calls_fails_after_its_queue_timeout(repositor
     faulty.add_model(repository, "busy", faults={"run": "hang"})
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two", "busy"))
-    house = House(repository)
-    await house.load("e")
-    first = house.ask("busy")
+    bench = House(repository)
+    await bench.load("e")
+    first = bench.ask("busy")
     await until(lambda: "run busy_0_0" in faulty.events("busy"))
     answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
     inputs = [tensor_from_array("IN", DataType.FP32, np.ones((1, 4), np.float32))]
     caller = Caller(1, "a batch", None, "other", 50_000_000)
-    house.core.infer(InferenceRequest("e", inputs=inputs), answer.set_result, caller)
+    bench.core.infer(InferenceRequest("e", inputs=inputs), answer.set_result, caller)
     error = (await answer).error
     assert error is not None
     assert error.code is ErrorCode.UNAVAILABLE
@@ -462,24 +462,24 @@ async def test_a_step_that_a_model_calls_fails_after_its_queue_timeout(repositor
     assert "model 'busy' is not called: the call of model 'other' was queued for " in error.message
     faulty.release("busy")
     assert value_of(await first) == 1
-    await house.core.close()
+    await bench.core.close()
 
 
 @in_a_loop
 async def test_a_call_queued_at_an_unloaded_model_ends_too(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "busy", faults={"run": "hang"})
-    house = House(repository)
-    await house.load("busy")
-    first = house.ask("busy")
+    bench = House(repository)
+    await bench.load("busy")
+    first = bench.ask("busy")
     await until(lambda: "run busy_0_0" in faulty.events("busy"))
     answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
     inputs = [tensor_from_array("IN", DataType.FP32, np.ones((1, 4), np.float32))]
     caller = Caller(1, "a batch", None, "other", 50_000_000)
-    house.core.infer(InferenceRequest("busy", inputs=inputs), answer.set_result, caller)
-    await house.unload("busy")
+    bench.core.infer(InferenceRequest("busy", inputs=inputs), answer.set_result, caller)
+    await bench.unload("busy")
     error = (await answer).error
     assert error is not None
     assert "model 'busy' is not called: the call of model 'other' was queued for " in error.message
     faulty.release("busy")
     assert value_of(await first) == 1
-    await house.core.close()
+    await bench.core.close()

@@ -1,4 +1,4 @@
-"""Limits of a process, changed in one of its own."""
+"""Limits of a process, changed in a separate process."""
 
 import subprocess
 import sys
@@ -18,15 +18,15 @@ def raised(soft: int, hard: int) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_open_files_are_raised_to_what_is_allowed() -> None:
+def test_open_files_are_raised_to_the_allowed_maximum() -> None:
     assert raised(100, 200) == "200 (200, 200)"
 
 
-def test_a_limit_that_is_as_high_as_it_can_be_stays() -> None:
+def test_limit_at_its_maximum_is_unchanged() -> None:
     assert raised(150, 150) == "150 (150, 150)"
 
 
-def test_open_files_are_counted_where_no_more_can_be_opened() -> None:
+def test_open_files_are_counted_when_no_further_file_can_be_opened() -> None:
     program = (
         "import resource\nfrom halimede.runtime.limits import count_open_files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\nprint(count_open_files())"

@@ -1,4 +1,4 @@
-"""Calls of models' code that are queued at a model whose processes the test plays."""
+"""Calls of models' code that are queued at a model whose processes the test controls."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ class Calling:
             await asyncio.sleep(0.001)
 
     def error_of(self, key: int) -> InferenceError:
-        (error,) = (response.error for told, response in self.bench.responses if told == key)
+        (error,) = (response.error for each, response in self.bench.responses if each == key)
         assert error is not None
         return error
 

@@ -1,4 +1,4 @@
-"""Loads that are tried again, and loads that somebody else's unload ends: in one process, where order is certain."""
+"""Loads that are retried, and loads that an unload ends: in one process, with a fixed order."""
 
 import asyncio
 import functools
@@ -58,7 +58,7 @@ def lifecycle_of(repository: Path, *, retry_count: int = 0) -> ModelLifecycle:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Look again every few milliseconds, with a bound."""
+    """Check the condition every few milliseconds, with a time limit."""
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
@@ -74,7 +74,7 @@ async def states(lifecycle: ModelLifecycle) -> list[tuple[str, str]]:
 
 
 @in_a_loop
-async def test_a_failed_load_is_tried_again_and_says_so(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_load_is_retried_and_logged(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
     break_model(repository)
     lifecycle = lifecycle_of(repository, retry_count=5)
     loading = asyncio.create_task(lifecycle.load("scaled"))
@@ -87,7 +87,7 @@ async def test_a_failed_load_is_tried_again_and_says_so(repository: Path, caplog
 
 
 @in_a_loop
-async def test_the_tries_are_counted(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_retries_are_counted(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
     break_model(repository)
     with pytest.raises(InferenceError, match="load failed for model 'scaled': version 1 is at UNAVAILABLE state"):
         await lifecycle_of(repository, retry_count=2).load("scaled")
@@ -96,7 +96,7 @@ async def test_the_tries_are_counted(repository: Path, caplog: pytest.LogCapture
 
 
 @in_a_loop
-async def test_nothing_is_tried_again_by_default(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_is_retried_by_default(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
     break_model(repository)
     with pytest.raises(InferenceError):
         await lifecycle_of(repository).load("scaled")
@@ -104,7 +104,7 @@ async def test_nothing_is_tried_again_by_default(repository: Path, caplog: pytes
 
 
 @in_a_loop
-async def test_a_configuration_that_is_wrong_is_not_tried_again(
+async def test_load_with_an_invalid_configuration_is_not_retried(
     repository: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_config(repository / "wrong", "nonsense: 1")
@@ -116,7 +116,7 @@ async def test_a_configuration_that_is_wrong_is_not_tried_again(
 
 
 @in_a_loop
-async def test_an_unload_ends_the_tries(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unload_ends_the_retries(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
     break_model(repository)
     lifecycle = lifecycle_of(repository, retry_count=1000)
     loading = asyncio.create_task(lifecycle.load("scaled"))
@@ -128,7 +128,7 @@ async def test_an_unload_ends_the_tries(repository: Path, caplog: pytest.LogCapt
 
 
 @in_a_loop
-async def test_a_stop_ends_the_tries(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_stop_ends_the_retries(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
     break_model(repository)
     lifecycle = lifecycle_of(repository, retry_count=1000)
     loading = asyncio.create_task(lifecycle.load("scaled"))
@@ -149,7 +149,7 @@ async def test_an_unload_ends_the_loads_before_it_and_none_after_it(repository: 
     unloading = [asyncio.create_task(lifecycle.unload("hung")) for _ in range(2)]
     await asyncio.sleep(0)
     after = asyncio.create_task(lifecycle.load("hung"))
-    async with asyncio.timeout(3 * UNLOAD_WAIT_SECS):  # not one patience for each load
+    async with asyncio.timeout(3 * UNLOAD_WAIT_SECS):  # not one wait for each load
         results = await asyncio.gather(*before, *unloading, return_exceptions=True)
     assert results == [UNLOADED] * 3 + [None] * 2
     assert not after.done()
@@ -221,7 +221,7 @@ async def test_abandoned_loads_are_counted_and_bounded(repository: Path, faulty:
 
 @in_a_loop
 async def test_many_indexes_take_one_thread(repository: Path) -> None:
-    for number in range(500):  # so that a look takes a while
+    for number in range(500):  # so that a reading takes a while
         (repository / f"model{number}" / "1").mkdir(parents=True)
     lifecycle = lifecycle_of(repository)
     looks = [asyncio.create_task(lifecycle.index(False)) for _ in range(60)]

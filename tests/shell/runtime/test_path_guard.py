@@ -1,7 +1,7 @@
-"""No name that a client or a configuration gives leads out of the repository, whatever links lie in it.
+"""No name from a client or a configuration leads out of the repository, with any links in it.
 
-The oracle is what Python opens and lists, as its audit events say, against the plainest rule: the real path of every
-opened file is below the repository.
+The test records every path that Python opens or lists, by audit events. The rule: the real path of every opened file is
+below the repository.
 """
 
 import os
@@ -48,7 +48,7 @@ def watched() -> Iterator[list[str]]:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository `models` with a model `m` that links everywhere, beside what must not be read."""
+    """A repository `models` with a model `m` that has links to many places, and files outside that must not be read."""
     top = tmp_path_factory.mktemp("guard")
     (top / "outside").mkdir()
     (top / "outside" / "labels.txt").write_text(SECRET)
@@ -106,7 +106,7 @@ paths = st.builds(
 
 
 def quoted(text: str) -> str:
-    """A string of the text format, byte for byte: what a hostile file would hold."""
+    """A string of the text format, byte for byte, as in a hostile file."""
     return '"' + "".join(f"\\{byte:03o}" for byte in text.encode("utf-8", "surrogatepass")) + '"'
 
 

@@ -1,4 +1,4 @@
-"""The pump against a worker that the test plays: exactly one answer per request, whatever happens in between."""
+"""The pump with a worker that the test controls: exactly one answer per request, in all cases."""
 
 import asyncio
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class PlayedWorker:
         self.batches.append(items)
 
     def cancel(self, key: int) -> None:
-        """An instance on a thread looks at its items' flags."""
+        """An instance on a thread checks its items' flags."""
 
     async def stop(self) -> None:
         self.stopped = True
@@ -59,7 +59,7 @@ def config(output: ModelOutput, max_batch_size: int, **batching: object) -> Mode
 
 
 class Bench:
-    """A pump with played workers, and what its callers were told."""
+    """A pump with workers that the test controls, and the answers of its requests."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Bench:
         return self.requests.count - self.pump.queued
 
     async def turn(self) -> None:
-        """Let the loop's turn end, whereupon what came in it goes out."""
+        """Let the loop's turn end, so that its requests are executed."""
         await asyncio.sleep(0)
 
     def finish(self, worker: int = 0, error: InferenceError | None = None) -> None:
@@ -171,7 +171,7 @@ def test_clients_that_send_again_after_a_batch_share_the_next_one() -> None:
         bench.submit(*range(1, 10))
         assert bench.running() == [[1]]
         bench.finish()
-        # Half of those who were there, and before the answers are dealt with.
+        # Half of the earlier number, and before the answers are processed.
         assert bench.running() == [[2, 3, 4, 5, 6, 7, 8, 9]]
         bench.finish()
 
@@ -182,14 +182,14 @@ def test_clients_that_send_again_after_a_batch_share_the_next_one() -> None:
         await bench.turn()
         assert bench.running() == [[10, 11]]
         bench.finish()
-        # They were two: nobody else is waited for.
+        # Two were expected: the pump waits for no others.
         bench.submit(12)
         assert bench.running() == [[12]]
 
     scenario(run_on_loop)
 
 
-def test_where_many_were_half_of_them_wait_for_no_turn_to_end() -> None:
+def test_half_of_many_expected_requests_start_without_waiting() -> None:
     async def run_on_loop() -> None:
         bench = Bench(max_batch_size=16)
         bench.submit(*range(1, 10))
@@ -236,7 +236,7 @@ def test_a_running_request_that_is_cancelled_gets_its_flag_and_one_answer() -> N
     scenario(run_on_loop)
 
 
-def test_a_failed_batch_fails_its_requests_alone() -> None:
+def test_failed_batch_fails_only_its_own_requests() -> None:
     async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1, 2)
@@ -273,7 +273,7 @@ def test_the_bytes_in_flight_are_bounded_over_all_models() -> None:
     scenario(run_on_loop)
 
 
-def test_a_refused_request_leaves_no_record_and_holds_nothing_back() -> None:
+def test_refused_request_leaves_no_record_and_blocks_no_other() -> None:
     async def run_on_loop() -> None:
         policy = ModelQueuePolicy(max_queue_size=1)
         bench = Bench(preserve_ordering=True, preferred_batch_size=(1,), default_queue_policy=policy)
@@ -303,7 +303,7 @@ def test_a_finished_request_is_counted_and_answered_once() -> None:
     scenario(run_on_loop)
 
 
-def test_requests_that_are_still_looked_at_count_as_in_flight() -> None:
+def test_requests_that_are_still_checked_count_as_in_flight() -> None:
     async def run_on_loop() -> None:
         bench = Bench(limit_bytes=8)
         bench.requests.hold(7)
@@ -347,7 +347,7 @@ def test_a_delay_of_a_fraction_of_a_millisecond_ends_without_another_event() -> 
     scenario(run_on_loop)
 
 
-def test_answers_keep_the_order_of_the_requests_when_asked() -> None:
+def test_answers_keep_the_order_of_the_requests_if_configured() -> None:
     async def run_on_loop() -> None:
         bench = Bench(workers=2, preserve_ordering=True, preferred_batch_size=(1,))
         bench.submit(1, 2, 3)
@@ -360,7 +360,7 @@ def test_answers_keep_the_order_of_the_requests_when_asked() -> None:
     scenario(run_on_loop)
 
 
-def test_close_waits_for_what_was_accepted() -> None:
+def test_close_waits_for_accepted_requests() -> None:
     async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1, 2)
@@ -377,7 +377,7 @@ def test_close_waits_for_what_was_accepted() -> None:
     scenario(run_on_loop)
 
 
-def test_abort_answers_everything_and_hears_no_late_result() -> None:
+def test_abort_answers_everything_and_ignores_late_results() -> None:
     async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1, 2)
@@ -430,7 +430,7 @@ def test_an_output_that_does_not_fit_its_reshape_fails_only_its_request() -> Non
     scenario(run_on_loop)
 
 
-def test_a_caller_that_fails_costs_no_other_its_answer() -> None:
+def test_failing_callback_does_not_affect_other_requests() -> None:
     async def run_on_loop() -> None:
         bench = Bench()
         bench.submit(1)

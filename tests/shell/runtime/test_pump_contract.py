@@ -1,17 +1,30 @@
-"""The pump performs all of the scheduler's contract, with schedulers that use what the dynamic one does not."""
+"""The pump performs the whole contract of schedulers, with schedulers that use more of it than the dynamic one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import pytest
+
+from halimede.core.schedule.actions import Execute
 from halimede.core.types import ErrorCode
 from halimede.runtime.pump import Pump
-from halimede.workers.worker import BatchDone, BatchItem, Outputs, WorkerDown
-from support.pumping import Bench, outputs, run_on_loop, times
-from support.toy_schedulers import DepthTwo, Fifo, Iterative, Limiter, RateLimited
+from halimede.workers.worker import BatchDone, BatchItem, Outputs, WorkerDown, WorkerUp
+from support.pumping import DEAD, MS, Bench, outputs, run_on_loop, times
+from support.toy_schedulers import (
+    LOST,
+    DepthTwo,
+    DirectSequences,
+    Fifo,
+    Iterative,
+    Limiter,
+    OldestSequences,
+    Priorities,
+    RateLimited,
+)
 
 
 @dataclass(slots=True)
 class QueueingWorker:
-    """Takes several batches for its slot and ends them in order."""
+    """Accepts several batches for its slot and ends them in order."""
 
     pump: Pump
     ordinal: int = 0
@@ -31,6 +44,17 @@ class QueueingWorker:
         items = self.batches.pop(0)
         replies: list[Outputs | None] = [None if at in again else outputs() for at in range(len(items))]
         self.pump.on_event(BatchDone(self, items, replies, times(), again=again))
+
+    def die(self, *unread: int) -> None:
+        """Go down; the batches that it has read fail."""
+        batches, self.batches = self.batches, []
+        self.pump.on_event(WorkerDown(self, "signal 9", parked=False, unread=unread))
+        for items in batches:
+            if items[0].key not in unread:
+                self.pump.on_event(BatchDone(self, items, [DEAD] * len(items), times(), failed=True))
+
+    def restart(self) -> None:
+        self.pump.on_event(WorkerUp(self))
 
     @property
     def given(self) -> list[list[int]]:
@@ -141,5 +165,127 @@ def test_a_pump_wakes_another_one_that_waits_for_a_shared_resource() -> None:
         one.finish()
         await second.turn()
         assert two.given == [[2]]
+
+    run_on_loop(scenario)
+
+
+class DirectWithoutRows(DirectSequences):
+    """As long as no worker takes rows: the order and the slot of each request are the same."""
+
+    def give(self, batch: Execute) -> Execute:
+        return super().give(replace(batch, rows=()))
+
+
+class OldestWithoutRows(OldestSequences):
+    def give(self, batch: Execute) -> Execute:
+        return super().give(replace(batch, rows=()))
+
+
+SEQUENCES = pytest.mark.parametrize("kind", [DirectWithoutRows, OldestWithoutRows])
+
+
+@SEQUENCES
+def test_a_request_waits_for_the_one_before_it_in_its_sequence(kind: type[DirectSequences]) -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(kind(), rows=4)
+        bench.submit(1, sequence_id=7, sequence_start=True)
+        bench.submit(2, sequence_id=8, sequence_start=True, sequence_end=True)
+        bench.submit(3, sequence_id=7, sequence_end=True)
+        await bench.turn()
+        assert worker.given == [[1, 2]]
+        worker.finish()
+        await bench.turn()
+        assert worker.given == [[3]]
+        worker.finish()
+        assert bench.answers == [(1, "ok", True), (2, "ok", True), (3, "ok", True)]
+
+    run_on_loop(scenario)
+
+
+@SEQUENCES
+def test_of_the_unread_requests_only_the_first_of_a_sequence_runs_again(kind: type[DirectSequences]) -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(kind(), rows=4)
+        bench.submit(1, sequence_id=7, sequence_start=True)
+        await bench.turn()
+        worker.finish()
+        bench.submit(2, 3, sequence_id=7)
+        bench.submit(4, sequence_id=8, sequence_start=True)
+        bench.submit(5, sequence_id=8)
+        await bench.turn()
+        assert worker.given == [[2, 4]]
+        worker.die(2, 4)
+        assert bench.answers[1:] == [(2, ErrorCode.INTERNAL, True), (3, ErrorCode.INTERNAL, True)]
+        assert "signal 9" in str(bench.responses[1][1].error)
+        assert bench.responses[2][1].error is LOST
+        worker.restart()
+        assert worker.given == [[4]]
+        worker.finish()
+        await bench.turn()
+        assert worker.given == [[5]]
+
+    run_on_loop(scenario)
+
+
+@SEQUENCES
+def test_queued_requests_of_a_sequence_fail_as_soon_as_its_state_is_lost(kind: type[DirectSequences]) -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(kind())
+        bench.submit(1, sequence_id=7, sequence_start=True)
+        bench.submit(2, sequence_id=7)
+        await bench.turn()
+        worker.die()
+        assert [(key, response.error) for key, response in bench.responses] == [(2, LOST), (1, DEAD)]
+
+    run_on_loop(scenario)
+
+
+def test_a_batch_with_rows_fails_as_long_as_no_worker_takes_rows() -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(DirectSequences())
+        bench.submit(1, sequence_id=7, sequence_start=True)
+        bench.submit(2, sequence_id=7)
+        await bench.requests.drained()
+        assert worker.given == []
+        (_, first), (_, second) = bench.responses
+        assert str(first.error) == "model instance 'm_0' cannot execute the rows of a sequence batch"
+        assert first.error is not None
+        assert first.error.code is ErrorCode.INTERNAL
+        assert second.error is LOST
+        assert (bench.stats.success_count, repr(bench.pump)) == (0, "<Pump m:1 queue=0 running=0/1 live=0>")
+
+    run_on_loop(scenario)
+
+
+def test_a_request_ends_at_the_timeout_of_its_level() -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(Priorities({1: MS}))
+        bench.submit(1)
+        await bench.turn()
+        bench.submit(2, priority=2)
+        bench.submit(3, priority=1)
+        while not bench.answers:
+            await bench.turn()
+        assert bench.answers == [(3, ErrorCode.UNAVAILABLE, True)]
+        worker.finish()
+        await bench.turn()
+        assert worker.given == [[2]]
+
+    run_on_loop(scenario)
+
+
+def test_the_place_of_an_idle_sequence_is_given_away_without_another_event() -> None:
+    async def scenario() -> None:
+        scheduler = DirectWithoutRows(idle_ns=MS)
+        scheduler.positions = 1
+        bench, worker = bench_of(scheduler)
+        bench.submit(1, sequence_id=7, sequence_start=True)
+        await bench.turn()
+        worker.finish()
+        bench.submit(2, sequence_id=8, sequence_start=True)
+        while not worker.given:
+            await bench.turn()
+        bench.submit(3, sequence_id=7)
+        assert (worker.given, bench.answers[1:]) == ([[2]], [(3, ErrorCode.INVALID_ARG, True)])
 
     run_on_loop(scenario)

@@ -25,7 +25,7 @@ def test_a_cancelled_running_request_is_ended_by_its_worker() -> None:
         bench.pump.cancel(2)
         assert [worker.cancelled for worker in bench.workers] == [[], [2]]
         assert bench.workers[1].batches[0][0].cancelled
-        bench.workers[1].send(2, outputs())  # to nobody
+        bench.workers[1].send(2, outputs())  # for a finished request
         assert bench.answers == [(2, "ok", False)]
         bench.workers[1].send(2, InferenceError(CANCELLED, ""), final=True)
         assert bench.answers[1:] == [(2, CANCELLED, True)]
@@ -148,7 +148,7 @@ def test_a_request_is_refused_only_while_it_is_queued(where: str) -> None:
     async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))
         (worker,) = bench.workers
-        stuck = InferenceError(UNAVAILABLE, "nobody will answer")
+        stuck = InferenceError(UNAVAILABLE, "no instance will answer")
         bench.submit(1, 2)
         await bench.turn()
         if where == "open":
@@ -157,7 +157,7 @@ def test_a_request_is_refused_only_while_it_is_queued(where: str) -> None:
         bench.responses.clear()
         key, is_queued = (2, True) if where == "queued" else (1, False)
         assert [bench.pump.try_refuse(key, stuck) for _ in range(2)] == [is_queued, False]
-        refusals = [(told, response.error, response.final) for told, response in bench.responses]
+        refusals = [(each, response.error, response.final) for each, response in bench.responses]
         assert refusals == ([(key, stuck, True)] if is_queued else [])
         assert worker.cancelled == []
         assert (key in bench.table.by_ticket) is not is_queued
@@ -166,7 +166,7 @@ def test_a_request_is_refused_only_while_it_is_queued(where: str) -> None:
         worker.send(1, outputs(), final=True)
         await bench.turn()
         assert worker.executed == ([1] if is_queued else [1, 2])
-        assert [told for told, response in bench.responses if told == key and response.final] == [key]
+        assert [each for each, response in bench.responses if each == key and response.final] == [key]
 
     run_on_loop(scenario)
 

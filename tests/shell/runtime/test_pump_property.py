@@ -1,4 +1,4 @@
-"""Whatever happens in whichever order, an accepted request gets one final answer and the pump ends with nothing left."""
+"""After any events in any order, every accepted request has one final answer and the pump is empty."""
 
 from collections import Counter
 
@@ -31,14 +31,14 @@ steps = st.lists(st.tuples(st.sampled_from((*STEPS, *STEPS, *FAULTS)), st.intege
 
 
 class Play:
-    """Performs steps that Hypothesis picked; one that makes no sense where things stand does nothing."""
+    """Performs steps that Hypothesis picked; a step that is impossible in the current state does nothing."""
 
     def __init__(self, workers: int, concurrency: int, preserve_ordering: bool) -> None:
         self.bench = Bench(
             workers, concurrency=concurrency, preserve_ordering=preserve_ordering, preferred_batch_size=(2,)
         )
         self.next_key = 1
-        # What a death leaves to be said, per worker: before it is up again, or later.
+        # The messages that are due after a death, per worker: before the restart, or later.
         self.failures: list[WorkerEvent] = []
 
     async def perform(self, step: str, pick: int) -> None:
@@ -84,7 +84,7 @@ class Play:
                 bench.pump.abort()
 
     async def wind_up(self) -> None:
-        """Let every worker come back and end all that it has."""
+        """Restart every worker and end all its batches."""
         for failure in self.failures:
             self.bench.pump.on_event(failure)
         for worker in self.bench.workers:
@@ -111,7 +111,7 @@ def _chosen(of: list[int], pick: int) -> int | None:
 @settings(max_examples=400, deadline=None)
 @given(steps, st.integers(1, 3), st.integers(1, 2), st.booleans())
 @example([("submit", 0), ("answer", 0), ("die unread", 0)], 2, 1, False)  # a batch that is not read, but was answered
-def test_every_request_gets_one_final_answer_whatever_happens(
+def test_every_request_gets_one_final_answer_after_any_events(
     script: list[Step], workers: int, concurrency: int, preserve_ordering: bool
 ) -> None:
     async def scenario() -> None:
@@ -142,11 +142,11 @@ def test_every_request_gets_one_final_answer_whatever_happens(
 
 @settings(max_examples=100, deadline=None)
 @given(steps, st.integers(2, 3))
-def test_answers_keep_the_order_of_their_requests_whatever_happens(script: list[Step], workers: int) -> None:
+def test_answers_keep_the_order_of_their_requests_after_any_events(script: list[Step], workers: int) -> None:
     async def scenario() -> None:
         play = Play(workers, 1, preserve_ordering=True)
         for step, pick in script:
-            if step != "park":  # What is refused at once has no place in the order.
+            if step != "park":  # Requests that are refused at once have no place in the order.
                 await play.perform(step, pick)
         await play.wind_up()
         keys = [key for key, _, _ in play.bench.answers]

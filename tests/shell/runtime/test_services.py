@@ -1,4 +1,4 @@
-"""What models ask of the server and tell it."""
+"""Calls and metric updates from models to the server."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from halimede.core.types.caller import Caller
 from halimede.runtime.services import ModelServices
 
 
-def test_thousands_of_updates_that_fail_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_thousands_of_failed_updates_give_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     metrics = CustomMetrics()
     family = metrics.new_family("m#1", "hits", "", "COUNTER")
     metric = metrics.new_metric("m#1", family, {}, None)

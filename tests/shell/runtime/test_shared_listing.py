@@ -1,5 +1,5 @@
-"""Reading a repository: who asks for the index meanwhile shares the next reading, and sees what was there when asking;
-loads read on few threads."""
+"""Reading a repository: index requests during a reading share the next one, and see the state at their request; loads
+read on few threads."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 from halimede.core.inventory import Inventory
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.runtime.lifecycle import ModelLifecycle
-from halimede.runtime.lifecycle.reading import MAX_LOOKS
+from halimede.runtime.lifecycle.reading import MAX_READERS
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
 from halimede.runtime.services import ModelServices
@@ -47,11 +47,11 @@ def test_many_loads_read_their_directories_on_few_threads(tmp_path: Path) -> Non
     async def load() -> tuple[int, list[BaseException | None]]:
         repository = SlowRepository(tmp_path)
         lifecycle = lifecycle_of(repository)
-        names = [f"m{number}" for number in range(3 * MAX_LOOKS)]
+        names = [f"m{number}" for number in range(3 * MAX_READERS)]
         for name in names:
             add_identity(tmp_path, name)
         loads = [asyncio.create_task(lifecycle.load(name)) for name in names]
-        while reading() < MAX_LOOKS:
+        while reading() < MAX_READERS:
             await asyncio.sleep(0.001)
         for _ in range(100):
             await asyncio.sleep(0)
@@ -61,10 +61,10 @@ def test_many_loads_read_their_directories_on_few_threads(tmp_path: Path) -> Non
         await lifecycle.close()
         return most, results
 
-    assert asyncio.run(load()) == (MAX_LOOKS, [None] * 3 * MAX_LOOKS)
+    assert asyncio.run(load()) == (MAX_READERS, [None] * 3 * MAX_READERS)
 
 
-def test_many_indexes_are_two_readings_and_the_later_see_what_is_new(tmp_path: Path) -> None:
+def test_many_indexes_take_two_readings_and_the_second_is_current(tmp_path: Path) -> None:
     async def ask() -> tuple[list[list[str]], int]:
         repository = SlowRepository(tmp_path)
         lifecycle = lifecycle_of(repository)

@@ -62,7 +62,7 @@ def test_a_worker_runs_in_another_version_of_python(crew: Crew, minor: int):
     assert printed(worker.process) == ""
 
 
-def test_a_worker_imports_from_pythonpath_and_not_from_where_it_happens_to_be(
+def test_a_worker_imports_from_pythonpath_but_not_its_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crew: Crew
 ):
     here, there = tmp_path / "here", tmp_path / "there"
@@ -83,7 +83,7 @@ def test_a_worker_imports_from_pythonpath_and_not_from_where_it_happens_to_be(
     assert crew.talk(working_directory=str(here)).ask("__import__('json').dumps(1)") == "1"
 
 
-def test_a_workers_processes_do_not_import_what_it_was_started_by(crew: Crew):
+def test_processes_of_a_worker_do_not_import_its_bootstrap(crew: Crew):
     worker = crew.talk(python=sys.executable)
 
     assert worker.ask(
@@ -95,7 +95,7 @@ with multiprocessing.get_context("spawn").Pool(1) as pool:
     ) == [3, 4]
 
 
-def test_the_childs_part_needs_the_standard_library_and_numpy_alone(crew: Crew):
+def test_the_childs_code_needs_only_the_standard_library_and_numpy(crew: Crew):
     loaded = crew.talk().ask("[[name, getattr(m, '__file__', None)] for name, m in __import__('sys').modules.items()]")
 
     packages = {name.partition(".")[0] for name, _ in loaded} - set(sys.stdlib_module_names)

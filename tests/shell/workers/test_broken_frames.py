@@ -110,7 +110,9 @@ def test_a_frame_with_one_wrong_byte_is_a_value_or_a_frame_error(what: str, body
 
 @given(st.sampled_from(bodies()), st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=9)), max_size=4))
 @settings(max_examples=500, deadline=None)
-def test_wilder_changes_are_a_value_or_a_frame_error(case: tuple[str, bytes, Shelf], changes: list[tuple[int, bytes]]):
+def test_a_frame_with_many_changes_is_a_value_or_a_frame_error(
+    case: tuple[str, bytes, Shelf], changes: list[tuple[int, bytes]]
+):
     what, body, shelf = case
     for at, patch in changes:
         body = body[:at] + patch + body[at + len(patch) :]
@@ -201,7 +203,7 @@ def test_calls_with_wrong_or_huge_numbers_are_refused_without_taking_memory(body
     ],
     ids=["nothing", "half", "no text", "deep", "deep objects", "no word", "digits", "no escape", "objects", "numbers"],
 )  # fmt: skip
-def test_json_that_is_none_or_a_bomb_is_a_frame_error(text: bytes):
+def test_invalid_or_huge_json_is_a_frame_error(text: bytes):
     with pytest.raises(FrameError):
         decode_json(text)
 
@@ -211,13 +213,13 @@ def test_json_of_one_long_text_is_read():
 
 
 @pytest.mark.parametrize("value", [None, 1, [], {}, {"code": "NO_SUCH", "message": "m"}, {"code": [], "message": 1}])
-def test_json_that_is_no_error_is_a_frame_error(value: Any):
+def test_json_that_is_not_an_error_object_is_a_frame_error(value: Any):
     with pytest.raises(FrameError):
         error_from_json(value)
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
-def test_every_error_crosses(code: ErrorCode):
+def test_every_error_code_is_sent_and_received(code: ErrorCode):
     error = InferenceError(code, "größer")
     assert error_from_json(json.loads(json.dumps(error_json(error)))) == error
     assert decoded(done_frame([error])).replies == [error]
@@ -236,7 +238,7 @@ PARAMETER_TEXTS = [
 
 
 @pytest.mark.parametrize("text", PARAMETER_TEXTS)
-def test_parameters_that_no_protocol_can_say_are_a_frame_error(text: bytes):
+def test_parameters_of_unsupported_types_are_a_frame_error(text: bytes):
     reply = struct.pack("<BBHI", 0, 0, 0, len(text)) + text
     tail = struct.pack("<B3QQ", 0, 0, 0, 0, 0)
     body = struct.pack("<IIH", len(reply) + len(tail), 1, 1) + reply + tail
@@ -245,7 +247,7 @@ def test_parameters_that_no_protocol_can_say_are_a_frame_error(text: bytes):
         decode_done(memoryview(body + bytes(16)), OUTPUTS, Shelf(False).locate)
 
 
-def test_parameters_that_nobody_can_read_are_replaced_or_an_error():
+def test_unencodable_parameters_are_replaced_or_an_error():
     replies: list[Reply] = [Answer([], {"a\ud800": "\udfff", "✓": "ü"}), Answer([], {"a": 10**5_000})]
 
     [replaced, error] = decoded(done_frame(replies)).replies
@@ -255,7 +257,7 @@ def test_parameters_that_nobody_can_read_are_replaced_or_an_error():
     assert "digits" in error.message
 
 
-def test_numbers_that_are_none_cross_in_parameters():
+def test_nan_and_infinity_are_sent_in_parameters():
     [reply] = decoded(done_frame([Answer([], {"a": math.inf, "b": math.nan})])).replies
     assert isinstance(reply, Answer)
     assert reply.parameters["a"] == math.inf

@@ -21,7 +21,7 @@ def callers() -> Callers:
 FIRST, SECOND = RunningBatch("m", "1", 1), RunningBatch("m", "1", 2)
 
 
-def test_a_call_lies_one_deeper_than_the_deepest_request_of_its_batch() -> None:
+def test_a_call_is_one_deeper_than_the_deepest_request_of_its_batch() -> None:
     made = callers()
 
     assert made.of_batch([item(1), item(5, Caller(4)), item(6, Caller(2))]) == calling(5, FIRST)
@@ -37,14 +37,14 @@ def test_all_calls_of_a_batch_have_one_caller() -> None:
     assert made.of_batch(batch) == calling(5, FIRST)
 
 
-def test_beside_the_batches_the_answers_of_one_batch_wait_for_the_call() -> None:
+def test_answers_of_one_batch_wait_for_a_call_outside_of_it() -> None:
     made = callers()
 
     assert made.beside([(item(1, Caller(4)), 1), (item(3), 1)]) == calling(5, Answers(FIRST))
     assert made.beside([(item(2), 2)]) == calling(1, Answers(SECOND))
 
 
-def test_of_several_batches_nobody_knows_which_waits() -> None:
+def test_with_several_batches_the_waiting_one_is_unknown() -> None:
     made = callers()
 
     assert made.beside([(item(1, Caller(4)), 1), (item(2), 2)]) == calling(5, Beside("m", "1", 0))

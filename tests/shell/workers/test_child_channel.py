@@ -27,7 +27,7 @@ from halimede.workers.segments import make_segment
 from support.child_channel import Follower, Server, open_request
 
 
-def test_work_arrives_in_order_and_whole_whatever_its_size(server: Server):
+def test_work_of_any_size_arrives_complete_and_in_order(server: Server):
     sizes = [0, 1, 100, 200_000, 3, 131_065, 131_064, 131_063, 5_000_000, 262_136, 262_137, 0, 70_000] * 3
     bodies = [random.Random(at).randbytes(size) for at, size in enumerate(sizes)]
     sending = Follower(lambda: [server.send(Kind.EXECUTE, body) for body in bodies])
@@ -41,7 +41,7 @@ def test_work_arrives_in_order_and_whole_whatever_its_size(server: Server):
     assert server.channel.received() is None
 
 
-def test_work_may_come_byte_by_byte(server: Server):
+def test_work_may_arrive_byte_by_byte(server: Server):
     stream = encode_frame(Kind.EXECUTE, b"one") + encode_frame(Kind.ASK_READY) + encode_frame(Kind.EXECUTE, b"two")
 
     def drip() -> None:
@@ -58,7 +58,7 @@ def test_work_may_come_byte_by_byte(server: Server):
     dripping.ended()
 
 
-def test_what_a_model_got_is_its_own(server: Server):
+def test_later_work_does_not_change_earlier_work(server: Server):
     server.send(Kind.EXECUTE, b"first")
     _, first = server.channel.receive()
     server.send(Kind.EXECUTE, b"second")
@@ -67,7 +67,7 @@ def test_what_a_model_got_is_its_own(server: Server):
     first[:] = b"mine!"
 
 
-def test_a_segment_comes_with_its_descriptor(server: Server):
+def test_a_segment_arrives_with_its_descriptor(server: Server):
     for number in range(1, 12):
         descriptor = make_segment(4096)
         assert descriptor is not None
@@ -91,13 +91,13 @@ def test_a_cancel_is_seen_while_the_main_thread_executes(server: Server):
     assert server.requests.is_cancelled(2), "what is over needs no answer"
 
 
-def test_a_cancel_that_comes_with_its_batch_is_kept(server: Server):
+def test_a_cancel_that_arrives_with_its_batch_is_kept(server: Server):
     server.socket.sendall(encode_frame(Kind.EXECUTE, b"batch") + encode_frame(Kind.CANCEL, KEY.pack(5)))
     server.channel.receive()
     assert 5 in server.requests.cancelled_early
 
 
-def test_cancels_of_what_is_over_are_not_kept_for_ever(server: Server):
+def test_cancels_of_ended_requests_are_not_kept_forever(server: Server):
     sending = Follower(lambda: [server.cancel(key) for key in range(5_000)] and server.send(Kind.EXECUTE))
     server.channel.receive()
     sending.ended()
@@ -140,7 +140,7 @@ def test_work_that_a_waiting_thread_reads_reaches_the_main_thread(server: Server
     receiving.ended()
 
 
-def test_the_window_is_of_answers_and_of_bytes(server: Server):
+def test_the_window_limits_answers_and_bytes(server: Server):
     request = open_request(server)
     for _ in range(WINDOW_RESPONSES - 1):
         server.requests.count(1, 0)
@@ -163,7 +163,7 @@ def test_the_window_is_of_answers_and_of_bytes(server: Server):
     assert server.requests.wait_for_room(2)
 
 
-def test_cancelling_wakes_whoever_waits_to_send(server: Server):
+def test_a_cancel_wakes_threads_that_wait_to_send(server: Server):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
         server.requests.count(1, 10)
@@ -175,7 +175,7 @@ def test_cancelling_wakes_whoever_waits_to_send(server: Server):
     assert server.requests.wait_for_room(1) is False
 
 
-def test_nothing_is_sent_for_a_request_that_is_over(server: Server):
+def test_ended_requests_cannot_send_answers(server: Server):
     assert server.requests.wait_for_room(7) is False
     server.requests.count(7, 10)
 
@@ -192,7 +192,7 @@ def test_each_thread_gets_the_result_of_its_own_call(server: Server):
         assert thread.ended() == [at * 50 + n for n in range(50)]
 
 
-def test_a_call_that_the_server_refuses_raises_what_it_says(server: Server):
+def test_a_refused_call_raises_the_servers_error(server: Server):
     refusal = InferenceError(ErrorCode.NOT_FOUND, "no such model")
     answering = Follower(lambda: server.answer_call(refusal))
 
@@ -203,7 +203,7 @@ def test_a_call_that_the_server_refuses_raises_what_it_says(server: Server):
     assert caught.value == InferenceError(ErrorCode.NOT_FOUND, "no such model")
 
 
-def test_a_call_with_more_than_the_server_takes_is_the_models_error(server: Server):
+def test_a_call_that_is_too_large_is_the_models_error(server: Server):
     with pytest.raises(InferenceError) as caught:
         server.services.call(LoadModel("m", "", {"f": bytes(MAX_CONTROL_BYTES + 1)}))
 
@@ -211,7 +211,7 @@ def test_a_call_with_more_than_the_server_takes_is_the_models_error(server: Serv
     assert "at most 16777216 are taken" in caught.value.message
 
 
-def test_blocks_that_are_free_again_are_told(server: Server):
+def test_unused_blocks_are_reported(server: Server):
     descriptor = make_segment(4096)
     assert descriptor is not None
     socket.send_fds(server.socket, [encode_frame(Kind.SEGMENT, SEGMENT.pack(1, OUTBOUND))], [descriptor])
@@ -233,7 +233,7 @@ def test_blocks_that_are_free_again_are_told(server: Server):
 WAYS: dict[str, Callable[[Server], Any]] = {
     "receive": lambda server: server.channel.receive(),
     "is_cancelled": lambda server: server.requests.is_cancelled(1),
-    "look": lambda server: server.channel.look(),
+    "poll": lambda server: server.channel.poll(),
     "wait_for_room": lambda server: server.requests.wait_for_room(1),
     "call": lambda server: server.services.call(MetricValue(1)),
     "send": lambda server: [server.channel.send(bytes(1 << 20)) for _ in range(10)],
@@ -242,7 +242,9 @@ WAYS: dict[str, Callable[[Server], Any]] = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("frame", [b"", struct.pack("<II", 1 << 20, 2) + bytes(1_000)], ids=["between", "in a frame"])
-def test_whoever_needs_the_server_is_told_that_it_is_gone(server: Server, way: Callable[[Server], Any], frame: bytes):
+def test_every_method_raises_once_the_server_has_closed_the_channel(
+    server: Server, way: Callable[[Server], Any], frame: bytes
+):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
         server.requests.count(1, 10)
@@ -253,7 +255,7 @@ def test_whoever_needs_the_server_is_told_that_it_is_gone(server: Server, way: C
         way(server)
 
 
-def test_threads_that_wait_are_told_that_the_server_is_gone(server: Server):
+def test_waiting_threads_raise_once_the_server_has_closed_the_channel(server: Server):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
         server.requests.count(1, 10)

@@ -57,7 +57,7 @@ def test_a_loop_gets_its_work(server: Server):
     assert on_loop(server, work) == [b"%d" % at for at in range(300)]
 
 
-def test_threads_beside_a_loop_wait_call_and_read_too(server: Server):
+def test_threads_wait_call_and_read_while_a_loop_runs(server: Server):
     open_request(server)
     for _ in range(WINDOW_RESPONSES):
         server.requests.count(1, 10)
@@ -92,7 +92,7 @@ def test_a_thread_is_served_while_the_loop_is_blocked(server: Server):
     on_loop(server, work)
 
 
-def test_a_loop_is_told_to_stop_when_the_server_is_gone(server: Server):
+def test_a_loop_gets_stop_when_the_server_closes_the_channel(server: Server):
     def work(_: Any) -> None:
         waiting = Follower(lambda: server.services.call(MetricValue(1)))
         server.receive()
@@ -122,7 +122,7 @@ def quick_switches() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quick_switches")
-def test_what_is_counted_and_what_is_credited_at_the_same_time_adds_up(server: Server):
+def test_concurrent_counts_and_credits_add_up(server: Server):
     request = open_request(server)
     paid = encode_frame(Kind.CREDIT, CREDIT.pack(1, 20)) * 50
 
@@ -133,7 +133,7 @@ def test_what_is_counted_and_what_is_credited_at_the_same_time_adds_up(server: S
     counting = Follower(count)
     while counting.is_alive():
         server.socket.sendall(paid)
-        server.channel.look()
+        server.channel.poll()
     counting.ended()
 
     assert request.unacknowledged_bytes == len(request.unacknowledged or ())

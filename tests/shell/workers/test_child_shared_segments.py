@@ -60,7 +60,7 @@ def reader(owner: Owner) -> Reader:
     return Reader(owner)
 
 
-def test_what_the_owner_writes_is_seen_where_it_is(owner: Owner, reader: Reader):
+def test_the_reader_sees_writes_of_the_owner(owner: Owner, reader: Reader):
     for value in range(1, 200):
         owner.fill(BLOCK_BYTES, value)
         seen = reader.look(BLOCK_BYTES)
@@ -73,7 +73,7 @@ def test_what_the_owner_writes_is_seen_where_it_is(owner: Owner, reader: Reader)
 
 
 @pytest.mark.parametrize("at", [0, ALIGNMENT - 1, ALIGNMENT, BLOCK_BYTES - 1])
-def test_what_is_written_is_nobody_elses_and_gone_when_the_block_is_lent_again(owner: Owner, reader: Reader, at: int):
+def test_writes_of_a_reader_are_private_and_dropped_at_the_next_use(owner: Owner, reader: Reader, at: int):
     owner.fill(0, 1)
     owner.fill(BLOCK_BYTES, 1)
     mine, other = reader.look(0), reader.look(BLOCK_BYTES)
@@ -92,7 +92,7 @@ def test_what_is_written_is_nobody_elses_and_gone_when_the_block_is_lent_again(o
     assert other[at] == 77, "a block beside it keeps what was written to it"
 
 
-def test_memory_elsewhere_is_not_found(reader: Reader):
+def test_memory_outside_of_segments_is_not_found(reader: Reader):
     assert reader.segments.find_unwritten(np.zeros(10, np.uint8).data) is None
 
 
@@ -114,7 +114,7 @@ def test_a_model_that_locks_its_memory_sees_the_owners_bytes_too(owner: Owner, r
     assert reader.written == [NUMBER] * 3
 
 
-def test_where_the_kernel_says_nothing_of_pages_any_more_they_count_as_written_to():
+def test_pages_count_as_written_if_pagemap_fails():
     code = (
         "import mmap, os\nfrom collections import deque\nfrom halimede.workers.child.shared_segments import SharedSegments\n"
         "from halimede.workers.segments import make_segment\n"
@@ -189,7 +189,7 @@ def test_without_kernel_support_nothing_is_mapped_or_left_open(lacks: str):
     assert (ran.stdout.strip(), ran.stderr) == (f"{lacks == 'nothing'} -1", ""), "the segment's is closed"
 
 
-def test_a_kernel_that_says_other_things_of_pages_is_not_relied_on():
+def test_a_kernel_with_other_page_flags_is_not_used():
     """All pages are said to be a file's, whatever is written to them: so does nothing on a kernel without page maps."""
     code = (
         "import os\nfrom collections import deque\nfrom halimede.workers.child import shared_segments\n"

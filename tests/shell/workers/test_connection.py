@@ -56,7 +56,7 @@ def check_echoes(each: Stage) -> None:
 @pytest.mark.parametrize("size", [0, 1, 16 * KIB, 16 * KIB + 1, 300 * KIB, COPIED_ON_LOOP_BYTES + 1, 16 * MIB])
 @pytest.mark.parametrize("run", [echo, doubled])
 @pytest.mark.parametrize("arena_bytes", [0, ARENA_BYTES], ids=["in frames", "in shared memory"])
-def test_tensors_of_all_sizes_go_both_ways(
+def test_tensors_of_all_sizes_cross_in_both_directions(
     size: int, run: Callable[[Sequence[HostedRequest]], list[Reply]], arena_bytes: int
 ):
     async def main() -> None:
@@ -83,7 +83,7 @@ def test_64_mib_cross_without_shared_memory():
     asyncio.run(main())
 
 
-def test_many_batches_in_flight_of_random_sizes_are_answered_each_with_its_own():
+def test_many_batches_in_flight_get_their_own_answers():
     sizes = np.random.default_rng(1).choice([0, 10, 5 * KIB, 20 * KIB, 200 * KIB, 3 * MIB], size=300)
 
     async def main() -> None:
@@ -97,7 +97,7 @@ def test_many_batches_in_flight_of_random_sizes_are_answered_each_with_its_own()
     asyncio.run(main())
 
 
-def test_all_is_free_when_the_answers_are_gone():
+def test_all_blocks_are_free_after_the_last_answer_is_dropped():
     async def main() -> None:
         async with working() as (each, worker):
             for key in range(20):
@@ -116,7 +116,7 @@ def test_all_is_free_when_the_answers_are_gone():
     asyncio.run(main())
 
 
-def test_answers_in_shared_memory_come_back_to_the_worker_when_they_are_gone():
+def test_blocks_of_dropped_answers_are_released_to_the_worker():
     async def main() -> None:
         async with working(doubled) as (each, worker):
             for key in range(6):
@@ -135,7 +135,7 @@ def test_answers_in_shared_memory_come_back_to_the_worker_when_they_are_gone():
     asyncio.run(main())
 
 
-def test_shared_memory_grows_up_to_its_bound_and_no_further():
+def test_shared_memory_grows_up_to_its_limit():
     async def main() -> None:
         async with working(arena_bytes=4 * MIB) as (each, _):
             for key in range(40):
@@ -147,7 +147,7 @@ def test_shared_memory_grows_up_to_its_bound_and_no_further():
     asyncio.run(main())
 
 
-def test_a_model_may_keep_what_it_got_and_send_it_later():
+def test_a_model_may_keep_inputs_and_send_them_later():
     """A block lives as long as anybody looks at it: the model, or a client of an answer that lies in it."""
     kept: list[Tensor] = []
 
@@ -170,7 +170,7 @@ def test_a_model_may_keep_what_it_got_and_send_it_later():
     asyncio.run(main())
 
 
-def test_threads_of_a_model_let_go_of_what_they_got_at_any_time():
+def test_threads_may_drop_inputs_at_any_time():
     """A block that is told to be unused was told to be in use before, whichever thread says either."""
     drop = threading.Semaphore(0)
     kept: list[Any] = []
@@ -237,7 +237,7 @@ def test_a_batch_that_cannot_be_encoded_ends_with_an_error(caplog: pytest.LogCap
     asyncio.run(main())
 
 
-def test_what_is_cancelled_while_its_batch_is_copied_is_told_afterwards():
+def test_a_cancel_during_the_copy_of_a_batch_is_sent_after_it():
     cancelled: list[bool] = []
     seen = threading.Event()
 
@@ -269,7 +269,7 @@ def test_what_is_cancelled_while_its_batch_is_copied_is_told_afterwards():
     asyncio.run(main())
 
 
-def test_frames_may_come_byte_by_byte():
+def test_frames_may_arrive_byte_by_byte():
     async def main() -> None:
         async with stage() as each:
             each.connection.batches.execute([item(1, 10)], 0)
@@ -307,7 +307,7 @@ def test_thousands_of_frames_at_once_are_handled_in_turns():
     asyncio.run(main())
 
 
-def test_what_came_before_the_end_is_heard():
+def test_frames_before_the_end_of_a_worker_are_handled():
     async def main() -> None:
         async with stage() as each:
             each.connection.batches.execute([item(1, 10)], 0)
@@ -321,7 +321,7 @@ def test_what_came_before_the_end_is_heard():
     asyncio.run(main())
 
 
-def test_a_worker_that_ends_in_the_midst_of_a_frame_or_leaves_frames_unread_is_lost_once():
+def test_a_worker_that_ends_at_any_point_is_reported_lost_once():
     async def main() -> None:
         for leave_unread in (False, True):
             async with stage() as each:
@@ -341,7 +341,7 @@ def test_a_worker_that_ends_in_the_midst_of_a_frame_or_leaves_frames_unread_is_l
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_closing_while_memory_is_made_leaves_nothing_open(turns: int):
+def test_closing_while_a_segment_is_made_leaks_nothing(turns: int):
     """`stage` counts descriptors and mappings."""
 
     async def main() -> None:
@@ -360,7 +360,7 @@ def test_closing_while_memory_is_made_leaves_nothing_open(turns: int):
 
 
 @pytest.mark.parametrize("before", [0, 30], ids=["at once", "behind more than the socket takes"])
-def test_a_worker_that_closes_while_segments_are_on_their_way_costs_no_descriptor(before: int):
+def test_unreceived_segments_of_a_closed_worker_leak_no_descriptor(before: int):
     async def main() -> None:
         async with stage() as each:
             for key in range(before):
@@ -388,7 +388,7 @@ def test_descriptors_that_a_worker_sends_are_dropped():
     asyncio.run(main())
 
 
-def test_where_no_descriptor_is_left_tensors_go_in_frames():
+def test_without_free_descriptors_tensors_are_sent_in_frames():
     async def main() -> None:
         import resource
 

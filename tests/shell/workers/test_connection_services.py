@@ -17,7 +17,7 @@ from support.channel import (
 from support.working import working
 
 
-def test_lines_of_log_are_the_servers_with_the_models_name(caplog: pytest.LogCaptureFixture):
+def test_log_lines_of_a_worker_have_the_models_name(caplog: pytest.LogCaptureFixture):
     async def main() -> None:
         async with stage() as each:
             for level in range(4):
@@ -33,7 +33,7 @@ def test_lines_of_log_are_the_servers_with_the_models_name(caplog: pytest.LogCap
     assert {getattr(record, "model", None) for record in said} == {"m"}
 
 
-def test_calls_are_answered_each_with_its_own_and_errors_are_too():
+def test_each_call_gets_its_own_result_or_error():
     async def main() -> None:
         async with working() as (each, worker):
             given = await asyncio.gather(
@@ -56,7 +56,7 @@ def test_calls_are_answered_each_with_its_own_and_errors_are_too():
     asyncio.run(main())
 
 
-def test_connections_on_loops_of_their_own_hear_their_own_workers() -> None:
+def test_connections_on_different_loops_do_not_mix() -> None:
     """A load asks a model to complete its configuration on a thread of its own, while batches are answered."""
     frame_count, updates_per_frame = 600, 500
 

@@ -105,7 +105,7 @@ U32 = st.integers(1, 2**32 - 1)
 
 @given(U32, U32, CALLS, U64, PLACED)
 @settings(max_examples=150, deadline=None)
-def test_a_call_arrives_as_it_was_made(number: int, batch: int, call: InferenceRequest, wanted: int, placed: bool):
+def test_a_call_arrives_as_it_was_sent(number: int, batch: int, call: InferenceRequest, wanted: int, placed: bool):
     shelf = Shelf(placed)
     frame = encode_infer(number, batch, call, shelf.place, lambda: wanted)
 
@@ -120,7 +120,7 @@ def test_a_call_arrives_as_it_was_made(number: int, batch: int, call: InferenceR
 
 @given(U32, CALL_ANSWERS, PLACED)
 @settings(max_examples=150, deadline=None)
-def test_an_answer_to_a_call_arrives_as_it_was_given(number: int, answer: InferenceResponse, placed: bool):
+def test_an_answer_to_a_call_arrives_as_it_was_sent(number: int, answer: InferenceResponse, placed: bool):
     shelf = Shelf(placed)
     frame = encode_call_answer(number, answer, shelf.place)
     body = body_of(frame, Kind.CALL_ANSWER)
@@ -152,14 +152,14 @@ def test_an_answer_to_a_call_arrives_as_it_was_given(number: int, answer: Infere
         ({"inputs": [Tensor("x", DataType.INVALID, (1,), b"a")]}, "input 'x' has no datatype"),
     ],
 )
-def test_a_call_that_no_frame_can_carry_is_refused(fields: dict[str, Any], error: str):
+def test_a_call_that_does_not_fit_into_a_frame_is_refused(fields: dict[str, Any], error: str):
     call = InferenceRequest(**{"model_name": "m", **fields})
 
     with pytest.raises((ValueError, struct.error), match=error):
         encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
 
 
-def test_half_a_character_in_a_call_is_replaced():
+def test_lone_surrogates_in_a_call_are_replaced():
     call = InferenceRequest("m\ud800", id="\udfff", outputs=("y\ud800",), parameters={"k\ud800": "v"})
     frame = encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
 
@@ -181,7 +181,7 @@ def test_half_a_character_in_a_call_is_replaced():
     ],
     ids=["id", "sequence", "longer sequence", "inputs", "dimensions", "outputs", "parameters"],
 )
-def test_what_a_client_may_make_long_does_not_break_the_channel(item: BatchItem):
+def test_long_fields_of_clients_do_not_break_the_channel(item: BatchItem):
     frame = encode_execute(1, [item], IN, OUT, Shelf(False).place)
 
     got = decode_execute(body_of(frame, Kind.EXECUTE), INPUTS, OUTPUTS, "m", Shelf(False).locate)
@@ -189,7 +189,7 @@ def test_what_a_client_may_make_long_does_not_break_the_channel(item: BatchItem)
     assert [each.request for each in got.items] == [item.request]
 
 
-def test_half_a_character_of_a_client_is_replaced():
+def test_lone_surrogates_of_a_client_are_replaced():
     item = request(id="a\ud800b", sequence_id="\udfff", parameters={"k\ud800": "v"})
     frame = encode_execute(1, [item], IN, OUT, Shelf(False).place)
 
@@ -228,19 +228,19 @@ def decoded_base(data: Any) -> bytes:
     return whole
 
 
-def test_an_output_that_the_configuration_lacks_is_left_out():
+def test_outputs_that_are_not_configured_are_left_out():
     [reply] = decoded(done_frame([Answer([out(), out(4, "unknown")])])).replies
     assert isinstance(reply, Answer)
     assert [each.name for each in reply.outputs] == ["out"]
 
 
-def test_an_output_that_was_sent_twice_stays_the_answers_fault():
+def test_an_output_that_was_sent_twice_is_sent_twice_again():
     [reply] = decoded(done_frame([Answer([out()] * 1_000)])).replies
     assert isinstance(reply, Answer)
     assert [each.name for each in reply.outputs] == ["out"] * (len(OUTPUTS) + 1)
 
 
-def test_long_errors_are_cut_and_too_large_answers_are_errors():
+def test_long_errors_are_cut_and_too_large_answers_become_errors():
     class Endless(bytes):
         def __len__(self) -> int:
             return MAX_ANSWER_BYTES + 1

@@ -67,7 +67,7 @@ def imported() -> list[str]:
     return ran.stdout.split()
 
 
-def test_a_python_models_worker_needs_numpy_alone_and_python_3_10():
+def test_a_python_models_worker_needs_only_numpy_and_python_3_10():
     names = imported()
 
     assert set(MODULES) <= set(names)

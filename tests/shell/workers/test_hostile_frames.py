@@ -80,24 +80,24 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         bytes(response_frame(1, Answer([tensor("out", 100 * KIB)]), place=lambda _: (65535, 2**64 - 1))),
         "of segment 65535, which it was not given",
     ),
-    "an end of the start that nobody sees": (raw(Kind.STARTED, b"{}") * 2, "a STARTED frame that was not asked for"),
+    "an end of the start that nobody sees": (raw(Kind.STARTED, b"{}") * 2, "an unexpected STARTED frame"),
     "a failure after the start": (
         raw(Kind.STARTED, b"{}") + raw(Kind.FAILED, b'{"code":"INTERNAL","message":"m"}'),
-        "a FAILED frame that was not asked for",
+        "an unexpected FAILED frame",
     ),
-    "a start that is no JSON": (raw(Kind.STARTED, b"{'a'}"), "no JSON"),
+    "a start that is no JSON": (raw(Kind.STARTED, b"{'a'}"), "invalid JSON"),
     "a start of a million brackets": (raw(Kind.STARTED, deep_json(b"")), "JSON of more than"),
-    "a start of 50,000 brackets": (raw(Kind.STARTED, b"[" * 50_000), "no JSON"),
-    "a failure without a text": (raw(Kind.FAILED, b'{"code":"INTERNAL"}'), "no error: {'code': 'INTERNAL'}"),
-    "a failure of no code": (raw(Kind.FAILED, b'{"code":"OOPS","message":""}'), "no error"),
-    "a failure that is a list": (raw(Kind.FAILED, b"[]"), "no error"),
-    "an end twice": (raw(Kind.STOPPED) * 2, "a STOPPED frame that was not asked for"),
-    "readiness without a word": (raw(Kind.READY), "a READY frame that was not asked for"),
-    "a line without a level": (raw(Kind.LOG), "a line of log without a level"),
-    "a line of level 4": (raw(Kind.LOG, b"\4hello"), "a line of log without a level"),
-    "half a metric": (raw(Kind.METRICS, bytes(20)), "20 bytes are no metrics"),
+    "a start of 50,000 brackets": (raw(Kind.STARTED, b"[" * 50_000), "invalid JSON"),
+    "a failure without a text": (raw(Kind.FAILED, b'{"code":"INTERNAL"}'), "an invalid error: {'code': 'INTERNAL'}"),
+    "a failure of no code": (raw(Kind.FAILED, b'{"code":"OOPS","message":""}'), "an invalid error"),
+    "a failure that is a list": (raw(Kind.FAILED, b"[]"), "an invalid error"),
+    "an end twice": (raw(Kind.STOPPED) * 2, "an unexpected STOPPED frame"),
+    "readiness without a word": (raw(Kind.READY), "an unexpected READY frame"),
+    "a line without a level": (raw(Kind.LOG), "a log line without a valid level"),
+    "a line of level 4": (raw(Kind.LOG, b"\4hello"), "a log line without a valid level"),
+    "half a metric": (raw(Kind.METRICS, bytes(20)), "metrics of 20 bytes"),
     "an operation that there is not": (raw(Kind.METRICS, METRIC.pack(1, 3, 1.0)), "metric operation 3"),
-    "half a block": (raw(Kind.UNUSED, bytes(7)), "7 bytes are no list of blocks"),
+    "half a block": (raw(Kind.UNUSED, bytes(7)), "a list of blocks of 7 bytes"),
     "a block that it does not hold": (raw(Kind.UNUSED, BLOCK.pack(1, 0)), "a block that it did not hold"),
     "a call without a number": (raw(Kind.SERVICE_CALL, b"abc"), "SERVICE_CALL: a description that ends too early"),
     "a call of nothing": (raw(Kind.SERVICE_CALL, bytes(4)), "SERVICE_CALL: a description that ends too early"),
@@ -105,7 +105,7 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "a call without its last field": (
         service(MetricValue(1), lambda body: body[:-1]), "SERVICE_CALL: a description that ends too early"
     ),
-    "a call with a byte too many": (service(MetricValue(1), lambda body: body + b"x"), "1 bytes behind the last field"),
+    "a call with a byte too many": (service(MetricValue(1), lambda body: body + b"x"), "1 bytes after the last field"),
     "a call with a name longer than its frame": (
         service(UnloadModel("m", False), lambda body: body[:5] + b"\xff\xff\xff\xff" + body[9:]),
         "SERVICE_CALL: a description that ends too early",
@@ -138,10 +138,10 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         b"".join(infer(at, 1_000) for at in range(MAX_CALLS * 8)),
         f"more than {MAX_CALLS} inferences at a time",
     ),
-    "half a number that nobody waits for": (raw(Kind.CANCEL_CALL, bytes(3)), "a CANCEL_CALL frame that was not asked for"),
-    "answers taken of no number": (raw(Kind.TAKEN, bytes(7)), "a TAKEN frame that was not asked for"),
+    "half a number that nobody waits for": (raw(Kind.CANCEL_CALL, bytes(3)), "an unexpected CANCEL_CALL frame"),
+    "answers taken of no number": (raw(Kind.TAKEN, bytes(7)), "an unexpected TAKEN frame"),
     "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
-    "half a word on a segment": (raw(Kind.MAPPED, bytes(2)), "a MAPPED frame that was not asked for"),
+    "half a word on a segment": (raw(Kind.MAPPED, bytes(2)), "an unexpected MAPPED frame"),
     "an answer about a segment that it was not sent": (
         raw(Kind.MAPPED, MAPPED.pack(FIRST_SHARED, True)), "an answer about segment 32768, which was not sent to it"
     ),
@@ -150,13 +150,13 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     ),
     "lines in a flood": (
         raw(Kind.LOG, b"\3" + b"x" * 100) * (MAX_LINES_PER_SECOND * 3),
-        f"more than {MAX_LINES_PER_SECOND} lines of log in a second",
+        f"more than {MAX_LINES_PER_SECOND} log lines in a second",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("stream", "pattern"), STREAMS.values(), ids=STREAMS)
-def test_a_worker_that_sends_this_is_given_up(stream: bytes, pattern: str):
+def test_a_worker_that_sends_invalid_frames_is_ended(stream: bytes, pattern: str):
     async def main() -> None:
         async with stage() as each:
             each.heard.hold_calls = asyncio.Event()
@@ -299,8 +299,8 @@ WITH_A_BATCH: dict[str, tuple[Hostile, str]] = {
     "an end twice": (twice, "an end of batch 1 with 1 answers"),
     "an end before the beginning": (before_it_is_sent, "an end of batch 1 with 1 answers"),
     "65,535 outputs": (many_outputs, "a reply with 65535 outputs"),
-    "blocks without end": (many_blocks, "are no list of blocks"),
-    "a bomb in parameters": (a_bomb_in_parameters, "no JSON"),
+    "blocks without end": (many_blocks, "a list of blocks of"),
+    "a bomb in parameters": (a_bomb_in_parameters, "invalid JSON"),
     "bytes beyond its block": (bytes_beyond_its_block, "of segment 1, which it was not given"),
     "bytes of free memory": (bytes_of_free_memory, "of segment 1, which it was not given"),
     "bytes behind a segment": (bytes_behind_a_segment, "of segment 1, which it was not given"),
@@ -320,7 +320,7 @@ WITH_A_BATCH: dict[str, tuple[Hostile, str]] = {
 
 
 @pytest.mark.parametrize(("hostile", "pattern"), WITH_A_BATCH.values(), ids=WITH_A_BATCH)
-def test_a_worker_that_answers_a_batch_so_is_given_up(hostile: Hostile, pattern: str):
+def test_a_worker_that_answers_a_batch_wrongly_is_ended(hostile: Hostile, pattern: str):
     async def main() -> None:
         async with stage() as each:
             await each.send(await hostile(each))

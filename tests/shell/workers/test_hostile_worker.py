@@ -29,7 +29,7 @@ from support.channel import Stage, done_frame, mappings, response_frame, stage, 
 from support.hostile import KIB, MIB, check_reason, executed, infer, raw, send, service, taken, uncalled
 
 
-def test_a_hostile_worker_is_read_no_further_than_to_its_first_wrong_word():
+def test_reading_stops_at_the_first_invalid_header():
     """An announced gigabyte costs nothing before there is a reason to take it."""
     streams = {
         "garbage": b"\xff" * (256 * MIB),
@@ -54,7 +54,7 @@ def test_a_hostile_worker_is_read_no_further_than_to_its_first_wrong_word():
         asyncio.run(main(stream))
 
 
-def test_a_worker_that_calls_and_never_reads_is_given_up_before_much_waits_for_it():
+def test_a_worker_that_calls_and_never_reads_is_ended_early():
     async def main() -> None:
         async with stage() as each:
             call = service(IsModelReady("x" * 100, ""))
@@ -76,7 +76,7 @@ def test_a_worker_that_calls_and_never_reads_is_given_up_before_much_waits_for_i
     asyncio.run(main())
 
 
-def test_what_crosses_the_last_answer_of_an_inference_is_no_fault():
+def test_frames_that_cross_a_final_answer_are_ignored():
     async def main() -> None:
         async with stage() as each:
             await each.send(infer(7, 10))
@@ -90,7 +90,7 @@ def test_what_crosses_the_last_answer_of_an_inference_is_no_fault():
     asyncio.run(main())
 
 
-def test_inferences_of_a_worker_that_is_given_up_are_cancelled_and_their_answers_go_nowhere():
+def test_inferences_of_an_ended_worker_are_cancelled():
     async def main() -> None:
         async with stage() as each:
             await each.send(infer(1, 10) + infer(2, 10) + infer(3, 10))
@@ -106,7 +106,7 @@ def test_inferences_of_a_worker_that_is_given_up_are_cancelled_and_their_answers
     asyncio.run(main())
 
 
-def test_answers_to_a_worker_that_does_not_read_become_errors_before_they_fill_the_memory(
+def test_answers_to_a_worker_that_does_not_read_become_errors(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Of the gigabyte that may wait, a small part here."""
@@ -153,7 +153,7 @@ async def with_memory_for_answers(each: Stage) -> None:
     await each.until(mappings, "the segment")
 
 
-def test_a_worker_that_names_its_memory_without_end_is_given_up():
+def test_a_worker_with_too_many_unreleased_blocks_is_ended():
     """Each answer's memory is given back when the answer is gone; the list of what is given back is bounded."""
 
     async def main() -> None:
@@ -171,7 +171,7 @@ def test_a_worker_that_names_its_memory_without_end_is_given_up():
     asyncio.run(main())
 
 
-def test_answers_that_overlap_are_answers():
+def test_overlapping_answers_are_accepted():
     """They can hurt nobody but the model whose they are."""
 
     async def main() -> None:
@@ -188,7 +188,7 @@ def test_answers_that_overlap_are_answers():
     asyncio.run(main())
 
 
-def test_elements_of_text_are_copied_out_of_reach_before_they_are_read():
+def test_text_elements_are_copied_before_they_are_read():
     async def main() -> None:
         async with stage() as each:
             batch = await executed(each, 100 * KIB)
@@ -205,7 +205,7 @@ def test_elements_of_text_are_copied_out_of_reach_before_they_are_read():
     asyncio.run(main())
 
 
-def test_a_model_that_answers_with_its_input_again_and_again_keeps_the_block_as_long_as_an_answer_lives():
+def test_answers_in_an_inputs_block_keep_the_block():
     async def main() -> None:
         async with stage() as each:
             batch = await executed(each, 100 * KIB)
@@ -227,7 +227,7 @@ def test_a_model_that_answers_with_its_input_again_and_again_keeps_the_block_as_
     asyncio.run(main())
 
 
-def test_a_start_that_fails_says_why_and_no_more_than_that():
+def test_the_error_of_a_failed_start_is_bounded():
     async def main() -> None:
         async with stage() as each:
             await each.send(raw(Kind.FAILED, json.dumps({"code": "NOT_FOUND", "message": "x" * 9_000_000}).encode()))
@@ -238,7 +238,7 @@ def test_a_start_that_fails_says_why_and_no_more_than_that():
     asyncio.run(main())
 
 
-def test_an_owner_that_lets_go_in_the_midst_hears_no_more():
+def test_an_owner_that_closes_in_a_callback_gets_no_more_events():
     async def main() -> None:
         async with stage() as each:
             batch = await executed(each, 10)

@@ -26,7 +26,7 @@ from support.channel import (
 )
 
 
-def test_threads_call_side_by_side_and_each_gets_its_own():
+def test_concurrent_threads_get_the_answers_to_their_own_calls():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         def work(number: int) -> None:
             for turn in range(20):
@@ -45,7 +45,7 @@ def test_threads_call_side_by_side_and_each_gets_its_own():
 
 
 @pytest.mark.parametrize("method", ["infer", "call"])
-def test_more_calls_than_the_server_takes_wait_for_one_another(method: str):
+def test_calls_above_the_limit_wait_for_others_to_end(method: str):
     """The server answers none of them before all that may be are under way."""
     count = MAX_CALLS + 60
 
@@ -78,7 +78,7 @@ def test_more_calls_than_the_server_takes_wait_for_one_another(method: str):
     asyncio.run(main())
 
 
-def test_a_loop_makes_as_many_calls_as_it_likes_and_goes_on():
+def test_a_loop_makes_any_number_of_calls_without_blocking():
     turns = []
 
     async def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
@@ -114,7 +114,7 @@ def test_a_loop_makes_as_many_calls_as_it_likes_and_goes_on():
     asyncio.run(main())
 
 
-def test_a_cancelled_wait_for_room_leaves_the_room_to_the_others():
+def test_a_cancelled_wait_to_send_wakes_another_call():
     async def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         calls = [ask(host, 10) for _ in range(MAX_CALLS)]
         waiting = [asyncio.ensure_future(ask(host, 10).receive_async()) for _ in range(20)]
@@ -143,7 +143,7 @@ def test_a_cancelled_wait_for_room_leaves_the_room_to_the_others():
     asyncio.run(main())
 
 
-def test_any_other_loop_may_wait_too():
+def test_other_event_loops_may_wait_for_answers():
     """A model that is not asynchronous runs a loop of its own, on the main thread or on another."""
 
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
@@ -232,7 +232,7 @@ def test_threads_may_share_the_answers_of_one_call():
     asyncio.run(main())
 
 
-def test_cancelling_asks_the_server_and_the_last_answer_still_comes():
+def test_a_cancelled_call_still_gets_its_final_answer():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         call = ask(host, 10)
         call.cancel()
@@ -256,7 +256,7 @@ def test_cancelling_asks_the_server_and_the_last_answer_still_comes():
     asyncio.run(main())
 
 
-def test_a_call_that_waits_for_room_can_be_cancelled():
+def test_a_call_that_was_not_sent_can_be_cancelled():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         calls = [ask(host, 10) for _ in range(MAX_CALLS + 1)]
         calls[-1].cancel()
@@ -280,7 +280,7 @@ def test_a_call_that_waits_for_room_can_be_cancelled():
     asyncio.run(main())
 
 
-def test_a_call_that_is_dropped_before_its_end_is_cancelled_and_leaves_nothing():
+def test_a_dropped_call_is_cancelled_and_frees_its_memory():
     def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
         if requests[0].key == 7:
             ask(host, 10)
@@ -307,7 +307,7 @@ def test_a_call_that_is_dropped_before_its_end_is_cancelled_and_leaves_nothing()
     asyncio.run(main())
 
 
-def test_what_was_cancelled_while_the_loop_stood_still_is_not_run():
+def test_requests_cancelled_while_the_loop_is_blocked_do_not_run():
     executed: list[int] = []
 
     async def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -334,7 +334,7 @@ def test_what_was_cancelled_while_the_loop_stood_still_is_not_run():
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["on threads", "on the loop"])
-def test_calls_end_with_the_server(is_async: bool):
+def test_calls_raise_when_the_server_closes_the_channel(is_async: bool):
     ends: list[BaseException] = []
 
     def wait(host: Host) -> None:

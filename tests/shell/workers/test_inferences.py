@@ -21,7 +21,7 @@ from support.channel import (
 
 @pytest.mark.parametrize("size", [0, 64, 16 * KIB, 16 * KIB + 1, 600 * KIB, 5 * MIB, 20 * MIB])
 @pytest.mark.parametrize("arena", [ARENA_BYTES, 0], ids=["shared memory", "frames"])
-def test_tensors_of_any_size_go_there_and_back(size: int, arena: int):
+def test_tensors_of_any_size_are_sent_and_returned(size: int, arena: int):
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         for first in range(3):
             sent = bytes(tensor("x", size, first).data)
@@ -41,7 +41,7 @@ def test_tensors_of_any_size_go_there_and_back(size: int, arena: int):
     asyncio.run(main())
 
 
-def test_memory_is_given_back_when_the_arrays_are_gone():
+def test_memory_is_given_back_with_the_last_array():
     kept: list[InferenceResponse] = []
 
     def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -60,7 +60,7 @@ def test_memory_is_given_back_when_the_arrays_are_gone():
     asyncio.run(main())
 
 
-def test_what_came_from_the_server_goes_back_without_a_copy():
+def test_received_tensors_are_sent_back_without_a_copy():
     """A request's own input, and the answer of one call as the input of the next."""
 
     def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -86,7 +86,7 @@ def test_what_came_from_the_server_goes_back_without_a_copy():
     asyncio.run(main())
 
 
-def test_large_requests_get_shared_memory_for_the_next_ones():
+def test_the_arena_grows_after_large_requests():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         while not ask_large(host):
             pass
@@ -107,7 +107,7 @@ def test_large_requests_get_shared_memory_for_the_next_ones():
     asyncio.run(main())
 
 
-def test_answers_keep_their_order_whatever_their_size():
+def test_answers_of_all_sizes_keep_their_order():
     sizes = [9 * MIB, 10, 100 * KIB, 12 * MIB, 0, 50]
 
     def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -129,7 +129,7 @@ def test_answers_keep_their_order_whatever_their_size():
     asyncio.run(main())
 
 
-def test_the_server_knows_from_which_batch_a_call_is_made():
+def test_a_call_has_the_batch_that_makes_it():
     here: dict[int, asyncio.Event] = {}
 
     async def execute(host: Host, requests: Sequence[HostedRequest]) -> list[Reply]:
@@ -160,7 +160,7 @@ def test_the_server_knows_from_which_batch_a_call_is_made():
     asyncio.run(main())
 
 
-def test_the_one_batch_that_runs_is_that_of_any_thread():
+def test_calls_of_other_threads_belong_to_the_only_batch():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         received(ask(host, 10))
         on_threads(1, lambda _: received(ask(host, 10)) and None)
@@ -174,7 +174,7 @@ def test_the_one_batch_that_runs_is_that_of_any_thread():
     asyncio.run(main())
 
 
-def test_what_cannot_be_sent_is_the_callers_error_and_takes_no_room():
+def test_unsendable_calls_raise_in_the_caller_and_do_not_count():
     def execute(host: Host, _: Sequence[HostedRequest]) -> list[Reply]:
         for _ in range(MAX_CALLS + 1):
             with pytest.raises(InferenceError, match="a request for model 'other' cannot be sent: ") as caught:

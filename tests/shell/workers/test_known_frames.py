@@ -25,7 +25,7 @@ def calls_read(call: InferenceRequest) -> list[InferenceRequest]:
     return [decode_infer(body_of(frame, Kind.INFER), Shelf(False).locate).request for frame in sent]
 
 
-def test_what_is_made_of_one_description_belongs_to_one_frame():
+def test_frames_with_equal_descriptions_share_no_objects():
     first, second = calls_read(CALL_SAID_BEFORE)
     first.parameters["k"] = 2
     first.inputs[0].shape = (1,)
@@ -39,7 +39,7 @@ def test_what_is_made_of_one_description_belongs_to_one_frame():
     assert error is not later
 
 
-def test_a_description_that_was_read_before_is_held_against_each_frame():
+def test_a_cached_description_is_checked_against_each_frame():
     frame = bytes(encode_infer(1, 0, CALL_SAID_BEFORE, Shelf(False).place, lambda: 0))
     whole = body_of(frame, Kind.INFER)
     decode_infer(whole, Shelf(False).locate)
@@ -52,7 +52,7 @@ def test_a_description_that_was_read_before_is_held_against_each_frame():
         done_of(bytes(done[:-20]), Shelf(False))
 
 
-def test_a_description_in_shared_memory_is_looked_up_each_time():
+def test_places_in_shared_memory_are_located_for_each_frame():
     shelf = Shelf(True)
     frame = encode_infer(1, 0, InferenceRequest("m", inputs=[out(INLINE_BYTES + 1)]), shelf.place, lambda: 0)
     decode_infer(body_of(frame, Kind.INFER), shelf.locate)
@@ -62,7 +62,7 @@ def test_a_description_in_shared_memory_is_looked_up_each_time():
         decode_infer(body_of(frame, Kind.INFER), shelf.locate)
 
 
-def test_long_descriptions_and_texts_are_not_remembered():
+def test_long_descriptions_and_texts_are_not_cached():
     def cross(number: int) -> None:
         text = f"{number:060000}"
         calls_read(InferenceRequest("m", id=text, parameters={"k": text[:50_000]}))

@@ -46,7 +46,7 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", Exit(signal=2)),
     ],
 )
-def test_it_is_said_how_a_worker_ended(crew: Crew, python: str, code: str, exit_: Exit):
+def test_the_exit_of_a_worker_is_reported(crew: Crew, python: str, code: str, exit_: Exit):
     worker = crew.talk(python=python)
 
     worker.say(code)
@@ -72,7 +72,7 @@ def test_an_entry_that_does_not_exist_is_printed(crew: Crew):
     assert "No module named 'no_such_module'" in printed(process)
 
 
-def test_a_worker_is_killed_by_order(crew: Crew):
+def test_a_worker_can_be_killed(crew: Crew):
     worker = crew.talk()
     assert worker.ask("1 + 1") == 2
     assert worker.process.wait_sync(0) is None
@@ -84,7 +84,7 @@ def test_a_worker_is_killed_by_order(crew: Crew):
     worker.process.kill(signal.SIGKILL)
 
 
-def test_a_signal_that_is_sent_before_the_worker_is_there_is_not_lost(crew: Crew):
+def test_a_signal_sent_before_the_worker_runs_is_not_lost(crew: Crew):
     for _ in range(20):
         worker = crew.talk()
         worker.process.kill(signal.SIGTERM)
@@ -111,7 +111,7 @@ def test_a_waiting_task_learns_at_once_that_a_worker_died(crew: Crew):
     assert min(took_s) < 0.5
 
 
-def test_waiting_can_be_given_up_and_begun_again(crew: Crew):
+def test_a_wait_can_be_cancelled_and_repeated(crew: Crew):
     worker = crew.talk()
 
     async def scenario() -> Exit:
@@ -128,7 +128,7 @@ def test_waiting_can_be_given_up_and_begun_again(crew: Crew):
 
 
 @BOTH_WAYS
-def test_a_worker_has_nothing_of_others(crew: Crew, python: str):
+def test_a_worker_inherits_no_descriptors_of_others(crew: Crew, python: str):
     others = [crew.talk() for _ in range(3)]
     assert [other.ask("1") for other in others] == [1, 1, 1]
     worker = crew.talk(python=python)
@@ -177,7 +177,7 @@ answer = {
 
 
 @BOTH_WAYS
-def test_a_worker_has_the_servers_environment_and_what_is_set_over_it(
+def test_a_worker_gets_the_servers_environment_with_overrides(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crew: Crew, python: str
 ):
     monkeypatch.setenv("OF_THE_SERVER", "1")
@@ -211,7 +211,7 @@ def test_a_worker_that_closes_descriptors_keeps_its_channel(crew: Crew, python: 
 
 
 @BOTH_WAYS
-def test_what_a_worker_prints_is_there_at_once(crew: Crew, python: str):
+def test_output_of_a_worker_is_not_buffered(crew: Crew, python: str):
     worker = crew.talk(python=python)
 
     with pytest.raises(BlockingIOError):
@@ -221,7 +221,7 @@ def test_what_a_worker_prints_is_there_at_once(crew: Crew, python: str):
     assert printed(worker.process, until="\n") == "café \\ud800\n"
 
 
-def test_a_worker_runs_what_was_registered_for_its_end(crew: Crew):
+def test_a_worker_runs_its_exit_functions(crew: Crew):
     worker = crew.talk()
     worker.ask("__import__('atexit').register(print, 'the end') and None")
 
@@ -229,7 +229,7 @@ def test_a_worker_runs_what_was_registered_for_its_end(crew: Crew):
     assert printed(worker.process) == "the end\n"
 
 
-def test_workers_do_not_share_chance(crew: Crew):
+def test_workers_have_different_random_numbers(crew: Crew):
     drawn = [crew.talk().ask("__import__('random').random()") for _ in range(2)]
     drawn_by_numpy = [crew.talk().ask("__import__('numpy').random.random()") for _ in range(2)]
 
@@ -239,7 +239,7 @@ def test_workers_do_not_share_chance(crew: Crew):
 
 @BOTH_WAYS
 @pytest.mark.parametrize("how", ["import os; os._exit(0)", "import os; os.kill(os.getpid(), 9)"], ids=["exit", "kill"])
-def test_what_a_worker_started_dies_with_it(crew: Crew, python: str, how: str):
+def test_processes_of_a_worker_end_with_it(crew: Crew, python: str, how: str):
     bystander = crew.talk()
     theirs = bystander.ask(FAMILY)
     worker = crew.talk(python=python)
@@ -275,7 +275,7 @@ answer = [name for name in os.listdir("/dev/shm") if name in held[0].name or nam
 
 
 @pytest.mark.parametrize("kill", ["worker", "zygote's end"])
-def test_what_multiprocessing_cleans_up_after_a_process_is_cleaned_up_after_a_worker(crew: Crew, kill: str):
+def test_resource_trackers_clean_up_after_a_worker(crew: Crew, kill: str):
     before = set(os.listdir("/dev/shm"))
     worker = crew.talk()
     assert set(worker.ask(SHARES)) - before
@@ -287,7 +287,7 @@ def test_what_multiprocessing_cleans_up_after_a_process_is_cleaned_up_after_a_wo
     wait_until(lambda: set(os.listdir("/dev/shm")) <= before, "/dev/shm as it was")
 
 
-def test_a_closed_launcher_leaves_nothing_and_starts_nothing(crew: Crew):
+def test_a_closed_launcher_has_no_processes_and_starts_none(crew: Crew):
     worker = crew.talk()
     family = worker.ask(FAMILY)
     zygote = crew.zygote
@@ -346,7 +346,7 @@ def test_workers_whose_zygote_was_killed_are_reported_and_the_next_starts(crew: 
     workers[0].process.kill(signal.SIGKILL)
 
 
-def test_a_zygote_that_stands_still_holds_up_nobody_who_kills(crew: Crew):
+def test_kill_does_not_block_on_a_stopped_zygote(crew: Crew):
     worker = crew.talk()
     assert worker.ask("1") == 1
     os.kill(crew.zygote, signal.SIGSTOP)
@@ -360,7 +360,7 @@ def test_a_zygote_that_stands_still_holds_up_nobody_who_kills(crew: Crew):
     assert worker.ask("2") == 2
 
 
-def test_a_worker_whose_zygote_died_before_it_started_says_so(crew: Crew):
+def test_the_death_of_the_zygote_before_a_start_is_reported(crew: Crew):
     crew.talk().ask("1")
     os.kill(crew.zygote, signal.SIGSTOP)
     process = crew.spawn()
@@ -372,7 +372,7 @@ def test_a_worker_whose_zygote_died_before_it_started_says_so(crew: Crew):
     assert process.pid is None
 
 
-def test_the_zygote_survives_what_a_terminal_or_a_service_manager_sends_to_all(crew: Crew):
+def test_the_zygote_survives_signals_to_the_process_group(crew: Crew):
     worker = crew.talk()
     assert worker.ask("1") == 1
     zygote = crew.zygote
@@ -395,7 +395,7 @@ def test_the_zygote_survives_what_a_terminal_or_a_service_manager_sends_to_all(c
     ],
     ids=["no interpreter", "no program", "no folder", "no environment"],
 )
-def test_it_is_said_why_a_worker_could_not_be_started(crew: Crew, how: dict[str, object], text: str):
+def test_the_reason_of_a_failed_start_is_reported(crew: Crew, how: dict[str, object], text: str):
     worker = crew.talk(**how)
 
     exit_ = ended(worker.process)

@@ -22,7 +22,7 @@ with Crew() as crew:
 """
 
 
-def test_a_worker_starts_where_few_files_may_be_open():
+def test_a_worker_starts_with_a_low_limit_of_open_files():
     path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent)])
 
     number = subprocess.check_output([sys.executable, "-c", FEW_FILES], env={**os.environ, "PYTHONPATH": path})
@@ -46,7 +46,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["alone", "with its group"])
-def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path, kill: Callable[[int, int], None]):
+def test_no_process_is_left_when_the_server_is_killed(tmp_path: Path, kill: Callable[[int, int], None]):
     (tmp_path / "test_launcher_family.py").write_text(f"FAMILY = {FAMILY!r}")
     path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent), str(tmp_path)])
     with subprocess.Popen(
@@ -103,7 +103,7 @@ crew.launcher.close()
 """
 
 
-def test_a_worker_that_the_kernel_killed_for_want_of_memory_is_told_apart():
+def test_a_worker_that_was_killed_out_of_memory_is_reported_as_such():
     group = limited_group(f"halimede-test-{os.getpid()}")
     if group is None:
         pytest.skip("control groups with a limit of memory cannot be made here")

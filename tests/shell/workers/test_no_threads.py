@@ -36,7 +36,7 @@ def without_threads(scenario: Callable[[Threads], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_a_large_batch_travels_in_its_frame_when_no_thread_can_make_memory_for_it() -> None:
+def test_large_batch_is_sent_in_its_frame_without_a_free_thread() -> None:
     async def scenario(_: Threads) -> None:
         async with stage() as each:
             each.connection.batches.execute([item(1, 16 * MIB)], 0)
@@ -47,7 +47,7 @@ def test_a_large_batch_travels_in_its_frame_when_no_thread_can_make_memory_for_i
     without_threads(scenario)
 
 
-def test_a_large_batch_that_no_thread_can_copy_is_answered_and_its_memory_is_free_again(
+def test_large_batch_fails_and_frees_its_memory_without_a_free_thread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # The record of it that pytest keeps would hold the traceback, and by that the memory.

@@ -39,7 +39,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_lines_are_lines_however_they_come(caplog: pytest.LogCaptureFixture):
+def test_lines_are_joined_from_any_parts(caplog: pytest.LogCaptureFixture):
     async def act(write: int, reader: OutputReader) -> None:
         for at, piece in enumerate((b"one\ntw", b"o\n\nthree\xff", b"\nno end")):
             os.write(write, piece)
@@ -49,7 +49,7 @@ def test_lines_are_lines_however_they_come(caplog: pytest.LogCaptureFixture):
     assert printed(act, caplog) == ["one", "two", "", "three�", "no end"]
 
 
-def test_a_long_line_is_cut(caplog: pytest.LogCaptureFixture):
+def test_a_long_line_is_split(caplog: pytest.LogCaptureFixture):
     async def act(write: int, reader: OutputReader) -> None:
         os.write(write, b"a" * 10_000 + b"\n" + b"b" * 20_000)
         os.close(write)
@@ -59,7 +59,7 @@ def test_a_long_line_is_cut(caplog: pytest.LogCaptureFixture):
     ]  # fmt: skip
 
 
-def test_what_was_printed_last_is_read_after_a_flood(caplog: pytest.LogCaptureFixture):
+def test_the_last_lines_are_logged_after_a_flood(caplog: pytest.LogCaptureFixture):
     """A model that prints too much and dies has said why in its last lines."""
 
     async def act(write: int, reader: OutputReader) -> None:
@@ -79,7 +79,7 @@ def test_what_was_printed_last_is_read_after_a_flood(caplog: pytest.LogCaptureFi
     )
 
 
-def test_a_pipe_that_others_hold_open_does_not_hold_the_server(caplog: pytest.LogCaptureFixture):
+def test_close_does_not_wait_for_a_pipe_that_others_hold_open(caplog: pytest.LogCaptureFixture):
     writers: list[int] = []
 
     async def act(write: int, reader: OutputReader) -> None:
@@ -90,7 +90,7 @@ def test_a_pipe_that_others_hold_open_does_not_hold_the_server(caplog: pytest.Lo
     os.close(writers[0])
 
 
-def test_the_end_is_the_end(caplog: pytest.LogCaptureFixture):
+def test_reading_stops_at_the_end_of_the_pipe(caplog: pytest.LogCaptureFixture):
     async def act(write: int, reader: OutputReader) -> None:
         os.write(write, b"said\n")
         os.close(write)

@@ -127,7 +127,7 @@ class Threads(ThreadPoolExecutor):
         return super().submit(*args, **named)
 
 
-def test_a_restart_that_gets_no_thread_is_tried_again(tmp_path: Path) -> None:
+def test_a_restart_is_repeated_if_no_thread_is_available(tmp_path: Path) -> None:
     async def scenario() -> None:
         threads = Threads()
         asyncio.get_running_loop().set_default_executor(threads)
@@ -143,7 +143,7 @@ def test_a_restart_that_gets_no_thread_is_tried_again(tmp_path: Path) -> None:
     run_on_loop(scenario)
 
 
-def test_questions_for_readiness_that_nobody_waits_for_any_more_leave_nothing(tmp_path: Path) -> None:
+def test_abandoned_readiness_checks_leave_nothing(tmp_path: Path) -> None:
     def futures() -> int:
         gc.collect()
         return sum(isinstance(each, asyncio.Future) for each in gc.get_objects())
@@ -163,7 +163,7 @@ def test_questions_for_readiness_that_nobody_waits_for_any_more_leave_nothing(tm
     run_on_loop(scenario)
 
 
-def test_one_answer_is_for_all_who_ask_whether_a_model_is_ready(tmp_path: Path) -> None:
+def test_concurrent_readiness_checks_share_one_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
         methods = ECHO + "asked = 0\ndef is_ready(self):\n    self.asked += 1\n    return self.asked != 2\n"
         async with playing(tmp_path, methods) as (_, worker):
@@ -185,7 +185,7 @@ def execute(self, requests):
 """
 
 
-def test_a_batch_whose_end_makes_no_sense_leaves_no_timer_of_its_time_limit(tmp_path: Path) -> None:
+def test_an_invalid_end_of_a_batch_clears_its_time_limit(tmp_path: Path) -> None:
     def timers() -> list[asyncio.TimerHandle]:
         soon = asyncio.get_running_loop().time() + LIMIT_S * 2
         found = [each for each in gc.get_objects() if isinstance(each, asyncio.TimerHandle)]
@@ -203,7 +203,7 @@ def test_a_batch_whose_end_makes_no_sense_leaves_no_timer_of_its_time_limit(tmp_
     run_on_loop(scenario)
 
 
-def test_what_a_dead_process_had_not_read_is_the_pumps_again(tmp_path: Path) -> None:
+def test_batches_that_a_dead_process_had_not_read_return_to_the_pump(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with playing(tmp_path, ECHO) as (play, worker):
             pid = worker.pid or 0
@@ -220,7 +220,7 @@ def test_what_a_dead_process_had_not_read_is_the_pumps_again(tmp_path: Path) -> 
     run_on_loop(scenario)
 
 
-def test_the_time_limit_of_a_batch_begins_when_the_one_before_it_in_its_slot_is_over(tmp_path: Path) -> None:
+def test_the_time_limit_of_a_waiting_batch_begins_with_its_turn(tmp_path: Path) -> None:
     async def scenario() -> None:
         slow = ECHO.replace("    return", "    time.sleep(1.2)\n    return")
         async with playing(tmp_path, slow, Program(execution_timeout_ms=2_000)) as (play, _):
@@ -233,7 +233,7 @@ def test_the_time_limit_of_a_batch_begins_when_the_one_before_it_in_its_slot_is_
     run_on_loop(scenario)
 
 
-def test_a_models_error_is_text_that_an_answer_can_carry() -> None:
+def test_the_text_of_a_models_error_is_valid_unicode() -> None:
     name = os.fsdecode(b"caf\xe9.bin")
     assert describe(ValueError(f"{name} is not there")) == "ValueError: caf?.bin is not there"
 
@@ -277,7 +277,7 @@ def call(self, sender):
 """
 
 
-def test_calls_of_a_models_threads_are_made_for_the_requests_that_are_awaited(tmp_path: Path) -> None:
+def test_calls_of_threads_belong_to_open_requests(tmp_path: Path) -> None:
     async def main() -> None:
         server = Asked()
         program = Program(bls_timeout_ms=7)

@@ -38,7 +38,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_nobody_can_change_the_size_of_a_segment():
+def test_the_size_of_a_segment_cannot_be_changed():
     descriptor = made()
 
     for size in (0, SIZE // 2, SIZE * 2):
@@ -48,7 +48,7 @@ def test_nobody_can_change_the_size_of_a_segment():
     os.close(descriptor)
 
 
-def test_who_gets_a_segment_cannot_keep_the_server_from_writing_to_it():
+def test_a_receiver_cannot_seal_a_segment_against_writes():
     descriptor = made()
     theirs = os.dup(descriptor)
     segments = SegmentMap()
@@ -82,7 +82,7 @@ def test_only_the_owner_of_a_shared_segment_can_write_to_it():
     os.close(again)
 
 
-def test_a_segment_has_no_name_and_all_its_pages():
+def test_a_segment_has_no_name_and_its_pages_are_reserved():
     before = set(os.listdir("/dev/shm"))
     descriptor = made()
 
@@ -93,7 +93,7 @@ def test_a_segment_has_no_name_and_all_its_pages():
     os.close(descriptor)
 
 
-def test_two_maps_of_a_segment_are_the_same_bytes():
+def test_two_maps_of_a_segment_share_bytes():
     before = open_descriptors()
     descriptor = made()
     ours, theirs = OwnArena(SIZE), SegmentMap()
@@ -112,7 +112,7 @@ def test_two_maps_of_a_segment_are_the_same_bytes():
     assert open_descriptors() == before
 
 
-def test_bytes_are_found_where_they_lie():
+def test_bytes_are_found_in_their_segment():
     segments = mapped()
     lease = segments.lease(BLOCK, 4096, 1000)
 
@@ -125,7 +125,7 @@ def test_bytes_are_found_where_they_lie():
     ("segment", "offset", "size"),
     [(3, SIZE, 1), (3, SIZE - 4, 5), (3, 1 << 63, 1), (3, 0, 1 << 63), (3, -1, 1), (4, 0, 1), (0, 0, 0)],
 )
-def test_bytes_outside_of_a_segment_are_not_given_out(segment: int, offset: int, size: int):
+def test_bytes_outside_of_a_segment_are_refused(segment: int, offset: int, size: int):
     with pytest.raises(ValueError, match="not there"):
         mapped().lease((segment, offset), offset, size)
 
@@ -158,7 +158,7 @@ def test_a_block_is_released_once_when_the_last_view_is_gone(view: Callable[[mem
     assert list(segments.released) == [BLOCK]
 
 
-def test_what_was_copied_does_not_keep_a_block():
+def test_copies_do_not_keep_a_block():
     segments = mapped()
     lease = segments.lease(BLOCK, 4096, 1000)
     copies = [bytes(lease), np.frombuffer(lease, np.uint8).copy(), np.frombuffer(lease, np.uint8) + 1, lease.tolist()]
@@ -169,7 +169,7 @@ def test_what_was_copied_does_not_keep_a_block():
     assert len(copies) == 4
 
 
-def test_each_lease_of_a_block_counts():
+def test_every_lease_of_a_block_is_reported():
     segments = mapped()
     leases = [segments.lease(BLOCK, 4096 + at, 10) for at in range(3)]
     for count in (1, 2, 3):
@@ -211,7 +211,7 @@ def test_bytes_outlive_the_map_that_they_are_from():
     assert list(released) == [BLOCK]
 
 
-def test_a_map_that_nobody_looks_at_is_unmapped():
+def test_a_map_without_views_is_unmapped():
     def mappings() -> int:
         return Path("/proc/self/maps").read_text().count("memfd:halimede")
 
@@ -256,7 +256,7 @@ print("lives")
 
 
 @pytest.mark.parametrize(("limit", "soft"), [("RLIMIT_FSIZE", 1 << 20), ("RLIMIT_NOFILE", 3)])
-def test_where_the_system_refuses_there_is_no_segment(limit: str, soft: int):
+def test_no_segment_is_made_if_the_system_refuses(limit: str, soft: int):
     """The limit of a file's size is told by a signal, which Python ignores."""
     code = LIMITED.format(limit=limit, soft=soft)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -276,13 +276,13 @@ print(make_segment(1 << 50), len(os.listdir("/proc/self/fd")) - before)
 """
 
 
-def test_more_memory_than_there_is_is_refused_and_nothing_stays_open():
+def test_a_segment_larger_than_memory_is_refused():
     ran = subprocess.run([sys.executable, "-c", TOO_MUCH], capture_output=True, text=True, timeout=60, check=False)
 
     assert ran.stdout == "None 0\n", (ran.returncode, ran.stderr)
 
 
-def test_where_memory_is_limited_a_segment_is_made_but_not_mapped():
+def test_a_segment_may_be_made_but_not_mapped():
     """What a segment takes is not the process's until it is mapped; then the server does without it."""
     code = (
         "import resource\n"

@@ -137,7 +137,7 @@ def test_copied_tensors_are_not_kept_beyond_their_batch():
     play(scenario)
 
 
-def test_no_room_is_made_for_shared_tensors():
+def test_the_arena_does_not_grow_for_shared_tensors():
     size = 4 * COPIED_ON_LOOP_BYTES
 
     async def scenario() -> None:

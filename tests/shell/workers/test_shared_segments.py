@@ -126,7 +126,7 @@ def test_a_model_that_writes_to_its_inputs_gets_only_copies():
     play(scenario)
 
 
-def test_an_input_that_is_the_output_is_never_copied():
+def test_an_input_that_is_also_the_output_is_never_copied():
     """From a worker through two others and back to itself."""
 
     async def scenario() -> None:
@@ -186,7 +186,7 @@ def test_an_input_is_shared_once_its_model_cannot_write_to_it(keeps: bool):
     play(scenario)
 
 
-def test_the_death_of_a_reader_frees_its_blocks():
+def test_the_end_of_a_reader_frees_its_blocks():
     """Twice as many bytes as may be shared at a time are shared one after the other."""
 
     async def scenario() -> None:

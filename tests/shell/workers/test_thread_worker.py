@@ -174,7 +174,7 @@ def test_a_model_without_batching_sees_one_request_without_a_batch_dimension():
         (StopIteration("end"), internal("StopIteration: end")),
     ],
 )
-def test_start_raises_what_creating_the_instance_raised(error, seen):
+def test_start_raises_the_error_of_create_instance(error, seen):
     def broken() -> object:
         raise error
 
@@ -186,7 +186,7 @@ def test_start_raises_what_creating_the_instance_raised(error, seen):
     asyncio.run(main())
 
 
-def test_a_cancelled_start_closes_what_it_created_after_all():
+def test_a_cancelled_start_closes_the_instance():
     creating, go, closed = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> object:
@@ -225,7 +225,7 @@ class Unprintable(Exception):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_a_model_raises_fails_its_batch_and_the_next_batch_runs(error, seen):
+def test_any_exception_fails_its_batch_and_the_next_batch_runs(error, seen):
     failures = [error]
 
     def compute(*batch):
@@ -255,7 +255,7 @@ def test_a_models_own_error_keeps_its_code_and_text():
     play(Tensors(compute), scenario)
 
 
-def test_the_traceback_goes_to_the_log_alone(caplog):
+def test_the_traceback_is_only_in_the_log(caplog):
     def compute(*batch):
         raise ValueError("boom")
 
@@ -269,7 +269,7 @@ def test_the_traceback_goes_to_the_log_alone(caplog):
     assert (record.message, record.exc_info[0]) == ("instance 'double_0_1' failed", ValueError)
 
 
-def test_an_output_that_does_not_fit_fails_the_batch_by_its_name():
+def test_an_invalid_output_fails_the_batch_and_is_named():
     async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         done = await harness.batch(worker, item(1, [1, 2]))
         text = "output 'y': the model returned shape [2] for a batch of 1 rows; its first dimension must be 1"
@@ -302,14 +302,14 @@ def test_requests_are_answered_one_by_one():
     play(Requests(answer), scenario)
 
 
-def test_an_answer_without_outputs_is_an_answer():
+def test_an_answer_may_have_no_outputs():
     async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         assert (await harness.batch(worker, item(1, [1, 2]))).replies == [[]]
 
     play(Requests(lambda requests: requests[0].respond([])), scenario)
 
 
-def test_what_was_answered_before_an_error_stands():
+def test_answers_before_an_exception_are_kept():
     def answer(requests):
         requests[0].respond([floats("y", [7, 7])])
         raise ValueError("boom")
@@ -389,7 +389,7 @@ class Data(bytearray):
     """Bytes that say when they are freed."""
 
 
-def test_an_idle_worker_keeps_nothing_of_its_last_batch():
+def test_an_idle_worker_frees_its_last_batch():
     async def scenario(harness: Harness, worker: ThreadWorker) -> None:
         data = Data(np.float32([1, 2]).tobytes())
         gone = threading.Event()
@@ -415,7 +415,7 @@ def test_decoupled_models_are_refused():
 
 
 @pytest.mark.parametrize("refuse_at_once", [True, False])
-def test_a_request_with_unusable_inputs_fails_alone(refuse_at_once: bool) -> None:
+def test_only_the_request_with_unusable_inputs_fails(refuse_at_once: bool) -> None:
     batches: list[int] = []
 
     def positive_only(inputs, outputs, context):
@@ -441,7 +441,7 @@ def test_a_request_with_unusable_inputs_fails_alone(refuse_at_once: bool) -> Non
     play(Tensors(positive_only), scenario)
 
 
-def test_refusing_nobody_is_a_failure_of_the_model() -> None:
+def test_an_empty_refusal_is_an_error_of_the_model() -> None:
     def confused(inputs, outputs, context):
         raise RefusedRequestsError({})
 

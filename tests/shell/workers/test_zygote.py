@@ -66,7 +66,7 @@ class Ends:
         return json.loads(self.channel.recv(65536))
 
 
-def test_a_worker_is_spawned_killed_and_told_of(zygote: Zygote):
+def test_a_worker_is_spawned_killed_and_reported(zygote: Zygote):
     with Ends() as ends:
         zygote.send(SPAWN, ends.theirs)
         ends.hand_over()
@@ -90,7 +90,7 @@ def test_the_zygote_has_one_thread(zygote: Zygote):
     assert len(os.listdir(f"/proc/{zygote.process.pid}/task")) == 1
 
 
-def test_the_zygote_has_nothing_of_its_workers_but_their_status_sockets(zygote: Zygote):
+def test_the_zygote_keeps_only_status_sockets_of_its_workers(zygote: Zygote):
     with Ends() as first, Ends() as second:
         for number, ends in enumerate((first, second)):
             zygote.send({**SPAWN, "worker": number}, ends.theirs)
@@ -125,7 +125,7 @@ GARBAGE = [
 ]
 
 
-def test_the_zygote_ignores_what_it_does_not_understand(zygote: Zygote):
+def test_the_zygote_ignores_invalid_commands(zygote: Zygote):
     with Ends() as ends, Ends() as others:
         zygote.send(SPAWN, ends.theirs)
         ends.hand_over()
@@ -179,7 +179,7 @@ def test_a_worker_dies_with_its_zygote(zygote: Zygote, python: str):
         wait_until(lambda: not is_alive(pid), "the worker to die")
 
 
-def test_a_worker_that_nobody_asks_for_any_more_is_reaped_all_the_same(zygote: Zygote):
+def test_a_worker_whose_status_socket_is_closed_is_reaped(zygote: Zygote):
     with Ends() as ends:
         zygote.send(SPAWN, ends.theirs)
         ends.ask("1")

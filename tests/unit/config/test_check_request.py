@@ -153,7 +153,7 @@ def test_model_with_only_optional_inputs_accepts_no_input():
     assert checker.check(request()) == Checked(1, 0, (None,))
 
 
-def test_requested_outputs_must_exist_and_be_asked_for_once():
+def test_requested_outputs_must_exist_and_be_requested_once():
     assert refusal(SIMPLE, request(fp32("IN", 1, 4), outputs=("ZZ",))) == (
         "unexpected inference output 'ZZ' for model 'm'"
     )

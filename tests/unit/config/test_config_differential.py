@@ -1,7 +1,7 @@
-"""Our reader of the text format compared with the protocol's own, on forty configurations and edited versions of them.
+"""The server's reader of the text format compared with the protocol's, on forty configurations and edits of them.
 
 There are two references: text_format of the Python runtime, and protoc, whose C++ parser is Triton's. Where they differ
-we follow C++ (`test_config_read` lists those cases); where we differ from C++, ON_PURPOSE gives the reason.
+the server follows C++ (`test_config_read` lists those cases). ON_PURPOSE has the reasons for differences from C++.
 """
 
 import random
@@ -30,9 +30,9 @@ from support.configs import (
 from support.examples import examples
 
 ON_PURPOSE = {
-    "an enum number must have a name: nobody can say what the others mean": has_nameless_enum,
+    "an enum number must have a name: other numbers have no meaning": has_nameless_enum,
 }
-"""Why a text is refused here that C++ accepts, and whether that is so of the message that C++ makes of it."""
+"""Why the server refuses a text that C++ accepts, and whether the reason applies to the message from C++."""
 
 TOKENS = re.compile(rb'[A-Za-z0-9_.]+|"[^"\n]*"|\s+|.', re.DOTALL)
 
@@ -78,19 +78,19 @@ def test_edited_yaml_is_read_or_has_problems_with_places(count):
 
 
 def is_read_alike(protoc, text):
-    """Assert that we read the text as the protocol does; return whether it is accepted."""
+    """Assert that the server reads the text as the protocol does; return whether it is accepted."""
     parsed = read_pbtxt(text)
     assert all(problem.line >= 1 and problem.column >= 1 for problem in parsed.problems), text
-    ours = None if parsed.problems else serialized(to_proto(parsed.config, new()))
+    own = None if parsed.problems else serialized(to_proto(parsed.config, new()))
     message = parsed_by_text_format(text)
-    theirs = None if message is None else serialized(message)
-    if ours != theirs:
+    reference = None if message is None else serialized(message)
+    if own != reference:
         encoded = protoc.encoded(text)
         message = None if encoded is None else new().FromString(encoded)
-        theirs = None if message is None else serialized(message)
-    is_on_purpose = ours is None and message is not None and any(holds(message) for holds in ON_PURPOSE.values())
-    assert ours == theirs or is_on_purpose, (text, parsed.problems)
-    return ours is not None
+        reference = None if message is None else serialized(message)
+    is_on_purpose = own is None and message is not None and any(holds(message) for holds in ON_PURPOSE.values())
+    assert own == reference or is_on_purpose, (text, parsed.problems)
+    return own is not None
 
 
 def mutated(source, seeds):

@@ -170,7 +170,7 @@ input { name: "\\xff" }
         "found -1",
         "5:1: oldest: unknown field of ModelConfig; its fields are " + ", ".join(names_of(ModelConfig)),
         "6:1: sequence_batching: given beside dynamic_batching of line 4; only one of dynamic_batching, "
-        "sequence_batching, ensemble_scheduling may be",
+        "sequence_batching, ensemble_scheduling is allowed",
         "7:1: name: given twice, first in line 1",
         "8:12: output[0].dim: unknown field of ModelOutput; did you mean dims?",
         '9:24: metric_tags["a"].valu: unknown field of the map entry; did you mean value?',
@@ -360,7 +360,7 @@ def test_json_floats():
         ('{"max_batchsize": 1}', "1:2: max_batchsize: unknown field of ModelConfig; did you mean max_batch_size?"),
         (
             '{"version_policy": {"latest": {}, "all": {}}}',
-            "1:35: version_policy.all: given beside latest of line 1; only one of latest, all, specific may be",
+            "1:35: version_policy.all: given beside latest of line 1; only one of latest, all, specific is allowed",
         ),
         (
             '{"max_batch_size": 1.5}',

@@ -33,9 +33,9 @@ INTEGERS = {
 
 def test_every_message_has_the_protocol_s_fields_in_its_order():
     pairs = message_pairs(ModelConfig, new().DESCRIPTOR, {})
-    ours = {name: our_fields(message) for name, (message, _) in pairs.items()}
-    theirs = {name: their_fields(descriptor) for name, (_, descriptor) in pairs.items()}
-    assert ours == theirs
+    declared_fields = {name: dataclass_fields(message) for name, (message, _) in pairs.items()}
+    protocol_fields = {name: descriptor_fields(descriptor) for name, (_, descriptor) in pairs.items()}
+    assert declared_fields == protocol_fields
 
 
 def test_every_dataclass_is_a_message_of_the_protocol():
@@ -62,41 +62,41 @@ def test_integer_ranges_are_those_of_their_widths():
 
 
 def message_pairs(message: Any, descriptor: Descriptor, seen: dict[str, tuple[Any, Descriptor]]) -> dict[str, Any]:
-    """Our dataclass and their descriptor of every message, by its full name, from the root down."""
+    """The dataclass and the protocol's descriptor of every message, by its full name, from the root down."""
     if descriptor.full_name in seen:
         assert seen[descriptor.full_name][0] is message
         return seen
     seen[descriptor.full_name] = (message, descriptor)
     hints = get_type_hints(message, include_extras=True)
-    for theirs in descriptor.fields:
-        value = value_of_map(theirs) if is_map(theirs) else theirs
+    for field in descriptor.fields:
+        value = value_of_map(field) if is_map(field) else field
         if value.message_type is not None:
-            name = theirs.name + "_" if theirs.name + "_" in hints else theirs.name
+            name = field.name + "_" if field.name + "_" in hints else field.name
             message_pairs(bare(hints[name]), value.message_type, seen)
     return seen
 
 
 def bare(hint: Any) -> Any:
-    """What a tuple, a map or an optional field holds."""
+    """The type of the values of a tuple, a map or an optional field."""
     arms = [arm for arm in get_args(hint) if arm not in (NoneType, Ellipsis)]
     return arms[-1] if arms else hint
 
 
-def our_fields(message: Any) -> list[tuple[str, Any]]:
+def dataclass_fields(message: Any) -> list[tuple[str, Any]]:
     hints = get_type_hints(message, include_extras=True)
-    return [(f.name.removesuffix("_"), our_kind(hints[f.name])) for f in dataclasses.fields(message)]
+    return [(f.name.removesuffix("_"), dataclass_kind(hints[f.name])) for f in dataclasses.fields(message)]
 
 
-def our_kind(hint: Any) -> Any:
+def dataclass_kind(hint: Any) -> Any:
     origin = get_origin(hint)
     if origin is tuple:
         assert get_args(hint)[1] is Ellipsis
-        return ("repeated", our_kind(get_args(hint)[0]))
+        return ("repeated", dataclass_kind(get_args(hint)[0]))
     if origin is Mapping:
         key, value = get_args(hint)
-        return ("map", our_kind(key), our_kind(value))
+        return ("map", dataclass_kind(key), dataclass_kind(value))
     if NoneType in get_args(hint):
-        return ("explicit", our_kind(bare(hint)))
+        return ("explicit", dataclass_kind(bare(hint)))
     if origin is Annotated:
         return INTEGERS[get_args(hint)[1:]]
     if hint is DataType:
@@ -106,28 +106,28 @@ def our_kind(hint: Any) -> Any:
     return "message" if dataclasses.is_dataclass(hint) else hint
 
 
-def their_fields(descriptor: Descriptor) -> list[tuple[str, Any]]:
-    return [(f.name, their_kind(f)) for f in descriptor.fields]
+def descriptor_fields(descriptor: Descriptor) -> list[tuple[str, Any]]:
+    return [(f.name, descriptor_kind(f)) for f in descriptor.fields]
 
 
-def their_kind(theirs: FieldDescriptor) -> Any:
-    if is_map(theirs):
-        key, value = theirs.message_type.fields_by_name["key"], value_of_map(theirs)
+def descriptor_kind(field: FieldDescriptor) -> Any:
+    if is_map(field):
+        key, value = field.message_type.fields_by_name["key"], value_of_map(field)
         return ("map", value_kind(key), value_kind(value))
-    if theirs.is_repeated:
-        return ("repeated", value_kind(theirs))
-    return ("explicit", value_kind(theirs)) if theirs.has_presence else value_kind(theirs)
+    if field.is_repeated:
+        return ("repeated", value_kind(field))
+    return ("explicit", value_kind(field)) if field.has_presence else value_kind(field)
 
 
-def value_kind(theirs: FieldDescriptor) -> Any:
-    if theirs.enum_type is not None:
-        return [(value.name, value.number) for value in theirs.enum_type.values]
-    return "message" if theirs.message_type is not None else our_kind(PLAIN[theirs.type])
+def value_kind(field: FieldDescriptor) -> Any:
+    if field.enum_type is not None:
+        return [(value.name, value.number) for value in field.enum_type.values]
+    return "message" if field.message_type is not None else dataclass_kind(PLAIN[field.type])
 
 
-def is_map(theirs: FieldDescriptor) -> bool:
-    return theirs.message_type is not None and theirs.message_type.GetOptions().map_entry
+def is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
-def value_of_map(theirs: FieldDescriptor) -> FieldDescriptor:
-    return theirs.message_type.fields_by_name["value"]
+def value_of_map(field: FieldDescriptor) -> FieldDescriptor:
+    return field.message_type.fields_by_name["value"]

@@ -123,12 +123,12 @@ def test_bytes_that_are_not_utf8_may_stand_in_a_comment():
         ("[a.b]: 1", 1, 1, "expected a field name, found '['"),
         ("1: 1", 1, 1, "expected a field name, found '1'"),
         ("é: 1", 1, 1, "expected a field name, found 'é'"),
-        ('a: "é\\q"', 1, 6, r"'\q' is no escape; a backslash is written '\\'"),
-        (r'a: "\x"', 1, 5, r"'\x' is no escape; a backslash is written '\\'"),
-        (r'a: "\U00110000"', 1, 5, r"'\U' is no escape; a backslash is written '\\'"),
+        ('a: "é\\q"', 1, 6, r"'\q' is not a valid escape; a backslash is written '\\'"),
+        (r'a: "\x"', 1, 5, r"'\x' is not a valid escape; a backslash is written '\\'"),
+        (r'a: "\U00110000"', 1, 5, r"'\U' is not a valid escape; a backslash is written '\\'"),
     ],
 )
-def test_broken_text_format_says_what_was_expected_and_where(text, line, column, message):
+def test_broken_text_format_reports_what_was_expected_and_where(text, line, column, message):
     _, problem = parse_pbtxt(text)
     assert problem == Problem(message, line=line, column=column)
 
@@ -152,11 +152,11 @@ def test_broken_text_format_says_what_was_expected_and_where(text, line, column,
         ('{"a": True}', 1, 7, "expected a JSON value, found 'True'"),
         ("{'a': 1}", 1, 2, "expected a field name in double quotes, found '''"),
         ('{"a": "x\ty"}', 1, 7, 'expected a JSON value, found a string that has no closing " on its line'),
-        (r'{"a": "\x41"}', 1, 8, r"'\x' is no escape; a backslash is written '\\'"),
+        (r'{"a": "\x41"}', 1, 8, r"'\x' is not a valid escape; a backslash is written '\\'"),
         ("{} # comment", 1, 4, "expected the end of the text, found '#'"),
     ],
 )
-def test_broken_json_says_what_was_expected_and_where(text, line, column, message):
+def test_broken_json_reports_what_was_expected_and_where(text, line, column, message):
     _, problem = parse_json(text)
     assert problem == Problem(message, line=line, column=column)
 

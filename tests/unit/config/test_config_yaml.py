@@ -133,7 +133,7 @@ def test_scalar_of_a_string_field_is_its_text(written):
         ("metric_tags: {a: 1, a: 2}", '1:21: metric_tags["a"]: given twice'),
         (
             "version_policy: {all: {}, latest: {}}",
-            "1:27: version_policy.latest: given beside all of line 1; only one of latest, all, specific may be",
+            "1:27: version_policy.latest: given beside all of line 1; only one of latest, all, specific is allowed",
         ),
     ],
 )
@@ -163,19 +163,22 @@ def test_enums_are_named_in_full():
         ("name: a\n---\nname: b", "2:1: a second document; a configuration is one"),
         (
             "name: a\n\tb: c",
-            "2:1: no YAML: while scanning a plain scalar found a tab character that violates indentation",
+            "2:1: not YAML: while scanning a plain scalar found a tab character that violates indentation",
         ),
-        ("name: 'a", "1:9: no YAML: while scanning a quoted scalar found unexpected end of stream"),
+        ("name: 'a", "1:9: not YAML: while scanning a quoted scalar found unexpected end of stream"),
         (b"name: a\nplatform: \xff", "2:11: not UTF-8: invalid start byte"),
         ("name: a\nplatform: \x07", "2:11: a character that YAML does not allow, '\\x07'"),
         ("name: \ud800", "1:7: not UTF-8: invalid continuation byte"),
-        ('name: "\\ud800"', "1:10: no YAML: while parsing a quoted scalar found invalid Unicode character escape code"),
+        (
+            'name: "\\ud800"',
+            "1:10: not YAML: while parsing a quoted scalar found invalid Unicode character escape code",
+        ),
     ],
 )
 def test_yaml_that_is_not_plain_data_ends_parsing(text, problem):
     found = problems(text)
-    # The wording of the library's own complaints is its affair.
-    assert found == [problem] or found[0].startswith(problem.split("no YAML: ")[0] + "no YAML: ")
+    # The wording of the library's own errors may change.
+    assert found == [problem] or found[0].startswith(problem.split("not YAML: ")[0] + "not YAML: ")
 
 
 def test_fields_before_the_error_are_checked():

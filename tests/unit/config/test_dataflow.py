@@ -95,7 +95,7 @@ def test_connected_ensemble_has_no_problems(config):
                 ("circular dependency between tensors of ensemble 'e': 'y' -> 'y'", f"{STEP}[0].input_map"),
             ],
         ),
-        # A circle that leads to an output, and one beside.
+        # A circle that leads to an output, and one that does not.
         (
             ensemble(
                 [
@@ -123,12 +123,12 @@ def test_connected_ensemble_has_no_problems(config):
             ),
             [("circular dependency between tensors of ensemble 'e': 'b' -> 'a' -> 'b'", f"{STEP}[1].input_map")],
         ),
-        # A tensor that nobody makes, on no way to an output.
+        # A tensor that no step makes and that leads to no output.
         (
             ensemble([(A, {"IN": "x"}, {"OUT": "y"}), (A, {"IN": "n"}, {"OUT": "m"})]),
             [
                 (
-                    "ensemble tensor 'n' is not written: it is no input of ensemble 'e' and stands in no output map",
+                    "ensemble tensor 'n' is not written: it is not an input of ensemble 'e' and occurs in no output map",
                     f"{STEP}[1].input_map",
                 ),
                 ("ensemble tensor 'm' is unused in ensemble 'e'", f"{STEP}[1].output_map"),
@@ -139,8 +139,8 @@ def test_connected_ensemble_has_no_problems(config):
             ensemble([(A, {"IN": "x"}, {"OUT": "y"}, "OUT > 0")]),
             [
                 (
-                    "the condition of step 0 of ensemble 'e' names 'OUT', which is none of its tensors: it must be an "
-                    "input or stand in an output map",
+                    "the condition of step 0 of ensemble 'e' names 'OUT', which is not one of its tensors: it must be "
+                    "an input or occur in an output map",
                     f"{STEP}[0].when",
                 )
             ],
@@ -150,7 +150,7 @@ def test_connected_ensemble_has_no_problems(config):
             [
                 (
                     "the condition of step 0 of ensemble 'e' cannot be read: at character 4: the condition ends; allowed "
-                    "here: a tensor's name (in backticks where it is not a word), <tensor>.present, "
+                    "here: a tensor's name (in backticks if it is not a word), <tensor>.present, "
                     "<tensor>.shape[<number>], parameters.<name>, a number, a text in quotes, true or false",
                     f"{STEP}[0].when",
                 )

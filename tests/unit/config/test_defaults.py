@@ -56,7 +56,7 @@ def test_defaults_of_a_python_model_are_tritons():
 
 
 def test_defaults_keep_set_values_and_are_idempotent():
-    said = replace(
+    config = replace(
         GOOD,
         version_policy=ModelVersionPolicy(all=AllVersions()),
         default_model_filename="net.py",
@@ -66,7 +66,7 @@ def test_defaults_keep_set_values_and_are_idempotent():
         ),
     )
 
-    assert apply_defaults(said, "m", "model.py") == said
+    assert apply_defaults(config, "m", "model.py") == config
     once = apply_defaults(GOOD, "m", "model.py")
     assert apply_defaults(once, "m", "other.py") == once
 

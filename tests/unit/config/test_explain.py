@@ -32,7 +32,7 @@ instance_group { count: 2 }
 
 
 def stages_of(text):
-    """What a file says, a backend that fills in the tensors, and the defaults."""
+    """The stages of a file, of a backend that fills in the tensors, and of the defaults."""
     parsed = read_pbtxt(text)
     found = replace(
         parsed.config,

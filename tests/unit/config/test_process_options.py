@@ -62,7 +62,7 @@ def test_without_parameters_batches_have_no_limit_and_run_one_by_one():
     assert (execution_timeout_ms(config()), max_concurrency(config())) == (0, 1)
 
 
-def test_calls_are_queued_for_five_minutes_unless_the_model_says_otherwise():
+def test_calls_are_queued_for_five_minutes_by_default():
     assert bls_timeout_ms(config()) == 300_000
     assert [bls_timeout_ms(config(BLS_TIMEOUT_MS=value)) for value in ("0", "1500", "2147483647")] == [
         0,
@@ -72,7 +72,7 @@ def test_calls_are_queued_for_five_minutes_unless_the_model_says_otherwise():
 
 
 @pytest.mark.parametrize("bad", ["", "-1", "1.5", "00000000000", "never", "2147483648"])
-def test_a_limit_of_calls_that_is_no_number_is_refused(bad: str):
+def test_invalid_call_timeout_is_refused(bad: str):
     assert refusal(lambda: bls_timeout_ms(config(BLS_TIMEOUT_MS=bad))) == (
         f"model 'm': parameter 'BLS_TIMEOUT_MS' is '{bad}'; it must be a number from 0 to 2147483647"
     )
@@ -108,7 +108,7 @@ def test_invalid_number_is_refused_by_name(key: str, read: Callable[[ModelConfig
         assert len(text) < 500
 
 
-def test_processes_spin_unless_the_model_says_otherwise():
+def test_processes_spin_by_default():
     assert [spins(config(SPIN=value)) for value in ("true", "True", "false", "FALSE")] == [True, True, False, False]
     assert spins(config())
     assert refusal(lambda: spins(config(SPIN="0"))) == (

@@ -64,7 +64,7 @@ def reachable(message: type, seen: set[type]) -> set[type]:
 
 
 def refused(config: ModelConfig) -> list[str]:
-    """The paths that are refused; everything else must pass without a word."""
+    """The paths that are refused; everything else must give no problem."""
     refusals, notes = check_support(config)
     assert notes == ()
     assert list(refusals) == [
@@ -193,10 +193,8 @@ def test_fields_without_effect_give_one_note_each():
         response_cache=ModelResponseCache(enable=True),
         model_metrics=ModelMetrics((MetricControl(),)),
     )
-    unordered = (
-        "has no effect: there are no priorities yet: all requests wait in one queue, under the default queue policy"
-    )
-    unlimited = "has no effect: there is no rate limiter yet: executions start without waiting for resources"
+    unordered = "has no effect: priorities are not supported yet: all requests are in one queue with the default policy"
+    unlimited = "has no effect: rate limiting is not supported yet: executions start without waiting for resources"
 
     refusals, notes = check_support(config)
 
@@ -207,7 +205,7 @@ def test_fields_without_effect_give_one_note_each():
         "configuration",
         "'optimization.input_pinned_memory' has no effect: tensors are not staged in pinned memory",
         "'optimization.gather_kernel_buffer_threshold' has no effect: inputs are not gathered by a kernel",
-        "'optimization.eager_batching' has no effect: it is a hint to backends that are not here",
+        "'optimization.eager_batching' has no effect: it is a hint for backends that do not exist here",
         f"'dynamic_batching.priority_levels' {unordered}",
         f"'dynamic_batching.default_priority_level' {unordered}",
         f"'dynamic_batching.priority_queue_policy' {unordered}",
@@ -216,9 +214,9 @@ def test_fields_without_effect_give_one_note_each():
         "'instance_group[0].secondary_devices' has no effect: no backend here uses a secondary device",
         "'instance_group[0].profile' has no effect: no backend here has optimization profiles",
         "'instance_group[0].host_policy' has no effect: instances are not bound to processors or memory",
-        "'model_warmup' has no effect: there is no warm-up yet: the first requests may take longer",
-        "'response_cache.enable' has no effect: there is no response cache yet: the model runs for every request",
-        "'model_metrics.metric_control' has no effect: single metrics have no settings yet",
+        "'model_warmup' has no effect: warm-up is not supported yet: the first requests may take longer",
+        "'response_cache.enable' has no effect: the response cache is not supported yet: the model runs for every request",
+        "'model_metrics.metric_control' has no effect: settings of single metrics are not supported yet",
     ]
     assert [note.path for note in notes[:2]] == ["optimization.priority", "optimization.cuda"]
 

@@ -1,4 +1,4 @@
-"""The gate before a step: which calls go on, which wait, which expire."""
+"""The gate before a step: which calls proceed, wait or expire."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from halimede.core.ensemble.admission import Gate
 from halimede.core.types import ErrorCode, InferenceError
 
 
-def test_calls_go_on_up_to_the_limit_and_then_in_their_order() -> None:
+def test_calls_proceed_up_to_the_limit_and_then_in_order() -> None:
     gate = Gate(2)
     assert [gate.try_enter((ticket, 1), None) for ticket in range(4)] == [True, True, False, False]
     assert (gate.under_way, gate.waiting) == (2, 2)
@@ -14,7 +14,7 @@ def test_calls_go_on_up_to_the_limit_and_then_in_their_order() -> None:
     assert (gate.under_way, gate.waiting) == (0, 0)
 
 
-def test_one_that_goes_on_over_the_limit_lets_nobody_else_in() -> None:
+def test_call_above_the_limit_admits_no_other_call() -> None:
     gate = Gate(1)
     assert gate.try_enter((1, 1), None)
     gate.enter()
@@ -23,7 +23,7 @@ def test_one_that_goes_on_over_the_limit_lets_nobody_else_in() -> None:
     assert gate.leave() == (2, 1)
 
 
-def test_no_more_than_so_many_wait() -> None:
+def test_number_of_waiting_calls_is_bounded() -> None:
     gate = Gate(1, max_waiting=1)
     assert [gate.try_enter((ticket, 1), None) for ticket in range(2)] == [True, False]
     with pytest.raises(InferenceError) as refused:
@@ -31,7 +31,7 @@ def test_no_more_than_so_many_wait() -> None:
     assert refused.value == InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
 
 
-def test_a_call_that_is_removed_is_passed_over() -> None:
+def test_removed_call_is_skipped() -> None:
     gate = Gate(1)
     for ticket in range(3):
         gate.try_enter((ticket, 1), None)

@@ -1,4 +1,4 @@
-"""An ensemble and the models of its steps: what must fit, and what is made of it."""
+"""The graph of an ensemble: mismatches with the models of its steps, scopes and plans."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def test_the_members_are_the_steps_models_in_their_order():
     assert members_of(ModelConfig(name="m")) == ()
 
 
-def test_a_graph_knows_its_steps():
+def test_graph_has_its_steps():
     made = graph([(A, {"IN": "x"}, {"OUT": "m"}), (B, {"IN": "m"}, {"OUT": "y"}, "m > 0")])
     assert (made.name, made.inputs, made.outputs, made.decoupled) == ("e", ("x",), ("y",), False)
     first, second = made.steps
@@ -87,7 +87,7 @@ def test_a_graph_knows_its_steps():
             "the condition of step 0 of ensemble 'e' can not be decided: the first element of tensor 'x' is a number and "
             "'a' is a text, which '==' does not compare",
         ),
-        # What is wrong with the configuration alone is found here too.
+        # Problems of the configuration alone are also found here.
         (
             [(A, {"IN": "n"}, {"OUT": "y"})],
             "ensemble input 'x' for ensemble e' is not used; output 'y' for ensemble 'e' is not written: at least one of "
@@ -95,11 +95,11 @@ def test_a_graph_knows_its_steps():
         ),
     ],
 )
-def test_what_does_not_fit_is_told(steps, message):
+def test_mismatches_are_reported(steps, message):
     assert refused(steps) == message
 
 
-def test_of_many_problems_the_first_are_told():
+def test_only_the_first_of_many_problems_are_listed():
     steps = [(A, {"IN": "x", **{f"I{i}": "x" for i in range(100)}}, {"OUT": "y"})]
     message = refused(steps)
     assert message.count("; ") == 16
@@ -120,11 +120,11 @@ def test_of_many_problems_the_first_are_told():
         [(model("a", batch=16), *X_TO_Y)],
     ],
 )
-def test_what_fits_is_a_graph(steps):
+def test_valid_ensemble_becomes_a_graph(steps):
     assert not graph(steps).decoupled
 
 
-def test_a_tensor_must_fit_all_that_use_it_not_only_its_maker():
+def test_tensor_must_fit_every_user_and_not_only_its_maker():
     any_size, one, two = model("any", dims=(-1,)), model("one", dims=(1,)), model("two", dims=(2,))
     steps = [
         (any_size, {"IN": "x"}, {"OUT": "m"}),
@@ -148,7 +148,7 @@ def test_a_tensor_must_fit_all_that_use_it_not_only_its_maker():
             ("y",),
             "two",
         ),
-        # Also where one of them made the other answer: of which answer would the value be?
+        # Also if one of them caused the other's answers: the value would belong to no single answer.
         (
             [
                 (MANY, {"IN": "x"}, {"OUT": "a"}),
@@ -176,7 +176,7 @@ def test_tensors_of_two_decoupled_steps_must_not_meet(steps, outputs, culprit):
     )
 
 
-def test_an_ensemble_is_decoupled_if_a_step_is_and_may_join_its_answers_with_what_there_is_once():
+def test_ensemble_with_a_decoupled_step_is_decoupled():
     made = graph(
         [
             (MANY, {"IN": "x"}, {"OUT": "a"}),
@@ -187,7 +187,7 @@ def test_an_ensemble_is_decoupled_if_a_step_is_and_may_join_its_answers_with_wha
     assert made.decoupled
 
 
-def test_a_graph_remembers_plans_but_not_any_number_of_them():
+def test_graph_keeps_a_bounded_number_of_plans():
     steps = [(A, {"IN": "x"}, {"OUT": f"y{i}"}) for i in range(2 * MAX_PLANS)]
     made = graph(steps, outputs=tuple(f"y{i}" for i in range(2 * MAX_PLANS)))
     assert made.plan(("y0",)) is made.plan(("y0",))
@@ -210,12 +210,12 @@ def reshaped(batch: int, inner: tuple[int, ...] = (4, 1, 2)) -> ModelConfig:
 
 @pytest.mark.parametrize("batch", [0, 8])
 @pytest.mark.parametrize("members", [0, 8])
-def test_steps_are_held_against_the_inner_shape_of_a_reshaped_ensemble(batch, members):
+def test_steps_are_compared_with_the_inner_shape_of_the_ensemble(batch, members):
     made = make_graph(reshaped(batch), [model("a", dims=(4, 1, 2), batch=members)])
     assert made.ranks == {"y": 4 if batch else 3}
 
 
-def test_reshape_that_does_not_fit_a_step_is_shown_as_the_step_would_see_it():
+def test_reshape_mismatch_shows_the_shape_for_the_step():
     with pytest.raises(InferenceError) as raised:
         make_graph(reshaped(0), [model("a", dims=(8,), batch=0)])
     assert raised.value.message.startswith(

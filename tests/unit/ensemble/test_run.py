@@ -1,4 +1,4 @@
-"""The way of one request through an ensemble, played by hand."""
+"""One request in an ensemble; the test gives the answers of the steps."""
 
 import gc
 import weakref
@@ -29,7 +29,7 @@ def test_a_step_follows_the_one_that_makes_its_input():
     assert play.run.held == ()
 
 
-def test_steps_that_do_not_need_each_other_run_side_by_side():
+def test_independent_steps_run_in_parallel():
     play = Player(FORK)
     assert play.called == [(1, 0), (2, 1)]
     assert play.answer(2, tensor("OUT", 5.0)) == []
@@ -38,7 +38,7 @@ def test_steps_that_do_not_need_each_other_run_side_by_side():
     assert {t.name: float(t.array().flat[0]) for t in play.requests[0].inputs} == {"IN": 4.0, "IN2": 5.0}
 
 
-def test_every_step_is_told_what_the_client_said():
+def test_every_step_gets_the_clients_parameters():
     request = InferenceRequest(
         "e", "", "id7", [tensor("x")], (), {"lang": "de"}, priority=2, timeout_us=5000, sequence_id=42,
         sequence_start=True,
@@ -49,7 +49,7 @@ def test_every_step_is_told_what_the_client_said():
         sequence_start=True,
     )  # fmt: skip
     assert play.requests == [expected]
-    # What a step's model does to its parameters is not seen by the next.
+    # Changes that a step's model makes to its parameters do not reach the next step.
     play.requests[0].parameters["lang"] = "en"
     play.answer(1, tensor("OUT"))
     assert play.requests[0].parameters == {"lang": "de"}
@@ -75,7 +75,7 @@ def test_sequence_parameters_of_an_answer_hold_from_there_on():
     assert play.response.parameters == {"sequence_id": "s", "sequence_start": False, "sequence_end": False}
 
 
-def test_a_step_with_a_version_asks_for_it():
+def test_step_with_a_version_requests_this_version():
     latest = ensemble([(A, {"IN": "x"}, {"OUT": "y"})])
     step = latest.ensemble_scheduling.step[0]
     seventh = replace(latest, ensemble_scheduling=ModelEnsembling((replace(step, model_version=7),)))
@@ -86,7 +86,7 @@ def test_a_step_with_a_version_asks_for_it():
 # --- what runs ---
 
 
-def test_only_what_the_wanted_outputs_need_is_run():
+def test_only_steps_for_the_requested_outputs_run():
     made = graph(
         [
             (PAIR, {"IN": "x"}, {"OUT": "y", "OUT2": "m"}),
@@ -97,7 +97,7 @@ def test_only_what_the_wanted_outputs_need_is_run():
     )
     play = Player(made, InferenceRequest("e", inputs=[tensor("x")], outputs=("y",)))
     assert play.called == [(1, 0)]
-    # The step is asked for what is needed of it, and no more.
+    # Only the needed outputs of the step are requested.
     assert play.requests[0].outputs == ("OUT",)
     play.answer(1, tensor("OUT", 2.0))
     assert values(play.response) == {"y": 2.0}
@@ -105,7 +105,7 @@ def test_only_what_the_wanted_outputs_need_is_run():
     play = Player(made, InferenceRequest("e", inputs=[tensor("x")], outputs=("z", "y")))
     play.answer(1, tensor("OUT", 2.0), tensor("OUT2", 3.0))
     play.answer(2, tensor("OUT", 4.0))
-    # In the order in which they were asked for.
+    # In the requested order.
     assert [t.name for t in play.response.outputs] == ["z", "y"]
     assert len(Player(made).called) == 2
 
@@ -124,7 +124,7 @@ def test_an_optional_input_that_is_absent_is_left_out():
     assert [t.name for t in Player(made, both).requests[0].inputs] == ["IN", "IN2"]
 
 
-def test_an_output_that_did_not_come_is_absent_for_the_next_step_and_in_the_answer():
+def test_missing_output_is_absent_for_the_next_step_and_the_client():
     made = graph(
         [(PAIR, {"IN": "x"}, {"OUT": "m", "OUT2": "n"}), (OPTIONAL, {"IN": "m", "IN2": "n"}, {"OUT": "y"})],
         outputs=("y", "n"),
@@ -141,7 +141,7 @@ def test_an_answer_without_outputs_has_no_parameters():
     assert play.answer(1) == [GiveAnswer(InferenceResponse("e", ""))]
 
 
-def test_a_model_is_asked_also_without_an_input_that_it_must_have_and_says_so_itself():
+def test_model_is_called_without_a_required_input_and_refuses_the_call():
     play = Player(CHAIN)
     play.answer(1)
     assert play.requests[0].inputs == []
@@ -163,14 +163,14 @@ WHEN = graph(
 )
 
 
-def test_a_step_with_a_condition_waits_for_what_it_names():
+def test_step_waits_for_the_tensors_of_its_condition():
     play = Player(WHEN)
     assert play.called == [(1, 0)]
     play.answer(1, tensor("OUT", 0.75))
     assert play.called == [(2, 1)]
 
 
-def test_a_step_whose_condition_is_false_is_skipped_and_so_is_what_must_have_its_outputs():
+def test_skipped_step_skips_the_steps_that_require_its_outputs():
     play = Player(WHEN)
     play.answer(1, tensor("OUT", 0.25))
     assert play.called == [(2, 3)]
@@ -180,7 +180,7 @@ def test_a_step_whose_condition_is_false_is_skipped_and_so_is_what_must_have_its
     assert play.run.held == ()
 
 
-def test_a_condition_may_look_at_the_parameters():
+def test_condition_may_use_request_parameters():
     play = Player(WHEN, InferenceRequest("e", inputs=[tensor("x")], parameters={"go": False}))
     play.answer(1, tensor("OUT", 0.75))
     assert play.called == [(2, 3)]
@@ -191,7 +191,7 @@ def test_when_every_output_is_skipped_the_answer_is_empty():
     assert Player(made).last == [GiveAnswer(InferenceResponse("e", ""))]
 
 
-def test_a_condition_that_cannot_be_decided_is_the_requests_error_and_says_which():
+def test_undecidable_condition_is_an_error_that_names_the_condition():
     play = Player(WHEN, InferenceRequest("e", inputs=[tensor("x")], parameters={"go": "yes"}))
     play.answer(1, tensor("OUT", 0.75))
     assert play.last == [
@@ -209,7 +209,7 @@ def test_a_condition_that_cannot_be_decided_is_the_requests_error_and_says_which
     ]
 
 
-def test_a_step_decided_in_the_same_breath_as_an_error_is_not_called():
+def test_step_decided_together_with_an_error_is_not_called():
     made = graph(
         [
             (A, {"IN": "x"}, {"OUT": "y"}),
@@ -234,7 +234,7 @@ def test_a_step_decided_in_the_same_breath_as_an_error_is_not_called():
         (8, (4,), (1, 4)),
         (0, (1, 4), (4,)),
         (0, (4,), (4,)),
-        # Neither can be helped: the model's own check says what is wrong.
+        # Neither can be fixed: the model's own check reports the problem.
         (0, (2, 4), (2, 4)),
         (8, (1, 1, 4), (1, 1, 4)),
     ],
@@ -273,7 +273,7 @@ def test_a_tensor_is_never_copied_and_never_shared_as_an_object():
     assert sent[1].shape == request.inputs[0].shape == (1, 1)
 
 
-def test_a_tensor_is_let_go_when_its_last_user_has_started():
+def test_tensor_is_released_when_its_last_user_has_started():
     made = graph(
         [
             (A, {"IN": "x"}, {"OUT": "m"}),
@@ -291,7 +291,7 @@ def test_a_tensor_is_let_go_when_its_last_user_has_started():
     assert play.run.held == ()
 
 
-def test_what_the_last_user_has_got_is_freed_with_its_call():
+def test_inputs_of_the_last_user_are_freed_with_its_call():
     class Bytes(bytearray):
         pass
 
@@ -308,7 +308,7 @@ def test_what_the_last_user_has_got_is_freed_with_its_call():
     assert seen() is None
 
 
-def test_a_tensor_that_nobody_needs_is_not_held():
+def test_unused_tensor_is_not_held():
     made = graph([(PAIR, {"IN": "x"}, {"OUT": "y"}), (A, {"IN": "y"}, {"OUT": "z"})], outputs=("y", "z"))
     play = Player(made)
     play.answer(1, tensor("OUT"), tensor("OUT2"), tensor("OUT3"))
@@ -375,7 +375,7 @@ def test_cancelling_after_an_error_keeps_the_error():
     assert play.response.error == InferenceError(ErrorCode.NOT_FOUND, "in ensemble 'e', boom")
 
 
-def test_a_model_that_has_become_decoupled_is_an_error_and_not_a_second_answer():
+def test_model_that_became_decoupled_fails_the_request():
     play = Player(CHAIN)
     play.answer(1, tensor("OUT"), final=False)
     assert play.last == [Acknowledge(1), CancelCall(1)]

@@ -1,4 +1,4 @@
-"""The way of one request through an ensemble with decoupled steps, played by hand."""
+"""One request in an ensemble with decoupled steps; the test gives the answers of the steps."""
 
 from halimede.core.ensemble.run import Acknowledge, CancelCall, GiveAnswer
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
@@ -10,7 +10,7 @@ def answers(play: Player) -> list[tuple[dict[str, float], bool]]:
     return [(values(a.response), a.response.final) for a in play.last if isinstance(a, GiveAnswer)]
 
 
-def test_every_answer_of_a_decoupled_step_goes_its_own_way():
+def test_answers_of_a_decoupled_step_are_processed_independently():
     play = Player(STREAM)
     play.answer(1, tensor("OUT", 1.0), final=False)
     assert play.called == [(2, 1)]
@@ -25,7 +25,7 @@ def test_every_answer_of_a_decoupled_step_goes_its_own_way():
     assert play.run.held == ()
 
 
-def test_the_last_answer_may_say_that_it_is_the_last():
+def test_last_answer_may_be_marked_final():
     play = Player(STREAM)
     play.answer(1, tensor("OUT", 1.0))
     assert play.called == [(2, 1)]
@@ -53,12 +53,12 @@ def test_no_answers_are_an_empty_final_one():
     assert Player(STREAM).answer(1) == [GiveAnswer(InferenceResponse("e", ""))]
 
 
-def test_the_end_waits_for_what_the_answers_set_going():
+def test_end_waits_for_the_calls_that_answers_started():
     play = Player(STREAM)
     play.answer(1, tensor("OUT", 1.0), final=False)
     assert play.answer(1) == []
     play.answer(2, tensor("OUT", 2.0))
-    # Who has given its last answer needs no acknowledgement.
+    # A step that has sent its last answer needs no acknowledgement.
     assert [type(action) for action in play.last] == [GiveAnswer]
     assert answers(play) == [({"y": 2.0}, True)]
 
@@ -73,7 +73,7 @@ JOINED = graph(
 )
 
 
-def test_what_there_is_once_is_shared_by_all_answers_whoever_comes_first():
+def test_tensors_of_the_request_are_shared_by_all_answers():
     play = Player(JOINED)
     play.answer(1, tensor("OUT", 1.0), final=False)
     assert play.called == []
@@ -91,7 +91,7 @@ def test_what_there_is_once_is_shared_by_all_answers_whoever_comes_first():
     assert play.run.held == ()
 
 
-def test_what_is_shared_is_let_go_when_no_more_answers_can_come():
+def test_shared_tensors_are_released_when_no_further_answers_can_come():
     made = graph(
         [
             (MANY, {"IN": "x"}, {"OUT": "m"}),
@@ -117,7 +117,7 @@ def answers_after(play: Player, call: int) -> list[tuple[dict[str, float], bool]
     return answers(play)
 
 
-def test_a_decoupled_step_behind_another_answers_for_each_of_its_answers():
+def test_second_decoupled_step_runs_for_each_answer_of_the_first():
     made = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (MORE, {"IN": "m"}, {"OUT": "y"})])
     play = Player(made)
     play.answer(1, tensor("OUT", 1.0), final=False)
@@ -134,7 +134,7 @@ def test_a_decoupled_step_behind_another_answers_for_each_of_its_answers():
     assert answers(play) == [({"y": 11.0}, True)]
 
 
-def test_an_answer_is_acknowledged_when_all_that_follows_from_it_is_over():
+def test_answer_is_acknowledged_when_all_dependent_steps_have_ended():
     made = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (MORE, {"IN": "m"}, {"OUT": "y"})])
     play = Player(made)
     play.answer(1, tensor("OUT", 1.0), final=False)
@@ -143,14 +143,14 @@ def test_an_answer_is_acknowledged_when_all_that_follows_from_it_is_over():
     assert play.answer(2) == [Acknowledge(1)]
 
 
-def test_a_decoupled_ensemble_of_which_only_other_outputs_are_wanted_gives_one_answer():
+def test_request_for_outputs_without_a_decoupled_step_gets_one_answer():
     play = Player(JOINED, InferenceRequest("e", inputs=[tensor("x")], outputs=("n",)))
     assert play.called == [(1, 1)]
     play.answer(1, tensor("OUT", 5.0))
     assert answers(play) == [({"n": 5.0}, True)]
 
 
-def test_a_decoupled_step_that_is_skipped_leaves_one_answer_without_its_outputs():
+def test_skipped_decoupled_step_gives_one_answer_without_its_outputs():
     made = graph(
         [(MANY, {"IN": "x"}, {"OUT": "y"}, "x > 5"), (A, {"IN": "x"}, {"OUT": "n"})],
         outputs=("y", "n"),
@@ -162,7 +162,7 @@ def test_a_decoupled_step_that_is_skipped_leaves_one_answer_without_its_outputs(
     assert play.run.held == ()
 
 
-def test_a_condition_is_asked_once_per_answer():
+def test_condition_is_evaluated_once_per_answer():
     made = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (A, {"IN": "m"}, {"OUT": "y"}, "m > 1")])
     play = Player(made)
     play.answer(1, tensor("OUT", 1.0), final=False)
@@ -171,12 +171,12 @@ def test_a_condition_is_asked_once_per_answer():
     assert play.called == [(2, 1)]
 
 
-def test_an_error_after_some_answers_ends_the_stream_and_its_model():
+def test_error_after_some_answers_ends_the_stream_and_cancels_the_step():
     play = Player(STREAM)
     play.answer(1, tensor("OUT", 1.0), final=False)
     play.answer(1, tensor("OUT", 2.0), final=False)
     play.answer(2, tensor("OUT", 10.0))
-    # What was not used up is given back, or its sender would wait for ever.
+    # Unused answers are acknowledged too; otherwise their sender would wait forever.
     assert play.fail(3) == [Acknowledge(1), CancelCall(1)]
     assert play.run.held == ()
     assert play.answer(1, tensor("OUT", 3.0), final=False) == [Acknowledge(1)]
@@ -185,7 +185,7 @@ def test_an_error_after_some_answers_ends_the_stream_and_its_model():
     assert play.response.final
 
 
-def test_an_error_that_is_not_the_last_answer_of_its_step_is_the_last_of_the_ensemble():
+def test_error_of_a_step_is_the_last_answer_of_the_ensemble():
     play = Player(STREAM)
     assert play.fail(1, final=False) == [Acknowledge(1), CancelCall(1)]
     play.answer(1)

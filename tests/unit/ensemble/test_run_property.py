@@ -1,7 +1,7 @@
-"""Any ensemble and any order of answers, beside an evaluator that is slow and obvious.
+"""Any ensemble and any order of answers, compared with a slow and simple evaluator.
 
-The evaluator knows nothing of runs, scopes or counting: it asks for a tensor, which asks for the step that makes it, which
-asks for that step's inputs. A decoupled step is asked once per answer that it gives.
+The evaluator has no runs, scopes or counts: to evaluate a tensor, it evaluates the step that makes it, and therefore
+that step's inputs. A decoupled step is evaluated once per answer.
 """
 
 import random
@@ -50,7 +50,7 @@ def cases(draw, *, decoupled: bool):
     inputs = [f"x{i}" for i in range(draw(st.integers(1, 3)))]
     optional = {name for name in inputs[1:] if draw(st.booleans())}
     tensors = list(inputs)
-    # Where a tensor came from: the decoupled step that it belongs to, None for none.
+    # The decoupled step to which a tensor belongs, None for none.
     origin: dict[str, int | None] = dict.fromkeys(inputs)
     parts: list[Part] = []
     for i in range(draw(st.integers(1, 8))):
@@ -125,7 +125,7 @@ def build(case: Case) -> Graph | None:
 
 
 def computed(step: int, inputs: dict[str, float], answer: int, key: str) -> float:
-    """What a model makes of its inputs."""
+    """The output of a model for its inputs."""
     text = repr((step, sorted(inputs.items()), answer, key)).encode()
     return struct.unpack("<f", struct.pack("<f", zlib.crc32(text) % 1000 / 1000))[0]
 
@@ -138,7 +138,7 @@ class Failed(Exception):
 
 
 class Slow:
-    """The evaluator. `choice` says of each decoupled step which of its answers is meant."""
+    """The evaluator. `choice` has the number of the answer for each decoupled step."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -188,7 +188,7 @@ class Slow:
 
     def _call(self, i: int, choice: dict[int, int]):
         part = self.case.parts[i]
-        # All of them are asked for, whatever the first says.
+        # All of them are evaluated, independent of the first.
         inputs = {key: self.value(t, choice) for key, t in part.inputs.items()}
         named = self.value(part.when[1], choice) if part.when else None
         if any(value == SKIPPED and key not in part.optional for key, value in inputs.items()):
@@ -249,7 +249,7 @@ def single(data: object) -> float:
 
 
 class Driver:
-    """Answers the calls of a run, in any order, and writes down what happens."""
+    """Answers the calls of a run, in any order, and records what happens."""
 
     def __init__(self, case: Case, graph: Graph) -> None:
         self.case, self.graph = case, graph
@@ -318,11 +318,11 @@ class Driver:
             del self.open[call]
             return InferenceResponse(f"m{step}", "1", outputs=outputs)
         if sent == part.answers:
-            # Nothing else is under way: whatever it gave is used up.
+            # Nothing else is under way: all its answers are used up.
             assert len(self.open) > 1 or self.owed[call] == 0
             del self.open[call]
             return InferenceResponse(f"m{step}", "1")
-        # The last answer may say that it is the last; one without outputs would then say nothing else.
+        # The last answer may be marked final; without outputs it would only be the mark.
         if sent + 1 == part.answers and outputs and self.chance.random() < 0.5:
             del self.open[call]
             return InferenceResponse(f"m{step}", "1", outputs=outputs)

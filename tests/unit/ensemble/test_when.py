@@ -1,4 +1,4 @@
-"""What a condition is at run time, and what a load can say of it before."""
+"""Conditions at run time, and the errors that a load can find."""
 
 import numpy as np
 import pytest
@@ -52,13 +52,13 @@ def met(text: str) -> bool:
         "parameters.go",
         "parameters.temperature == half",
         "not absent.present",
-        # Whoever is absent equals nothing, as NaN does.
+        # An absent value equals nothing, like NaN.
         "absent != 1 and not absent == 1 and not absent > 1 and not absent <= 1",
         "nan != nan and not nan == nan and not nan > 0",
         "not absent",
         "not parameters.other and parameters.other != 'x' and not parameters.other == 'x'",
         "absent.shape[7] != 1",
-        # What is not needed is not looked at.
+        # Operands that are not needed are not evaluated.
         "flag or name > 3",
         "not (false and name > 3)",
         "not absent == 1 or nothing > 1",
@@ -102,7 +102,7 @@ def test_kinds_that_differ_are_an_error_before_any_request_and_with_one(text, pr
         ("score.shape[2] > 0", "tensor 'score' has 2 dimensions, none with number 2"),
     ],
 )
-def test_what_only_a_request_can_show_is_its_error(text, problem):
+def test_errors_that_only_a_request_can_show(text, problem):
     datatypes = {name: tensor.datatype for name, tensor in TENSORS.items() if tensor is not None}
     assert kind_problems(parse_condition(text), datatypes) == []
     with pytest.raises(InferenceError) as caught:
@@ -121,6 +121,6 @@ def test_a_text_is_compared_up_to_a_length():
         is_met(condition, given(MAX_TEXT_BYTES + 1), {})
 
 
-def test_bytes_that_are_no_text_equal_none():
+def test_bytes_that_are_not_utf8_equal_no_text():
     tensor = Tensor("x", DataType.BYTES, (1,), join_bytes([b"\xff\xfe"]))
     assert not is_met(parse_condition("x == 'a'"), {"x": tensor}, {})

@@ -143,8 +143,8 @@ def test_secrets_are_hidden_in_every_form() -> None:
     account = json.dumps({"type": "service_account", "private_key": "-----\nMIIsecret\n-----", "client_email": "a@b"})
     secrets = Secrets(["wJalr/XUtn+FEMI", account, "abc"])
 
-    for said in ("key wJalr/XUtn+FEMI.", "key wJalr%2FXUtn%2BFEMI.", "key wJalr/XUtn%2BFEMI."):
-        assert secrets.hide(said) == "key ***."
+    for text in ("key wJalr/XUtn+FEMI.", "key wJalr%2FXUtn%2BFEMI.", "key wJalr/XUtn%2BFEMI."):
+        assert secrets.hide(text) == "key ***."
     assert "MIIsecret" not in secrets.hide("said: -----\nMIIsecret\n----- and -----\\nMIIsecret\\n-----")
     assert secrets.hide("GET https://ann:hush@host/x?sig=1&b=2 failed") == "GET https://***@host/x?*** failed"
     # Three letters are in too many words.
@@ -153,18 +153,18 @@ def test_secrets_are_hidden_in_every_form() -> None:
 
 @given(st.text(alphabet=st.characters(codec="ascii", min_codepoint=33), min_size=8), st.text(), st.text())
 def test_a_secret_never_remains(secret: str, before: str, after: str) -> None:
-    said = Secrets([secret]).hide(f"{before}{secret}{after}")
-    assert secret not in said or secret in "***"
+    hidden = Secrets([secret]).hide(f"{before}{secret}{after}")
+    assert secret not in hidden or secret in "***"
 
 
-def test_failures_are_short_and_steer_no_terminal() -> None:
+def test_failure_text_is_short_and_has_no_control_characters() -> None:
     assert failure_text("a\x1b[31m\nb\u202e") == "a\\x1b[31m\nb\\u202e"
     long = failure_text("ü" * 2000)
     assert len(long.encode()) <= MAX_FAILURE_BYTES
     assert long.endswith("ü...")
 
 
-def test_reports_that_are_too_long_say_how_much_they_leave_out() -> None:
+def test_too_long_report_counts_the_omitted_models() -> None:
     models = [FetchedModel(f"model-{i}", "sha256:" + "0" * 64, 1, 1, "2026-11-22T08:00:00Z", False) for i in range(30)]
 
     document = json.loads(success_text(models))

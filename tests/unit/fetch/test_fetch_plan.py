@@ -1,4 +1,4 @@
-"""What `halimede_spec.fetch_plan` refuses, whatever rules the server has for names and configurations."""
+"""The errors of `halimede_spec.fetch_plan`, with simple rules for names and configurations."""
 
 import json
 from typing import Any

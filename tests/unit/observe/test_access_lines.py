@@ -72,7 +72,7 @@ def test_json_has_a_field_for_each_value() -> None:
         "client": "10.0.0.7:52144",
         "error": "wrong shape",
     }
-    # One type per field, whatever the protocol: stores of logs take no other.
+    # One type per field for all protocols: log stores accept no other.
     assert json.loads(render_json(access_line(CANCELLED, AT_US, 1)))["status"] == "CANCELLED"
 
 

@@ -17,7 +17,7 @@ A, B = "m:1", "other:1"
 
 
 def page(custom: CustomMetrics) -> str:
-    """What the registry adds to a scrape, all steps at once."""
+    """The part of a scrape that the registry adds, all steps at once."""
     steps = custom.render()
     while True:
         try:
@@ -84,14 +84,14 @@ def test_restarted_instance_continues_its_counts():
 
 def test_models_share_a_series_until_the_last_is_unloaded():
     custom = CustomMetrics()
-    mine, theirs = counter(custom, A), counter(custom, B)
-    custom.update(A, mine, "increment", 1)
-    custom.update(B, theirs, "increment", 2)
+    first, second = counter(custom, A), counter(custom, B)
+    custom.update(A, first, "increment", 1)
+    custom.update(B, second, "increment", 2)
     assert page(custom).count("# TYPE c counter") == 1
-    assert custom.value(A, mine) == custom.value(B, theirs) == 3
+    assert custom.value(A, first) == custom.value(B, second) == 3
 
     custom.forget(A)
-    assert custom.value(B, theirs) == 3
+    assert custom.value(B, second) == 3
     assert "c 3\n" in page(custom)
 
     custom.forget(B)
@@ -120,15 +120,15 @@ def test_metric_declared_twice_must_be_deleted_twice():
 def test_deleted_family_removes_only_its_owners_metrics():
     custom = CustomMetrics()
     family = custom.new_family(A, "c", "help", "COUNTER")
-    mine = custom.new_metric(A, family, {"of": "a"}, None)
+    first = custom.new_metric(A, family, {"of": "a"}, None)
     counter(custom, B, labels={"of": "b"})
     custom.delete_family(A, family)
 
     assert page(custom).splitlines()[2:] == ['c{of="b"} 0']
     for use in (
-        lambda: custom.update(A, mine, "increment", 1),
-        lambda: custom.value(A, mine),
-        lambda: custom.delete_metric(A, mine),
+        lambda: custom.update(A, first, "increment", 1),
+        lambda: custom.value(A, first),
+        lambda: custom.delete_metric(A, first),
         lambda: custom.new_metric(A, family, {}, None),
         lambda: custom.delete_family(A, family),
     ):
@@ -200,7 +200,7 @@ def test_two_families_never_have_series_of_one_name():
 
 
 @pytest.mark.parametrize(
-    ("labels", "says"),
+    ("labels", "expected"),
     [
         ({"a-b": "x"}, "Invalid label name 'a-b'"),
         ({"": "x"}, "Invalid label name ''"),
@@ -214,15 +214,15 @@ def test_two_families_never_have_series_of_one_name():
         ({f"l{i}": "x" for i in range(300)}, "the labels of a metric may have 1024 bytes"),
     ],
 )
-def test_labels_that_prometheus_cannot_read_are_refused(labels: dict[str, str], says: str):
+def test_labels_that_prometheus_cannot_read_are_refused(labels: dict[str, str], expected: str):
     custom = CustomMetrics()
     family = custom.new_family(A, "f", "", "GAUGE")
     code, text = refusal(lambda: custom.new_metric(A, family, labels, None))
-    assert (code, text.startswith(says)) == (ErrorCode.INVALID_ARG, True), text
+    assert (code, text.startswith(expected)) == (ErrorCode.INVALID_ARG, True), text
 
 
 @pytest.mark.parametrize(
-    ("kind", "operation", "value", "code", "says"),
+    ("kind", "operation", "value", "code", "expected"),
     [
         ("COUNTER", "set", 1, ErrorCode.UNSUPPORTED, "TRITONSERVER_METRIC_KIND_COUNTER does not support Set"),
         ("COUNTER", "observe", 1, ErrorCode.UNSUPPORTED, "TRITONSERVER_METRIC_KIND_COUNTER does not support Observe"),
@@ -238,13 +238,13 @@ def test_labels_that_prometheus_cannot_read_are_refused(labels: dict[str, str], 
         ),
     ],
 )
-def test_invalid_updates_change_nothing(kind: str, operation: str, value: float, code: ErrorCode, says: str):
+def test_invalid_updates_change_nothing(kind: str, operation: str, value: float, code: ErrorCode, expected: str):
     custom = CustomMetrics()
     family = custom.new_family(A, "f", "", kind)
     metric = custom.new_metric(A, family, {}, [1] if kind == "HISTOGRAM" else None)
     before = page(custom)
-    said = refusal(lambda: custom.update(A, metric, operation, value))
-    assert (said[0], said[1].startswith(says)) == (code, True), said
+    refused = refusal(lambda: custom.update(A, metric, operation, value))
+    assert (refused[0], refused[1].startswith(expected)) == (code, True), refused
     assert page(custom) == before
 
 
@@ -266,7 +266,7 @@ def test_histogram_has_no_single_value():
 
 
 @pytest.mark.parametrize(
-    ("buckets", "says"),
+    ("buckets", "expected"),
     [
         (None, "Failed to create metric. Missing required buckets."),
         ("12", "Failed to create metric. Buckets must be a list."),
@@ -279,10 +279,10 @@ def test_histogram_has_no_single_value():
         (list(range(257)), "a histogram may have 256 buckets, 257 are given"),
     ],
 )
-def test_buckets_are_ascending_finite_numbers(buckets: list[float] | None, says: str):
+def test_buckets_are_ascending_finite_numbers(buckets: list[float] | None, expected: str):
     custom = CustomMetrics()
     family = custom.new_family(A, "h", "", "HISTOGRAM")
-    assert refusal(lambda: custom.new_metric(A, family, {}, buckets))[1].startswith(says)
+    assert refusal(lambda: custom.new_metric(A, family, {}, buckets))[1].startswith(expected)
 
 
 def test_a_histogram_s_buckets_are_its_own():

@@ -47,7 +47,7 @@ ANY_TEXT = st.text(st.characters()) | st.sampled_from(HOSTILE) | st.text(st.samp
 
 
 def spelt(text: str) -> str:
-    """What a line gives back: lone surrogates as text."""
+    """The text as read back from a line: lone surrogates as text."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

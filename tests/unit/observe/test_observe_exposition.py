@@ -98,7 +98,7 @@ def test_page_is_read_back_by_another_parser(labels: dict[str, str], value: floa
     out = FamilyText("some_gauge", "gauge", "A gauge")
     out.sample(label_text(labels), value)
 
-    # A lone surrogate is not UTF-8, whoever writes it; see the test above.
+    # A lone surrogate is never UTF-8; see the test above.
     expected = {name: text.encode("utf-8", "replace").decode() for name, text in labels.items()}
     (family,) = text_string_to_metric_families(out.to_bytes().decode())
     (sample,) = family.samples

@@ -7,7 +7,7 @@ from halimede.core.repository.access import denial
 SERVER = 65532
 
 
-def said(
+def denial_text(
     path: str = "/models/m", *, is_directory: bool = False, owner: int = 1000, group: int = 1000, mode: int
 ) -> str:
     return denial(
@@ -16,7 +16,7 @@ def said(
 
 
 def test_it_names_file_owner_mode_and_server() -> None:
-    assert said("/models/m/1/model.onnx", mode=0o600) == (
+    assert denial_text("/models/m/1/model.onnx", mode=0o600) == (
         "permission denied: '/models/m/1/model.onnx' belongs to user 1000 and group 1000 and has mode 600; "
         "the server runs as user 65532, groups 2000, 65532; "
         "run `chmod o+r /models/m/1/model.onnx`, or run the server as user 1000"
@@ -36,11 +36,11 @@ def test_it_names_file_owner_mode_and_server() -> None:
     ids=["folder", "folder without x", "group", "group before others", "owner", "quoted"],
 )
 def test_the_command_is_for_the_bits_that_apply(file: dict[str, object], right: str) -> None:
-    assert said(**file).rpartition("; run ")[2] == right  # type: ignore[arg-type]
+    assert denial_text(**file).rpartition("; run ")[2] == right  # type: ignore[arg-type]
 
 
-def test_a_mode_that_allows_it_is_not_blamed() -> None:
-    text = said(mode=0o644)
+def test_mode_that_allows_reading_is_not_given_as_the_cause() -> None:
+    text = denial_text(mode=0o644)
     assert "its mode allows it" in text
     assert "SELinux" in text
     assert "chmod" not in text

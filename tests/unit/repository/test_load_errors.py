@@ -1,4 +1,4 @@
-"""What clients and the log are told of a failed load, and whether it is tried again."""
+"""The texts of failed loads for clients and the log, and whether they are retried."""
 
 import pytest
 
@@ -64,9 +64,9 @@ def test_each_kind_of_failure_has_its_texts(error: LoadError, code: ErrorCode, c
 def caused(error: LoadError, name: str, cause: Exception | None = None) -> InferenceError:
     """The client error of a load, as the shell raises it."""
     error.__cause__ = cause
-    told = client_error(name, error)
-    told.__cause__ = error
-    return told
+    failure = client_error(name, error)
+    failure.__cause__ = error
+    return failure
 
 
 def test_an_ensemble_names_the_step_that_failed_and_why() -> None:
@@ -83,7 +83,7 @@ def test_an_ensemble_names_all_steps_that_no_repository_has() -> None:
     assert steps_error("e", failures).message == expected
 
 
-def test_a_circle_through_the_ensemble_is_told_from_the_ensemble_on() -> None:
+def test_circle_is_reported_from_the_ensemble_on() -> None:
     failure = caused(CircleError(("b", "e", "a")), "b")
     error = steps_error("e", {"m": caused(VERSION, "m"), "b": failure})
     assert isinstance(error, CircleError)

@@ -1,9 +1,9 @@
-"""Loads that wait for others, and the way from one to another."""
+"""Loads that wait for others, and the path from one to another."""
 
 from halimede.core.repository.load_waits import LoadWaits
 
 
-def test_a_wait_leads_to_what_is_waited_for_and_to_nothing_else() -> None:
+def test_path_exists_only_along_waits() -> None:
     waits = LoadWaits()
     waits.add("a", ["b", "c"])
     waits.add("c", ["d"])
@@ -13,7 +13,7 @@ def test_a_wait_leads_to_what_is_waited_for_and_to_nothing_else() -> None:
     assert waits.path("b", "d") == ()
 
 
-def test_a_wait_that_is_over_leads_nowhere() -> None:
+def test_ended_wait_has_no_path() -> None:
     waits = LoadWaits()
     waits.add("a", ["b"])
     waits.add("a", ["b", "c"])
@@ -23,11 +23,11 @@ def test_a_wait_that_is_over_leads_nowhere() -> None:
     assert waits.path("a", "b") == ()
 
 
-def test_many_ways_to_one_model_are_looked_at_once() -> None:
+def test_model_on_many_paths_is_visited_once() -> None:
     waits = LoadWaits()
     for level in range(100):
         waits.add(f"{level}", [f"{level}l", f"{level}r"])
         waits.add(f"{level}l", [f"{level + 1}"])
         waits.add(f"{level}r", [f"{level + 1}"])
     assert len(waits.path("0", "100")) == 201
-    assert waits.path("0", "nobody") == ()
+    assert waits.path("0", "other") == ()

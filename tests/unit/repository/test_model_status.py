@@ -1,4 +1,4 @@
-"""What the index says of a model while it is loaded, reloaded and unloaded: lists of events."""
+"""The index entries of a model while it is loaded, reloaded and unloaded: lists of events."""
 
 from halimede.core.repository.load_errors import ConfigError, LeftBehindError, VersionError
 from halimede.core.repository.status import Attempt, Health, ModelStatus, finish_unload, should_serve
@@ -53,7 +53,7 @@ def test_a_failed_version_names_its_error_and_the_others_name_it() -> None:
     }
 
 
-def test_versions_that_were_not_selected_show_what_they_showed_before() -> None:
+def test_versions_that_were_not_selected_keep_their_state() -> None:
     status = loaded(1)
     finish_unload(status.unload(1))
     attempt = status.begin((1, 2))
@@ -77,13 +77,13 @@ def test_a_failed_reload_leaves_the_versions_that_serve() -> None:
     status.start(attempt, (1,))
     assert shown(status) == {"1": READY, "2": LOADING}
     status.fail(attempt, broken(2, 1, 2))
-    said = "reload failed, the loaded one keeps serving: Internal: broken"
-    assert shown(status) == {"1": ("READY", said), "2": ("UNAVAILABLE", "Internal: broken")}
+    reason = "reload failed, the loaded one keeps serving: Internal: broken"
+    assert shown(status) == {"1": ("READY", reason), "2": ("UNAVAILABLE", "Internal: broken")}
     status.forget_failures((1,))
     assert shown(status) == {"1": READY}
 
 
-def test_a_reload_that_could_not_even_be_read_is_told_by_the_versions_that_serve() -> None:
+def test_unreadable_reload_is_shown_at_the_serving_versions() -> None:
     status = loaded(1)
     status.fail(Attempt(), WRONG)
     assert shown(status) == {"1": ("READY", "reload failed, the loaded one keeps serving: Invalid argument: nonsense")}
@@ -126,7 +126,7 @@ def test_an_unload_ends_what_a_load_asked_for() -> None:
     assert not status.unwant()
 
 
-def test_an_ensemble_that_does_not_fit_is_wanted_and_one_that_lacks_a_step_is_not() -> None:
+def test_misfit_ensemble_is_wanted_and_one_without_a_step_is_not() -> None:
     status = loaded(1)
     finish_unload(status.unload(1))
     status.withdraw("Invalid argument: misfit")
@@ -137,7 +137,7 @@ def test_an_ensemble_that_does_not_fit_is_wanted_and_one_that_lacks_a_step_is_no
     assert (status.wanted, shown(status)) == (True, {"1": READY, "2": READY})
 
 
-def test_a_version_whose_instances_gave_up_is_unavailable_with_their_reason() -> None:
+def test_version_with_parked_instances_is_unavailable_with_their_reason() -> None:
     refusal = InferenceError(ErrorCode.UNAVAILABLE, "died too often")
     workers = WorkerHealth("killed", out_of_memory=True)
     entries = list(loaded(1, 2).entries("m", {1: Health(refusal, workers), 2: Health(None, workers)}))

@@ -1,19 +1,19 @@
-"""When a model whose files change is due to be loaded again."""
+"""When a model whose files have changed is due for a reload."""
 
 from halimede.core.repository.changes import Changes
 
 SETTLE = 100
 
 
-class Looks:
-    """Looks at one model `m`, 60 after one another."""
+class Checks:
+    """Checks one model `m`, at intervals of 60."""
 
     def __init__(self, loaded: str | None = "a") -> None:
         self.changes = Changes(SETTLE)
         self.loaded = {} if loaded is None else {"m": loaded}
         self.now = 0
 
-    def see(self, *fingerprints: str) -> list[bool]:
+    def check(self, *fingerprints: str) -> list[bool]:
         due = []
         for fingerprint in fingerprints:
             self.now += 60
@@ -22,49 +22,49 @@ class Looks:
 
 
 def test_model_that_does_not_change_is_never_due():
-    assert Looks().see(*"aaaa") == [False] * 4
+    assert Checks().check(*"aaaa") == [False] * 4
 
 
-def test_changed_model_is_due_once_when_its_files_stand_still():
-    assert Looks().see(*"abbbbbb") == [False, False, False, True, False, False, False]
+def test_changed_model_is_due_once_when_its_files_are_unchanged():
+    assert Checks().check(*"abbbbbb") == [False, False, False, True, False, False, False]
 
 
 def test_files_that_are_still_written_are_waited_for():
-    assert Looks().see(*"abcdefff") == [False] * 7 + [True]
+    assert Checks().check(*"abcdefff") == [False] * 7 + [True]
 
 
-def test_change_before_the_first_look_is_seen():
-    assert Looks().see(*"bbbb") == [False, False, True, False]
+def test_change_before_the_first_check_is_detected():
+    assert Checks().check(*"bbbb") == [False, False, True, False]
 
 
 def test_files_restored_within_the_settle_time_are_no_change():
-    assert Looks().see(*"abaaa") == [False] * 5
+    assert Checks().check(*"abaaa") == [False] * 5
 
 
-def test_load_that_was_asked_for_meanwhile_is_not_repeated():
-    looks = Looks()
-    looks.see("a", "b")
+def test_load_that_was_requested_meanwhile_is_not_repeated():
+    looks = Checks()
+    looks.check("a", "b")
     looks.loaded["m"] = "b"
-    assert looks.see(*"bbbb") == [False] * 4
+    assert looks.check(*"bbbb") == [False] * 4
     # Back to what was loaded before is a change again.
-    assert looks.see(*"aaa") == [False, False, True]
+    assert looks.check(*"aaa") == [False, False, True]
 
 
 def test_failed_load_is_tried_again_when_the_files_change_again():
-    looks = Looks()
-    assert looks.see(*"abbbbb") == [False, False, False, True, False, False]
+    looks = Checks()
+    assert looks.check(*"abbbbb") == [False, False, False, True, False, False]
     # Also to what failed before, or to what is loaded.
-    assert looks.see(*"ccc") == [False, False, True]
-    assert looks.see(*"bbb") == [False, False, True]
+    assert looks.check(*"ccc") == [False, False, True]
+    assert looks.check(*"bbb") == [False, False, True]
 
 
 def test_model_that_is_not_loaded_is_due_when_it_changes():
-    looks = Looks(loaded=None)
-    assert looks.see(*"aaaa") == [False] * 4
-    assert looks.see(*"bbb") == [False, False, True]
+    looks = Checks(loaded=None)
+    assert looks.check(*"aaaa") == [False] * 4
+    assert looks.check(*"bbb") == [False, False, True]
 
 
-def test_models_are_independent_and_forgotten_when_they_are_gone():
+def test_models_are_independent_and_forgotten_when_they_are_removed():
     changes = Changes(SETTLE)
     changes.due({"m": "a", "n": "a"}, {"m": "a", "n": "a"}, 0)
     assert changes.due({"m": "b", "n": "a"}, {"m": "a", "n": "a"}, 60) == []

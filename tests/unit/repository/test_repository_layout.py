@@ -4,11 +4,11 @@ import pytest
 
 from halimede.core.config.model_config import ModelConfig, ModelEnsembling
 from halimede.core.repository.layout import (
-    asked_name_problem,
     detect_backend,
     duplicate_problem,
     is_model_directory,
     no_model_warnings,
+    requested_name_problem,
     version_directories,
 )
 from halimede.core.types import ErrorCode, InferenceError
@@ -18,7 +18,7 @@ def test_versions_are_the_directories_with_plain_positive_numbers():
     assert version_directories(["10", "9", "1", "9223372036854775807"]) == ((1, 9, 10, 9223372036854775807), ())
 
 
-def test_what_belongs_to_the_layout_otherwise_is_passed_over_in_silence():
+def test_other_directories_of_the_layout_give_no_warning():
     assert version_directories(["configs", "warmup", "initial_state", "__pycache__", ".git", "..data", "1"]) == (
         (1,),
         (),
@@ -69,17 +69,17 @@ def found(config: ModelConfig, name: str = "m", files: tuple[str, ...] = ()) -> 
         (("model.py", "model.onnx"), "onnxruntime", "onnxruntime_onnx"),
     ],
 )
-def test_a_well_known_file_says_what_runs_it(files: tuple[str, ...], backend: str, platform: str):
+def test_well_known_file_determines_the_backend(files: tuple[str, ...], backend: str, platform: str):
     assert found(ModelConfig(), "m.identity", files) == (backend, platform)
 
 
-def test_the_suffix_of_the_directory_says_it_when_no_file_does():
+def test_directory_suffix_determines_the_backend_without_a_known_file():
     assert found(ModelConfig(), "my.model.identity") == ("identity", "")
     assert found(ModelConfig(), "resnet.onnxruntime", ("weights.bin",)) == ("onnxruntime", "onnxruntime_onnx")
 
 
 @pytest.mark.parametrize("name", ["resnet", "resnet.", ".onnxruntime"])
-def test_nothing_says_what_runs_the_model(name: str):
+def test_undetermined_backend_is_an_error(name: str):
     with pytest.raises(InferenceError) as raised:
         detect_backend(ModelConfig(), name, ("weights.bin",))
 
@@ -119,7 +119,7 @@ def test_error_names_a_model_file_under_another_name_and_the_expected_name():
         (ModelConfig(ensemble_scheduling=ModelEnsembling(), backend="ensemble"), (), ("", "ensemble")),
     ],
 )
-def test_what_the_configuration_says_comes_first(
+def test_configuration_takes_precedence_over_files_and_suffix(
     config: ModelConfig, files: tuple[str, ...], expected: tuple[str, str]
 ):
     assert found(config, "m.identity", files) == expected
@@ -160,19 +160,19 @@ def test_detecting_twice_changes_nothing():
     assert detect_backend(once, "m", ("model.onnx",)) == once
 
 
-def test_a_model_in_two_repositories_says_where() -> None:
+def test_duplicate_model_names_its_repositories() -> None:
     assert duplicate_problem(["/a/x", "/b/x"]) == "model appears in two or more repositories: /a/x, /b/x"
 
 
 def test_names_in_load_and_unload_calls():
     empty = "Model name cannot be empty. Please enter a valid name to deploy."
     outside = "model name must not contain path traversal characters"
-    assert {name: asked_name_problem(name) for name in ("m", "", " \t", "a/b", "a..b", "..")} == {
+    assert {name: requested_name_problem(name) for name in ("m", "", " \t", "a/b", "a..b", "..")} == {
         "m": None,
         **dict.fromkeys(("", " \t"), empty),
         **dict.fromkeys(("a/b", "a..b", ".."), outside),
     }
-    assert asked_name_problem("a\0b") == "model name 'a\\x00b' must be valid UTF-8 without control characters"
+    assert requested_name_problem("a\0b") == "model name 'a\\x00b' must be valid UTF-8 without control characters"
 
 
 def test_warnings_of_a_repository_without_a_model():

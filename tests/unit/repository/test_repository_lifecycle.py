@@ -24,18 +24,18 @@ def test_a_version_that_failed_can_be_loaded_again():
     assert walk(Event.LOAD, Event.FAILED, Event.LOAD, Event.LOADED) == [LOADING, UNAVAILABLE, LOADING, READY]
 
 
-def test_a_version_serves_on_when_its_reload_fails():
+def test_version_continues_to_serve_when_its_reload_fails():
     assert walk(Event.RELOAD_FAILED, Event.UNLOAD, Event.UNLOADED, start=READY) == [READY, UNLOADING, UNAVAILABLE]
 
 
-def test_every_state_that_a_version_passes_through_can_be_left():
+def test_every_transient_state_can_be_left():
     assert {state for state, _ in NEXT} == set(ModelReadyState)
 
 
 @pytest.mark.parametrize(
     ("state", "event"), [pair for pair in product(ModelReadyState, Event) if pair not in NEXT], ids=str
 )
-def test_any_other_transition_is_an_error_of_ours(state: ModelReadyState, event: Event):
+def test_any_other_transition_is_an_internal_error(state: ModelReadyState, event: Event):
     with pytest.raises(InferenceError) as raised:
         next_state(state, event)
 
@@ -45,7 +45,7 @@ def test_any_other_transition_is_an_error_of_ours(state: ModelReadyState, event:
     )
 
 
-def test_the_error_says_what_would_have_been_right():
+def test_error_names_the_expected_events():
     with pytest.raises(InferenceError) as raised:
         next_state(LOADING, Event.UNLOAD)
 
@@ -54,7 +54,7 @@ def test_the_error_says_what_would_have_been_right():
     )
 
 
-def test_reasons_say_what_happened():
+def test_reasons_describe_the_event():
     cause = InferenceError(ErrorCode.NOT_FOUND, "no file model.onnx")
 
     assert {event: reason(event, cause) for event in Event} == {

@@ -1,4 +1,4 @@
-"""The repository plan: what is loaded, one change -> what to load, swap and withdraw, in order."""
+"""The repository plan: from the loaded models and one change, what to load, swap and withdraw, in order."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -75,7 +75,7 @@ def both(served: Served) -> dict[str, Served]:
 
 
 def without(state: Snapshot, name: str) -> Snapshot:
-    """After the unload of a model or an ensemble."""
+    """The state after the unload of a model or an ensemble."""
     serving, ensembles = dict(state.serving), dict(state.ensembles)
     serving.pop(name, None)
     ensembles.pop(name, None)
@@ -83,11 +83,11 @@ def without(state: Snapshot, name: str) -> Snapshot:
 
 
 def changed(state: Snapshot, config: ModelConfig) -> Snapshot:
-    """After a model was loaded, perhaps anew."""
+    """The state after a model was loaded or reloaded."""
     return replace(state, serving={**state.serving, config.name: both(Served(config, {}))})
 
 
-def told(actions: list[Swap | Withdraw]) -> list[tuple[str, str]]:
+def summary(actions: list[Swap | Withdraw]) -> list[tuple[str, str]]:
     return [("swap" if isinstance(action, Swap) else "withdraw", action.ensemble) for action in actions]
 
 
@@ -177,7 +177,7 @@ def test_ensembles_are_withdrawn_with_a_step_from_below() -> None:
 def test_ensembles_come_back_with_their_step_from_below() -> None:
     state = snapshot({"two": MODELS["two"]}, INNER, OUTER)
     assert state.serving.keys() == {"two"}
-    assert told(follow(changed(state, MODELS["three"]), "three")) == [("swap", "inner"), ("swap", "outer")]
+    assert summary(follow(changed(state, MODELS["three"]), "three")) == [("swap", "inner"), ("swap", "outer")]
 
 
 def test_a_reload_that_changes_nothing_swaps_nothing() -> None:
@@ -188,12 +188,12 @@ def test_a_reload_that_changes_nothing_swaps_nothing() -> None:
 def test_a_changed_configuration_swaps_the_ensembles_that_it_changes() -> None:
     state = snapshot(MODELS, INNER, OUTER, OTHER)
     actions = follow(changed(state, model("three", decoupled=True)), "three")
-    assert told(actions) == [("swap", "inner"), ("swap", "outer")]
+    assert summary(actions) == [("swap", "inner"), ("swap", "outer")]
     assert isinstance(actions[1], Swap)
     assert actions[1].design.config.model_transaction_policy == ModelTransactionPolicy(decoupled=True)
 
 
-def test_an_ensemble_that_does_not_fit_says_so_and_those_above_wait_for_it() -> None:
+def test_misfit_has_a_problem_and_ensembles_above_wait_for_it() -> None:
     state = snapshot(MODELS, INNER, OUTER)
     inner, outer = follow(changed(state, model("three", dims=(5,))), "three")
     assert isinstance(inner, Withdraw)
@@ -203,12 +203,12 @@ def test_an_ensemble_that_does_not_fit_says_so_and_those_above_wait_for_it() -> 
 
 def test_an_ensemble_that_stays_withdrawn_withdraws_nothing_above_it() -> None:
     state = without(snapshot({}, INNER, OUTER), "two")
-    assert told(follow(state, "two")) == [("withdraw", "inner")]
+    assert summary(follow(state, "two")) == [("withdraw", "inner")]
 
 
 def test_an_ensemble_is_swapped_once_after_all_of_its_steps() -> None:
     state = snapshot(MODELS, INNER, OTHER, chain("top", "other", "inner", "two"))
-    actions = told(follow(changed(state, model("two", decoupled=True)), "two"))
+    actions = summary(follow(changed(state, model("two", decoupled=True)), "two"))
     assert sorted(actions[:2]) == [("swap", "inner"), ("swap", "other")]
     assert [name for _, name in actions[2:]] == ["top"]
 

@@ -128,7 +128,7 @@ def test_an_output_that_does_not_fit_is_named(array, text):
     [
         (5, "output 'TEXT': element 1 is a int; a TYPE_STRING output has bytes or str"),
         (None, "output 'TEXT': element 1 is a NoneType; a TYPE_STRING output has bytes or str"),
-        ("\ud800", "output 'TEXT': an element is no text that UTF-8 can carry: surrogates not allowed"),
+        ("\ud800", "output 'TEXT': an element is not text that UTF-8 can encode: surrogates not allowed"),
     ],
 )
 def test_a_string_output_holds_strings_only(element, text):
@@ -158,8 +158,8 @@ def test_a_reply_that_does_not_fit_is_named(reply, text):
     assert text in raised(lambda: check_reply(reply, SAMPLES, (), None)).message
 
 
-def test_of_very_many_strings_the_least_length_alone_is_looked_at():
-    """Walking them would hold the event loop for seconds."""
+def test_only_the_minimum_length_of_very_many_strings_is_checked():
+    """Walking them would block the event loop for seconds."""
     few, many = FRAMED_AT_ONCE, FRAMED_AT_ONCE + 1
     broken = b"\xff" * 4
     assert raised(lambda: check_reply([Tensor("TEXT", BYTES, (few,), broken * few)], SAMPLES, (), None))

@@ -1,6 +1,6 @@
-"""Deadlines are milliseconds here and nanoseconds there."""
+"""The timeouts of queued calls. The deadlines of these tests are in milliseconds."""
 
-from halimede.core.schedule.call_timeouts import LOOK_PAUSE_NS, CallTimeouts
+from halimede.core.schedule.call_timeouts import SEARCH_PAUSE_NS, CallTimeouts
 
 MS = 1_000_000
 
@@ -45,7 +45,7 @@ def test_checks_keep_a_minimum_distance_for_any_number_of_deadlines():
     timeouts = CallTimeouts()
 
     timeouts.due(deadlines(t1=1_000, t2=1_001, t3=1_002), now_ns=1_000 * MS)
-    assert timeouts.wake_at == 1_000 * MS + LOOK_PAUSE_NS
+    assert timeouts.wake_at == 1_000 * MS + SEARCH_PAUSE_NS
 
 
 def test_without_calls_nothing_wakes_until_the_next_one():

@@ -1,6 +1,7 @@
 """Every kind of scheduler under random events: each queued key leaves once, and each execution ends once."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +11,13 @@ from halimede.core.schedule.actions import Execute, Fail, Row, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
-from halimede.core.types import InferenceError
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.statistics import FailureReason
 from support.toy_schedulers import (
     CORRELATION,
     END,
+    EXPIRED,
+    FULL,
     LOST,
     READY,
     START,
@@ -27,17 +31,21 @@ from support.toy_schedulers import (
     RateLimited,
 )
 
+TIMEOUT_NS, IDLE_NS = 5, 4
+TIMEOUTS_NS = {0: 2 * TIMEOUT_NS, 1: TIMEOUT_NS}
 KINDS: dict[str, Callable[[], Scheduler]] = {
     "dynamic": lambda: DynamicBatchScheduler(BatchPolicy(max_batch_size=4)),
+    "dynamic with a timeout": lambda: DynamicBatchScheduler(BatchPolicy(4, default_timeout_ns=TIMEOUT_NS)),
     "fifo": Fifo,
-    "priorities": Priorities,
+    "priorities": lambda: Priorities(TIMEOUTS_NS, max_queue_size=3),
     "depth two": DepthTwo,
     "rate limited": lambda: RateLimited(Limiter(1)),
     "iterative": Iterative,
-    "direct sequences": DirectSequences,
-    "oldest sequences": OldestSequences,
+    "direct sequences": lambda: DirectSequences(IDLE_NS),
+    "oldest sequences": lambda: OldestSequences(IDLE_NS),
 }
 EVENTS = (
+    "add",
     "enqueue",
     "enqueue",
     "enqueue",
@@ -48,15 +56,17 @@ EVENTS = (
     "cancel",
     "lose",
     "lose unread",
-    "add",
+    "wait",
+    "wait",
 )
+Toy = TypeVar("Toy", bound=Scheduler)
 SLOTS = tuple(Slot(instance, number) for instance in range(2) for number in range(2))
 
-scripts = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1 << 16), st.booleans()), max_size=80)
+scripts = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1 << 16), st.booleans()), min_size=15, max_size=80)
 
 
 class Driver:
-    """What a pump does, and what it holds a scheduler to."""
+    """Acts as the pump, and checks that the scheduler keeps the contract."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -64,10 +74,18 @@ class Driver:
         self.queued: set[int] = set()
         self.running: dict[Slot, list[Execute]] = {}
         self.ends: dict[int, str] = {}
-        """How each request left for good."""
+        """How each request left the scheduler."""
         self.sequences: dict[int, int] = {}
         """The correlation of each client's sequence that has not ended: no two sequences have the same."""
         self.now = 0
+        self.deadlines: dict[int, int] = {}
+        """Of queued requests by key, unless they return from a dead worker."""
+        self.idle_deadlines: dict[int | str, int] = {}
+        """Of idle sequences by correlation, also those that have passed."""
+        self.home: dict[int | str, Slot] = {}
+        """Where a request of the sequence was executed last."""
+        self.lost: set[int | str] = set()
+        """Sequences that were idle when their slot was removed."""
 
     def handle(self, event: str, pick: int) -> None:
         slot = SLOTS[pick % len(SLOTS)]
@@ -85,6 +103,8 @@ class Driver:
             case "add" if slot not in self.running:
                 self.running[slot] = []
                 self.scheduler.add_slot(slot)
+            case "wait":
+                self.wait()
 
     def enqueue(self, pick: int) -> None:
         key, client = len(self.requests) + 1, pick % 5
@@ -102,7 +122,30 @@ class Driver:
             self.ends[key] = "refused"
             return
         assert turns in (None, 0, 1, 2)
+        assert self.idle_deadlines.get(correlation, self.now) >= self.now, "its sequence was idle for too long"
         self.queued.add(key)
+        if timeout_ns := self.timeout_ns(pending):
+            self.deadlines[key] = self.now + timeout_ns
+
+    def timeout_ns(self, pending: Pending) -> int:
+        match self.scheduler:
+            case Priorities():
+                return TIMEOUTS_NS.get(pending.priority, 0)
+            case DynamicBatchScheduler(may_expire=True):
+                return TIMEOUT_NS
+            case _:
+                return 0
+
+    def wait(self) -> None:
+        """Nothing happens until `wake_at`."""
+        self.poll()
+        wake_at = self.scheduler.wake_at()
+        if wake_at is None:
+            return
+        assert self.scheduler.poll(wake_at - 1) == [], "an action before `wake_at`"
+        assert self.scheduler.wake_at() == wake_at
+        self.now = wake_at
+        self.poll()
 
     def complete(self, slot: Slot, last: Outcome) -> None:
         batch = self.running[slot].pop(0)
@@ -118,6 +161,7 @@ class Driver:
 
     def lose(self, slot: Slot, *, is_unread: bool) -> None:
         batches = self.running.pop(slot)
+        self.lost |= {correlation for correlation in self.idle_sequences() if self.home[correlation] == slot}
         unread = [[self.requests[key] for key in batch.requests] for batch in batches] if is_unread else []
         again = self.scheduler.remove_slot(slot, unread, self.now)
         assert set(again) <= {each.key for batch in unread for each in batch}
@@ -136,14 +180,40 @@ class Driver:
                     self.check_rows(keys, rows)
                     for key in keys:
                         assert key in self.queued, "executed without being queued"
+                        assert self.deadlines.pop(key, self.now + 1) > self.now, "executed after its deadline"
                         self.queued.remove(key)
+                        self.home[self.requests[key].correlation] = slot
                     self.running[slot].append(action)
                     assert len(self.running[slot]) <= getattr(self.scheduler, "depth", 1)
-                case Fail(key):
+                case Fail(key, error):
+                    is_expired = key in self.deadlines and self.deadlines[key] <= self.now
+                    assert is_expired == (error.code is ErrorCode.UNAVAILABLE)
                     self.leave(key, "failed")
         assert self.scheduler.poll(self.now) == [], "a second poll has nothing to do"
         assert self.scheduler.queued == len(self.queued)
+        self.check_wake_at()
         self.now += 1
+
+    def check_wake_at(self) -> None:
+        """What was due is done, and `wake_at` is the earliest of all other deadlines."""
+        if isinstance(self.scheduler, DirectSequences):
+            idle = self.idle_sequences()
+            self.idle_deadlines = {
+                correlation: self.idle_deadlines.get(correlation, self.now + IDLE_NS) for correlation in idle
+            }
+        ahead = [at for at in self.idle_deadlines.values() if at > self.now]
+        wake_at = self.scheduler.wake_at()
+        assert wake_at == min([*self.deadlines.values(), *ahead], default=None)
+        assert wake_at is None or wake_at > self.now
+
+    def idle_sequences(self) -> set[int | str]:
+        """All requests of an idle sequence were executed, and none was its last."""
+        others = {
+            request.correlation
+            for key, request in self.requests.items()
+            if request.sequence_end or self.ends.get(key) != "done"
+        }
+        return {request.correlation for request in self.requests.values()} - others - self.lost
 
     def check_rows(self, keys: tuple[int, ...], rows: tuple[Row, ...]) -> None:
         if not rows:
@@ -155,11 +225,12 @@ class Driver:
                 assert not row.controls.get(READY)
                 continue
             request = self.requests[row.request]
-            told = row.controls[START], row.controls[END], row.controls[READY], row.controls[CORRELATION]
-            assert told == (request.sequence_start, request.sequence_end, 1, request.correlation)
+            controls = row.controls[START], row.controls[END], row.controls[READY], row.controls[CORRELATION]
+            assert controls == (request.sequence_start, request.sequence_end, 1, request.correlation)
 
     def leave(self, key: int, how: str) -> None:
         self.queued.remove(key)
+        self.deadlines.pop(key, None)
         self.end(key, how)
 
     def end(self, key: int, how: str) -> None:
@@ -167,7 +238,7 @@ class Driver:
         self.ends[key] = how
 
     def wind_up(self) -> None:
-        """All slots are there and all batches end; what is left then waits for a request that never comes."""
+        """Add all slots and end all batches; requests that remain wait for a request that never comes."""
         for slot in SLOTS:
             if slot not in self.running:
                 self.handle("add", SLOTS.index(slot))
@@ -179,6 +250,7 @@ class Driver:
             self.poll()
         for key in self.scheduler.drain():
             self.leave(key, "drained")
+        self.poll()
         assert (self.queued, self.scheduler.queued) == (set(), 0)
         assert self.ends.keys() == self.requests.keys()
 
@@ -195,7 +267,7 @@ def test_every_queued_key_leaves_exactly_once(kind: str, script: list[tuple[str,
     driver.wind_up()
 
 
-def started(scheduler: Scheduler, *slots: Slot) -> Scheduler:
+def started(scheduler: Toy, *slots: Slot) -> Toy:
     for slot in slots:
         scheduler.add_slot(slot)
     return scheduler
@@ -218,6 +290,36 @@ def test_priorities_are_an_order_inside_the_scheduler() -> None:
         ran += scheduler.poll(0)
         scheduler.completed(ONE, 1)
     assert ran == [Execute(ONE, (key,)) for key in (2, 3, 1)]
+
+
+def test_a_level_has_its_own_bound_and_timeout() -> None:
+    scheduler = Priorities({1: 10, 2: 5}, max_queue_size=1)
+    for key, priority in ((1, 0), (2, 1), (3, 2)):
+        scheduler.enqueue(Pending(key, 1, 4, priority=priority), 0)
+    with pytest.raises(InferenceError) as refused:
+        scheduler.enqueue(Pending(4, 1, 4, priority=1), 0)
+    assert refused.value is FULL
+    assert scheduler.wake_at() == 5
+    assert scheduler.poll(5) == [Fail(3, EXPIRED, FailureReason.REJECTED)]
+    assert scheduler.wake_at() == 10
+    scheduler.add_slot(ONE)
+    assert scheduler.poll(10) == [Fail(2, EXPIRED, FailureReason.REJECTED), Execute(ONE, (1,))]
+
+
+def test_an_idle_sequence_gives_its_place_to_one_that_waits() -> None:
+    scheduler = started(DirectSequences(idle_ns=10), ONE)
+    scheduler.positions = 1
+    for request in (in_sequence(1, 7, start=True), in_sequence(2, 8, start=True)):
+        scheduler.enqueue(request, 0)
+    [first] = scheduler.poll(0)
+    assert isinstance(first, Execute)
+    scheduler.completed(ONE, 1, [Outcome.DONE])
+    assert (scheduler.poll(3), scheduler.wake_at()) == ([], 13)
+    [second] = scheduler.poll(13)
+    assert isinstance(second, Execute)
+    assert (first.requests, second.requests, scheduler.wake_at()) == ((1,), (2,), None)
+    with pytest.raises(InferenceError, match="no sequence that has begun"):
+        scheduler.enqueue(in_sequence(3, 7), 14)
 
 
 def test_a_slot_of_depth_two_has_a_batch_ready_before_the_last_one_ends() -> None:

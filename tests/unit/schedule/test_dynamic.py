@@ -247,7 +247,7 @@ def test_an_unread_batch_is_executed_again_before_all_others():
 
 
 def run_together(scheduler: DynamicBatchScheduler, requests: int, took_ns: int) -> None:
-    """A batch of so many requests begins and ends."""
+    """A batch of this many requests begins and ends."""
     for key in range(requests):
         scheduler.enqueue(pending(100 + key), 0)
     assert scheduler.poll(0) == [Execute(Slot(0), tuple(range(100, 100 + requests)))]

@@ -1,4 +1,4 @@
-"""How many requests closed-loop clients are expected to send together."""
+"""The number of requests that closed-loop clients are expected to send together."""
 
 import pytest
 

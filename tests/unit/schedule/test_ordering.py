@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,18 +56,12 @@ def test_a_request_after_all_others_were_answered_does_not_wait():
     assert order.completed(1, "again") == ["again"]
 
 
-def test_a_key_without_a_place_is_an_error_of_the_caller():
-    order = order_of(1)
-
-    with pytest.raises(KeyError):
-        order.completed(2, "two")
-
-
-def test_a_withdrawn_request_holds_nothing_back():
+def test_a_withdrawn_request_is_answered_at_once_and_holds_nothing_back():
     order = ResponseOrder[str]()
     for key in (1, 2):
         order.enqueued(key)
     order.withdraw(2)
+    assert order.completed(2, "two") == ["two"]
     order.enqueued(3)
     assert order.completed(3, "three") == []
     assert order.completed(1, "one") == ["one", "three"]

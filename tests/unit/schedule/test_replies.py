@@ -66,7 +66,7 @@ def test_differing_output_is_sent_and_warned_of_once(tensor, text):
     of = checker()
     for _ in range(3):
         assert of.check([tensor], (), 1) == [tensor]
-    assert of.warnings == [f"{text}; it is sent as it is"]
+    assert of.warnings == [f"{text}; it is sent unchanged"]
 
 
 @pytest.mark.parametrize(("tensor", "text"), DIFFERING)

@@ -31,7 +31,7 @@ class Waiting:
 
 
 class SlowScheduler:
-    """The rules read aloud: lists and linear scans, and nothing remembered that can be computed.
+    """The rules in their simplest form: lists and linear scans, without derived state.
 
     Batches are numbered. The highest number, `open`, is the open batch; those below are closed.
     """
@@ -130,7 +130,7 @@ class Enqueue:
 
 @dataclass(frozen=True, slots=True)
 class StartOrEnqueue:
-    """An arrival that is queued only where it cannot be started at once."""
+    """An arrival that is queued only if it cannot be started at once."""
 
     arrival: Enqueue
 
@@ -155,7 +155,7 @@ class Add:
 class Remove:
     instance: Slot
     is_unread: bool
-    """Whether the worker had not read what it was given."""
+    """Whether the worker had not read its batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ policies = st.builds(
 
 
 class Both:
-    """The batcher and the model side by side, and what every sequence of events must leave true."""
+    """The batcher and the model, compared after every event, and the invariants."""
 
     def __init__(self, policy: BatchPolicy, instances: int) -> None:
         self.policy = policy
@@ -222,7 +222,7 @@ class Both:
         self.left: list[int] = []
         self.again: set[int] = set()
         self.expects_others = False
-        """Whether as many requests are likely to come together as are worth waiting for."""
+        """Whether enough requests are expected together to be worth waiting for."""
         self.running: dict[Slot, tuple[int, ...]] = {}
         self.idle = {Slot(instance) for instance in range(instances)}
 
@@ -348,7 +348,7 @@ class Both:
         assert self.batcher.wake_at() == self.model.wake_at()
         wake_at = self.batcher.wake_at()
         assert wake_at is None or wake_at > self.now
-        assert sorted(self.left) == sorted(set(self.left)), "nobody leaves twice"
+        assert sorted(self.left) == sorted(set(self.left)), "no request leaves twice"
         waiting = sorted(self.entered.keys() - set(self.left))
         assert self.batcher.queued == len(waiting)
         oldest = min((self.entered[key] for key in waiting), default=None)

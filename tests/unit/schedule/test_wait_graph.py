@@ -1,4 +1,4 @@
-"""Calls by number; what waits is a word."""
+"""Deadlocks of calls. Calls are numbers, waiters are words."""
 
 from halimede.core.schedule.wait_graph import Held, Place, Queued, WaitGraph
 
@@ -17,7 +17,7 @@ def test_a_call_for_a_free_instance_is_served():
     assert not graph({1: Queued([FREE])}, a=[1]).is_stuck(1)
 
 
-def test_a_model_that_calls_itself_on_its_only_instance_waits_for_ever():
+def test_model_that_calls_itself_on_its_only_instance_is_stuck():
     assert graph({1: Queued([["a"]])}, a=[1]).is_stuck(1)
 
 
@@ -64,14 +64,14 @@ def test_a_request_behind_batches_that_still_make_progress_is_not_stuck():
     assert not graph(places, a=[1], b=[2]).is_stuck(1)
 
 
-def test_a_process_that_waits_holds_up_its_free_slots_too():
+def test_waiting_process_also_blocks_its_free_slots():
     places: dict[int, Place] = {1: Queued([["process"], ["process", "b"]])}
 
     assert graph(places, process=[1]).is_stuck(1)
     assert not graph(places, b=[1]).is_stuck(1), "another slot of the process serves it"
 
 
-def test_a_call_is_answered_when_all_that_holds_it_up_has_ended():
+def test_call_is_answered_when_all_that_blocks_it_has_ended():
     places: dict[int, Place] = {1: Held(["process", "b"]), 2: Queued([FREE]), 3: Queued([["a"]])}
 
     assert graph(places, a=[1], process=[2], b=[3]).is_stuck(3)
@@ -79,7 +79,7 @@ def test_a_call_is_answered_when_all_that_holds_it_up_has_ended():
     assert not graph(places, a=[1], process=[2], b=[3]).is_stuck(1)
 
 
-def test_a_call_that_is_over_holds_nothing_up():
+def test_ended_call_blocks_nothing():
     assert not graph({1: None}, a=[1]).is_stuck(1)
 
 

@@ -42,7 +42,7 @@ def test_all_dimensions_behind_the_batch_are_one_row() -> None:
     assert classes(scores([[[1, 2], [4, 3]]]), 2) == [["4.000000:2", "3.000000:3"]]
 
 
-def test_no_more_classes_than_there_are() -> None:
+def test_number_of_classes_is_bounded_by_the_elements() -> None:
     result = classify(scores([[1, 2]]), 10**18, (), batched=True)
     assert result.shape == (1, 2)
 

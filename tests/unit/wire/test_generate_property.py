@@ -69,7 +69,7 @@ def bodies(draw: st.DrawFn) -> bytes:
     return bytes(body)
 
 
-def verdict(decode: Callable[[], InferenceRequest]) -> object:
+def result_of(decode: Callable[[], InferenceRequest]) -> object:
     try:
         request = decode()
     except InferenceError as error:
@@ -87,16 +87,16 @@ def verdict(decode: Callable[[], InferenceRequest]) -> object:
 @example(b'{"a":[1}]}', 16)
 @example(b'{"a":]1[}', 16)
 @example(b'{"u":[,],"u":[]}', 16)
-def test_a_body_gets_the_same_verdict_in_slices_of_any_size(body: bytes, block_bytes: int) -> None:
-    at_once = verdict(lambda: decode_small(VIEW, body))
-    assert verdict(lambda: run(decode_large_steps(VIEW, body, block_bytes=block_bytes))) == at_once
+def test_slices_of_any_size_give_the_same_result(body: bytes, block_bytes: int) -> None:
+    at_once = result_of(lambda: decode_small(VIEW, body))
+    assert result_of(lambda: run(decode_large_steps(VIEW, body, block_bytes=block_bytes))) == at_once
     assert at_once is ErrorCode.INVALID_ARG or isinstance(at_once, tuple)
 
 
 @many
 @given(bodies())
 def test_a_whole_body_is_refused_or_valid_json(body: bytes) -> None:
-    """Nothing is taken that a plain parser would not take."""
-    if verdict(lambda: decode_small(VIEW, body)) is ErrorCode.INVALID_ARG:
+    """Only bodies that a plain parser accepts are accepted."""
+    if result_of(lambda: decode_small(VIEW, body)) is ErrorCode.INVALID_ARG:
         return
     assert isinstance(json.loads(body), dict)

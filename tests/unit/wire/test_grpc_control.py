@@ -61,15 +61,15 @@ def shape_of(hint) -> str:
 def differences(data, descriptor, path: str = "ModelConfig") -> list[str]:
     """Where a dataclass and a message do not have the same fields, kinds, enums and oneofs."""
     hints = typing.get_type_hints(data, include_extras=True)
-    ours = {field.name.removesuffix("_"): hints[field.name] for field in dataclasses.fields(data)}
-    found = [f"{path}.{name}" for name in ours.keys() ^ descriptor.fields_by_name.keys()]
+    fields = {field.name.removesuffix("_"): hints[field.name] for field in dataclasses.fields(data)}
+    found = [f"{path}.{name}" for name in fields.keys() ^ descriptor.fields_by_name.keys()]
     # An optional field has a oneof of its own, of which the name begins with an underscore.
     groups = [oneof.fields for oneof in descriptor.oneofs if not oneof.name.startswith("_")]
     oneofs = {tuple(sorted(field.name for field in fields)) for fields in groups}
     if oneofs != {tuple(sorted(names)) for names in getattr(data, "ONEOFS", ())}:
         found.append(f"{path} oneofs")
     for field in descriptor.fields:
-        hint = ours.get(field.name)
+        hint = fields.get(field.name)
         message = field.message_type
         if hint is None:
             continue

@@ -361,7 +361,7 @@ def test_a_classified_output_is_strings_with_labels() -> None:
     assert list(message.raw_output_contents) == [join_bytes(["0.750000:1:dog", "3.000000:0:cat"])]
 
 
-def test_streamed_responses_say_whether_they_are_final() -> None:
+def test_streamed_responses_state_whether_they_are_final() -> None:
     inner = {"model_name": "m", "model_version": "1", "id": "7"}
     for final in (True, False):
         parameters = {"triton_final_response": {"bool_param": final}}

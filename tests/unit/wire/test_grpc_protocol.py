@@ -32,10 +32,10 @@ def test_tritonclient_can_be_imported_before_and_after(first: str) -> None:
 import {first}, {second.pop()}
 from halimede.core.wire.protocol import ModelInferRequest
 from tritonclient.grpc import service_pb2
-theirs = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[b"x"])
-ours = ModelInferRequest(model_name="m", raw_input_contents=[b"x"])
-assert type(ours) is not type(theirs)
-assert ours.SerializeToString() == theirs.SerializeToString()
+clients = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[b"x"])
+own = ModelInferRequest(model_name="m", raw_input_contents=[b"x"])
+assert type(own) is not type(clients)
+assert own.SerializeToString() == clients.SerializeToString()
 """
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -46,12 +46,12 @@ def test_tritonclients_messages_have_the_same_fields_and_numbers() -> None:
 
     compared = 0
     for module in (model_config_pb2, service_pb2):
-        for name, theirs in module.DESCRIPTOR.message_types_by_name.items():
-            ours = POOL.FindMessageTypeByName(f"inference.{name}")
-            shape = _shape(ours)
+        for name, clients in module.DESCRIPTOR.message_types_by_name.items():
+            own = POOL.FindMessageTypeByName(f"inference.{name}")
+            shape = _shape(own)
             if name == "ModelEnsembling":
                 assert shape["Step"][""].pop("when")[0] == 1000
-            assert _shape(theirs) == shape, name
+            assert _shape(clients) == shape, name
             compared += 1
     assert compared > 60
 

@@ -39,8 +39,8 @@ VIEW = ModelView("m", "1", ("1",), CONFIG, {"y": ("a", "b")})
 many = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def verdict(decode: Callable[[], DecodedInfer]) -> tuple[object, ...]:
-    """The request and the format, or the code of the error: what two ways of reading must agree on."""
+def result_of(decode: Callable[[], DecodedInfer]) -> tuple[object, ...]:
+    """The request and the format, or the code of the error: two ways of reading must agree on it."""
     try:
         decoded = decode()
     except InferenceError as error:
@@ -141,8 +141,8 @@ def bodies(draw: st.DrawFn) -> bytes:
 @given(body=bodies(), block_bytes=st.sampled_from([16, 17, 20, 33, 64, 4096]))
 @example(body=b'{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[[[0]]]}]}', block_bytes=16)
 def test_slices_give_the_same_result_as_the_whole(body: bytes, block_bytes: int) -> None:
-    whole = verdict(lambda: decode_small(VIEW, body, None, ""))
-    slices = verdict(lambda: run(decode_large_steps(VIEW, body, None, "", block_bytes)))
+    whole = result_of(lambda: decode_small(VIEW, body, None, ""))
+    slices = result_of(lambda: run(decode_large_steps(VIEW, body, None, "", block_bytes)))
     assert slices == whole
     assert is_fine(whole)
 
@@ -154,8 +154,8 @@ header_lengths = st.none() | st.integers(0, 80)
 @given(body=st.binary(max_size=80) | bodies(), header_length=header_lengths)
 def test_any_bytes_are_a_request_or_a_clients_fault(body: bytes, header_length: int | None) -> None:
     length = header_length if header_length is None else min(header_length, len(body))
-    at_once = verdict(lambda: decode_infer(VIEW, body, length))
-    in_steps = verdict(lambda: run(decode_infer_steps(VIEW, memoryview(body), length)))
+    at_once = result_of(lambda: decode_infer(VIEW, body, length))
+    in_steps = result_of(lambda: run(decode_infer_steps(VIEW, memoryview(body), length)))
     assert at_once == in_steps
     assert is_fine(at_once)
 
@@ -201,8 +201,8 @@ documents = st.fixed_dictionaries(
 def test_any_members_are_a_request_or_a_clients_fault(document: Any, tail: bytes | None) -> None:
     text = json.dumps(document).encode()
     view = None if tail is None else memoryview(tail)
-    whole = verdict(lambda: decode_small(VIEW, text, view, ""))
-    assert verdict(lambda: run(decode_large_steps(VIEW, text, view, "", 64))) == whole
+    whole = result_of(lambda: decode_small(VIEW, text, view, ""))
+    assert result_of(lambda: run(decode_large_steps(VIEW, text, view, "", 64))) == whole
     assert is_fine(whole)
 
 
@@ -274,7 +274,7 @@ def test_json_tensors_come_back_value_by_value(sent: list[Tensor], block_bytes: 
 
 @settings(deadline=None)
 @given(st.sampled_from(sorted(INTEGERS, key=lambda t: t.number)), st.integers(-(2**66), 2**66))
-def test_an_integer_arrives_as_it_is_or_not_at_all(datatype: DataType, value: int) -> None:
+def test_integer_arrives_unchanged_or_is_refused(datatype: DataType, value: int) -> None:
     body = b'{"inputs":[{"name":"x","datatype":"%b","shape":[1],"data":[%d]}]}' % (datatype.name.encode(), value)
     limits = INTEGERS[datatype]
     try:
@@ -295,7 +295,7 @@ def test_declared_sizes_cost_no_memory(datatype: str, shape: list[int], padding:
     head = json.dumps({"name": "x", "datatype": datatype, "shape": shape})[1:-1]
     body = f'{{"inputs":[{{{head},"data":[{element},{" " * padding}{element}]}}]}}'.encode()
     tracemalloc.start()
-    outcome = verdict(lambda: decode_infer(VIEW, body, None))
+    outcome = result_of(lambda: decode_infer(VIEW, body, None))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert outcome == (ErrorCode.INVALID_ARG,)
@@ -308,7 +308,7 @@ def test_declared_binary_sizes_cost_no_memory(size: int) -> None:
         {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "parameters": {"binary_data_size": size}}]}
     ).encode()
     tracemalloc.start()
-    outcome = verdict(lambda: decode_infer(VIEW, document + bytes(16), len(document)))
+    outcome = result_of(lambda: decode_infer(VIEW, document + bytes(16), len(document)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert outcome == (ErrorCode.INVALID_ARG,)

@@ -1,4 +1,4 @@
-"""An inference body says which outputs the client wants, and how."""
+"""The requested outputs of an inference body, and their formats."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ def formats(*outputs: Any, **parameters: Any) -> tuple[tuple[str, ...], Destinat
     return decoded.request.outputs, decoded.destinations
 
 
-def test_all_outputs_are_json_unless_binary_is_asked_for() -> None:
+def test_all_outputs_are_json_unless_binary_is_requested() -> None:
     assert formats() == ((), Destinations(JSON))
     assert formats(binary_data_output=True) == ((), Destinations(BINARY))
 
@@ -51,7 +51,7 @@ def test_half_floats_are_refused_as_json_before_the_model_runs() -> None:
     assert refusal(asking(), view=HALF) == error
     assert refusal(asking(outputs=[{"name": "h"}]), view=HALF) == error
     python = replace(HALF, config=replace(HALF.config, backend="python"))
-    assert decode_infer(python, asking(), None).request.outputs == ()  # it may leave out what is not asked for
+    assert decode_infer(python, asking(), None).request.outputs == ()  # it may leave out outputs that are not requested
     assert refusal(asking(outputs=[{"name": "h"}]), view=python) == error
     for body in (
         asking(parameters={"binary_data_output": True}),

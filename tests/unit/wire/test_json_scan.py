@@ -43,14 +43,14 @@ def test_brackets_in_strings_are_text_for_any_block_size(block_bytes: int) -> No
 def test_scan_result_does_not_depend_on_the_block_size(content: bytes, block_bytes: int) -> None:
     text = b'{"inputs":[{"data":["' + content + b'"]}]}'
 
-    def verdict(block_bytes: int) -> object:
+    def result_of(block_bytes: int) -> object:
         try:
             layout = run(scan_steps(text, block_bytes))
         except InferenceError as error:
             return error.code
         return layout.skeleton, layout.spans
 
-    assert verdict(block_bytes) == verdict(1000)
+    assert result_of(block_bytes) == result_of(1000)
 
 
 @pytest.mark.parametrize("text", [b"[" * 101 + b"]" * 101, b'{"a":' * 101 + b"1" + b"}" * 101, b"[" * 1_000_000])

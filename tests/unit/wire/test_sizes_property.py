@@ -26,7 +26,7 @@ LARGEST_TENSOR = 2**63 - 1
 LONGEST_ERROR = 4 << 10
 PER_SENT_BYTE = 100
 BASE_BYTES = 1 << 20
-"""Memory that reading a request may take: so much, and so many times the bytes that were sent."""
+"""Maximum memory for reading a request: a constant, plus this many times the bytes that were sent."""
 
 ITEM_BYTES = {"BOOL": 1, "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8} | {
     f"{sign}INT{bits}": bits // 8 for sign in ("", "U") for bits in (8, 16, 32, 64)
@@ -66,7 +66,7 @@ class Model:
     max_batch_size: int
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor of this shape may be sent, and has addresses."""
+        """Whether a tensor of this shape may be sent, and is addressable."""
         if self.max_batch_size:
             if not shape or not 1 <= shape[0] <= self.max_batch_size:
                 return False
@@ -99,7 +99,7 @@ class Model:
 
 @st.composite
 def asked(draw: st.DrawFn) -> tuple[Model, tuple[int, ...], int]:
-    """A model, the shape that is sent to it, and a count of elements: what the shape says, or near it."""
+    """A model, the shape that is sent to it, and a count of elements: that of the shape, or close to it."""
     shape = draw(shapes)
     max_batch_size = draw(st.sampled_from([0, 0, 1, 4, 2**31 - 1]))
     rest = shape[1:] if max_batch_size else shape
@@ -111,7 +111,7 @@ def asked(draw: st.DrawFn) -> tuple[Model, tuple[int, ...], int]:
 
 
 def is_taken(model: Model, read: Callable[[], InferenceRequest], sent_bytes: int) -> bool:
-    """Whether the request gets as far as the queue, and that memory and texts are in bounds whether it does or not."""
+    """Whether the request is accepted. Asserts that memory and texts are bounded in both cases."""
     checker = RequestChecker(model.config)
     error: InferenceError | None = None
     tracemalloc.start()
@@ -146,12 +146,12 @@ def http_taken(model: Model, document: dict[str, object], tail: bytes | None) ->
 
 @many
 @given(asked())
-def test_json_is_taken_exactly_when_its_elements_are_the_shapes(case: tuple[Model, tuple[int, ...], int]) -> None:
+def test_json_is_accepted_exactly_when_the_shape_has_as_many_elements(case: tuple[Model, tuple[int, ...], int]) -> None:
     model, shape, elements = case
     element: object = {"BYTES": "ab", "BOOL": True}.get(model.datatype, 1)
     tensor = {"name": "IN", "datatype": model.datatype, "shape": shape, "data": [element] * elements}
     has_json = model.datatype not in {"FP16", "BF16"}
-    # From 2^64 on a number of JSON is none of a shape's.
+    # A JSON number of 2^64 or more is not valid in a shape.
     right = has_json and max(shape, default=0) < 2**64 and model.takes(shape) and elements == prod(shape)
     assert http_taken(model, {"inputs": [tensor]}, None) == right
 
@@ -161,10 +161,10 @@ def test_json_is_taken_exactly_when_its_elements_are_the_shapes(case: tuple[Mode
 @example(case=(Model("FP32", (-1,), 0), (2**62,), 0), declared=2**64, missing=0)
 @example(case=(Model("FP32", (-1, -1), 0), (2**32, 2**32), 0), declared=0, missing=0)
 @example(case=(Model("FP64", (-1,), 0), (2**61,), 0), declared=0, missing=0)
-def test_binary_data_are_taken_exactly_when_all_sizes_are_one(
+def test_binary_data_is_accepted_exactly_when_all_sizes_are_equal(
     case: tuple[Model, tuple[int, ...], int], declared: int | None, missing: int
 ) -> None:
-    """The size that the shape says, the size that is declared, and the bytes that are there."""
+    """The size of the shape, the declared size, and the number of bytes."""
     model, shape, elements = case
     tail = model.payload(elements)[: -missing or None] if missing >= 0 else model.payload(elements) + b"\1"
     size = len(tail) if declared is None else declared
@@ -174,13 +174,13 @@ def test_binary_data_are_taken_exactly_when_all_sizes_are_one(
 
 
 def exact(model: Model, shape: Sequence[int]) -> bytes | None:
-    """The one payload made by `Model.payload` that fits; None where it would be too large to be sent here."""
+    """The one payload made by `Model.payload` that fits; None if it would be too large for this test."""
     return model.payload(prod(shape)) if model.takes(shape) and model.least_bytes(shape) < 1 << 20 else None
 
 
 @many
 @given(case=asked(), missing=damage)
-def test_raw_contents_are_taken_exactly_when_they_are_the_shapes(
+def test_raw_contents_are_accepted_exactly_when_their_size_fits(
     case: tuple[Model, tuple[int, ...], int], missing: int
 ) -> None:
     model, shape, elements = case
@@ -193,7 +193,7 @@ def test_raw_contents_are_taken_exactly_when_they_are_the_shapes(
 
 @many
 @given(case=asked())
-def test_typed_contents_are_taken_exactly_when_they_are_as_many_as_the_shape_says(
+def test_typed_contents_are_accepted_exactly_when_the_shape_has_as_many(
     case: tuple[Model, tuple[int, ...], int],
 ) -> None:
     model, shape, elements = case
@@ -210,7 +210,7 @@ def test_typed_contents_are_taken_exactly_when_they_are_as_many_as_the_shape_say
 
 @many
 @given(case=asked(), dim=st.integers(-(2**63), -1), place=st.integers(0, 5))
-def test_a_negative_dimension_is_never_taken(case: tuple[Model, tuple[int, ...], int], dim: int, place: int) -> None:
+def test_negative_dimension_is_never_accepted(case: tuple[Model, tuple[int, ...], int], dim: int, place: int) -> None:
     model, shape, elements = case
     shape = tuple(min(dim, 2**63 - 1) for dim in shape)
     shape = (*shape[:place], dim, *shape[place:])
@@ -232,10 +232,10 @@ def grpc_taken(model: Model, raw: bytes) -> bool:
     max_batch_size=st.sampled_from([0, 8]),
     body=st.integers(0, 300).map(bytes),
 )
-def test_a_raw_request_is_taken_exactly_when_a_shape_of_its_size_is_known(
+def test_raw_request_is_accepted_exactly_when_a_shape_of_its_size_is_known(
     datatype: str, wanted: tuple[int, ...], max_batch_size: int, body: bytes
 ) -> None:
-    """The client says nothing of a shape: at most one dimension is open, and is whatever the bytes give."""
+    """The client sends no shape: at most one dimension is variable, and follows from the bytes."""
     model = Model(datatype, wanted, max_batch_size)
     fixed = [dim for dim in wanted if dim != -1]
     is_open = len(fixed) < len(wanted)

@@ -86,6 +86,6 @@ def test_the_text_of_an_error_is_cut() -> None:
         (NewMetric(1, {}, [1.0] * (MAX_ENTRIES + 1)), "100001 buckets, at most 100000"),
     ],
 )
-def test_what_the_server_would_not_take_is_not_sent(call: ServiceCall[ServiceResult], text: str) -> None:
+def test_call_that_the_server_would_refuse_is_not_sent(call: ServiceCall[ServiceResult], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         encode_service_call(call)

@@ -10,8 +10,8 @@ from halimede.core.config.model_config import ModelConfig
 class PythonBackend:
     """`backend: "python"`, whose models each have a `model.py`, or a backend that is itself one `model.py`.
 
-    `program` is that of such a backend (`<backend directory>/<name>/model.py`). It runs whatever files are in a model's
-    version directory, as in Triton: a `model.py` there is data of the model.
+    `program` is that of such a backend (`<backend directory>/<name>/model.py`). As in Triton, the files in a
+    model's version directory are data of the model, also a `model.py`.
     """
 
     isolation = "process"

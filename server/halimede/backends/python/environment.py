@@ -192,7 +192,7 @@ def _check(python: Path, root: Path, variables: Mapping[str, str], text: str) ->
 def _tail(output: str, root: Path, text: str) -> str:
     """The last line of the output, with the environment's path replaced by the user's text for it."""
     lines = [line for line in output.replace(str(root), text).splitlines() if line.strip()]
-    return lines[-1].strip()[:SHOWN_CHARACTERS] if lines else "it says nothing"
+    return lines[-1].strip()[:SHOWN_CHARACTERS] if lines else "it printed nothing"
 
 
 def _unpacked(archive: Path, text: str, cache: Path) -> Path:
@@ -299,7 +299,7 @@ def _make_cache(cache: Path) -> None:
     found = cache.lstat()
     # Else other users could put their own interpreter into it.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(0, "the folder for it belongs to somebody else, or others may write to it")
+        raise PermissionError(0, "the folder for it belongs to another user, or other users may write to it")
 
 
 def _open_lock(path: Path) -> int:
@@ -366,5 +366,5 @@ def _wrong(text: str, what: str) -> InferenceError:
 def _no_place(text: str, what: str) -> InferenceError:
     return InferenceError(
         ErrorCode.INTERNAL,
-        f"the execution environment '{clip(text)}' cannot be unpacked: {what}; the variable TMPDIR says where to",
+        f"the execution environment '{clip(text)}' cannot be unpacked: {what}; set TMPDIR to another folder",
     )

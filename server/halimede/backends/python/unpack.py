@@ -5,7 +5,7 @@ server can spare neither. It imports only the standard library.
 
 Nothing is written outside of the directory, and nothing in it points outside: members and links are checked by their
 names, a member below a link is refused, and a link may have `..` only at its beginning. So a name resolves to the
-path that it spells, whatever links it passes.
+path that it spells, even through links.
 
 Exits with 0; with 1 if the archive is invalid, or 2 if the system fails, and then prints the reason in one line.
 """
@@ -73,7 +73,7 @@ class _Target:
             try:
                 (self._directory / folder).mkdir(mode=0o755)
             except FileExistsError:
-                raise ValueError(f"'{name}' lies below '{folder}', which is no folder of the archive") from None
+                raise ValueError(f"'{name}' lies below '{folder}', which is not a folder of the archive") from None
             self._folders.add(folder)
 
     def _write(self, tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
@@ -93,7 +93,7 @@ class _Target:
         parts = _parts(member.linkname, member.name)
         target = self._directory / "/".join(parts)
         if "/".join(parts[:-1]) not in self._folders or target.is_symlink() or not target.is_file():
-            raise ValueError(f"'{member.name}' is a link to '{member.linkname}', which is no file of the archive")
+            raise ValueError(f"'{member.name}' is a link to '{member.linkname}', which is not a file of the archive")
         os.link(target, path)
 
     def _count(self) -> None:
@@ -121,7 +121,7 @@ def unpack(archive: Path, directory: Path, *, max_bytes: int = MAX_BYTES, max_me
                 if left < 0:
                     raise ValueError(f"it has more than {max_bytes} bytes unpacked")
     except (gzip.BadGzipFile, tarfile.TarError, EOFError, zlib.error) as error:
-        raise ValueError(f"it is damaged or no tar.gz: {error}") from error
+        raise ValueError(f"it is damaged or not a tar.gz: {error}") from error
     except MemoryError as error:
         raise ValueError("a header in it is too large") from error
 

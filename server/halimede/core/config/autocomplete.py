@@ -1,4 +1,4 @@
-"""Complete a configuration from the tensors of a model file, and check at load that the two agree.
+"""Complete a configuration from the tensors of a model file, and check at load that both agree.
 
 A backend reads a `ModelSignature` from the file; the rules here are the same for every format that has names,
 datatypes and shapes.

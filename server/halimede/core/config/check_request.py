@@ -25,7 +25,7 @@ from halimede.core.types.tensor import Buffer
 MAX_TENSOR_BYTES = 2**63 - 1
 """The largest addressable tensor; numpy refuses a larger shape even if a zero dimension makes it empty."""
 
-# Tensors with at most this many elements are addressable whatever the datatype.
+# Tensors with at most this many elements are addressable with every datatype.
 _SAFE_ELEMENTS = MAX_TENSOR_BYTES // 8
 
 _MAX_DIMS_TEXT = 256
@@ -322,7 +322,7 @@ class RequestChecker:
                 f"{_dims_text(wanted)}, got {_dims_text(shape)}.{_BATCH_NOTE if self._batches else ''}",
             )
         elements = prod(shape)
-        # The byte count of an empty tensor says nothing about its other dimensions, so check them here.
+        # The byte count of an empty tensor does not limit its other dimensions, so check them here.
         if not 0 < elements <= _SAFE_ELEMENTS:
             if prod(dim or 1 for dim in shape) * (datatype.itemsize or 4) > MAX_TENSOR_BYTES:
                 raise _invalid(
@@ -331,7 +331,7 @@ class RequestChecker:
                     f"{_dims_text(shape)}, a tensor has at most {MAX_TENSOR_BYTES} bytes",
                 )
             if self._batches and shape[0] == 0:
-                # As Triton, which treats a batch of zero rows as one row here; the batch size is refused later.
+                # As in Triton, which treats a batch of zero rows as one row here; the batch size is refused later.
                 elements = prod(dims)
         if datatype is DataType.BYTES:
             if elements > FRAMED_AT_ONCE and len(tensor.data) >= 4 * elements:
@@ -414,7 +414,7 @@ def _names_text(names: Iterable[str]) -> str:
 
 
 def _framing_problem(data: Buffer, expected: int, name: str, model: str) -> str | None:
-    """What is wrong with a BYTES tensor of `expected` elements, None if nothing is. The elements are not copied."""
+    """The problem of a BYTES tensor of `expected` elements; None for a valid one. The elements are not copied."""
     size = len(data)
     if expected >= _MIN_VECTOR_ELEMENTS and _has_equal_lengths(data, expected):
         return None

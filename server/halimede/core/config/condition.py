@@ -9,7 +9,7 @@ from halimede_spec.condition import MAX_DEPTH, MAX_LENGTH, ConditionError, Diale
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`text` is what the configuration says, `tensors` are those that it names, each once."""
+    """`text` is the condition as configured, `tensors` are those that it names, each once."""
 
     text: str
     expression: Expression
@@ -17,7 +17,7 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """The condition, or INVALID_ARG with the place, counted in characters from 1, and what may stand there."""
+    """The condition. INVALID_ARG gives the position, in characters from 1, and what is allowed there."""
     try:
         parsed = parse(text, Dialect.SERVER)
     except ConditionError as error:
@@ -31,7 +31,7 @@ def _problem(error: ConditionError) -> str:
         case Mistake.TOO_LONG:
             return f"a condition has at most {MAX_LENGTH} characters, this one has {len(error.text)}"
         case Mistake.UNREADABLE:
-            what = f"'{clip(error.text)}' is nothing that a condition may have"
+            what = f"'{clip(error.text)}' is not valid in a condition"
         case Mistake.UNEXPECTED:
             what = f"'{clip(error.text)}' is not expected"
         case Mistake.ENDS:
@@ -39,5 +39,5 @@ def _problem(error: ConditionError) -> str:
         case Mistake.TOO_DEEP:
             what = f"more than {MAX_DEPTH} parentheses and 'not' within one another"
         case Mistake.TOO_LARGE:
-            what, allowed = f"'{clip(error.text)}' is no number that a double can hold", "a smaller number"
+            what, allowed = f"'{clip(error.text)}' is not a number in the range of a double", "a smaller number"
     return f"at character {error.at}: {what}; allowed here: {allowed}"

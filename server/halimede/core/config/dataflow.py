@@ -1,7 +1,7 @@
-"""What an ensemble's steps say of its tensors, held against itself: who makes each, who uses it, and in what order.
+"""Check how an ensemble's steps are connected: which step makes each tensor, which use it, and in what order.
 
-Texts are Triton's where it has one, with its missing quotation marks. A step depends on the tensors of its `input_map`
-and on those that its condition names.
+Error texts are Triton's if it has one, with its missing quotation marks. A step depends on the tensors of its
+`input_map` and on those that its condition names.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -14,7 +14,7 @@ from halimede_spec.dataflow import Flow, make_flow, makers, walk
 
 
 def check_dataflow(config: ModelConfig) -> list[Problem]:
-    """Every problem of how the steps are connected; none for what is no ensemble or has no steps."""
+    """Every problem of how the steps are connected; none for a model that is not an ensemble or has no steps."""
     if config.ensemble_scheduling is None or not config.ensemble_scheduling.step:
         return []
     return list(_problems(config, config.ensemble_scheduling.step))
@@ -38,8 +38,8 @@ def _problems(config: ModelConfig, steps: tuple[EnsembleStep, ...]) -> Iterator[
                 known.append(tensor)
             else:
                 yield Problem(
-                    f"the condition of step {i} of ensemble '{name}' names '{clip(tensor)}', which is none of its "
-                    "tensors: it must be an input or stand in an output map",
+                    f"the condition of step {i} of ensemble '{name}' names '{clip(tensor)}', which is not one "
+                    "of its tensors: it must be an input or occur in an output map",
                     f"ensemble_scheduling.step[{i}].when",
                 )
         needs.append(tuple(dict.fromkeys([*step.input_map.values(), *known])))
@@ -60,7 +60,7 @@ def _problems(config: ModelConfig, steps: tuple[EnsembleStep, ...]) -> Iterator[
 
 
 def _condition(step: EnsembleStep, i: int, name: str) -> Generator[Problem, None, Condition | None]:
-    """Yields what is wrong with the condition of step `i`, and returns it where nothing is."""
+    """Yield the problem of the condition of step `i`, if it has one. Returns the condition if it is valid."""
     if step.when is None:
         return None
     try:
@@ -74,7 +74,7 @@ def _condition(step: EnsembleStep, i: int, name: str) -> Generator[Problem, None
 
 
 def _maps(step: EnsembleStep, i: int, name: str, given: set[str], made: set[str]) -> Iterator[Problem]:
-    """Yields what is wrong with the maps of step `i`; `made`, which it completes, are the tensors of earlier steps."""
+    """Yield the problems of the maps of step `i`. Its tensors are added to `made`, which has those of earlier steps."""
     for field_name, mapped in (("input_map", step.input_map), ("output_map", step.output_map)):
         for key, tensor in mapped.items():
             if not key or not tensor:
@@ -100,10 +100,10 @@ def _maps(step: EnsembleStep, i: int, name: str, given: set[str], made: set[str]
 
 
 def _unwritten(config: ModelConfig, flow: Flow) -> Iterator[Problem]:
-    """The tensors that never come: what needs them, and the circles of steps that wait for one another."""
+    """The tensors that are never written: what needs them, and the circles of steps that wait for each other."""
     name = clip(config.name)
     causes: dict[str, str] = {}
-    told: set[str] = set()
+    reported: set[str] = set()
     for i, output in enumerate(config.output):
         if output.name in flow.written or (output.name not in flow.maker and output.name not in flow.users):
             continue
@@ -113,7 +113,7 @@ def _unwritten(config: ModelConfig, flow: Flow) -> Iterator[Problem]:
         if cause != output.name:
             text += f": at least one of its depending tensors, '{clip(cause)}', is not connected"
         yield Problem(text, f"output[{i}].name")
-        told.add(cause)
+        reported.add(cause)
         if circle:
             yield _circular(circle, flow, name)
     for tensor, users in flow.users.items():
@@ -122,10 +122,10 @@ def _unwritten(config: ModelConfig, flow: Flow) -> Iterator[Problem]:
         circle = _explain(tensor, flow, causes)
         if circle:
             yield _circular(circle, flow, name)
-        elif tensor not in flow.maker and tensor not in told:
+        elif tensor not in flow.maker and tensor not in reported:
             yield Problem(
-                f"ensemble tensor '{clip(tensor)}' is not written: it is no input of ensemble '{name}' and stands in "
-                "no output map",
+                f"ensemble tensor '{clip(tensor)}' is not written: it is not an input of ensemble '{name}' and "
+                "occurs in no output map",
                 f"ensemble_scheduling.step[{users[0]}].input_map",
             )
 
@@ -143,9 +143,9 @@ _SHOWN = 10
 
 
 def _explain(tensor: str, flow: Flow, causes: dict[str, str]) -> Sequence[str]:
-    """Add to `causes` why the tensor is not written: one that nobody makes, or one that waits for itself.
+    """Add to `causes` why the tensor is not written: a tensor that no step makes, or one that waits for itself.
 
-    Returns a circle that was not known before, in the order of the flow; () where there is none.
+    Returns a circle that was not known before, in the order of the flow; () if there is no such circle.
     """
 
     def following(at: str) -> str | None:

@@ -14,7 +14,7 @@ from halimede.core.config.write import Line, entry_path
 
 DEFAULT = "default"
 MAX_COMMENT_COLUMN = 60
-"""Comments are aligned, but at most at this column: one long line must not move all of them to the right."""
+"""Comments are aligned, but at most at this column, so that one long line does not move all of them to the right."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ def completed_groups(
 ) -> tuple[ModelInstanceGroup, ...]:
     """The instance groups with names, kinds, counts and GPUs filled in, as the configuration dump shows them.
 
-    `default_count` maps "CPU", "GPU" and "MODEL" to the backend's default number of instances; `backend_gpu` says
+    `default_count` maps "CPU", "GPU" and "MODEL" to the backend's default number of instances; `backend_gpu` states
     whether the backend can use a GPU at all. InferenceError INVALID_ARG if a group names a device that does not exist.
     An ensemble has no groups.
     """

@@ -1,4 +1,4 @@
-"""What a front end needs to know about a model: enough to decode requests and to answer metadata and config calls."""
+"""The data about a model that a front end needs to decode requests and to answer metadata and config calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -56,7 +56,7 @@ def execution_timeout_ms(config: ModelConfig) -> int:
 
 
 def bls_timeout_ms(config: ModelConfig) -> int:
-    """How long a call of the model's code may be queued at the called model; 0 where there is no limit."""
+    """How long a call of the model's code may be queued at the called model; 0 for no limit."""
     timeout_ms = _number(config, BLS_TIMEOUT_MS, MOST_MILLISECONDS, least=0)
     return DEFAULT_BLS_TIMEOUT_MS if timeout_ms is None else timeout_ms
 

@@ -195,7 +195,7 @@ class _Reader:
             if other != target.name and values.pop(other, None) is not None:
                 choice = ", ".join(target.oneof)
                 line = given[other].line
-                self._report(f"given beside {other} of line {line}; only one of {choice} may be", at, field_node)
+                self._report(f"given beside {other} of line {line}; only one of {choice} is allowed", at, field_node)
 
     def _add_items(self, target: ValueType, items: list[object], field_node: FieldNode, at: str) -> None:
         if self.dialect.has_objects and not isinstance(field_node.value, ListNode):

@@ -30,10 +30,10 @@ def reshape_problem(dims: Sequence[int], shape: Sequence[int]) -> str | None:
 
     Variable dimensions correspond in order, and the fixed dimensions between them must have equal element counts.
     """
-    ours, theirs = _runs(dims), _runs(shape)
-    if len(ours) != len(theirs):
+    dims_runs, shape_runs = _runs(dims), _runs(shape)
+    if len(dims_runs) != len(shape_runs):
         return "has different number of variable-size dimensions for dims and reshape"
-    if ours != theirs:
+    if dims_runs != shape_runs:
         return "has different size for dims and reshape"
     return None
 

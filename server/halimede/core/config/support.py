@@ -92,17 +92,17 @@ def _all(support: Support, *names: str) -> dict[str, Support]:
 
 _CUDA = _no_effect("no backend here takes CUDA graphs, streams or events from the configuration", OptimizationCuda())
 _PINNED = _no_effect("tensors are not staged in pinned memory", PinnedMemoryBuffer(enable=True))
-_BACKEND_HINT = _no_effect("it is a hint to backends that are not here")
-_PRIORITIES = _no_effect("there are no priorities yet: all requests wait in one queue, under the default queue policy")
-_WARMUP = _no_effect("there is no warm-up yet: the first requests may take longer")
-_CACHE = _no_effect("there is no response cache yet: the model runs for every request")
-_METRICS = _no_effect("single metrics have no settings yet")
-_RATES = _no_effect("there is no rate limiter yet: executions start without waiting for resources")
+_BACKEND_HINT = _no_effect("it is a hint for backends that do not exist here")
+_PRIORITIES = _no_effect("priorities are not supported yet: all requests are in one queue with the default policy")
+_WARMUP = _no_effect("warm-up is not supported yet: the first requests may take longer")
+_CACHE = _no_effect("the response cache is not supported yet: the model runs for every request")
+_METRICS = _no_effect("settings of single metrics are not supported yet")
+_RATES = _no_effect("rate limiting is not supported yet: executions start without waiting for resources")
 
 TABLE: Mapping[type, Mapping[str, Support]] = {
     ModelConfig: {
         **_all(HONOURED, "name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"),
-        # Triton shows this for backends that are Python programs; ours are run that way.
+        # Triton shows this for backends that are Python programs; here they always are.
         "runtime": Support(Treatment.NOT_YET, usual="model.py"),
         **_all(NOT_YET, "batch_input", "batch_output", "sequence_batching"),
         **_all(HONOURED, "optimization", "dynamic_batching", "ensemble_scheduling"),

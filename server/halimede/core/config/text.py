@@ -188,7 +188,7 @@ class _Tokens:
         while (slash := body.find("\\", at)) >= 0:
             match = escape.match(body, slash)
             if match is None:
-                what = f"'{printable(body[slash : slash + 2])}' is no escape; a backslash is written '\\\\'"
+                what = f"'{printable(body[slash : slash + 2])}' is not a valid escape; a backslash is written '\\\\'"
                 raise _SyntaxError(what, self.line, self.column + 1 + slash)
             parts.append(_encode(body[at:slash]))
             parts.append(_escaped(match))

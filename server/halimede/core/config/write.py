@@ -181,7 +181,7 @@ def _scalar(value: object) -> str:
     return repr(value)
 
 
-# Beside the characters that the languages require: control characters for terminals, and bidirectional text marks.
+# Besides what the languages require: control characters for terminals, and bidirectional text marks.
 _PBTXT_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]')
 _YAML_ESCAPED = re.compile('["\\\\\x00-\x1f\x7f-\xa0\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufffe\uffff]')
 

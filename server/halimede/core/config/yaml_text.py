@@ -69,9 +69,9 @@ def _events(text: str) -> Iterator[yaml.Event]:
         yield from yaml.parse(text, Loader=yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
         reason = " ".join(part for part in (error.context, error.problem) if part)
-        raise _YamlError(f"no YAML: {printable(reason)}", *_place(error.problem_mark)) from None
+        raise _YamlError(f"not YAML: {printable(reason)}", *_place(error.problem_mark)) from None
     except yaml.YAMLError as error:
-        raise _YamlError(f"no YAML: {printable(str(error))}", 1, 1) from None
+        raise _YamlError(f"not YAML: {printable(str(error))}", 1, 1) from None
 
 
 def _place(mark: Any) -> tuple[int, int]:  # Any: the library has one class in Python and another in C

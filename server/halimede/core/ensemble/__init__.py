@@ -1,1 +1,1 @@
-"""Pipelines: what an ensemble's configuration must keep, and the way of one request through its steps."""
+"""Ensembles: the rules for their configurations, and the execution of one request through the steps."""

@@ -1,8 +1,8 @@
 """How many calls of one step may be under way: an ensemble's `max_inflight_requests`.
 
 All requests of an ensemble's version share one gate per step. A call above the limit waits in a bounded queue, in the
-order of arrival. It leaves the queue early when its request is cancelled or its time is up. No call waits for a place
-in the queue.
+order of arrival. It leaves the queue early if its request is cancelled or its timeout expires. A full queue refuses
+further calls.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ Key = tuple[int, int]
 
 
 class Gate:
-    """Decides which calls go on. Times are nanoseconds. Keys are unique among the calls that wait."""
+    """Decides which calls may proceed. Times are nanoseconds. Keys are unique among the calls that wait."""
 
     __slots__ = ("_deadlines", "_limit", "_max_waiting", "_waiting", "under_way")
 
@@ -37,11 +37,11 @@ class Gate:
         return len(self._waiting)
 
     def enter(self) -> None:
-        """A call goes on, whether or not there is room."""
+        """Let a call proceed even above the limit."""
         self.under_way += 1
 
     def try_enter(self, key: Key, deadline_ns: int | None) -> bool:
-        """Whether the call goes on. If not, it waits, at most until the deadline. UNAVAILABLE when too many wait."""
+        """Whether the call may proceed. If not, it waits until the deadline at most. UNAVAILABLE if too many wait."""
         if self.under_way < self._limit:
             self.under_way += 1
             return True
@@ -53,7 +53,7 @@ class Gate:
         return False
 
     def leave(self) -> Key | None:
-        """A call is over. Returns the call that goes on in its place; None when none waits or there is no room yet."""
+        """Note that a call has ended. Returns the waiting call that may proceed, if any."""
         self.under_way -= 1
         if not self._waiting or self.under_way >= self._limit:
             return None
@@ -71,7 +71,7 @@ class Gate:
         return True
 
     def expire(self, now_ns: int) -> list[Key]:
-        """Remove the calls whose time is up. Returns them by deadline."""
+        """Remove the calls whose timeout has expired. Returns them by deadline."""
         expired = self._deadlines.pop_due(now_ns)
         for key in expired:
             del self._waiting[key]

@@ -16,6 +16,7 @@ from halimede.core.config.model_config import EnsembleStep, ModelConfig, ModelIn
 from halimede.core.ensemble.when import kind_problems
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
+from halimede_spec.dataflow import make_flow, makers
 
 MAX_PLANS = 64
 """Maximum number of plans that a graph keeps, one per selection of outputs."""
@@ -55,8 +56,8 @@ class RequestPlan:
     `needed` has the outputs that are requested from each step; () for a step that is not run. `users` and `scope_of`
     are by tensor. `waits` counts the tensors that each user waits for, and `scopes` has the scope of each user. `uses`
     counts, by scope, the uses of its tensors in it, plus one for each tensor that inner scopes use. Those tensors are
-    `lent`, and `shared` has their users in each inner scope. `undecided` counts the users in each scope. `is_flat` says
-    that every user is in scope 0 and that no step has a condition: every step then runs once.
+    `lent`, and `shared` has their users in each inner scope. `undecided` counts the users in each scope. `is_flat`
+    means that every user is in scope 0 and that no step has a condition: every step then runs once.
     """
 
     outputs: tuple[str, ...]
@@ -108,8 +109,8 @@ def members_of(config: ModelConfig) -> tuple[tuple[str, int], ...]:
 def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
     """The graph of an ensemble; `members` are the complete configurations of its steps' models, in the steps' order.
 
-    Raises INVALID_ARG with every mismatch. The ensemble is decoupled if a member is, whatever its own configuration
-    says.
+    Raises INVALID_ARG with every mismatch. The ensemble is decoupled if a member is, independent of its own
+    configuration.
     """
     ensemble = config.ensemble_scheduling
     steps = ensemble.step if ensemble is not None else ()
@@ -181,24 +182,14 @@ class _Scopes:
         return scopes.pop() if scopes else 0
 
 
-def _order(config: ModelConfig, steps: Sequence[EnsembleStep], conditions: Sequence[Condition | None]) -> list[int]:
+def _order(config: ModelConfig, steps: Sequence[EnsembleStep], conditions: Sequence[Condition | None]) -> Sequence[int]:
     """The steps in an order in which each follows those that make its tensors. The steps must not form a circle."""
-    users: dict[str, list[int]] = {}
-    waits = []
-    for i, (step, condition) in enumerate(zip(steps, conditions, strict=True)):
-        tensors = {*step.input_map.values(), *(condition.tensors if condition is not None else ())}
-        waits.append(len(tensors))
-        for tensor in tensors:
-            users.setdefault(tensor, []).append(i)
-    order: list[int] = []
-    news = [tensor.name for tensor in config.input]
-    while news:
-        for user in users.get(news.pop(), ()):
-            waits[user] -= 1
-            if waits[user] == 0:
-                order.append(user)
-                news += steps[user].output_map.values()
-    return order
+    inputs = {tensor.name for tensor in config.input}
+    needs = [
+        {*step.input_map.values(), *(condition.tensors if condition is not None else ())}
+        for step, condition in zip(steps, conditions, strict=True)
+    ]
+    return make_flow(inputs, makers(inputs, [tuple(step.output_map.values()) for step in steps]), needs).order
 
 
 def _make_step(index: int, step: EnsembleStep, member: ModelConfig, condition: Condition | None, scope: int) -> Step:

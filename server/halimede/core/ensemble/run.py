@@ -1,8 +1,8 @@
-"""One request's way through an ensemble: values in, actions out.
+"""The execution of one request by an ensemble: values in, actions out.
 
 A step is *decided* as soon as all tensors that it waits for are known, present or absent. It is then called or
 skipped. It is skipped if its condition is false, or if a required input is absent because another step was skipped. The
-outputs of a skipped step are absent, and so is an output that a called step did not give. A call leaves out an absent
+outputs of a skipped step are absent, and so is an output that a called step did not return. A call leaves out an absent
 input. If the model requires it and no condition is the cause, the model's own check refuses the call, as in Triton.
 
 A tensor is dropped when its last user has started (`scopes`). It is never copied: a call has a new `Tensor` over the
@@ -14,7 +14,7 @@ that is given as the run ends is the final one. If the run ends after the last a
 the end: an answer is never delayed to learn whether it is the last.
 
 After an error or a `cancel`, no call is started. The run ends when all calls are over, with the first error. Calls of
-decoupled steps are cancelled, because their models may answer for ever.
+decoupled steps are cancelled, because their models may answer forever.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class CancelCall:
 
 @dataclass(slots=True)
 class Acknowledge:
-    """One more answer of a decoupled step was used, and its call is under way: more answers may come."""
+    """Acknowledge an answer of a decoupled step whose call is under way, so that further answers may follow."""
 
     call: int
 
@@ -70,7 +70,7 @@ class _Pending:
 
 
 class EnsembleRun:
-    """One request's way through the graph.
+    """The run of one request through the graph.
 
     Every call must be answered through `on_response`; its last response is final. Perform the actions in their order.
     Exactly one `GiveAnswer` is final, and no action follows it.
@@ -95,7 +95,7 @@ class EnsembleRun:
         self._graph = graph
         self._plan = graph.plan(request.outputs)
         self._request: InferenceRequest | None = request
-        # What every call has of the request. Only the scopes hold tensors.
+        # The parts of the request that every call gets. Only the scopes hold tensors.
         self._template = InferenceRequest(
             "",
             "",
@@ -134,7 +134,7 @@ class EnsembleRun:
         given = {tensor.name: tensor for tensor in request.inputs}
         for name in self._graph.inputs:
             self._scopes.put(self._scopes.root, name, given.get(name, Absent.MISSING))
-        self._go_on(self._scopes.root)
+        self._decide_ready(self._scopes.root)
         return self._taken()
 
     def on_response(self, call: int, response: InferenceResponse) -> list[RunAction]:
@@ -155,7 +155,7 @@ class EnsembleRun:
         elif response.final:
             pending.scope.calls -= 1
             self._know_outputs(pending, pending.scope, response)
-            self._go_on(pending.scope)
+            self._decide_ready(pending.scope)
         else:
             # The model was loaded again, as a decoupled one, after this graph was made.
             self._actions.append(Acknowledge(call))
@@ -187,7 +187,7 @@ class EnsembleRun:
         actions, self._actions = self._actions, []
         return actions
 
-    # What is known.
+    # Results.
 
     def _know_outputs(self, pending: _Pending, scope: Scope, response: InferenceResponse) -> None:
         given = {}
@@ -201,7 +201,7 @@ class EnsembleRun:
             self._scopes.put(scope, step.outputs[key], given.get(key, Absent.MISSING), sequence)
 
     def _on_one_of_many(self, pending: _Pending, call: int, response: InferenceResponse) -> None:
-        """Open a scope for an answer of a decoupled step, unless the answer only says that no more follow."""
+        """Open a scope for an answer of a decoupled step, unless the answer only marks the end."""
         scope = pending.scope
         if response.final:
             scope.calls -= 1
@@ -212,11 +212,11 @@ class EnsembleRun:
             return
         inner = self._scopes.open(scope, pending.step.opens, call, is_owed=not response.final)
         self._know_outputs(pending, inner, response)
-        self._go_on(inner)
+        self._decide_ready(inner)
 
-    # What is decided.
+    # Decisions.
 
-    def _go_on(self, scope: Scope) -> None:
+    def _decide_ready(self, scope: Scope) -> None:
         """Decide every user that is ready, then close the scopes that are over."""
         touched = {scope: None}
         ready = self._scopes.ready
@@ -255,7 +255,7 @@ class EnsembleRun:
             return
         outputs = scope
         if step.decoupled:
-            # As if it had given one empty answer, so that each step that depends on it is decided once.
+            # As if it had sent one empty answer, so that each step that depends on it is decided once.
             outputs = self._scopes.open(scope, step.opens)
             scope.has_all_children = True
             touched[outputs] = None
@@ -337,7 +337,7 @@ class EnsembleRun:
         else:
             self._answer = response
 
-    # What is over.
+    # Ends of scopes.
 
     def _close(self, scope: Scope) -> None:
         """Close the scope if it is over, and the outer scopes that are over because of this."""
@@ -361,20 +361,20 @@ class EnsembleRun:
     def _finish(self) -> None:
         self._is_over = True
         response, self._answer = self._answer, None
-        if response is None and self._says_end():
+        if response is None and self._marks_end():
             return
         self._actions.append(GiveAnswer(response or InferenceResponse(self._graph.name, "", self._template.id)))
 
-    def _says_end(self) -> bool:
+    def _marks_end(self) -> bool:
         """Mark the last answer of a decoupled ensemble as final if it was not sent yet; return whether it was."""
         for action in reversed(self._actions):
             if isinstance(action, GiveAnswer):
-                # A client takes a final answer without outputs for the end only.
+                # Clients interpret a final answer without outputs as the end only.
                 action.response.final = not action.response.is_empty
                 return action.response.final
         return False
 
-    # How it ends early.
+    # Early end.
 
     def _fail(self, code: ErrorCode, message: str) -> None:
         self._stop(InferenceError(code, f"in ensemble '{clip(self._graph.name)}', {message}"))

@@ -1,4 +1,4 @@
-"""The tensors of one request's way through an ensemble, by scope.
+"""The tensors of one request in an ensemble, by scope.
 
 A tensor is held until its last user in its scope has started, and is not copied. `RequestPlan` has the users of each
 tensor and how often each is used; the scopes count this down. A user that waits for no more tensors is `ready`.
@@ -13,18 +13,18 @@ from halimede.core.types import Tensor
 
 
 class Absent(Enum):
-    """Why a tensor is absent: no step gave it, or its step was skipped."""
+    """Why a tensor is absent: no step returned it, or its step was skipped."""
 
     MISSING = auto()
     SKIPPED = auto()
 
 
 class Scope:
-    """The tensors of one scope and what waits for them. `waits` and `uses` count down, as `RequestPlan` says.
+    """The tensors of one scope and what waits for them. `waits` and `uses` count down from those of `RequestPlan`.
 
-    `call` is the call whose answer opened the scope, and `is_owed` says whether that answer is to be acknowledged.
-    `children` counts the scopes that the scope's own decoupled step opened and that are not over; no more of them are
-    opened when `has_all_children`.
+    `call` is the call whose answer opened the scope, and `is_owed` is whether that answer is to be acknowledged.
+    `children` counts the scopes that the scope's own decoupled step opened and that are not over; no further ones are
+    opened if `has_all_children`.
     """
 
     __slots__ = (

@@ -80,15 +80,15 @@ def _holds(
             if value is None:
                 return False
             if not isinstance(value, bool):
-                raise _invalid(_no_truth(operand, _kind_of_value(value)))
+                raise _invalid(_not_truth(operand, _kind_of_value(value)))
             return value
         case Comparison(sign, left, right):
-            ours, theirs = _value(left, tensors, parameters), _value(right, tensors, parameters)
-            if ours is None or theirs is None:
+            first, second = _value(left, tensors, parameters), _value(right, tensors, parameters)
+            if first is None or second is None:
                 return sign == "!="
-            if problem := _mismatch(sign, left, _kind_of_value(ours), right, _kind_of_value(theirs)):
+            if problem := _mismatch(sign, left, _kind_of_value(first), right, _kind_of_value(second)):
                 raise _invalid(problem)
-            return _SIGNS[sign](ours, theirs)
+            return _SIGNS[sign](first, second)
 
 
 def _value(
@@ -149,15 +149,15 @@ def _kind_problems(expression: Expression, datatypes: Mapping[str, DataType]) ->
         case Truth(operand):
             kind = _kind(operand, datatypes)
             if kind not in (None, Kind.TRUTH):
-                yield _no_truth(operand, kind)
+                yield _not_truth(operand, kind)
         case Comparison(sign, left, right):
-            ours, theirs = _kind(left, datatypes), _kind(right, datatypes)
-            if ours is not None and theirs is not None and (problem := _mismatch(sign, left, ours, right, theirs)):
+            first, second = _kind(left, datatypes), _kind(right, datatypes)
+            if first is not None and second is not None and (problem := _mismatch(sign, left, first, right, second)):
                 yield problem
 
 
 def _kind(operand: Operand, datatypes: Mapping[str, DataType]) -> Kind | None:
-    """What kind the operand will be of; None for a parameter, of which only a request can say it."""
+    """The kind of the operand; None for a parameter, whose kind is known only with a request."""
     match operand:
         case Literal(value):
             return _kind_of_value(value)
@@ -174,15 +174,15 @@ def _kind(operand: Operand, datatypes: Mapping[str, DataType]) -> Kind | None:
             return Kind.TRUTH if datatype is DataType.BOOL else Kind.NUMBER
 
 
-def _mismatch(sign: str, left: Operand, ours: Kind, right: Operand, theirs: Kind) -> str | None:
-    if ours is not theirs:
-        return f"{_words(left)} is {ours.value} and {_words(right)} is {theirs.value}, which '{sign}' does not compare"
-    if ours is Kind.TRUTH and sign not in ("==", "!="):
+def _mismatch(sign: str, left: Operand, first: Kind, right: Operand, second: Kind) -> str | None:
+    if first is not second:
+        return f"{_words(left)} is {first.value} and {_words(right)} is {second.value}, which '{sign}' does not compare"
+    if first is Kind.TRUTH and sign not in ("==", "!="):
         return f"{_words(left)} and {_words(right)} are true or false, which '{sign}' does not compare"
     return None
 
 
-def _no_truth(operand: Operand, kind: Kind | None) -> str:
+def _not_truth(operand: Operand, kind: Kind | None) -> str:
     return (
         f"{_words(operand)} is {kind.value if kind else 'unknown'}, neither true nor false; compare it with something"
     )

@@ -1,11 +1,11 @@
-"""Metrics that models declare, published on the server's page beside its own.
+"""Metrics that models declare, published on the server's page with its own.
 
 An owner is one load of one model version. Its instances share what it declares, and a restarted instance that declares
 the same again gets the same series, whose counts continue. Owners share too: a family appears once on the page, and a
 series with the same labels is one series whichever owner declares it, so several owners add to the same count. A series
 is removed with the last owner that holds it. An owner must delete a metric as often as it declared it.
 
-Values that Prometheus cannot read are refused, and so are values that would make a count wrong for ever, such as NaN.
+Values that Prometheus cannot read are refused, and so are values that would corrupt a count permanently, such as NaN.
 Error texts begin like Triton's.
 """
 

@@ -139,7 +139,7 @@ def clip(text: str, limit_bytes: int) -> str:
 
 
 def clip_trace(trace: str) -> str:
-    """A traceback, without its middle if it is too long: the beginning shows where, the end what."""
+    """A traceback, without its middle if it is too long: the beginning shows the place, the end the error."""
     missing = len(trace) - MAX_TRACE_CHARS
     if missing <= 0:
         return trace

@@ -243,7 +243,7 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
         Family(
             "halimede_worker_restarts_total",
             "counter",
-            "Processes of instances that were started again after a death",
+            "Processes of instances that were restarted after they ended",
             "processes",
             "When the new process is ready. Instances on threads have no process.",
         ),
@@ -253,9 +253,9 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
         Family(
             "halimede_parked_instances",
             "gauge",
-            "Instances that are not started again because their processes died too often",
+            "Instances that are no longer restarted because their processes ended too often",
             "instances",
-            "From the fifth death of an instance's process within a minute to the next load of the model.",
+            "From the fifth end of an instance's process within a minute to the next load of the model.",
         ),
         lambda model: model.parked,
     ),
@@ -363,7 +363,7 @@ FAILURES = Family(
     "Number of failed inference requests, all batch sizes",
     "requests",
     "When the last answer of a request is sent and one of its answers is an error. `reason` is `REJECTED` (refused, or "
-    "not executed in time), `CANCELED` (its client is gone), `BACKEND` (the model) or `OTHER`.",
+    "not executed in time), `CANCELED` (its client has disconnected), `BACKEND` (the model) or `OTHER`.",
 )
 DURATIONS = Family(
     "halimede_request_duration_seconds",
@@ -397,7 +397,7 @@ STATE = Family(
 DROPPED = Family(
     "halimede_log_dropped_lines_total",
     "counter",
-    "Log lines that were not written, because the log took no more",
+    "Log lines that were not written, because the queue was full or a write failed",
     "lines",
     "When a line is dropped.",
 )

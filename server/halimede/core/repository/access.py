@@ -1,4 +1,4 @@
-"""What to say of a file or folder that the server's user may not read."""
+"""The error text for a file or folder that the server's user may not read."""
 
 import shlex
 from collections.abc import Collection

@@ -1,8 +1,8 @@
-"""Which models have changed on disk, from one look at them to the next.
+"""Which models have changed on disk since the previous check.
 
-A fingerprint stands for all of a model's files. A model is due once its fingerprint differs from the one that is loaded
-and has stood still for a while, so that files are not read while they are written. Each fingerprint is due once,
-whatever comes of its load: a load that fails is not tried again before the files change again.
+A fingerprint represents all files of a model. A model is due when its fingerprint differs from the loaded one and has
+been unchanged for a while, so that files are not read while they are written. Each fingerprint is due once, even if
+its load fails: the next attempt follows the next change of the files.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class _Seen:
 
 
 class Changes:
-    """Told of every look, in order."""
+    """The fingerprints of earlier checks. Call `due` with every check, in order."""
 
     def __init__(self, settle_ns: int) -> None:
         self._settle_ns = settle_ns
@@ -28,8 +28,8 @@ class Changes:
     def due(self, found: Mapping[str, str], loaded: Mapping[str, str], now_ns: int) -> list[str]:
         """The models to load now; both mappings are fingerprints by name.
 
-        `found` has all models that are looked at; others are forgotten. One that is not in `loaded` is due when it
-        changes after it was found first.
+        `found` has all watched models; others are forgotten. A model that is not in `loaded` is due when it changes
+        after it was first found.
         """
         self._seen = {name: seen for name, seen in self._seen.items() if name in found}
         due = []

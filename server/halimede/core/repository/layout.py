@@ -1,4 +1,4 @@
-"""What names in a model repository mean: versions, artefacts, backends, models. Pure functions over listings."""
+"""The meaning of names in a model repository: versions, artefacts, backends, models. Pure functions over listings."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +17,6 @@ __all__ = [
     "PLATFORMS",
     "SEVERAL_PLACES",
     "Artifact",
-    "asked_name_problem",
     "detect_backend",
     "duplicate_problem",
     "is_model_directory",
@@ -25,23 +24,24 @@ __all__ = [
     "is_version",
     "model_name_problem",
     "no_model_warnings",
+    "requested_name_problem",
     "version_directories",
 ]
 
 MAX_VERSION = 2**63 - 1
 
-# Directories that the layout gives to other things than versions. Hidden ones (a mounted ConfigMap has `..data`) are
-# nobody's attempt at a version either, so neither kind is worth a warning.
+# Directories that the layout uses for other purposes than versions. No warning is logged for them, nor for hidden ones
+# (a mounted ConfigMap has `..data`).
 _OTHER_DIRECTORIES = frozenset({"configs", "warmup", "initial_state", "__pycache__"})
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
 
 NOT_MODELS = frozenset({"lost+found"})
-"""Names in a repository that a file system gives to other things, passed over as hidden ones are."""
+"""Names that file systems use for other purposes; they are ignored, like hidden names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A model file or directory of a well-known name, and what runs it; `platform` is "" where it has no name."""
+    """A model file or directory with a well-known name, and its backend; `platform` is "" if it has no name."""
 
     filename: str
     backend: str
@@ -60,10 +60,10 @@ DEFAULT_ARTIFACTS = (
     Artifact("model.dali", "dali"),
     Artifact("dali.py", "dali"),
 )
-"""Where a version directory holds several of them, the first in this order decides, as in Triton."""
+"""If a version directory contains several of them, the first in this order decides, as in Triton."""
 
 PLATFORMS = {artifact.platform: artifact.backend for artifact in DEFAULT_ARTIFACTS if artifact.platform}
-"""Backend by platform name, ENSEMBLE_PLATFORM apart, which has no backend."""
+"""Backend by platform name, without ENSEMBLE_PLATFORM, which has no backend."""
 
 # The first of each suffix, as DEFAULT_ARTIFACTS has them.
 _SUFFIXES = {PurePath(artifact.filename).suffix: artifact for artifact in reversed(DEFAULT_ARTIFACTS)}
@@ -72,7 +72,7 @@ ENSEMBLE_PLATFORM = "ensemble"
 
 
 def version_directories(names: Iterable[str]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The versions among the directories of a model directory, ascending, and one warning per name that looks wrong."""
+    """The versions among the directories of a model directory, ascending, and one warning for each invalid name."""
     versions: list[int] = []
     warnings: list[str] = []
     for name in sorted(names):
@@ -91,12 +91,12 @@ def is_version(name: str) -> bool:
 
 
 def is_model_directory(names: Iterable[str]) -> bool:
-    """Whether what holds these names is meant to be a model: there is a configuration, under any name, or a version."""
+    """Whether a directory with these names is a model: it has a configuration, under any name, or a version."""
     return any(name == "configs" or name.startswith("config.") or is_version(name) for name in names)
 
 
 def no_model_warnings(repository: PurePath, names: Iterable[str], ignored: Sequence[str]) -> list[str]:
-    """What to say of a repository without a model. `names` is all that is in it, `ignored` why those are no models."""
+    """Warnings about a repository without a model. `names` are its entries, `ignored` is why they are not models."""
     signs = sorted(name for name in names if is_model_directory((name,)))
     if signs:
         listed = ", ".join(f"'{clip(name)}'" for name in signs[:3])
@@ -124,11 +124,11 @@ def _version_problem(name: str) -> str | None:
 
 
 def detect_backend(config: ModelConfig, directory_name: str, files: Collection[str]) -> ModelConfig:
-    """The configuration with `backend` and `platform` filled in where they follow from each other or from the files.
+    """The configuration with `backend` and `platform` filled in if they follow from each other or from the files.
 
     `files` are the names in the lowest version directory. In this order: the configuration's own backend or platform, a
-    well-known artefact, the suffix of the directory name (`resnet.onnxruntime`). INVALID_ARG where nothing says it, or
-    where platform and backend contradict each other.
+    well-known artefact, the suffix of the directory name (`resnet.onnxruntime`). INVALID_ARG if none
+    of them gives a backend, or if platform and backend contradict each other.
     """
     if config.platform == ENSEMBLE_PLATFORM or config.ensemble_scheduling is not None:
         return _as_ensemble(config)
@@ -151,7 +151,7 @@ def detect_backend(config: ModelConfig, directory_name: str, files: Collection[s
 
 
 def _hint_at_file(files: Collection[str]) -> str:
-    """What to do where a version has a model file under another name than the well-known one."""
+    """A hint for a version whose model file does not have the well-known name."""
     for name in sorted(files):
         wanted = _SUFFIXES.get(PurePath(name).suffix)
         if wanted is not None:
@@ -187,9 +187,9 @@ def _backend_of_platform(config: ModelConfig, directory_name: str) -> str:
 
 
 def _platform_of_backend(config: ModelConfig, files: Collection[str]) -> str:
-    """The platform name that goes with the backend, "" where it has none of its own."""
+    """The platform name of the backend; "" if it has none."""
     own = [artifact for artifact in DEFAULT_ARTIFACTS if artifact.backend == config.backend]
-    # `runtime` replaces the backend's own library, and then the file's format says nothing.
+    # `runtime` replaces the backend's own library, and then the file's format does not determine the platform.
     if not own or config.runtime:
         return ""
     for artifact in own:
@@ -210,16 +210,16 @@ def _unexpected_pair(config: ModelConfig) -> InferenceError:
 
 
 SEVERAL_PLACES = "model appears in two or more repositories"
-"""What the index says of such a model, exactly: scripts look for it."""
+"""The exact text in the index for such a model: scripts search for it."""
 
 
 def duplicate_problem(places: Sequence[str]) -> str:
-    """Why a model that lies in several repositories is not loaded, for the log. `places` are its directories."""
+    """Why a model that is in several repositories is not loaded, for the log. `places` are its directories."""
     return f"{SEVERAL_PLACES}: {', '.join(places)}"
 
 
-def asked_name_problem(name: str) -> str | None:
-    """What is wrong with the name in a call to load or unload a model, None where nothing is."""
+def requested_name_problem(name: str) -> str | None:
+    """The problem of a name in a call to load or unload a model; None for a valid name."""
     if not name.strip():
         return "Model name cannot be empty. Please enter a valid name to deploy."
     if "/" in name or ".." in name:
@@ -228,5 +228,5 @@ def asked_name_problem(name: str) -> str | None:
 
 
 def is_source_name(name: str) -> bool:
-    """Whether a person put a file or directory of this name into a model's directory, and no editor or interpreter."""
+    """Whether a file of this name belongs to a model's sources, and was not made by an editor or interpreter."""
     return not name.startswith(".") and not name.endswith("~") and name != "__pycache__"

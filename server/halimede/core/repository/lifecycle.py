@@ -1,7 +1,7 @@
-"""The states of a loaded model version, and what the repository index says beside them.
+"""The states of a loaded model version, and their reasons in the repository index.
 
-One state belongs to one load of one version. While a reload runs, two loads of the same version are there: the one that
-serves stays READY, the new one is LOADING, and the index shows the one that serves. Only the transitions in `NEXT`
+One state belongs to one load of one version. During a reload two loads of the same version exist: the serving
+one stays READY, the new one is LOADING, and the index shows the serving one. Only the transitions in `NEXT`
 exist, so that no version can be stuck: LOADING ends by LOADED or FAILED, UNLOADING by UNLOADED.
 """
 
@@ -13,7 +13,7 @@ MAX_REASON_CHARACTERS = 4096
 
 
 class Event(Enum):
-    """What happens to a version."""
+    """An event in the life of a version."""
 
     LOAD = "load"
     LOADED = "loaded"
@@ -28,7 +28,7 @@ NEXT = {
     (ModelReadyState.UNAVAILABLE, Event.LOAD): ModelReadyState.LOADING,
     (ModelReadyState.LOADING, Event.LOADED): ModelReadyState.READY,
     (ModelReadyState.LOADING, Event.FAILED): ModelReadyState.UNAVAILABLE,
-    # The load that serves goes on serving when the one that should have followed it did not come up.
+    # The serving load continues to serve if the reload fails.
     (ModelReadyState.READY, Event.RELOAD_FAILED): ModelReadyState.READY,
     (ModelReadyState.READY, Event.UNLOAD): ModelReadyState.UNLOADING,
     (ModelReadyState.UNLOADING, Event.UNLOADED): ModelReadyState.UNAVAILABLE,
@@ -36,7 +36,7 @@ NEXT = {
 
 
 def next_state(state: ModelReadyState, event: Event) -> ModelReadyState:
-    """The state after the event; InferenceError INTERNAL where the event cannot happen in this state."""
+    """The state after the event; InferenceError INTERNAL if the event cannot happen in this state."""
     following = NEXT.get((state, event))
     if following is None:
         expected = ", ".join(e.name for (s, e) in NEXT if s is state)
@@ -46,11 +46,11 @@ def next_state(state: ModelReadyState, event: Event) -> ModelReadyState:
 
 
 def reason(event: Event, cause: InferenceError | None = None) -> str:
-    """What the index says after the event, "" for nothing. `cause` belongs to FAILED and RELOAD_FAILED."""
+    """The reason in the index after the event; "" for none. `cause` belongs to FAILED and RELOAD_FAILED."""
     match event:
         case Event.FAILED | Event.RELOAD_FAILED:
-            said = f"{cause.code.value}: {cause.message}" if cause is not None else "unknown cause"
-            text = said if event is Event.FAILED else f"reload failed, the loaded one keeps serving: {said}"
+            cause_text = f"{cause.code.value}: {cause.message}" if cause is not None else "unknown cause"
+            text = cause_text if event is Event.FAILED else f"reload failed, the loaded one keeps serving: {cause_text}"
         case Event.UNLOADED:
             text = event.value
         case _:

@@ -1,4 +1,4 @@
-"""Why a load fails: the errors, what clients and the log are told, and whether another attempt can help."""
+"""Why a load fails: the errors, their texts for clients and for the log, and whether another attempt can help."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ LONGEST_RETRY_PAUSE_SECS = 8.0
 
 
 class ConfigError(InferenceError):
-    """The configuration is wrong, before any version could be tried. `problems` are what the message joins."""
+    """The configuration is invalid, so that no version was tried. `problems` are the parts of the message."""
 
     def __init__(self, code: ErrorCode, message: str, problems: tuple[str, ...] = ()) -> None:
         super().__init__(code, message)
@@ -21,7 +21,7 @@ class NoVersionError(ConfigError):
 
 
 class VersionError(InferenceError):
-    """One version could not be loaded, and so none of `selected`, the versions that were to be."""
+    """One version could not be loaded, and therefore none of the `selected` versions."""
 
     def __init__(self, version: int, selected: tuple[int, ...], code: ErrorCode, message: str) -> None:
         super().__init__(code, message)
@@ -30,14 +30,14 @@ class VersionError(InferenceError):
 
 
 class EnsembleError(ConfigError):
-    """An ensemble cannot serve as it is, or not with the models of its steps as they are."""
+    """An ensemble cannot serve: it is invalid, or does not fit the current models of its steps."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.INVALID_ARG, message)
 
 
 class MissingStepError(EnsembleError):
-    """The model of a step does not serve, or not in the version that the step asks for."""
+    """The model of a step does not serve, or not in the version that the step requires."""
 
 
 class CircleError(EnsembleError):
@@ -49,7 +49,7 @@ class CircleError(EnsembleError):
 
 
 class LeftBehindError(InferenceError):
-    """Nobody waits for the load any longer, because the model is to be unloaded."""
+    """The load was left behind, because the model is to be unloaded."""
 
     def __init__(self) -> None:
         super().__init__(ErrorCode.UNAVAILABLE, "the model was unloaded while it was loading")
@@ -59,12 +59,12 @@ LoadError = ConfigError | VersionError | LeftBehindError
 
 
 def client_error(name: str, error: LoadError) -> InferenceError:
-    """What a client is told that asked for the load of model `name`. The texts are Triton's: scripts look for them."""
+    """The error for a client that requested the load of `name`. The texts are Triton's: scripts search for them."""
     match error:
         case NoVersionError() | EnsembleError():
             return InferenceError(ErrorCode.INVALID_ARG, f"load failed for model '{name}': {error.message}")
         case ConfigError():
-            # What follows Triton's text is the reason, which Triton itself has in its log alone.
+            # The reason follows Triton's text; Triton itself only logs it.
             text = f"failed to load '{name}', failed to poll from model repository: {error.message}"
             return InferenceError(ErrorCode.INTERNAL, text)
         case VersionError():
@@ -78,7 +78,7 @@ def client_error(name: str, error: LoadError) -> InferenceError:
 
 
 def log_text(name: str, error: LoadError) -> str:
-    """The line that the log has of the failed load of model `name`."""
+    """The log line for a failed load of model `name`."""
     match error:
         case VersionError():
             return f"failed to load '{name}' version {error.version}: {error.code.value}: {error.message}"
@@ -91,7 +91,7 @@ def log_text(name: str, error: LoadError) -> str:
 def steps_error(ensemble: str, failures: Mapping[str, InferenceError]) -> EnsembleError:
     """Why an ensemble cannot be loaded; `failures` are the client errors of its steps' models, by name.
 
-    The cause of each is the load error, and the cause of that one what led to it.
+    The cause of each is its load error, whose cause is the root cause.
     """
     causes = {name: failure.__cause__ for name, failure in failures.items()}
     for cause in causes.values():
@@ -103,10 +103,10 @@ def steps_error(ensemble: str, failures: Mapping[str, InferenceError]) -> Ensemb
         named = ", ".join(unknown)
         return EnsembleError(f"ensemble {ensemble} contains models that are not available or ambiguous: {named}")
     name, failure = next(iter(failures.items()))
-    said = failure.message.removeprefix(f"load failed for model '{name}': ")
+    reason = failure.message.removeprefix(f"load failed for model '{name}': ")
     return EnsembleError(
         f"ensemble '{ensemble}' depends on '{name}' which has no loaded version. Model '{name}' loading failed with "
-        f"error: {said}"
+        f"error: {reason}"
     )
 
 

@@ -1,7 +1,7 @@
 """Which loads wait for which others: an ensemble's for those of its steps' models, and a model's that loads another.
 
-A load that would wait for itself, directly or through others, would wait for ever. Such a circle can only be closed by
-a new wait, so that it is looked for before one begins.
+A load that waits for itself, directly or through others, would never end. Only a new wait can close such a circle, so
+each wait is checked before it begins.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from halimede.core.graph import path
 
 
 class LoadWaits:
-    """Names of models that wait, and for what. One may wait for another several times over."""
+    """The models that wait, and for which models. A model may wait for another several times at once."""
 
     __slots__ = ("_waits",)
 
@@ -23,12 +23,12 @@ class LoadWaits:
         self._waits[waiting].extend(names)
 
     def remove(self, waiting: str, names: Iterable[str]) -> None:
-        """It waits no longer, once for each."""
+        """End one wait for each of the names."""
         for name in names:
             self._waits[waiting].remove(name)
         if not self._waits[waiting]:
             del self._waits[waiting]
 
     def path(self, waiting: str, name: str) -> tuple[str, ...]:
-        """How `waiting` waits for `name`: both, with those between them; () where it does not."""
+        """The chain of waits from `waiting` to `name`, both included; () if it does not wait for it."""
         return path(waiting, name, lambda at: self._waits.get(at, ()))

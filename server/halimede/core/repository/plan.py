@@ -1,9 +1,9 @@
-"""The repository plan: what is loaded and what depends on what -> what to load, swap and withdraw, in order.
+"""The repository plan: from the loaded models and their dependencies, what to load, swap and withdraw, in order.
 
-An ensemble depends on the models of its steps. It is loaded after them and follows them: when one of them goes, it is
-withdrawn; when all are there again, it serves again; when their configurations or labels have changed, it is made anew
-from what they are now. A client that loads or unloads one model thereby changes all ensembles above it, and all of that
-is one plan, performed in one step of the event loop.
+An ensemble depends on the models of its steps. It is loaded after them and follows them: if one of them is unloaded,
+it is withdrawn; when all are loaded again, it serves again; if their configurations or labels have changed, it is made
+anew. A load or unload of one model therefore changes all ensembles above it. All of these changes are one plan, which
+is performed in one step of the event loop.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from graphlib import TopologicalSorter
 
 from halimede.core.config.model_config import ModelConfig, ModelTransactionPolicy
 from halimede.core.ensemble.graph import Graph, make_graph, members_of
-from halimede.core.graph import longest_path, path
+from halimede.core.graph import longest_path, path, reachable
 from halimede.core.repository.load_errors import CircleError, EnsembleError, MissingStepError
 from halimede.core.repository.load_waits import LoadWaits
 from halimede.core.types import InferenceError
@@ -25,17 +25,17 @@ StepKey = tuple[str, int]
 """The model and the version that a step names."""
 
 LATEST = -1
-"""The version that a step names for the highest one."""
+"""In a step: the highest version."""
 
 
 def version_text(version: int) -> str:
-    """A step's version as requests name it: "" for the highest."""
+    """A step's version in the form of requests: "" for the highest."""
     return "" if version == LATEST else str(version)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A version that serves, as the ensembles see it of which it is a step."""
+    """A serving version, as seen by the ensembles that have it as a step."""
 
     config: ModelConfig
     labels: Labels
@@ -43,9 +43,9 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an ensemble is made of: while this stays as it is, so may its versions.
+    """The parts of an ensemble. Its versions need no change while these are equal.
 
-    `members` are its steps' models, in the order of the steps; `depth` is how many calls lie within one another in a
+    `members` are its steps' models, in the order of the steps; `depth` is the nesting depth of calls in a
     request.
     """
 
@@ -76,7 +76,7 @@ class Design:
 @dataclass(frozen=True, slots=True)
 class LoadedEnsemble:
     """An ensemble between its load and its unload. `config` and `labels` are those of its directory; `parts` are those
-    that its versions are made of, None while it does not serve."""
+    of its versions, None while it does not serve."""
 
     config: ModelConfig
     labels: Labels
@@ -90,7 +90,7 @@ class LoadedEnsemble:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is loaded: `serving` are models and ensembles by name, their versions by `version_text`."""
+    """The loaded models: `serving` has models and ensembles by name, their versions by `version_text`."""
 
     serving: Mapping[str, Mapping[str, Served]]
     ensembles: Mapping[str, LoadedEnsemble]
@@ -101,7 +101,7 @@ class Snapshot:
         return (step for step, _ in ensemble.steps) if ensemble is not None else iter(())
 
     def find(self, step: StepKey) -> Served | None:
-        """What serves a step."""
+        """The version that serves a step."""
         name, version = step
         return self.serving.get(name, {}).get(version_text(version))
 
@@ -116,8 +116,8 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Do not serve an ensemble. `problem` is "" where it waits for the model of a step, and else why it does not fit
-    the models that there are."""
+    """Do not serve an ensemble. `problem` is "" if the model of a step is missing, and else why the ensemble does not
+    fit the models."""
 
     ensemble: str
     cause: str
@@ -127,7 +127,7 @@ class Withdraw:
 def steps_to_load(ensemble: str, steps: Sequence[StepKey], usable: Collection[StepKey], waits: LoadWaits) -> list[str]:
     """The models to load before an ensemble is made: those of all steps but the `usable` ones, each once.
 
-    CircleError where the load of one of them is the ensemble's own, or waits for it.
+    CircleError if the load of one of them is the ensemble's own, or waits for it.
     """
     names = list(dict.fromkeys(step[0] for step in steps if step not in usable))
     for name in names:
@@ -137,13 +137,13 @@ def steps_to_load(ensemble: str, steps: Sequence[StepKey], usable: Collection[St
 
 
 def make_design(snapshot: Snapshot, config: ModelConfig, labels: Labels) -> Design:
-    """An ensemble with the models that its steps have now. EnsembleError where one is missing, or leads back to the
-    ensemble, or does not fit."""
+    """An ensemble with the current models of its steps. EnsembleError if one is missing, leads back to the ensemble, or
+    does not fit."""
     return _design_of(_parts(snapshot, config, labels))
 
 
 def _parts(snapshot: Snapshot, config: ModelConfig, labels: Labels) -> Parts:
-    """What an ensemble consists of now. EnsembleError where a step is missing, or leads back to the ensemble, or the
+    """The current parts of an ensemble. EnsembleError if a step is missing or leads back to the ensemble, or if the
     ensemble nests others too deep."""
     ensemble, steps = config.name, members_of(config)
     members: list[Served] = []
@@ -169,7 +169,7 @@ def _parts(snapshot: Snapshot, config: ModelConfig, labels: Labels) -> Parts:
 
 
 def _design_of(parts: Parts) -> Design:
-    """EnsembleError where the parts do not fit together."""
+    """The design of these parts. EnsembleError if they do not fit together."""
     try:
         graph, config = ensemble_graph(parts.config, [member.config for member in parts.members])
     except InferenceError as error:
@@ -180,14 +180,14 @@ def _design_of(parts: Parts) -> Design:
 def ensemble_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> tuple[Graph, ModelConfig]:
     """An ensemble's graph and its configuration as it is served; `members` are those of its steps' models, in order.
 
-    INVALID_ARG with all that does not fit together.
+    INVALID_ARG with every mismatch.
     """
     graph = make_graph(config, members)
     return graph, replace(config, model_transaction_policy=ModelTransactionPolicy(decoupled=graph.decoupled))
 
 
 def follow(snapshot: Snapshot, changed: str) -> list[Swap | Withdraw]:
-    """What becomes of the ensembles above a model that serves other versions than before, or none: each after those
+    """The changes of the ensembles above a model whose serving versions have changed. Each ensemble comes after those
     that are steps of it."""
     serving = dict(snapshot.serving)
     now = Snapshot(serving, snapshot.ensembles)
@@ -210,7 +210,7 @@ def follow(snapshot: Snapshot, changed: str) -> list[Swap | Withdraw]:
 
 
 def is_used(snapshot: Snapshot, name: str) -> bool:
-    """Whether a model is a step of an ensemble that serves."""
+    """Whether a model is a step of a serving ensemble."""
     return any(
         ensemble.parts is not None and name in snapshot.steps_of(each) for each, ensemble in snapshot.ensembles.items()
     )
@@ -223,20 +223,14 @@ def _above(snapshot: Snapshot, name: str) -> list[str]:
         for step in snapshot.steps_of(ensemble):
             users.setdefault(step, []).append(ensemble)
     sorter: TopologicalSorter[str] = TopologicalSorter()
-    found: set[str] = set()
-    pending = [name]
-    while pending:
-        at = pending.pop()
-        for user in users.get(at, ()):
-            sorter.add(user, at)
-            if user not in found:
-                found.add(user)
-                pending.append(user)
+    for model in reachable(name, lambda model: users.get(model, ())):
+        for user in users.get(model, ()):
+            sorter.add(user, model)
     return [each for each in sorter.static_order() if each != name]
 
 
 def _agree(snapshot: Snapshot, name: str, ensemble: LoadedEnsemble) -> Swap | Withdraw | None:
-    """How an ensemble agrees with its steps' models as they are now; None where it stays as it is."""
+    """The change that adapts an ensemble to the current models of its steps; None if it needs no change."""
     try:
         parts = _parts(snapshot, ensemble.config, ensemble.labels)
         return None if parts == ensemble.parts else Swap(name, _design_of(parts))

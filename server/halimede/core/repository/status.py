@@ -1,8 +1,8 @@
-"""What is known of one model's loads: whether it is wanted, and what the repository index says of each version.
+"""The state of one model's loads: whether it is wanted, and the entries of its versions in the repository index.
 
-The events, in order: `begin` and `start` an attempt, `select` its versions, then `succeed` or `fail`, and `end` once no
-other attempt follows; `unload`, and `finish_unload` once nothing is in flight. Of an ensemble also `serve` and
-`withdraw`, as the models of its steps come and go.
+The events, in order: `begin` and `start` an attempt, `select` its versions, then `succeed` or `fail`, and `end` after
+the last attempt; `unload`, and `finish_unload` once nothing is in flight. An ensemble also has `serve` and `withdraw`,
+when models of its steps are loaded and unloaded.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ from halimede.core.types.server import WorkerHealth
 
 @dataclass(slots=True)
 class VersionStatus:
-    """State of one load of one version, as the index prints it."""
+    """State of one load of one version, as shown in the index."""
 
     state: ModelReadyState = ModelReadyState.UNKNOWN
     reason: str = ""
@@ -29,7 +29,7 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to load a model: the status of each version that there is, and what the index showed before."""
+    """One attempt to load a model: the status of each existing version, and the earlier state of the index."""
 
     loading: Mapping[int, VersionStatus] = field(default_factory=dict)
     before: Mapping[int, VersionStatus] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Health:
-    """Of a version that serves: why it takes no more requests, None while it does; and its worker processes."""
+    """The health of a serving version: why it refuses requests, None if it does not; and the state of its workers."""
 
     refusal: InferenceError | None = None
     workers: WorkerHealth | None = None
@@ -47,9 +47,9 @@ class Health:
 class ModelStatus:
     """See the module.
 
-    `wanted` says that the server is not ready without the model; `asked` that a load asked for it by name, and not for
-    the sake of an ensemble. `failure` says why the last load failed before any version could be named. `problem` says
-    why a loaded ensemble does not fit the models that its steps have now.
+    `wanted`: the server is not ready without the model. `asked`: it was loaded by name, and not only for an ensemble.
+    `failure` is why the last load failed before its versions were known. `problem` is why a loaded ensemble does not
+    fit the current models of its steps.
     """
 
     versions: dict[int, VersionStatus] = field(default_factory=dict)
@@ -63,18 +63,18 @@ class ModelStatus:
         return version in self.versions
 
     def begin(self, versions: Iterable[int]) -> Attempt:
-        """An attempt to load these versions; the index does not change yet."""
+        """Begin an attempt to load these versions; the index does not change yet."""
         return Attempt({version: VersionStatus() for version in versions}, dict(self.versions))
 
     def start(self, attempt: Attempt, serving: Collection[int]) -> None:
-        """Its versions are loading. The index goes on showing those that serve."""
+        """The versions of the attempt are loading. The index still shows the serving ones."""
         for version, status in attempt.loading.items():
             status.on(Event.LOAD)
             if version not in serving:
                 self.versions[version] = status
 
     def select(self, attempt: Attempt, selected: Collection[int]) -> None:
-        """No other versions than these are loaded: of the others the index shows what it showed before."""
+        """Only these versions are loaded: for the others the index shows its earlier state."""
         for version, status in attempt.loading.items():
             if version in selected or self.versions.get(version) is not status:
                 continue
@@ -92,7 +92,7 @@ class ModelStatus:
             self.versions[version] = status
 
     def fail(self, attempt: Attempt, error: LoadError) -> None:
-        """The attempt failed; what served before goes on serving."""
+        """The attempt has failed; versions that served before continue to serve."""
         if isinstance(error, ConfigError):
             self.select(attempt, ())
         elif isinstance(error, VersionError):
@@ -110,11 +110,11 @@ class ModelStatus:
         self.wanted = bool(serving) or was_wanted
 
     def is_known(self) -> bool:
-        """Whether there is anything to remember of the model; `failure` alone is not."""
+        """Whether the model has a state to keep; `failure` alone does not count."""
         return self.wanted or bool(self.versions)
 
     def forget_failures(self, serving: Collection[int]) -> None:
-        """These versions serve, loaded as they are on disk: earlier failures are not shown any longer."""
+        """These versions serve the files on disk: earlier failures are no longer shown."""
         self.failure = ""
         for version, status in list(self.versions.items()):
             if version in serving:
@@ -123,7 +123,7 @@ class ModelStatus:
                 del self.versions[version]
 
     def unwant(self) -> bool:
-        """An unload was asked for. Whether there is something to unload."""
+        """Note that an unload was requested. Returns whether there is something to unload."""
         was_wanted = self.wanted
         self.wanted = self.asked = False
         self.problem = ""
@@ -132,7 +132,7 @@ class ModelStatus:
         return was_wanted
 
     def unload(self, version: int) -> VersionStatus:
-        """The version takes no more requests; `finish_unload` takes what this returns."""
+        """The version accepts no further requests. Pass the result to `finish_unload`."""
         status = self.versions[version]
         status.on(Event.UNLOAD)
         return status
@@ -146,16 +146,16 @@ class ModelStatus:
             status.on(Event.LOADED)
 
     def withdraw(self, problem: str) -> None:
-        """An ensemble cannot serve; `problem` says why its steps' models do not fit, "" where one is not there.
+        """An ensemble cannot serve. `problem` is why its steps' models do not fit, "" if one is missing.
 
-        A client that unloads a step's model does not want the whole server out of service for it.
+        The server stays ready: unloading a step's model must not take the whole server out of service.
         """
         self.wanted, self.problem = bool(problem), problem
 
     def entries(
         self, name: str, serving: Mapping[int, Health], *, is_duplicate: bool = False
     ) -> Iterator[ModelIndexEntry]:
-        """What the index says of the model; `is_duplicate`: it is in several repositories."""
+        """The model's entries in the index. `is_duplicate`: it is in several repositories."""
         if not self.versions:
             failure = SEVERAL_PLACES if is_duplicate else self.failure
             yield ModelIndexEntry(name, "", ModelReadyState.UNAVAILABLE if failure else None, failure)
@@ -175,12 +175,12 @@ class ModelStatus:
 
 
 def should_serve(entry: ModelIndexEntry) -> bool:
-    """Whether an entry is of a version that serves or failed, and not of one that was unloaded or never loaded."""
+    """Whether a version serves or has failed; False for versions that were unloaded or never loaded."""
     return entry.state is not None and entry.reason != reason(Event.UNLOADED)
 
 
 def finish_unload(status: VersionStatus) -> bool:
-    """Nothing of an unloaded version is in flight any more. Whether it was being unloaded."""
+    """Note that an unloaded version has nothing in flight. Returns whether it was being unloaded."""
     if status.state is not ModelReadyState.UNLOADING:
         return False
     status.on(Event.UNLOADED)
@@ -188,7 +188,7 @@ def finish_unload(status: VersionStatus) -> bool:
 
 
 def _cause(version: int, error: LoadError) -> InferenceError:
-    """What the index says of a version: one that is not at fault names the one that is."""
+    """The error of a version in the index. A version that did not fail itself refers to the one that failed."""
     if not isinstance(error, VersionError) or version == error.version:
         return error
     return InferenceError(error.code, f"not loaded because version {error.version} failed: {error.message}")

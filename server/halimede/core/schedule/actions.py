@@ -1,4 +1,4 @@
-"""What a scheduler decides: values that the pump performs in order."""
+"""The actions of a scheduler, which the pump performs in order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

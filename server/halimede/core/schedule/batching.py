@@ -1,8 +1,8 @@
 """From the requests of a batch to one array per input, and from one array per output to the requests' answers.
 
-Copies are what this costs: a batch of one request is all views; several requests are copied once, into one buffer per
-input; outputs are sliced, not copied. BYTES elements are Python objects on the model's side, so those are always made.
-What a model returns is not trusted: an output that does not fit is an INTERNAL error that names it.
+The cost is in the copies: a batch of one request consists of views; several requests are copied once, into one buffer
+per input; outputs are sliced, not copied. BYTES elements are Python objects in the model, so they are always made. The
+outputs of a model are not trusted: one that does not fit is an INTERNAL error that names it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ def gather(batch: Sequence[Sequence[Tensor]]) -> dict[str, NDArray[Any]]:
 
 
 def wanted_outputs(datatypes: OutputTypes, wanted: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """The outputs that a batch must compute, in the configuration's order. A request that names none wants all."""
+    """The outputs that a batch must compute, in the configuration's order. A request that names no output gets all."""
     if not all(wanted):
         return tuple(datatypes)
     named = {name for names in wanted for name in names}
@@ -99,7 +99,7 @@ def check_reply(
     not have or sent twice, or whose datatype, rows or size are wrong.
     """
     if len(tensors) == 1:
-        # The common answer, one output of numbers, in a few comparisons; in doubt the long way explains.
+        # The common answer, one output of numbers, takes a few comparisons. If one fails, the full check explains.
         sole = tensors[0]
         expected = datatypes.get(sole.name)
         if (
@@ -132,7 +132,7 @@ def check_reply(
 
 
 def _input(inputs: Sequence[Tensor], at: int, name: str) -> Tensor:
-    """The input of that name, which is at the same place unless a client orders its inputs in another way."""
+    """The input of that name, which is at this index unless the client orders its inputs differently."""
     if inputs[at].name == name:
         return inputs[at]
     for tensor in inputs:
@@ -142,7 +142,7 @@ def _input(inputs: Sequence[Tensor], at: int, name: str) -> Tensor:
 
 
 def _stack(parts: list[Tensor]) -> NDArray[Any]:
-    """The parts' rows below one another. Wire layout is row-major, so that their bytes in a row are the array."""
+    """The rows of all parts. Wire layout is row-major, so the concatenated bytes are the array."""
     first = parts[0]
     rows = 0
     for part in parts:
@@ -196,11 +196,11 @@ def _encode(name: str, array: NDArray[Any]) -> bytes:
     try:
         return join_bytes(elements)
     except UnicodeEncodeError as error:
-        raise _internal(f"output '{name}': an element is no text that UTF-8 can carry: {error.reason}") from error
+        raise _internal(f"output '{name}': an element is not text that UTF-8 can encode: {error.reason}") from error
 
 
 def check_size(tensor: Tensor) -> None:
-    """Raise unless the data is as long as datatype and shape say.
+    """Raise unless the data has the length that follows from datatype and shape.
 
     Of very many BYTES elements only the minimum length is checked. Walking them takes seconds, on the loop if they come
     from a process, and every reader walks them again: a client, the next model's check, the JSON of a response.

@@ -1,16 +1,16 @@
 """How long a call of a model's code may be queued: `BLS_TIMEOUT_MS` of the model that calls.
 
 The server refuses a call that completes a circle (`core.schedule.wait_graph`), but it cannot know every wait: a model
-may wait for a thread that calls its own model. Such a call stays in a queue until its time is up. A call that executes
-is never ended.
+may wait for a thread that calls its own model. Such a call is queued until its timeout expires. A call that executes is
+never ended.
 
-Nothing is kept per call. The server has a record of each call under way; when the earliest deadline may have come, it
-looks through these records. So a call costs one comparison, and a deadline is kept to within `LOOK_PAUSE_NS`.
+Nothing is kept per call. The server has a record of each call under way; when the earliest deadline may have passed, it
+searches these records. So a call costs one comparison, and a deadline is kept to within `SEARCH_PAUSE_NS`.
 """
 
 from collections.abc import Iterable
 
-LOOK_PAUSE_NS = 50_000_000
+SEARCH_PAUSE_NS = 50_000_000
 """Minimum time between two searches of all calls."""
 
 
@@ -42,5 +42,5 @@ class CallTimeouts:
                 due.append(ticket)
             elif earliest is None or deadline_ns < earliest:
                 earliest = deadline_ns
-        self.wake_at = None if earliest is None else max(earliest, now_ns + LOOK_PAUSE_NS)
+        self.wake_at = None if earliest is None else max(earliest, now_ns + SEARCH_PAUSE_NS)
         return due

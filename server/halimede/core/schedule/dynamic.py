@@ -15,10 +15,10 @@ from halimede.core.types.statistics import FailureReason
 class DynamicBatchScheduler:
     """A `Scheduler` over one `BatchQueue`. It starts with one free slot of each of the instances 0 to `instances` - 1.
 
-    Requests expire before slots are filled: a request whose deadline comes at the moment a slot becomes free is
-    rejected.
+    Requests expire before slots are filled: a request whose deadline passes at the moment at which a slot becomes free
+    is rejected.
 
-    Requests are independent of one another, so those that a dead worker has not read are executed again.
+    Requests are independent of each other, so those that a dead worker has not read are executed again.
     """
 
     follows_outcomes = False
@@ -113,7 +113,7 @@ class DynamicBatchScheduler:
         return [pending.key for batch in unread for pending in batch]
 
     def _leave(self, slot: Slot) -> None:
-        """The slot is idle from now on."""
+        """Mark the slot as idle."""
         self._executing -= self._busy.pop(slot, 0)
 
     def drain(self) -> list[int]:

@@ -1,7 +1,7 @@
 """How many requests closed-loop clients are expected to send together.
 
 Closed-loop clients send the next request as soon as they are answered. So the requests that were in a model together
-arrive together again, one after the other. Without this estimate the first of them would find a free slot and run
+arrive together again, one after the other. Without this estimate the first of them would get a free slot and run
 alone, while all others wait.
 """
 

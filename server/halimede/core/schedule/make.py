@@ -1,4 +1,4 @@
-"""Which scheduler a model gets."""
+"""The choice of a model's scheduler."""
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.default import DefaultScheduler

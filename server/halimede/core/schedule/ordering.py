@@ -1,4 +1,4 @@
-"""`preserve_ordering`: answers leave in the order in which their requests came, whichever instance is done first."""
+"""`preserve_ordering`: answers are sent in the order of their requests, even if instances finish in another order."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ class _Slot(Generic[T]):
 
 
 class ResponseOrder(Generic[T]):
-    """Holds answers back until those of every earlier request have left. `T` is whatever the caller sends.
+    """Holds answers back until those of all earlier requests are released. `T` is the caller's type of an answer.
 
-    Every key that was `enqueued` must be `completed` once with `final`: a failure and a cancellation are answers like
-    any other. A request that the scheduler refused is withdrawn.
+    Every key that was `enqueued` must be `completed` once with `final`: failures and cancellations are answers,
+    too. A request that the scheduler refused is withdrawn.
     """
 
     def __init__(self) -> None:
@@ -27,16 +27,18 @@ class ResponseOrder(Generic[T]):
         return len(self._slots)
 
     def enqueued(self, key: int) -> None:
-        """The request has its place: behind every key that is known now."""
+        """Give the request a place behind all present keys."""
         self._slots[key] = _Slot()
 
     def withdraw(self, key: int) -> None:
-        """Remove the request that was enqueued last. It has no answer, and none waits for it."""
+        """Remove a request that has no answer yet. Its answers are sent at once, and no other answer waits for them."""
         del self._slots[key]
 
     def completed(self, key: int, answer: T, final: bool = True) -> list[T]:
-        """Take an answer of a request; all that may be sent now, in order. KeyError for a key that has no place."""
-        slot = self._slots[key]
+        """Add an answer of a request; return those that may be sent now, in order."""
+        slot = self._slots.get(key)
+        if slot is None:
+            return [answer]
         slot.answers.append(answer)
         slot.final = final
         if key != next(iter(self._slots)):

@@ -1,10 +1,10 @@
-"""What a model's configuration asks of its scheduler, in the scheduler's own units."""
+"""The scheduling policy of a model's configuration, in the scheduler's units."""
 
 from dataclasses import dataclass
 
 from halimede.core.config.model_config import ModelConfig, ModelQueuePolicy, TimeoutAction
 
-# A queue without a bound turns overload into memory and then into a dead server, so 0 ("no limit") is this bound.
+# With an unbounded queue, overload would exhaust the memory, so 0 ("no limit") means this bound.
 DEFAULT_MAX_QUEUE_SIZE = 4096
 MAX_QUEUE_BYTES = 256 << 20
 
@@ -13,8 +13,8 @@ MAX_QUEUE_BYTES = 256 << 20
 class BatchPolicy:
     """How batches are formed and how long a request may wait. Sizes are in rows, times in nanoseconds.
 
-    `preferred_batch_sizes` empty means that only a full batch is worth sending early. `default_timeout_ns` 0 is no
-    timeout. `max_queue_size` counts requests, `max_queue_bytes` their tensors; both count queued requests alone.
+    If `preferred_batch_sizes` is empty, only a full batch is sent early. `default_timeout_ns` 0 is no
+    timeout. `max_queue_size` counts requests, `max_queue_bytes` their tensors; both count queued requests only.
     """
 
     max_batch_size: int = 1
@@ -27,9 +27,9 @@ class BatchPolicy:
     allow_timeout_override: bool = False
 
     def timeout_ns(self, asked_us: int) -> int:
-        """The time that a request asking for `asked_us` (0: nothing asked) may wait, in ns; 0 for no limit.
+        """How long a request with the timeout `asked_us` (0 for none) may wait, in ns; 0 for no limit.
 
-        The default is the most that a client may have. Where there is none, what the client asks for holds as it is.
+        The default is also the maximum for clients. Without a default the client's timeout applies unchanged.
         """
         if not (asked_us and self.allow_timeout_override):
             return self.default_timeout_ns

@@ -1,20 +1,20 @@
 """The queue of one priority level: forms batches, keeps deadlines and bounds.
 
-Batches are decided when a request arrives, never when an instance looks for work. Of the slots the queue knows only
-whether one is free at an arrival. The queue is a FIFO of closed batches and one open batch at its tail:
+Batches are decided when a request arrives, never when an instance becomes free. The only input about slots is whether
+one is free at an arrival. The queue is a FIFO of closed batches and one open batch at its tail:
 
-- An arriving request closes the open batch when the two do not fit: more than max_batch_size rows together, or not
-  `compatible`. A later request is never taken ahead of an earlier one to fill a batch.
+- An arriving request closes the open batch if it does not fit into it: more than max_batch_size rows together, or
+  not `compatible`. A later request is never taken ahead of an earlier one to fill a batch.
 - While an instance is free, more rows than the largest preferred size do not fit either: the open batch, which
-  only waited for more requests, runs now, and the new request waits for its own delay. While all are busy, a larger
-  batch delays no request, and max_batch_size alone counts.
-- It then joins the open batch, or begins one. The batch closes when its rows are a preferred size, or as many as the
-  largest preferred size (max_batch_size where none is preferred).
+  only waited for more requests, runs now, and the new request waits for its own delay. While all instances are busy,
+  a larger batch delays no request, and only max_batch_size counts.
+- It then joins the open batch, or begins one. The batch closes when its number of rows is a preferred size, or reaches
+  the largest preferred size (max_batch_size if none is configured).
 - A closed batch never grows and is ready at once. The open batch is ready when its oldest request has waited for
-  max_queue_delay; until it is taken it may go on growing.
-- A request that leaves (cancelled, timed out) leaves its batch as it is otherwise: no other batch moves up into it.
+  max_queue_delay; until it is taken it may grow further.
+- A request that is removed (cancelled, timed out) leaves the rest of its batch unchanged: the batch is not refilled.
 
-A request whose time is up is rejected, or (DELAY) waits in a queue of its own, out of which batches are made only when
+A request whose timeout expires is rejected, or (DELAY) moved to a separate queue, from which batches are made only when
 no other batch is ready.
 """
 
@@ -33,7 +33,7 @@ AT_ONCE = 0
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Keys in the order of arrival. `eq=False`: a batch is itself, and is found by identity."""
+    """Keys in the order of arrival. `eq=False`: batches are compared by identity."""
 
     keys: list[int]
     rows: int
@@ -70,7 +70,7 @@ class BatchQueue:
         self._deadlines = Deadlines[int]()
 
     def oldest_enqueued_at(self) -> int | None:
-        """When the oldest request came in, None when there is none."""
+        """When the oldest request arrived; None if the queue is empty."""
         # A dictionary keeps the order of insertion, which is the order of arrival.
         return next((queued.enqueued_at for queued in self.queued.values()), None)
 
@@ -111,7 +111,7 @@ class BatchQueue:
     def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
         """Return a batch that did not run. It is closed, and first in the queue.
 
-        Its requests have no deadline any more, and the bounds do not apply.
+        Its requests no longer have a deadline, and the bounds do not apply.
         """
         if not requests:
             return
@@ -123,7 +123,7 @@ class BatchQueue:
             self.queued[pending.key] = Queued(pending, now_ns, batch)
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:
-        """Take the next batch that is ready, as keys; empty when none is."""
+        """Take the keys of the next batch that is ready; empty if none is ready."""
         if self._closed:
             batch = self._closed.popitem(last=False)[0]
         elif self._open is not None and self._open_ready_at(self._open) <= now_ns:
@@ -143,7 +143,7 @@ class BatchQueue:
         return None if self._open is None else self._open_ready_at(self._open)
 
     def expire(self, now_ns: int) -> list[int]:
-        """Reject (then these are the keys, and they are gone) or delay the requests whose deadline has come."""
+        """Reject or delay the requests whose deadline has passed. Returns the keys of those that were rejected."""
         rejected: list[int] = []
         for key in self._deadlines.pop_due(now_ns):
             queued = self.queued[key]

@@ -1,12 +1,12 @@
-"""What worker processes answer, held against the model's configuration.
+"""Check the answers of worker processes against the model's configuration.
 
 | an output | by default | strict |
 |---|---|---|
-| its bytes are not those of its datatype and shape, or it is there twice | refused | refused |
-| another datatype or other dimensions than configured | sent as it is, one warning | refused |
+| its bytes do not fit its datatype and shape, or it occurs twice | refused | refused |
+| another datatype or other dimensions than configured | sent unchanged, one warning | refused |
 
-By default is as Triton does it: models that answer with numpy's int64 for TYPE_INT32 are common. What passed last is
-remembered for each output, so that an answer like the one before costs a few comparisons, whatever its dimensions.
+The default is Triton's behaviour: models that answer with numpy's int64 for TYPE_INT32 are common. The last valid shape
+of each output is remembered, so that a similar answer takes a few comparisons.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 
 @dataclass(slots=True)
 class _Output:
-    """An output's datatype and dimensions as the model gives them, and datatype, shape, bytes and rows that passed."""
+    """An output's configured datatype and dimensions, and the last datatype, shape, byte count and rows that passed."""
 
     datatype: DataType
     dims: tuple[int, ...]
@@ -30,7 +30,7 @@ class _Output:
 
 
 class ReplyChecker:
-    """The outputs of one model version. All its instances share one, so that each warning comes once."""
+    """The outputs of one model version. All its instances share one, so that each warning is logged once."""
 
     __slots__ = ("_batches", "_is_strict", "_outputs", "_told", "warnings")
 
@@ -48,7 +48,7 @@ class ReplyChecker:
     def check(self, tensors: Sequence[Tensor], wanted: Sequence[str], rows: int | None) -> list[Tensor]:
         """The wanted outputs of one request's answer, in the order in which the model sent them. INTERNAL.
 
-        `rows` are the request's; None where an answer may have any number of them.
+        `rows` are the request's; None if an answer may have any number of them.
         """
         if len(tensors) == 1:
             sole = tensors[0]
@@ -103,7 +103,7 @@ class ReplyChecker:
             raise _internal(f"output '{name}': {text}")
         if (name, what) not in self._told:
             self._told.add((name, what))
-            self.warnings.append(f"output '{name}': {text}; it is sent as it is")
+            self.warnings.append(f"output '{name}': {text}; it is sent unchanged")
 
 
 def _internal(message: str) -> InferenceError:

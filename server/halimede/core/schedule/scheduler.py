@@ -45,12 +45,12 @@ class Pending:
 
 
 class Outcome(Enum):
-    """What became of a request of a batch that has ended."""
+    """The outcome of a request whose batch has ended."""
 
     DONE = "done"
-    """It was executed. Its responses may still come, beside the end of its batch."""
+    """It was executed. Its responses may follow, separately from the end of its batch."""
     AGAIN = "again"
-    """Its model asks for another execution. The request is queued again, and leaves the scheduler once more."""
+    """Its model requests another execution. The request is queued again, and leaves the scheduler again."""
     GONE = "gone"
     """It failed, or its client has disconnected. The state of its sequence was not updated."""
 
@@ -79,7 +79,7 @@ class Scheduler(Protocol):
     def try_start(self, batch_size: int) -> Slot | None:
         """Take a slot for a request of `batch_size` rows that is not queued; the slot is busy until `completed`.
 
-        A slot is returned where `enqueue` and an immediate `poll` would execute the request alone and no other request
+        A slot is returned if `enqueue` and an immediate `poll` would execute the request alone and no other request
         is expected to join it. None changes nothing.
         """
 

@@ -8,20 +8,22 @@ A waiter, such as a batch, ends when all calls that it waits for are answered. A
 its waiters can end. A queued call is answered when all waiters of one of its model's instances can end.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from halimede.core.graph import reachable
 
 
 @dataclass(slots=True)
 class Held:
-    """The call is answered when all of these have ended: its batch, or the request of an ensemble, and the like."""
+    """The call is answered when all of these have ended: its batch, or the request of an ensemble."""
 
     by: Sequence[Hashable]
 
 
 @dataclass(slots=True)
 class Queued:
-    """The call is served as soon as one instance is free. Per instance, what it waits for; empty for a free one."""
+    """The call is served as soon as one instance is free. Has the waiters of each instance; empty for a free one."""
 
     instances: Sequence[Sequence[Hashable]]
 
@@ -65,11 +67,11 @@ class WaitGraph:
     def is_stuck(self, ticket: int) -> bool:
         """Whether the call is in a deadlock."""
         place = self._place_of(ticket)
-        # The usual case: what serves the call waits for no other call.
+        # The usual case: the instances that serve the call wait for no other call.
         if _is_served(place, {waiter for waiter in _waiters_in(place) if waiter not in self._calls}):
             return False
         places, waiters = self._reachable(ticket)
-        # Find what can end, beginning with what waits for no call, until nothing is added.
+        # Collect the waiters that can end, beginning with those that wait for no call, until none is added.
         ends: set[Hashable] = set()
         answered: set[int] = set()
         grows = True
@@ -89,16 +91,16 @@ class WaitGraph:
         """The places of all calls on which this call depends, and the waiters in these places."""
         places: dict[int, Place] = {}
         waiters: set[Hashable] = set()
-        pending = [ticket]
-        while pending:
-            call = pending.pop()
-            if call in places:
-                continue
+
+        def dependencies(call: int) -> Iterator[int]:
             place = places[call] = self._place_of(call)
             for waiter in _waiters_in(place):
+                # Many calls can wait for one waiter, which has many calls: they are listed once.
                 if waiter not in waiters:
                     waiters.add(waiter)
-                    pending.extend(self._calls.get(waiter, ()))
+                    yield from self._calls.get(waiter, ())
+
+        reachable(ticket, dependencies)
         return places, waiters
 
 

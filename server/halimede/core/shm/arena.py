@@ -1,7 +1,7 @@
 """Allocation of blocks in an arena: arithmetic over shared memory segments, which other code maps.
 
-Only one process allocates in an arena, so processes share nothing but the bytes themselves: there is no lock that a
-dead process could hold, and when the owner dies the arena goes with it. Segments are only added, never removed.
+Only one process allocates in an arena, so processes only share the bytes: a dead process cannot hold a lock, and the
+arena ends with its owner. Segments are only added, never removed.
 Standard library only, for any CPython from 3.10 on.
 """
 
@@ -49,7 +49,7 @@ class Arena:
     def growth(self, size_bytes: int) -> int:
         """The size of a segment to add so that a block of this size fits; 0 if the limit does not allow one.
 
-        Each segment doubles the arena, and the last one takes all that is left, so that there are few of them.
+        Each segment doubles the arena, and the last one takes the rest of the limit, so that their number is small.
         """
         needed = _aligned(size_bytes)
         room = (self._limit_bytes - self.size_bytes) // ALIGNMENT * ALIGNMENT
@@ -76,7 +76,7 @@ class Arena:
         return None
 
     def free(self, segment: int, offset: int) -> bool:
-        """Free a block; False if there is no block at this offset."""
+        """Free a block; False if no block begins at this offset."""
         found = self._segments.get(segment)
         size = found.used.pop(offset, 0) if found is not None else 0
         if found is None or not size:
@@ -92,7 +92,7 @@ class Arena:
         return True
 
     def holding(self, segment: int, offset: int, size_bytes: int) -> int | None:
-        """The offset of the block in use that contains this whole range; None if there is none."""
+        """The offset of the block in use that contains this whole range; None if no block does."""
         found = self._segments.get(segment)
         if found is None or offset < 0:
             return None

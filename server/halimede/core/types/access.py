@@ -31,7 +31,7 @@ class Secret:
     value: str = field(repr=False)
 
     def is_given(self, value: bytes | str | None) -> bool:
-        """Whether this value of the header is the right one; `value` is None if the request has no such header."""
+        """Whether this value of the header is correct; `value` is None if the request has no such header."""
         if value is None:
             return False
         given = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")

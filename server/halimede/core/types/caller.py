@@ -9,7 +9,7 @@ MAX_DEPTH = 32
 
 
 class RunningBatch(NamedTuple):
-    """A batch that runs: by its model, and by its first request, which runs once."""
+    """A running batch: its model and its first request, which is in only one running batch."""
 
     model: str
     version: str
@@ -17,13 +17,13 @@ class RunningBatch(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What the requests of a batch get, while it runs or afterwards: its instance does not wait for that."""
+    """The answers to the requests of a batch, during the batch or afterwards: its instance does not wait for them."""
 
     batch: RunningBatch
 
 
 class Beside(NamedTuple):
-    """The code of an instance beside its batches: the server does not know which requests wait for it."""
+    """The code of an instance outside its batches: it is unknown which requests wait for it."""
 
     model: str
     version: str

@@ -18,7 +18,7 @@ class ErrorCode(Enum):
 
 
 class InferenceError(Exception):
-    """An error for the caller: a code, and a text that says what is wrong, where, and what would be right."""
+    """An error for the caller: a code, and a text with the problem, its place, and the expected value."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)

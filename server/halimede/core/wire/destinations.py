@@ -1,4 +1,4 @@
-"""Where the outputs of a response go, as the request asks for it.
+"""The destinations of a response's outputs, as requested.
 
 Both codecs make these values from a request, and both encoders of responses read them.
 """
@@ -22,7 +22,7 @@ class Inline:
 
 
 Destination = Inline | RegionSlice
-"""What a request says of one output: send it in the response, or write it to a client's shared memory."""
+"""The destination of one output: the response, or a client's shared memory."""
 
 JSON = Inline(binary=False)
 BINARY = Inline(binary=True)

@@ -1,7 +1,7 @@
 """Headers that become request parameters (`--http-header-forward-pattern`, `--grpc-header-forward-pattern`).
 
 A pattern is a regular expression that must match a header's whole name. Headers that carry secrets (`Authorization` and
-those of restricted APIs) are handed on only where the pattern names them in full: one of the alternatives that `|`
+those of restricted APIs) are forwarded only if the pattern names them in full: one of the alternatives that `|`
 separates is the name itself, as in `x-.*|authorization`. A wildcard that happens to match them does not count.
 """
 
@@ -17,7 +17,7 @@ RESERVED = frozenset(
 RESERVED_PREFIX = "triton_"
 
 _FLAGS = re.compile(r"\(\?(?=[imsU-])([imsU]*)(?:-([imsU]+))?\)")
-"""RE2's flags for all of a pattern. Names have no line ends and are matched whole, so `i` alone has a meaning."""
+"""RE2's flags for all of a pattern. Names have no line ends and are matched whole, so only `i` has an effect."""
 
 _INNERMOST_GROUP = re.compile(r"\([^()]*\)")
 
@@ -25,7 +25,7 @@ _INNERMOST_GROUP = re.compile(r"\([^()]*\)")
 def compile_pattern(text: str) -> re.Pattern[str]:
     """The pattern of a flag, which matches in any case unless it begins with `(?-i)`.
 
-    ValueError for no regular expression.
+    ValueError for an invalid regular expression.
     """
     flags = re.IGNORECASE
     at = 0
@@ -42,7 +42,7 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 
 
 class Forwarding:
-    """Which headers of a request are handed on."""
+    """Which headers of a request are forwarded."""
 
     def __init__(self, pattern: re.Pattern[str], restricted: Restrictions) -> None:
         self._pattern = pattern
@@ -50,9 +50,9 @@ class Forwarding:
         self._withheld = secret - _named_in_full(pattern.pattern)
 
     def parameters(self, headers: Iterable[tuple[str, str]]) -> dict[str, ParameterValue]:
-        """The parameters that a request's headers bring, by the header's name as it was sent.
+        """The parameters from a request's headers, by the header's name as it was sent.
 
-        INVALID_ARG for a header that would stand for a parameter of Triton's own.
+        INVALID_ARG for a header with the name of one of Triton's own parameters.
         """
         parameters: dict[str, ParameterValue] = {}
         for name, value in headers:

@@ -1,7 +1,7 @@
 """`generate` and `generate_stream`: requests and responses as flat JSON objects with the model's own names.
 
-A member with the name of an input is that input: a value, or a list of values. Its datatype is the configuration's, and
-so is its shape, as far as the number of values leaves a choice. Every other member is a parameter of the request;
+A member with the name of an input is that input: a value, or a list of values. Its datatype and shape are those of the
+configuration; variable dimensions follow from the number of values. Every other member is a parameter of the request;
 members of the object `parameters` count as if they were top-level members, and `id` is the request's id. No name is
 reserved: the model reads `priority` or `timeout` itself, as in Triton, whose error texts these are. If an object
 repeats a name its first value counts, but a repeated input is an error.
@@ -147,7 +147,7 @@ def decode_large_steps(
 ) -> Steps[InferenceRequest]:
     """Decode a document in steps, with the same result as `decode_small`.
 
-    Beside its inputs and white space it may have `skeleton_limit` bytes.
+    Apart from its inputs and white space it may have `skeleton_limit` bytes.
     """
     layout = yield from scan_members_steps(body, block_bytes, skeleton_limit)
     text, has_tokens = _without_tokens(layout.skeleton)

@@ -66,7 +66,7 @@ _FIELD_DATATYPE = {
 class InferCall:
     """A decoded request, and where its outputs go.
 
-    `wants_empty_final` asks for a last message without content where a decoupled model has nothing more to send.
+    `wants_empty_final` requests a last message without content if a decoupled model sends no further responses.
     """
 
     request: InferenceRequest

@@ -101,9 +101,9 @@ def _duration(duration: Duration) -> dict[str, int]:
 
 
 def index_json(entries: Sequence[ModelIndexEntry]) -> bytes:
-    """The body of `POST /v2/repository/index`; members that say nothing are left out.
+    """The body of `POST /v2/repository/index`; empty members are left out.
 
-    `workers` is an extension, of versions that have worker processes: `{}` while all is well with them.
+    `workers` is an extension for versions with worker processes: `{}` while they are healthy.
     """
     return orjson.dumps([_index_entry(entry) for entry in entries])
 
@@ -123,12 +123,12 @@ def _index_entry(entry: ModelIndexEntry) -> dict[str, object]:
 
 
 def error_json(message: str) -> bytes:
-    """The body of any answer that is an error. It never fails: what is not Unicode is replaced."""
+    """The body of an error response. It never fails: text that is not Unicode is replaced."""
     return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
 
 
 def decode_index_request(body: Buffer) -> bool:
-    """Whether only ready models are asked for."""
+    """Whether only ready models are requested."""
     ready = _document(body).get("ready", False)
     if not isinstance(ready, bool):
         raise InferenceError(ErrorCode.INVALID_ARG, "Invalid value for 'ready': expected a boolean")
@@ -152,7 +152,7 @@ def decode_load_request(body: Buffer) -> dict[str, str | bytes]:
 
 
 def decode_unload_request(body: Buffer) -> bool:
-    """Whether the models that this one depends on are to be unloaded, too."""
+    """Whether the models that this one depends on are unloaded, too."""
     unload_dependents = _parameters(body).get("unload_dependents", False)
     if not isinstance(unload_dependents, bool):
         raise _wrong_type("unload_dependents", "boolean")

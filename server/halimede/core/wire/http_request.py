@@ -1,9 +1,8 @@
 """Inference requests as HTTP bodies: JSON, JSON with binary tensors behind it, or one raw tensor.
 
-Texts are Triton's; a client's fault is INVALID_ARG whatever number Triton gives it. This module does not check whether
-the tensors fit the model, except where the answer would come too late: outputs that JSON cannot carry are refused
-before the model runs. A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in the slices of
-`json_scan`.
+Texts are Triton's; a client's mistake is INVALID_ARG, also if Triton uses another code. This module does not check
+whether the tensors fit the model, with one exception: outputs that JSON cannot represent are refused before the model
+runs. A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in the slices of `json_scan`.
 """
 
 from dataclasses import dataclass
@@ -200,7 +199,8 @@ def decode_large_steps(
 ) -> Steps[DecodedInfer]:
     """Decode a JSON part in steps, with the same result as `decode_small`.
 
-    Beside the data of its inputs and white space the document may have `skeleton_limit` bytes, and one number 64 KiB.
+    Apart from the data of its inputs and white space the document may have `skeleton_limit` bytes. A number may have at
+    most 64 KiB.
     """
     layout = yield from scan_steps(text, block_bytes, skeleton_limit)
     document = load_json(layout.skeleton)

@@ -12,7 +12,7 @@ def invalid(message: str) -> InferenceError:
 
 
 def missing(key: str) -> InferenceError:
-    """The error for a member that is not there."""
+    """The error for a missing member."""
     return invalid(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
 
 
@@ -32,7 +32,7 @@ def text_member(item: Any, key: str) -> str:
 
 
 def array_member(item: dict[str, Any], key: str) -> list[Any]:
-    """The array at `key`; INVALID_ARG if there is none."""
+    """The array at `key`; INVALID_ARG if the member is not an array."""
     if key not in item:
         raise missing(key)
     value = item[key]

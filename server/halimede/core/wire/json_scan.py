@@ -174,7 +174,7 @@ def scan_steps(text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int
 
 
 def skeleton_error(limit: int) -> InferenceError:
-    """The error for a large document with too much content beside the data of its inputs."""
+    """The error for a large document with too much content besides the data of its inputs."""
     return InferenceError(
         ErrorCode.INVALID_ARG,
         f"the request JSON has more than {limit} bytes beside the 'data' of its inputs and white space;"

@@ -1,4 +1,4 @@
-"""Sizes and framing of tensors in wire layout. Declared sizes are Python ints here: nothing is made from them."""
+"""Sizes and framing of tensors in wire layout. Declared sizes are Python ints; nothing is allocated from them."""
 
 from collections.abc import Iterator
 from math import prod
@@ -13,13 +13,13 @@ LENGTH_BYTES = 4
 
 
 def element_count(name: str, datatype: DataType, shape: tuple[int, ...], model: str) -> int:
-    """The number of elements of input `name`, whose shape has no negatives; INVALID_ARG when it has no addresses."""
+    """The number of elements of input `name`, whose shape has no negatives; INVALID_ARG if it is not addressable."""
     limit = MAX_TENSOR_BYTES // (datatype.itemsize or LENGTH_BYTES)
     addressed = 1
     for dim in shape:
-        # numpy refuses such shapes even where a zero dimension makes them empty.
+        # numpy refuses such shapes even if a zero dimension makes them empty.
         addressed *= dim or 1
-        # The product of a hostile shape would itself be huge, so it is multiplied no further than the limit.
+        # The product of a hostile shape may be a huge number, so multiplication stops at the limit.
         if addressed > limit:
             raise InferenceError(
                 ErrorCode.INVALID_ARG,
@@ -30,18 +30,18 @@ def element_count(name: str, datatype: DataType, shape: tuple[int, ...], model: 
 
 
 def byte_size(datatype: DataType, shape: tuple[int, ...]) -> int:
-    """The exact bytes of a tensor; for BYTES the least that its elements can take."""
+    """The exact size of a tensor in bytes; for BYTES the minimum size of its elements."""
     return prod(shape) * (datatype.itemsize or LENGTH_BYTES)
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
     """A shape as errors print it, cut like all client data."""
-    # No more is joined than can be printed: each dimension takes two characters or more.
+    # Join only what can be printed: each dimension takes two characters or more.
     return clip(f"[{','.join(map(str, shape[:129]))}]")
 
 
 def take(tail: memoryview, at: int, size: int, name: str, model: str) -> memoryview:
-    """`size` bytes of the binary part from `at` on, as a view, for input `name`; INVALID_ARG when it has fewer."""
+    """`size` bytes of the binary part from `at` on, as a view, for input `name`; INVALID_ARG if fewer are left."""
     end = at + size
     if end > len(tail):
         raise InferenceError(
@@ -53,7 +53,7 @@ def take(tail: memoryview, at: int, size: int, name: str, model: str) -> memoryv
 
 
 def elements(data: Buffer) -> Iterator[memoryview]:
-    """The elements of a BYTES tensor one by one, as views. ValueError where the layout is broken."""
+    """The elements of a BYTES tensor one by one, as views. ValueError if the layout is broken."""
     view = memoryview(data)
     at, end = 0, len(view)
     while at < end:

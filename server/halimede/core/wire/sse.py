@@ -1,4 +1,4 @@
-"""Server-sent events: one `data:` line of JSON per answer, in which a line never ends early."""
+"""Server-sent events: one `data:` line of JSON per answer. JSON contains no line end."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ MEDIA_TYPE = "text/event-stream"
 
 
 def accepts_events(accept: str) -> bool:
-    """Whether a client that sends this `Accept` wants events: it names them, and does not prefer JSON."""
+    """Whether a client that sends this `Accept` wants events: it lists them, and does not prefer JSON."""
     weights: dict[str, float] = {}
     for item in accept.lower().split(","):
         name, *parameters = (part.strip() for part in item.split(";"))
@@ -50,10 +50,10 @@ def json_only(destinations: Destinations) -> Destinations:
 
 
 def encode_event_steps(
-    response: InferenceResponse, destinations: Destinations, view: ModelView, *, tells_final: bool
+    response: InferenceResponse, destinations: Destinations, view: ModelView, *, marks_final: bool
 ) -> Steps[list[Buffer]]:
-    """A response as the JSON of `infer`, in chunks. `tells_final`: it states whether it is the last, as over gRPC."""
-    if tells_final:
+    """A response as the JSON of `infer`, in chunks. `marks_final`: it states whether it is the last, as over gRPC."""
+    if marks_final:
         parameters = {**response.parameters, "triton_final_response": response.final}
         response = replace(response, parameters=parameters)
     encoded = yield from encode_infer_steps(response, destinations, view)

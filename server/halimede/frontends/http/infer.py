@@ -151,7 +151,7 @@ class InferHandler:
             self.server,
             self.steps,
             exchange,
-            lambda response: encode_event_steps(response, destinations, view, tells_final=sends_empty_final),
+            lambda response: encode_event_steps(response, destinations, view, marks_final=sends_empty_final),
             is_decoupled=is_decoupled(view),
             sends_empty_final=sends_empty_final,
             on_crash=self.on_crash,

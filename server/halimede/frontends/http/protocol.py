@@ -8,20 +8,37 @@ after a piece of a body with many chunks.
 import asyncio
 from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
-from halimede.frontends.http.access import CLIENT_LEFT
+from halimede.frontends.http.access import CLIENT_LEFT, RequestLog
 from halimede.frontends.http.deadlines import ReceiveDeadlines, SendDeadline
 from halimede.frontends.http.exchange import Exchange, Stream
 from halimede.frontends.http.framing import Head, Refusal
 from halimede.frontends.http.outbox import CONTINUE, OPEN, Outbox
 from halimede.frontends.http.receiver import ENDED, NO_ROOM, REQUEST, Event, Receiver
-
-if TYPE_CHECKING:
-    from halimede.frontends.http.listener import Listener
+from halimede.frontends.http.shared import Shared
 
 INTERNAL_ERROR = "internal error of the server; its log has the cause"
+
+
+class ConnectionOwner(Protocol):
+    """What a connection uses of its listener."""
+
+    shared: Shared
+    requests: RequestLog
+
+    def admit(self, connection: "Connection") -> None: ...
+
+    def forget(self, connection: "Connection") -> None: ...
+
+    def shed(self) -> None: ...
+
+    def begin(self, exchange: Exchange) -> None: ...
+
+    def fail(self, exchange: Exchange, error: BaseException) -> None: ...
+
+    def crashed(self, where: str, error: BaseException) -> None: ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -41,7 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         "send_deadline",
     )
 
-    def __init__(self, listener: "Listener", loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, listener: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
         self._listener = listener
         self._loop = loop
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.

@@ -1,4 +1,4 @@
-"""Makes the versions of one model, beside those that serve."""
+"""Makes the new versions of one model, while the old ones serve."""
 
 import asyncio
 import logging

@@ -14,7 +14,7 @@ from halimede.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
-CLOSE_PATIENCE_SECS = 7.0
+CLOSE_TIMEOUT_SECS = 7.0
 """How long instances and model may take to close after the last request. Processes are killed earlier."""
 
 
@@ -55,11 +55,11 @@ class Closing:
     async def close_version(self, version: ModelVersion) -> None:
         """Close a version without requests in flight; stop waiting if it takes too long."""
         task = asyncio.get_running_loop().create_task(version.close())
-        await asyncio.wait((task,), timeout=CLOSE_PATIENCE_SECS)
+        await asyncio.wait((task,), timeout=CLOSE_TIMEOUT_SECS)
         if not task.done():
             log.error(
                 "model '%s' version %s does not close: it is left behind after %g s, with its threads and memory",
-                *(version.name, version.version, CLOSE_PATIENCE_SECS),
+                *(version.name, version.version, CLOSE_TIMEOUT_SECS),
                 extra={"model": version.name, "version": version.version},
             )
             self._left_behind.leave(version.name, task)

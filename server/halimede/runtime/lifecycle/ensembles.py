@@ -49,7 +49,7 @@ class Ensembles:
     def _swap(self, record: ModelRecord, design: Design) -> dict[int, ModelVersion]:
         """Return the versions that are replaced."""
         if record.ensemble is None:
-            raise RuntimeError(f"model '{record.name}' is no loaded ensemble")
+            raise RuntimeError(f"model '{record.name}' is not a loaded ensemble")
         made = self._make(record.ensemble, design)
         old = record.replace(made)
         record.status.serve(made.keys() - old.keys())
@@ -68,7 +68,7 @@ class Ensembles:
     def _make(self, prepared: PreparedModel, design: Design) -> dict[int, ModelVersion]:
         inferences = self.inferences
         if inferences is None:
-            raise RuntimeError(f"ensemble '{prepared.config.name}' has no server to do its steps")
+            raise RuntimeError(f"ensemble '{prepared.config.name}' has no server for its steps")
         steps = tuple(dict.fromkeys(design.steps))
 
         def members() -> list[VersionExecutor | None]:

@@ -70,7 +70,7 @@ class Loader:
 
         Raises InferenceError with a text for clients; its `__cause__` is the root cause.
 
-        `for_model` says that a model asked for the load. It then takes no load slot, because the load of that model may
+        `for_model`: a model's code requested the load. It then takes no load slot, because the load of that model may
         hold one while it waits.
         """
         while not await self._load_once(name, for_model):
@@ -99,7 +99,7 @@ class Loader:
                     del self._records[name]
 
     async def _load_with_retries(self, record: ModelRecord, for_model: bool) -> None:
-        """Load, and try again after a failure while another try may help and no unload waits."""
+        """Load, and try again after failures while another try may help and no unload waits."""
         attempt = 1
         while True:
             try:
@@ -125,7 +125,7 @@ class Loader:
         status, attempt = record.status, Attempt()
         try:
             entry = await self._reader.read(record)
-            if record.versions and record.fingerprint == entry.fingerprint and not record.has_given_up():
+            if record.versions and record.fingerprint == entry.fingerprint and not record.has_parked_instances():
                 record.sources = entry.sources
                 status.forget_failures(record.versions)
                 return
@@ -176,7 +176,7 @@ class Loader:
         names = steps_to_load(record.name, steps, usable, self._waits)
         self._waits.add(record.name, names)
         try:
-            loading = self._load_side_by_side(names, for_model)
+            loading = self._load_in_parallel(names, for_model)
             failures = await self._left_behind.unless_unloaded(record, loading, ends_by_cancelling=True)
         finally:
             self._waits.remove(record.name, names)
@@ -185,7 +185,7 @@ class Loader:
         if failures:
             raise steps_error(record.name, failures)
 
-    async def _load_side_by_side(self, names: Sequence[str], for_model: bool) -> Mapping[str, InferenceError]:
+    async def _load_in_parallel(self, names: Sequence[str], for_model: bool) -> Mapping[str, InferenceError]:
         """Load these models; return the errors of those that failed."""
         failures = await asyncio.gather(*(self._load_step(name, for_model) for name in names))
         return {name: failure for name, failure in zip(names, failures, strict=True) if failure is not None}

@@ -82,13 +82,13 @@ class ModelLifecycle:
     async def load(self, name: str, *, for_model: bool = False) -> None:
         """Load or reload one model; no effect if it is loaded and unchanged. Raises InferenceError with the root cause.
 
-        `for_model` says that a model asked for the load. It then takes no load slot, because the load of that model may
+        `for_model`: a model's code requested the load. It then takes no load slot, because the load of that model may
         hold one while it waits.
         """
         await self._loader.load(name, for_model=for_model)
         self.records[name].status.asked = True
 
-    async def look_at_sources(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    async def read_sources(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """By name, the fingerprints of the files of all wanted models: the current ones and those at their load. The
         latter leave out models whose load failed."""
         wanted = [record for record in self.records.values() if record.status.wanted]

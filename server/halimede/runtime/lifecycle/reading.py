@@ -1,4 +1,4 @@
-"""Reads the repository on few threads, because any number of clients may ask and disks may be slow."""
+"""Reads the repository on a limited number of threads, because clients may request it often and disks may be slow."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_LOOKS = 16
+MAX_READERS = 16
 """Number of threads that read the repository."""
 
 
@@ -27,18 +27,18 @@ class RepositoryReader:
     def __init__(self, repository: ModelRepository, left_behind: LeftBehind) -> None:
         self._repository = repository
         self._left_behind = left_behind
-        self._looks = asyncio.Semaphore(MAX_LOOKS)
+        self._slots = asyncio.Semaphore(MAX_READERS)
         self._next_listing: asyncio.Task[Listing] | None = None
         self._listing_turn = asyncio.Lock()
         self._duplicates: Mapping[str, str] = {}
 
     async def unreadable(self) -> Mapping[Path, str]:
         """The repositories that cannot be read now, with the reason."""
-        return await self._look("read-repository", self._repository.unreadable)
+        return await self._read_in_thread("read-repository", self._repository.unreadable)
 
     async def scan(self) -> Listing:
         """The repository's content, for the start. It is read once, and its warnings are not logged."""
-        return await self._look("list-repository", self._repository.scan)
+        return await self._read_in_thread("list-repository", self._repository.scan)
 
     async def listing(self) -> Listing:
         """The repository's content, read after this call. Calls during one reading share the next one, because parallel
@@ -49,14 +49,14 @@ class RepositoryReader:
 
     async def sources(self, names: Sequence[str]) -> dict[str, str]:
         """By name, the current fingerprints of the sources of these models, without those that cannot be read."""
-        seen = await self._look("look-at-sources", lambda: {name: self._repository.sources(name) for name in names})
-        return {name: sources for name, sources in seen.items() if sources is not None}
+        reading = self._read_in_thread("read-sources", lambda: {name: self._repository.sources(name) for name in names})
+        return {name: sources for name, sources in (await reading).items() if sources is not None}
 
     async def read(self, record: ModelRecord) -> ModelEntry:
-        """The model's directory as it is now. Raises ConfigError and LeftBehindError."""
+        """The current content of the model's directory. Raises ConfigError and LeftBehindError."""
         self._left_behind.check_room()
         try:
-            finding = self._look(f"read-{record.name}", lambda: self._repository.find(record.name))
+            finding = self._read_in_thread(f"read-{record.name}", lambda: self._repository.find(record.name))
             entry = await self._left_behind.unless_unloaded(record, finding)
         except LeftBehindError:
             raise
@@ -80,6 +80,6 @@ class RepositoryReader:
             self._duplicates = listing.duplicates
             return listing
 
-    async def _look(self, name: str, look: Callable[[], T]) -> T:
-        async with self._looks:
-            return await run_in_thread(name, look)
+    async def _read_in_thread(self, name: str, read: Callable[[], T]) -> T:
+        async with self._slots:
+            return await run_in_thread(name, read)

@@ -77,7 +77,7 @@ class ModelRecord:
     `fingerprint` and `sources` are those of the files that serve. `warned` has the warnings about the directory that
     were logged.
 
-    `loading` says that a load of the directory on disk is in progress. `loads` counts the loads that have ended, and
+    `loading` is set while a load of the directory on disk is in progress. `loads` counts the loads that have ended, and
     `failed` is the error of the last one.
     """
 
@@ -113,8 +113,8 @@ class ModelRecord:
         """Whether all versions serve, each with a running instance. A reload does not change this, even if it fails."""
         return bool(self.versions) and all(version.executor.is_available() for version in self.versions.values())
 
-    def has_given_up(self) -> bool:
-        """Whether a version's instances died too often to be started again. A load makes new ones."""
+    def has_parked_instances(self) -> bool:
+        """Whether instances of a version ended too often to be restarted. A load makes new ones."""
         return any(version.executor.refusal is not None for version in self.versions.values())
 
     def health(self) -> dict[int, Health]:

@@ -1,1 +1,1 @@
-"""What runs inside a worker process: standard library and numpy only, for any CPython from 3.10 on."""
+"""Code that runs in a worker process: standard library and numpy only, for any CPython from 3.10 on."""

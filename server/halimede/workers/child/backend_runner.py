@@ -1,6 +1,6 @@
-"""Hosts a model of any backend in a worker process: what a thread of the server would do, behind the `Runner` contract.
+"""Hosts a model of any backend in a worker process, as a `Runner`: does the work of `workers.thread`.
 
-Unlike what hosts python models it needs this package whole, so it runs in forks of the zygote alone.
+Unlike the host of python models it needs the whole package, so it runs only in forks of the zygote.
 """
 
 import logging
@@ -33,7 +33,7 @@ from halimede.workers.instance import InstanceRunner, describe
 
 
 def make_runner(spec: WorkerSpec, host: Host) -> "BackendRunner | DecoupledRunner":
-    """Load the model and make its instance. InferenceError with what the backend says."""
+    """Load the model and make its instance. InferenceError with the backend's error."""
     _forward_log(host)
     backend, config, source = _parts(spec)
     device = Device(DeviceKind.GPU, spec.device_id, spec.device_uuid) if spec.device_uuid else None
@@ -60,7 +60,7 @@ def make_runner(spec: WorkerSpec, host: Host) -> "BackendRunner | DecoupledRunne
 
 
 def complete_config(spec: WorkerSpec, host: Host) -> Any:
-    """The configuration as JSON, with what the model file says filled in. InferenceError."""
+    """The configuration as JSON, completed from the model file. InferenceError."""
     _forward_log(host)
     backend, config, source = _parts(spec)
     try:
@@ -79,7 +79,7 @@ def _parts(spec: WorkerSpec) -> tuple[Backend, ModelConfig, ModelSource]:
 
 
 class _Hosted:
-    """What all runners over a backend's instance share."""
+    """The common part of all runners over a backend's instance."""
 
     is_async = False
     answers_is_ready = False
@@ -115,7 +115,7 @@ class BackendRunner(_Hosted):
 
 
 class DecoupledRunner(_Hosted):
-    """A `Runner` over an instance that answers as often as it likes, also after `execute` has returned."""
+    """A `Runner` over an instance that answers any number of times, also after `execute` has returned."""
 
     def __init__(
         self, name: str, instance: RequestInstance, close: Callable[[], None], host: Host, config: ModelConfig
@@ -129,7 +129,7 @@ class DecoupledRunner(_Hosted):
         open_requests = [_DecoupledRequest(each, self._host, self._datatypes) for each in requests]
         try:
             self._instance.execute(open_requests)
-        except BaseException as error:  # noqa: BLE001  # the process outlives whatever a model raises
+        except BaseException as error:  # noqa: BLE001  # the process survives any exception of a model
             failure = error if isinstance(error, InferenceError) else self._as_error(error)
             for request in open_requests:
                 if not request.is_over:
@@ -143,7 +143,7 @@ class DecoupledRunner(_Hosted):
 
 
 class _DecoupledRequest:
-    """An `ExecuteRequest` whose answers leave as they come. It may be answered on any thread."""
+    """An `ExecuteRequest` whose answers are sent at once. It may be answered on any thread."""
 
     def __init__(self, hosted: HostedRequest, host: Host, datatypes: OutputTypes) -> None:
         request = hosted.request
@@ -164,7 +164,7 @@ class _DecoupledRequest:
     def respond(
         self, outputs: Sequence[Tensor], *, final: bool = True, parameters: Mapping[str, ParameterValue] | None = None
     ) -> None:
-        """Send one answer; what does not fit the configuration fails the request."""
+        """Send one answer; outputs that do not match the configuration fail the request."""
         try:
             checked = check_reply(outputs, self._datatypes, self._hosted.request.outputs, None)
         except InferenceError as error:
@@ -173,7 +173,7 @@ class _DecoupledRequest:
         self._send(Answer(checked, parameters or {}), final=final)
 
     def fail(self, error: InferenceError) -> None:
-        """Answer this request alone with an error, which is its last answer."""
+        """Answer only this request with an error, which is its final answer."""
         self._send(error, final=True)
 
     def _send(self, reply: Answer | InferenceError, *, final: bool) -> None:
@@ -199,7 +199,7 @@ class _Item:
 
 
 class _Forward(logging.Handler):
-    """Lines of the backend's log become lines of the server's."""
+    """Forwards log records of the backend to the server's log."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class _Forward(logging.Handler):
 
 
 _LEVELS = ((logging.ERROR, "ERROR"), (logging.WARNING, "WARNING"), (logging.INFO, "INFO"), (-1, "VERBOSE"))
-"""A library may have levels of its own, between these."""
+"""By the lowest level: libraries may define levels in between."""
 
 
 def _forward_log(host: Host) -> None:

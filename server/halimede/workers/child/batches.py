@@ -1,4 +1,4 @@
-"""Batches in, answers out.
+"""Receives batches, executes them and sends their answers.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -28,7 +28,7 @@ CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
 
 
 class Serving:
-    """Batches in, answers out."""
+    """Receives batches, executes them and sends their answers."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Serving:
         self._outputs = tuple(outputs)
         self._positions = {name: position for position, name in enumerate(outputs)}
         self._blocks: list[Block] = []
-        """Of the batch that is being decoded, or answered."""
+        """The blocks of the batch that is being decoded or answered."""
         self._unused: list[Block] = []
         self._last_size = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,11 +73,11 @@ class Serving:
                 answered_ns = time.monotonic_ns()
                 channel.spins = self._spin.is_worth(gap_ns, self._last_size)
             elif kind is Kind.ASK_READY:
-                self._say_ready(asyncio.run(self._runner.is_ready()))
+                self._send_ready(asyncio.run(self._runner.is_ready()))
             elif kind is Kind.STOP:
                 self._close()
                 return
-            # The last batch must not stay alive while there is nothing to do.
+            # An idle process must not keep the last batch alive.
             del body
 
     async def run_on_loop(self) -> None:
@@ -107,9 +107,9 @@ class Serving:
             self._stopped.set()
 
     async def _ask_ready(self) -> None:
-        self._say_ready(await self._runner.is_ready())
+        self._send_ready(await self._runner.is_ready())
 
-    def _say_ready(self, is_ready: bool) -> None:
+    def _send_ready(self, is_ready: bool) -> None:
         self._channel.send(encode_frame(Kind.READY, bytes((is_ready,))))
 
     def _close(self) -> None:
@@ -118,7 +118,7 @@ class Serving:
         self._channel.send(encode_frame(Kind.STOPPED))
 
     def _decode(self, body: memoryview, blocks: list[Block]) -> tuple[Execute, int]:
-        """A batch, and when its execution begins."""
+        """The batch, and the time when its execution begins."""
         self._blocks = blocks
         execute = decode_execute(body, self._inputs, self._outputs, self._model, self._locate)
         begun = time.monotonic_ns()
@@ -127,7 +127,7 @@ class Serving:
 
     def _locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
         self._blocks.append((segment, offset))
-        return self._memory.look_at(segment, offset, size_bytes)
+        return self._memory.view(segment, offset, size_bytes)
 
     def _execute(self, body: memoryview) -> None:
         received = time.monotonic_ns()
@@ -160,12 +160,12 @@ class Serving:
         items = list(execute.items)
         requests = self._requests
         if requests.cancelled_early and all(requests.open[item.key].cancelled for item in items):
-            # Nobody is left to run it for: a call of this process's own, say, that its loop waited for.
+            # No client waits for this batch. For example, the model called itself, and the call was cancelled.
             unwanted: list[Reply] = [CANCELLED for _ in items]
             self._answer(execute, unwanted, True, (received, begun, begun), blocks)
             return
         if self._decoupled:
-            # The instance is free for more while this goes on: its answers come one by one.
+            # The instance is free for the next batch at once: the answers are sent one by one.
             nothing: list[Reply] = [None for _ in execute.items]
             self._answer(execute, nothing, False, (received, begun, begun), blocks)
         failed = False
@@ -196,11 +196,11 @@ class Serving:
         for item, reply in zip(execute.items, replies, strict=True):
             if reply is not None:
                 opened.pop(item.key, None)
-        # What the requests and the replies look at is looked at by the model alone from here on.
+        # After this, only the model refers to the memory of the requests and the replies.
         del item, reply
         execute.items.clear()
         self._blocks = blocks
-        with memory.telling:
+        with memory.reporting:
             done = encode_done(execute.batch, replies, failed, times, self._positions, memory.place, self._remains)
             if not self._host.unsent_metrics and not self._unused:
                 channel.send(done)
@@ -213,7 +213,7 @@ class Serving:
             channel.send(updates)
 
     def _remains(self) -> tuple[int, Sequence[Block]]:
-        """What is left of the batch that is being answered."""
+        """See `frames.answers.Remains`, for the batch that is being answered."""
         memory = self._memory
         if memory.inbound.released:
             self._unused = memory.unused()

@@ -1,7 +1,7 @@
-"""How many threads numpy's linear algebra uses in a process that was forked after numpy was loaded.
+"""Sets the number of threads for numpy's linear algebra in a process that was forked after numpy was loaded.
 
-The zygote loads numpy with one thread, so that it may be forked at all; what a model's process is to have cannot be
-said by the environment any more. OpenBLAS, which numpy's wheels carry, can be told; others keep what they have.
+The zygote loads numpy with one thread, because it has to be forked, and the environment variable has no effect after
+that. OpenBLAS, which numpy's wheels contain, has a function for it; other libraries keep their number of threads.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ _SETTERS = (
 
 
 def set_blas_threads(threads: int) -> None:
-    """Have every OpenBLAS of this process use so many."""
+    """Set the number of threads of every OpenBLAS in this process."""
     with suppress(OSError):
         libraries = {
             line.split(maxsplit=5)[5].strip()

@@ -1,21 +1,21 @@
-"""Calls one function of this tree in an interpreter that may have nothing of it installed.
+"""Calls one function of this package in an interpreter in which the package may not be installed.
 
     python bootstrap.py DESCRIPTOR MODULE:FUNCTION [NAME]
 
-The function gets the descriptor, and what it returns is the process's exit code. This is how the zygote is started, and
-each worker that has an interpreter of its own (any CPython from 3.10 on); workers that are forked use `call` and `end`
-alone. NAME is for whoever reads the list of processes.
+The function gets the descriptor and returns the process's exit code. The zygote is started in this way, and each worker
+with its own interpreter (any CPython from 3.10 on); forked workers only use `call` and `end`. NAME only appears in
+lists of processes.
 
-`halimede` becomes a package that is only a place to import modules from: our site-packages never come onto the path of
-a foreign interpreter, whose compiled modules would not fit. PYTHONPATH counts, since it is how people add modules of
-their own; the current folder does not.
+`halimede` becomes a package that is only a search path for its modules. The server's site-packages are not added to the
+path of another interpreter, because their compiled modules would be incompatible. PYTHONPATH has its effect, because
+users add modules with it; the current folder is not on the path.
 """
 
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    # The folder of the script comes first on the path, where its modules would hide others of their names. So nothing
-    # may be imported before this.
+    # The folder of the script is first on the path, where its modules would hide others of the same name. So no import
+    # may precede this.
     del sys.path[0]
 
 import atexit
@@ -34,24 +34,23 @@ PATH = os.path.abspath(__file__)
 
 
 def main(descriptor: int, entry: str) -> NoReturn:
-    """Make the interpreter one that a model expects, call the entry and end."""
+    """Set up the interpreter as models expect it, call the entry and end."""
     os.set_inheritable(descriptor, False)
     _provide_package()
-    # As in Triton. A `__main__` that can be found again would be imported by each process that a model starts through
-    # multiprocessing.
+    # As in Triton. Each process that a model starts through multiprocessing would import a `__main__` with a file.
     sys.modules["__main__"] = ModuleType("__main__")
     sys.argv = [""]
-    # A signal that is to end the process ends it, and does not become an exception in the midst of a model.
+    # SIGINT ends the process instead of raising an exception in the model's code.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
-        # What a model prints is seen at once, is not lost when it is killed, and never fails for its characters.
+        # Output of a model is visible at once, is not lost if it is killed, and never fails because of its characters.
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     end(call(entry, descriptor))
 
 
 def call(entry: str, descriptor: int) -> int:
-    """The exit code that `module:function` returns for the descriptor; 1 for an exception, said on standard error."""
+    """The exit code that `module:function` returns for the descriptor; 1 for an exception, which is printed."""
     try:
         module, _, function = entry.partition(":")
         return int(getattr(import_module(module), function)(descriptor))
@@ -60,15 +59,15 @@ def call(entry: str, descriptor: int) -> int:
             return ended.code or 0
         with suppress(BaseException):
             print(ended.code, file=sys.stderr)
-    except BaseException:  # noqa: BLE001  # whatever it is, it ends the process, and says so
+    except BaseException:  # noqa: BLE001  # any exception ends the process and is printed
         with suppress(BaseException):
             traceback.print_exc()
     return 1
 
 
 def end(code: int) -> NoReturn:
-    """End the process as the interpreter would, but without waiting for threads that a model left behind."""
-    # A model may have put anything in the place of the streams, and registered anything.
+    """End the process as the interpreter would, but without waiting for threads of the model."""
+    # A model may have replaced the streams, and may have registered any function.
     with suppress(BaseException):
         atexit._run_exitfuncs()
     with suppress(BaseException):

@@ -1,14 +1,13 @@
-"""Inferences that the model's code asks of the server: the worker's end.
+"""Inferences that the model's code requests from the server: the worker's end.
 
-| where a call is | its answers |
+| state of a call | its answers |
 |---|---|
-| waits, because as many as may be are under way | none: it is sent as its first answer is received |
-| under way | kept until they are received, by whichever thread reads |
-| over | what is left of them is received still |
+| not sent, because MAX_CALLS calls are in flight | none: the call is sent when its first answer is requested |
+| in flight | kept until the model's code receives them; any thread may read them from the channel |
+| ended | the rest can still be received |
 
-There is one record per call in the table of those under way, and one handle that the model's code has; when the handle
-is collected before the final answer has come, the server is told that nobody waits for it. Nothing is sent from the
-child of a fork: the calls are its parent's.
+Each call in flight has one record in a table, and one handle in the model's code. If the handle is collected before the
+final answer has arrived, the call is cancelled. The child of a fork sends nothing: the calls belong to its parent.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -32,14 +31,14 @@ batch_of_task: ContextVar[int] = ContextVar("batch_of_task", default=0)
 """The batch that this task, or the main thread, executes; 0 on the threads that a model starts."""
 
 TAKEN_TOGETHER = 8
-"""Answers that are acknowledged at once, at most, while more of them wait to be received."""
+"""Maximum answers that one acknowledgement covers, while more of them wait to be received."""
 
 _forks = 0
-"""How many forks lie between this process and the one that loaded this module."""
+"""The number of forks between the process that loaded this module and this one."""
 
 
 def _note_fork() -> None:
-    global _forks  # noqa: PLW0603  a process has one memory
+    global _forks  # noqa: PLW0603  the state of the process
     _forks += 1
 
 
@@ -49,7 +48,7 @@ _Waiter = tuple["asyncio.Future[None]", asyncio.AbstractEventLoop, int]
 
 
 class _Record:
-    """One call, for whoever reads its answers. `number` is 0, and `request` what is to be sent, before it is sent."""
+    """One call. Before it is sent, `number` is 0 and `request` is the request to send, then None."""
 
     __slots__ = (
         "answers",
@@ -59,7 +58,7 @@ class _Record:
         "is_dropped",
         "number",
         "request",
-        "untold",
+        "unacknowledged",
         "waiters",
     )
 
@@ -67,18 +66,18 @@ class _Record:
         self.number = 0
         self.request: InferenceRequest | None = request
         self.batch = batch
-        # A list, and not a deque, which takes half a KiB: there are few at a time.
+        # A list, because a deque takes half a KiB, and there are few answers at a time.
         self.answers: list[InferenceResponse] = []
         self.has_ended = False
-        """The final answer has come."""
+        """The final answer has arrived."""
         self.is_cancelled = False
         self.is_dropped = False
-        """Nobody will receive anything."""
-        self.untold = 0
-        """Answers that were received and are not acknowledged."""
+        """The handle was collected: answers are dropped."""
+        self.unacknowledged = 0
+        """The number of answers that were received and not acknowledged."""
         self.waiters: list[_Waiter] = []
 
-    def has_news(self) -> bool:
+    def has_answer(self) -> bool:
         return bool(self.answers) or self.has_ended
 
 
@@ -86,13 +85,13 @@ class Calls:
     """All calls of this process. Thread-safe."""
 
     def __init__(self, channel: Channel, place: Place, locate: Locate, take_wanted: Callable[[], int]) -> None:
-        """`place` and `locate`: see `frames`; a block that was located counts as retained. `take_wanted`: the bytes
-        that found no room, which are told now."""
+        """`place` and `locate`: see `frames`; a located block counts as retained. `take_wanted` returns the bytes that
+        did not fit into the arena, to be reported now."""
         self._channel = channel
         self._place = place
         self._locate = locate
         self._take_wanted = take_wanted
-        self._under_way: dict[int, _Record] = {}
+        self._in_flight: dict[int, _Record] = {}
         self._last = 0
         self._lock = threading.Lock()
         self._waiting_for_room: list[_Waiter] = []
@@ -102,7 +101,7 @@ class Calls:
         channel.on_gone = self._on_gone
 
     def __repr__(self) -> str:
-        return f"<Calls {len(self._under_way)} under way>"
+        return f"<Calls {len(self._in_flight)} in flight>"
 
     def infer(self, request: InferenceRequest) -> "InferenceCall":
         """See `hosting.Host.infer`."""
@@ -118,23 +117,23 @@ class Calls:
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
 
     def _try_send(self, record: _Record) -> bool:
-        """Whether it is sent, now or before; not while as many as may be are under way. InferenceError when it cannot
-        be sent at all."""
+        """Send the call unless it is sent. False while MAX_CALLS calls are in flight. InferenceError if it cannot be
+        sent at all."""
         with self._lock:
             request = record.request
             if request is None:
                 return True
-            if len(self._under_way) >= MAX_CALLS:
+            if len(self._in_flight) >= MAX_CALLS:
                 return False
             record.request = None
             number = self._last = self._last % 0xFFFFFFFF + 1
-            while number in self._under_way:
+            while number in self._in_flight:
                 number = self._last = self._last % 0xFFFFFFFF + 1
-            self._under_way[number] = record
+            self._in_flight[number] = record
         try:
             frame = encode_infer(number, record.batch, request, self._place, self._take_wanted)
         except BaseException as error:
-            del self._under_way[number]
+            del self._in_flight[number]
             self._wake_for_room()
             if not isinstance(error, (ValueError, TypeError, OverflowError, struct.error)):
                 raise
@@ -146,8 +145,8 @@ class Calls:
             self._send_cancel(record)
         return True
 
-    def _send_at_last(self, record: _Record) -> bool:
-        """Send what there was no room for as it was made; what cannot be sent is answered."""
+    def _send_delayed(self, record: _Record) -> bool:
+        """Send a call that could not be sent at first. If that fails, the call ends with the error."""
         try:
             return self._try_send(record)
         except InferenceError as error:
@@ -155,36 +154,36 @@ class Calls:
             return True
 
     def wait(self, record: _Record) -> None:
-        """Until it has news, or may."""
+        """Block until the call has an answer or has ended, or until a delayed call may be sent."""
         if self._forks != _forks:
             self._check_process()
-        if record.request is not None and not self._send_at_last(record):
+        if record.request is not None and not self._send_delayed(record):
             self._channel.wait_for(self._has_room)
             return
-        self._channel.wait_for(record.has_news)
+        self._channel.wait_for(record.has_answer)
 
     async def wait_async(self, record: _Record) -> None:
         """The same, without blocking the running loop."""
         self._check_process()
-        if record.request is None or self._send_at_last(record):
-            await self._wait_on_loop(record.waiters, record.has_news)
+        if record.request is None or self._send_delayed(record):
+            await self._wait_on_loop(record.waiters, record.has_answer)
             return
         try:
             await self._wait_on_loop(self._waiting_for_room, self._has_room)
         finally:
-            # One is woken for each call that ends: it may be cancelled meanwhile, and there may be room for more.
+            # Each call that ends wakes one waiter. This one may be cancelled, so another one has to be woken.
             if self._has_room():
                 self._wake_for_room()
 
     def _has_room(self) -> bool:
-        return len(self._under_way) < MAX_CALLS
+        return len(self._in_flight) < MAX_CALLS
 
     async def _wait_on_loop(self, waiters: list[_Waiter], has_come: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
         waiter = loop.create_future(), loop, threading.get_ident()
         waiters.append(waiter)
         try:
-            # It may have come before anybody knew that it is waited for.
+            # It may have arrived before the waiter was added.
             if not has_come() and not self._is_gone:
                 with self._channel.reading_on(loop):
                     await waiter[0]
@@ -195,7 +194,7 @@ class Calls:
             raise ServerGoneError
 
     def take(self, record: _Record) -> InferenceResponse | None:
-        """The next answer that has come, if there is one."""
+        """The next answer that has arrived, None if there is none yet."""
         if not record.answers:
             return None
         try:
@@ -204,12 +203,12 @@ class Calls:
             return None  # another thread was faster
         if not response.final:
             with self._lock:
-                record.untold += 1
-                tells = not record.has_ended and (record.untold >= TAKEN_TOGETHER or not record.answers)
-                count = record.untold
-                if tells:
-                    record.untold = 0
-            if tells:
+                record.unacknowledged += 1
+                acknowledges = not record.has_ended and (record.unacknowledged >= TAKEN_TOGETHER or not record.answers)
+                count = record.unacknowledged
+                if acknowledges:
+                    record.unacknowledged = 0
+            if acknowledges:
                 self._channel.send(encode_frame(Kind.TAKEN, TAKEN.pack(record.number, count)))
         return response
 
@@ -228,30 +227,30 @@ class Calls:
             self._channel.send(encode_frame(Kind.CANCEL_CALL, CALL.pack(record.number)))
 
     def _end(self, record: _Record, error: InferenceError) -> None:
-        """Answer what is not sent."""
+        """End a call that was not sent with an error."""
         record.answers.append(InferenceResponse("", "", error=error))
         record.has_ended = True
         while record.waiters:
             _wake(record.waiters)
 
     def drop(self, record: _Record) -> None:
-        """Nobody has it any more. Called by a finalizer, in the middle of anything: takes no lock."""
+        """Cancel a call whose handle was collected. Takes no lock: finalizers may interrupt any code."""
         record.is_dropped = True
         record.answers.clear()
         if record.number and not record.has_ended:
             self._channel.send_later(encode_frame(Kind.CANCEL_CALL, CALL.pack(record.number)))
 
     def _on_answer(self, body: memoryview) -> None:
-        # Decoded all the same when nobody wants it: its blocks are given back by what looks at them.
+        # Decoded even if the call was dropped: the blocks are given back when their views are freed.
         number, response = decode_call_answer(body, self._locate)
-        record = self._under_way.get(number)
+        record = self._in_flight.get(number)
         if record is None:
             return
         if not record.is_dropped:
             record.answers.append(response)
         if response.final:
             record.has_ended = True
-            self._under_way.pop(number, None)
+            self._in_flight.pop(number, None)
             if self._waiting_for_room:
                 self._wake_for_room()
         while record.waiters:
@@ -263,13 +262,13 @@ class Calls:
 
     def _on_gone(self) -> None:
         self._is_gone = True
-        for waiters in (self._waiting_for_room, *(record.waiters for record in list(self._under_way.values()))):
+        for waiters in (self._waiting_for_room, *(record.waiters for record in list(self._in_flight.values()))):
             while waiters:
                 _wake(waiters)
 
 
 def _wake(waiters: list[_Waiter]) -> None:
-    """The first of those that wait on loops."""
+    """Wake the first of these waiters."""
     try:
         future, loop, thread = waiters.pop(0)
     except IndexError:
@@ -277,7 +276,7 @@ def _wake(waiters: list[_Waiter]) -> None:
     if thread == threading.get_ident():
         _settle(future)
         return
-    with suppress(RuntimeError):  # its loop has ended, and it with it
+    with suppress(RuntimeError):  # the waiter's loop has ended
         loop.call_soon_threadsafe(_settle, future)
 
 
@@ -306,7 +305,7 @@ class InferenceCall:
         """See `hosting.Call`."""
         calls, record = self._calls, self._record
         while not record.answers or (response := calls.take(record)) is None:
-            # In this order: the final answer is there before it is said to be.
+            # In this order: the final answer is added before `has_ended` is set.
             if record.has_ended and not record.answers:
                 return None
             calls.wait(record)

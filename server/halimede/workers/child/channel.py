@@ -1,9 +1,9 @@
 """The worker's end of the channel to the server.
 
-No thread is there only to read. The main thread waits for work in `receive`. A thread that needs something from the
-server while the model runs (is the request cancelled, has the client taken an answer, the result of a call) reads for
-itself. One thread reads at a time; the others wait for what it dispatches. So a batch costs no hand-over between
-threads, and a model's own threads are served while the main thread executes, waits or blocks.
+There is no thread that only reads. The main thread waits for work in `receive`. A thread that needs a message of the
+server while the model runs (a cancellation, an acknowledgement, the result of a call) reads the channel itself. One
+thread reads at a time and dispatches frames to the others. So a batch is not passed between threads, and a model's own
+threads get their messages while the main thread executes, waits or blocks.
 
 An event loop may take the place of the main thread (`read_on_loop`). Any other loop that waits for an answer reads as
 long as it waits (`reading_on`).
@@ -49,12 +49,13 @@ class Channel:
         self._later: deque[bytes] = deque()
         """Frames of finalizers."""
         self._loops: dict[asyncio.AbstractEventLoop, int] = {}
-        """How many tasks wait on each loop other than the one that works; changed only on the loop's own thread."""
+        """The number of tasks that wait on each loop, except the loop that executes batches; changed only on the thread
+        of the loop."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_work: Callable[[], None] = _nothing
         self._process = os.getpid()
         self.on_gone: Callable[[], None] = _nothing
-        """Called when a loop finds that the server is gone."""
+        """Called when a read on a loop finds that the server has closed the channel."""
         self.spins = False
         """Whether `receive` spins for the next frame before it blocks."""
 
@@ -91,7 +92,7 @@ class Channel:
         return inbox.popleft()
 
     def _spin(self) -> None:
-        """Look for work for SPIN_NS, and yield the processor in between. The caller holds `_reading`."""
+        """Poll for work for SPIN_NS, yielding the processor in between. The caller holds `_reading`."""
         until = time.monotonic_ns() + SPIN_NS
         while not self._inbox and time.monotonic_ns() < until:
             os.sched_yield()
@@ -107,7 +108,7 @@ class Channel:
         self._on_work = on_work
         loop.add_reader(self._socket.fileno(), self._read_on_loop)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what has arrived, without waiting."""
         if not self._reading.acquire(blocking=False):
             return
@@ -171,7 +172,7 @@ class Channel:
 
     @contextmanager
     def reading_on(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Read on the running loop, on which a task waits for what a handler does."""
+        """Read on the running loop while a task on it waits for an effect of a handler."""
         if loop is self._loop:
             yield
             return
@@ -179,7 +180,7 @@ class Channel:
         waiting = loops[loop] = loops.get(loop, 0) + 1
         try:
             if waiting == 1:
-                loop.add_reader(self._socket.fileno(), self._read_beside, loop)
+                loop.add_reader(self._socket.fileno(), self._read_for_waiters, loop)
             yield
         finally:
             loops[loop] -= 1
@@ -187,7 +188,7 @@ class Channel:
                 del loops[loop]
                 loop.remove_reader(self._socket.fileno())
 
-    def _read_beside(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _read_for_waiters(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._reading.acquire(blocking=False):
             return
         try:
@@ -203,7 +204,7 @@ class Channel:
         with self._news:
             self._waiting += 1
             try:
-                # The limit is for a reader that released the lock between the look and the wait.
+                # The timeout covers a reader that releases the lock between the check and the wait.
                 while not is_over() and self._news.wait(0.1):
                     pass
             finally:
@@ -247,4 +248,4 @@ class Channel:
 
 
 def _nothing() -> None:
-    """Nothing is to be called."""
+    """No callback is set."""

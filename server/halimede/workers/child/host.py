@@ -1,4 +1,4 @@
-"""What the model's code can ask of the process that hosts it.
+"""The functions that a worker process offers to the model's code.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -29,7 +29,7 @@ from halimede.workers.frames.kinds import (
 )
 
 LINES_PER_SECOND = 500
-"""Lines that are sent to the log, which takes fewer: a model that logs more must not slow the server down."""
+"""Maximum log lines that are sent in a second, so that a model that logs more does not slow the server down."""
 
 
 class WorkerHost:
@@ -45,14 +45,14 @@ class WorkerHost:
         self._positions = {name: position for position, name in enumerate(outputs)}
         self._lines_since = 0.0
         self._lines = 0
-        self.calls = Calls(channel, memory.place, memory.look_at_own, memory.take_wanted)
+        self.calls = Calls(channel, memory.place, memory.view_retained, memory.take_wanted)
         self.unsent_metrics: list[bytes] = []
-        """Updates that are to be sent before anything else."""
+        """Updates that have to be sent before any other frame."""
         self._metrics_lock = threading.Lock()
         self.ending = ""
-        """Why the process is to end after its batch, "" when it is not."""
+        """Why the process has to end after its batch, "" if it does not."""
         self.is_executing = False
-        """Whether a batch runs on the main thread; never where that runs a loop."""
+        """Whether a batch runs on the main thread; always False if the main thread runs a loop."""
 
     def is_cancelled(self, request: HostedRequest) -> bool:
         return self.requests.is_cancelled(request.key)
@@ -69,7 +69,7 @@ class WorkerHost:
         if final:
             requests.open.pop(key, None)
         else:
-            # Before it is sent: it may be taken before this thread runs again.
+            # Before it is sent: the client may acknowledge it before this thread runs again.
             requests.count(key, sum(map(len, (t.data for t in reply.outputs))) if isinstance(reply, Answer) else 0)
         self._channel.send([*self.updates(), response])
         self.give_back()
@@ -104,14 +104,14 @@ class WorkerHost:
 
     def infer(self, request: InferenceRequest) -> InferenceCall:
         call = self.calls.infer(request)
-        # Afterwards: the server works meanwhile.
+        # After sending, so that the server works at the same time.
         if self._memory.inbound.released:
             self.give_back()
         return call
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         packed = METRIC.pack(metric, METRIC_OPERATIONS.index(operation), value)
-        # At the end of a batch on the main thread they are sent with its answers.
+        # Updates of a batch on the main thread are sent with its answers.
         if self.is_executing and threading.current_thread() is threading.main_thread():
             with self._metrics_lock:
                 self.unsent_metrics.append(packed)
@@ -121,7 +121,7 @@ class WorkerHost:
             self._channel.send(encode_frame(Kind.METRICS, packed))
 
     def updates(self) -> list[Buffer]:
-        """What is to be sent before anything else: changes of metrics."""
+        """Metric updates, which have to be sent before any other frame."""
         if not self.unsent_metrics:
             return []
         with self._metrics_lock:
@@ -129,14 +129,14 @@ class WorkerHost:
         return [encode_frame(Kind.METRICS, b"".join(packed))]
 
     def give_back(self) -> None:
-        """Tell the server which of its blocks are free again."""
+        """Report unused blocks to the server."""
         if self._memory.inbound.released:
-            with self._memory.telling:
+            with self._memory.reporting:
                 if unused := self._memory.unused():
                     self._channel.send(encode_blocks(Kind.UNUSED, unused))
 
     def flush(self) -> None:
-        """Send what waits for an answer to go with."""
+        """Send updates and blocks that wait for the next answer."""
         for update in self.updates():
             self._channel.send(update)
         self.give_back()

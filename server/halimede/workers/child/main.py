@@ -1,6 +1,6 @@
-"""What a worker process does: start the model's runner, execute batches, answer, stop.
+"""The main function of a worker process: starts the model's runner, executes batches, answers, stops.
 
-Everything happens on the main thread, which is where models expect it: signals, asyncio and CUDA are at home there.
+Everything runs on the main thread, as models expect: signals, asyncio and CUDA work best there.
 Standard library and numpy only, for any CPython from 3.10 on.
 """
 
@@ -28,11 +28,11 @@ from halimede.workers.frames.kinds import (
 
 
 def main(descriptor: int) -> int:
-    """Serve the channel until the server ends it; the process's exit code."""
-    _outlive_stops()
+    """Serve the channel until the server ends it. Returns the process's exit code."""
+    _ignore_stop_signals()
     channel = Channel(descriptor)
     memory = Memory(channel)
-    # Processes that the model forks must not speak for it, nor keep the channel open when it has died.
+    # A process that the model forks must not use the channel, nor keep it open after the worker's end.
     os.register_at_fork(after_in_child=channel.disconnect)
     try:
         return _work(channel, memory)
@@ -40,18 +40,19 @@ def main(descriptor: int) -> int:
         return 0
 
 
-def _outlive_stops() -> None:
-    """What asks the server to stop may ask all its processes: the server drains, and ends this one when it has.
+def _ignore_stop_signals() -> None:
+    """Let SIGTERM and SIGINT have no effect: they may be sent to all processes of the server, which first drains.
 
-    A handler and not SIG_IGN, which programs that the model starts would keep. Processes that it forks end as ever, and
-    from their first moment: a handler of Python's runs between two instructions, so a signal that comes just before
-    the process waits (for a queue's semaphore, say) would leave it waiting, and with it the one who ends it.
+    Uses a handler instead of SIG_IGN, which programs that the model starts would inherit. In processes that the model
+    forks the signals have their default action from the beginning. A Python handler would run only between two
+    instructions: after a signal just before a blocking call (such as for a queue's semaphore) such a process would
+    stay blocked, and with it the process that joins it.
     """
     stops = (signal.SIGTERM, signal.SIGINT)
     masks: dict[int, set[int]] = {}
 
     def on_signal(_number: int, _frame: object) -> None:
-        """Nothing."""
+        """No effect."""
 
     def before() -> None:
         masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
@@ -88,10 +89,10 @@ def _work(channel: Channel, memory: "Memory") -> int:
     except InferenceError as error:
         channel.send(json_frame(Kind.FAILED, error_json(error)))
         return 1
-    # What the start has made lives as long as the process: the collector need not look at it again and again.
+    # Objects of the start live as long as the process: the collector need not traverse them.
     gc.freeze()
-    said = {"is_async": runner.is_async, "answers_is_ready": runner.answers_is_ready}
-    channel.send(json_frame(Kind.STARTED, said))
+    started = {"is_async": runner.is_async, "answers_is_ready": runner.answers_is_ready}
+    channel.send(json_frame(Kind.STARTED, started))
     spin = SpinPolicy(start["spins"], len(os.sched_getaffinity(0)))
     serving = Serving(channel, memory, host, runner, spec, start["inputs"], start["outputs"], spin)
     if runner.is_async:

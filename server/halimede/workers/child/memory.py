@@ -15,7 +15,7 @@ from halimede.workers.frames.kinds import FIRST_SHARED, INBOUND, MAPPED, SEGMENT
 from halimede.workers.segments import Block, OwnArena, SegmentMap
 
 ARENA_BYTES = 256 << 20
-"""Answers in shared memory at a time. More of them travel in frames."""
+"""Maximum bytes of answers in shared memory. Further answers are sent in frames."""
 
 
 class Memory:
@@ -27,15 +27,15 @@ class Memory:
         self.shared = SharedSegments(self.inbound.released)
         self.outbound = OwnArena(ARENA_BYTES)
         self.wanted_bytes = 0
-        """Bytes that found no room and that the server does not know of yet: it adds memory."""
-        self.telling = threading.RLock()
-        """Held until the result of `unused` and `retain` is sent to the server. So the server learns that a block is
-        unused after it learns that the block is retained, and after every answer that lies in the block."""
+        """Bytes that did not fit and are not reported yet. The server enlarges the arena."""
+        self.reporting = threading.RLock()
+        """Held until the result of `unused` and `retain` is sent. So a block is reported as unused only after it is
+        reported as retained, and after every answer that lies in the block."""
         self._retained: dict[Block, bool] = {}
-        """Blocks of the server and of other workers that are in use here; True once the server knows that the block is
-        used beyond its batch."""
+        """Blocks of the server and of other workers that are in use here; True once the block is reported as retained
+        beyond its batch."""
         self._lock = threading.Lock()
-        self.shared.on_written = partial(self._say_mapped, False)
+        self.shared.on_written = partial(self._send_mapped, False)
         channel.handle(Kind.SEGMENT, self._on_segment)
         channel.handle(Kind.UNMAP, self._on_unmap)
         channel.handle(Kind.RELEASE, self._on_release)
@@ -45,7 +45,7 @@ class Memory:
         descriptor = self._channel.take_descriptor()
         if arena == SHARED:
             is_mapped = descriptor is not None and self.shared.try_map(number, descriptor)
-            self._say_mapped(is_mapped, number)
+            self._send_mapped(is_mapped, number)
         elif descriptor is None:
             raise RuntimeError("the descriptor of a segment is missing: this process has too many open files")
         elif arena == INBOUND:
@@ -54,7 +54,7 @@ class Memory:
             with self._lock:
                 self.outbound.add(number, descriptor)
 
-    def _say_mapped(self, is_mapped: bool, number: int) -> None:
+    def _send_mapped(self, is_mapped: bool, number: int) -> None:
         self._channel.send_later(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
 
     def _on_unmap(self, body: memoryview) -> None:
@@ -66,20 +66,20 @@ class Memory:
             for segment, offset in blocks:
                 self.outbound.blocks.free(segment, offset)
 
-    def look_at(self, segment: int, offset: int, size_bytes: int) -> memoryview:
-        """Bytes of one of the server's blocks, which counts as looked at until the last view of it is gone."""
+    def view(self, segment: int, offset: int, size_bytes: int) -> memoryview:
+        """Bytes of one of the server's blocks, which is in use until the last view of it is freed."""
         block = segment, offset
         self._retained[block] = False
         return (self.inbound if segment < FIRST_SHARED else self.shared).lease(block, offset, size_bytes)
 
-    def look_at_own(self, segment: int, offset: int, size_bytes: int) -> memoryview:
-        """Bytes of an answer to a call, in one of the server's blocks that is this process's until it is unused."""
+    def view_retained(self, segment: int, offset: int, size_bytes: int) -> memoryview:
+        """Bytes of an answer to a call, in one of the server's blocks that counts as retained from the beginning."""
         block = segment, offset
         self._retained[block] = True
         return (self.inbound if segment < FIRST_SHARED else self.shared).lease(block, offset, size_bytes)
 
     def unused(self) -> list[Block]:
-        """Blocks that the server was told are retained, and are not any more. With `telling`."""
+        """Blocks that were reported as retained and are no longer in use. The caller holds `reporting`."""
         released, unused = self.inbound.released, []
         while released:
             block = released.popleft()
@@ -88,14 +88,14 @@ class Memory:
         return unused
 
     def retain(self, blocks: Sequence[Block]) -> list[Block]:
-        """Those of a batch's blocks that outlast it. `unused` was asked just before, with `telling`."""
+        """The blocks of a batch that are still in use. The caller holds `reporting` and has just called `unused`."""
         retained = [block for block in blocks if block in self._retained]
         for block in retained:
             self._retained[block] = True
         return retained
 
     def place(self, data: Buffer) -> Block | None:
-        """Where the server finds an output's bytes: where they are when it knows that memory, else copied."""
+        """The block with an output's bytes: their own place if they lie in shared memory, else a copy."""
         where = self.inbound.find(data) or self.shared.find_unwritten(data)
         if where is not None:
             return where
@@ -108,7 +108,7 @@ class Memory:
         return block
 
     def take_wanted(self) -> int:
-        """What found no room, to be told now."""
+        """The bytes that did not fit since the last call."""
         if not self.wanted_bytes:
             return 0
         with self._lock:

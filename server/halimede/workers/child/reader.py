@@ -18,7 +18,7 @@ class ServerGoneError(Exception):
 
 
 class FrameReader:
-    """Reads for one thread at a time: its user holds a lock."""
+    """Reads frames. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, channel: socket.socket, dispatch: Callable[[int, memoryview], None]) -> None:
         """`dispatch` gets the kind and the body of each frame. The body is writable memory of its own."""

@@ -1,4 +1,4 @@
-"""The requests that are not answered finally: which of them are cancelled, and how many more answers each may send.
+"""Requests without a final answer: which are cancelled, and how many more answers each may send.
 
 Standard library only, for any CPython from 3.10 on.
 """
@@ -27,7 +27,7 @@ class OpenRequest:
         self.begun_ns = begun_ns
         self.cancelled = False
         self.unacknowledged: deque[int] | None = None
-        """The size of each answer that the client has not taken, in bytes."""
+        """The sizes in bytes of the answers that the client has not received."""
         self.unacknowledged_bytes = 0
 
     def is_full(self) -> bool:
@@ -38,13 +38,13 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """By key. Thread-safe."""
+    """Requests without a final answer, by key. Thread-safe."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.open: dict[int, OpenRequest] = {}
         self.cancelled_early: dict[int, None] = {}
-        """Keys that were cancelled while no request had them: the batch may have come together with the CANCEL."""
+        """Keys of CANCEL frames that were read before the EXECUTE frame of their request was decoded."""
         self._counting = threading.Lock()
         channel.handle(Kind.CANCEL, self._on_cancel)
         channel.handle(Kind.CREDIT, self._on_credit)
@@ -63,7 +63,7 @@ class OpenRequests:
         if request is None:
             return True
         if not request.cancelled:
-            self._channel.look()
+            self._channel.poll()
         return request.cancelled
 
     def wait_for_room(self, key: int) -> bool:
@@ -76,7 +76,7 @@ class OpenRequests:
         return not request.cancelled
 
     def count(self, key: int, size_bytes: int) -> None:
-        """Count an answer that its client has to take."""
+        """Count an answer that the client has not received."""
         request = self.open.get(key)
         if request is not None:
             with self._counting:
@@ -91,7 +91,7 @@ class OpenRequests:
             self.cancelled_early[key] = None
             if len(self.cancelled_early) > _MAX_EARLY:
                 self.cancelled_early.pop(next(iter(self.cancelled_early)), None)
-        # The main thread may have added it since the look before.
+        # The main thread may have added it since the check above.
         request = self.open.get(key)
         if request is not None:
             request.cancelled = True

@@ -1,4 +1,4 @@
-"""What the model's code requests from the server besides inferences: the worker's end.
+"""Requests of the model's code to the server other than inferences: the worker's end.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -27,7 +27,7 @@ class ServiceCalls:
     def call(self, call: ServiceCall[ResultT_co]) -> ResultT_co:
         """Send a call and wait for its result. InferenceError.
 
-        Waits before that while the server has as many calls of this process as it takes.
+        Before that, waits while MAX_CALLS calls of this process are in flight.
         """
         try:
             encoded = encode_service_call(call)
@@ -44,7 +44,7 @@ class ServiceCalls:
         return cast("ResultT_co", result)
 
     def _try_open(self) -> int | None:
-        """The number of the next call; None while the server takes no more."""
+        """The number of the next call; None while MAX_CALLS calls are in flight."""
         with self._lock:
             if len(self._open) >= MAX_CALLS:
                 return None

@@ -35,7 +35,7 @@ class SharedSegments(SegmentMap):
         """`released` gets each block whose last lease is gone."""
         super().__init__()
         self.released = released
-        self.on_written: Callable[[int], None] = _nobody
+        self.on_written: Callable[[int], None] = _no_callback
         """Called with the number of a segment that the model has written to."""
         self._pages: _Pages | None = None
         self._works = True
@@ -58,7 +58,7 @@ class SharedSegments(SegmentMap):
             os.close(descriptor)
 
     def unmap(self, number: int) -> None:
-        """Unmap a segment once no lease of it is left. No block of it is shared any more."""
+        """Unmap a segment once no lease of it is left. No block of it is shared at that time."""
         self._segments.pop(number, None)
 
     def lease(self, block: Block, offset: int, size_bytes: int) -> memoryview:
@@ -99,7 +99,7 @@ class _Pages:
             os.close(self._descriptor)
 
     def is_any_private(self, start: int, size_bytes: int) -> bool:
-        """Whether a page of these bytes was written to. True if the kernel does not say."""
+        """Whether a page of these bytes was written to. True if the kernel does not report it."""
         first = start // _PAGE
         size = (-(-(start + size_bytes) // _PAGE) - first) * _ENTRY_BYTES
         try:
@@ -116,28 +116,28 @@ def supports_shared_segments(pages: _Pages) -> bool:
     descriptor = os.memfd_create("halimede", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, 2 * _PAGE)
-        owners, readers = mmap.mmap(descriptor, 2 * _PAGE), _map_private(descriptor, 2 * _PAGE)
+        owner, reader = mmap.mmap(descriptor, 2 * _PAGE), _map_private(descriptor, 2 * _PAGE)
     finally:
         os.close(descriptor)
-    segment = Segment(readers, -1, deque(), SegmentMap().sharing)
+    segment = Segment(reader, -1, deque(), SegmentMap().sharing)
     first, second = segment.start, segment.start + _PAGE
 
     def private() -> tuple[bool, bool]:
         return pages.is_any_private(first, _PAGE), pages.is_any_private(second, 1)
 
-    owners[0] = owners[_PAGE] = 1
-    seen = [readers[0], readers[_PAGE], private()]
-    owners[0] = 2
-    readers[_PAGE] = 3
-    seen += [readers[0], owners[_PAGE], private()]
-    owners[_PAGE] = 4
-    readers.madvise(mmap.MADV_DONTNEED, _PAGE, 1)
-    seen += [private(), readers[_PAGE], private()]
+    owner[0] = owner[_PAGE] = 1
+    seen = [reader[0], reader[_PAGE], private()]
+    owner[0] = 2
+    reader[_PAGE] = 3
+    seen += [reader[0], owner[_PAGE], private()]
+    owner[_PAGE] = 4
+    reader.madvise(mmap.MADV_DONTNEED, _PAGE, 1)
+    seen += [private(), reader[_PAGE], private()]
     return seen == [1, 1, (False, False), 2, 1, (False, True), (False, False), 4, (False, False)]
 
 
-def _nobody(_: int) -> None:
-    """Nothing is to be called."""
+def _no_callback(_: int) -> None:
+    """No callback is set."""
 
 
 def _map_private(descriptor: int, size_bytes: int) -> mmap.mmap:

@@ -1,4 +1,4 @@
-"""DONE and RESPONSE: the answers to the requests of a batch, together at its end or one beside it."""
+"""DONE and RESPONSE: all answers of a batch at its end, or one answer outside of it."""
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +37,9 @@ from halimede.workers.worker import NO_PARAMETERS
 # Each begins with the length of the description.
 # Batch, number of replies.
 _BATCH = struct.Struct("<IIH")
-# What ends a DONE's description: whether it failed, times, bytes that found no room.
+# The end of a DONE's description: whether it failed, times, bytes that did not fit.
 _DONE = struct.Struct("<B3QQ")
-# what it is, error code, number of outputs, length of the error's text or the parameters.
+# kind of reply, error code, number of outputs, length of the error's text or the parameters.
 _REPLY = struct.Struct("<BBHI")
 # key, whether it is final, when the execution began, when it was sent.
 _RESPONSE = struct.Struct("<IQBQQ")
@@ -52,10 +52,9 @@ _ANSWERED, _ERROR, _OPEN = 0, 1, 2
 
 @dataclass(slots=True)
 class Done:
-    """A batch's end, as the worker says it. Times are monotonic nanoseconds: received, execution begun, ended.
+    """The end of a batch, as the worker reports it. Times are monotonic nanoseconds: received, execution begun, ended.
 
-    `wanted_bytes` found no room in the worker's arena; `retained` are blocks of the server's that the model holds on
-    to.
+    `wanted_bytes` did not fit into the worker's arena; `retained` are blocks of the server that the model keeps.
     """
 
     batch: int
@@ -67,7 +66,7 @@ class Done:
 
 
 Remains = Callable[[], "tuple[int, Sequence[tuple[int, int]]]"]
-"""What is left of a batch once its answers are encoded: bytes that found no room, blocks that are retained."""
+"""Computed after the answers are encoded: bytes that did not fit into the arena, blocks that are retained."""
 
 
 def encode_done(
@@ -79,7 +78,7 @@ def encode_done(
     place: Place,
     remains: Remains,
 ) -> Buffer:
-    """A DONE frame. `replies` is emptied before `remains` is asked: what they look at is not retained by them."""
+    """A DONE frame. `replies` is cleared before `remains` is called, so that they do not keep blocks retained."""
     described: list[bytes] = []
     data: list[Buffer] = []
     at = 0
@@ -99,7 +98,7 @@ def encode_done(
 
 
 def batch_of(body: Buffer) -> tuple[int, int]:
-    """Which batch a DONE frame ends, and with how many replies, from the beginning of its body. FrameError."""
+    """The number of the batch that a DONE frame ends, and its count of replies, read ahead. FrameError."""
     if len(body) < _BATCH.size:
         raise FrameError(f"DONE: {len(body)} bytes")
     number, count = _BATCH_PEEK.unpack_from(body)
@@ -107,7 +106,7 @@ def batch_of(body: Buffer) -> tuple[int, int]:
 
 
 def decode_done(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Done:
-    """The server's reading of a DONE frame's body. FrameError. Tensors in the frame are views of `body`."""
+    """Decode the body of a DONE frame in the server. FrameError. Tensors in the frame are views of `body`."""
     try:
         length, batch, count = _BATCH.unpack_from(body)
         end = _BATCH.size + length
@@ -127,7 +126,7 @@ def decode_done(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> D
 
 @dataclass(slots=True)
 class Response:
-    """An answer ahead of its batch's end or after it. Times are monotonic nanoseconds: when the execution of its
+    """An answer before or after the end of its batch. Times are monotonic nanoseconds: when the execution of its
     request began, and when the model sent it."""
 
     key: int
@@ -150,7 +149,7 @@ def encode_response(
 
 
 def decode_response(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Response:
-    """The server's reading of a RESPONSE frame's body. FrameError."""
+    """Decode the body of a RESPONSE frame in the server. FrameError."""
     try:
         length, key, final, begun_ns, sent_ns = _RESPONSE.unpack_from(body)
         end = _RESPONSE.size + length
@@ -168,7 +167,7 @@ def decode_response(body: memoryview, outputs: tuple[str, ...], locate: Locate) 
 def _add_reply(
     reply: Reply, described: list[bytes], at: int, outputs: Mapping[str, int], place: Place, data: list[Buffer]
 ) -> int:
-    """Describe a reply. Outputs that the configuration does not have are left out, as if nobody had asked for them."""
+    """Describe a reply. Outputs that the configuration does not have are left out, as if not requested."""
     if isinstance(reply, Answer):
         size = at
         for tensor in reply.outputs:
@@ -188,7 +187,7 @@ def _add_reply(
                 at = add_tensor(tensor, position, described, at, place, data)
                 count += 1
                 if count > len(outputs):
-                    break  # one of them twice, which is the answer's fault whatever follows
+                    break  # an output appears twice: the server refuses the answer in any case
         described[head] = _REPLY.pack(_ANSWERED, 0, count, len(parameters)) + parameters
     elif reply is None:
         described.append(_REPLY.pack(_OPEN, 0, 0, 0))
@@ -209,22 +208,22 @@ def _replies(
     forms: list[_ReplyForm] = []
     at = 0
     for _ in range(count):
-        what, code, n_outputs, length = _REPLY.unpack_from(described, at)
+        kind, code, n_outputs, length = _REPLY.unpack_from(described, at)
         at += _REPLY.size
         if length > MAX_TEXT_BYTES or n_outputs > len(outputs) + 1:
             raise FrameError(f"a reply with {n_outputs} outputs and {length} bytes of text")
         text = described[at : at + length]
-        if what == _ANSWERED:
+        if kind == _ANSWERED:
             tensors, at = read_tensors(described, at + length, n_outputs, outputs)
             forms.append((tensors, decode_parameters(text) if length else NO_PARAMETERS, None, ""))
-        elif what == _ERROR:
+        elif kind == _ERROR:
             forms.append(((), NO_PARAMETERS, ERROR_CODES[code], str(text, "utf-8", "replace")))
             at += length
-        elif what == _OPEN:
+        elif kind == _OPEN:
             forms.append(None)
         else:
-            raise FrameError(f"a reply of kind {what}")
-    # What was read beyond the description's end was read for something else than it is.
+            raise FrameError(f"a reply of kind {kind}")
+    # A field was read beyond the end of the description.
     if at > len(described):
         raise FrameError("a description that ends too early")
     return forms, decode_blocks(described[at:]) if at < len(described) else ()

@@ -45,7 +45,7 @@ def encode_execute(
         request = item.request
         tensors, wanted = request.inputs, request.outputs
         if len(wanted) == len(outputs):
-            wanted = ()  # All of them, each once, is what naming none means.
+            wanted = ()  # no names mean all outputs
         flags = request.sequence_start | request.sequence_end << 1
         if request.id or request.sequence_id or request.parameters:
             parameters = json.dumps(request.parameters).encode() if request.parameters else b""
@@ -67,7 +67,7 @@ def encode_execute(
 
 @lru_cache(REMEMBERED)
 def _execute_head(count: int) -> struct.Struct:
-    """What stands before an EXECUTE's description: header, _BATCH and keys."""
+    """The part before an EXECUTE's description: header, _BATCH and keys."""
     return struct.Struct(f"<IIIIH{count}Q")
 
 
@@ -84,7 +84,7 @@ _known_request_text = lru_cache(REMEMBERED)(_request_text)
 
 @dataclass(slots=True)
 class Execute:
-    """What a worker is to run."""
+    """A batch for a worker to execute."""
 
     batch: int
     items: list[BatchItem]
@@ -93,7 +93,7 @@ class Execute:
 def decode_execute(
     body: memoryview, inputs: tuple[str, ...], outputs: tuple[str, ...], model: str, locate: Locate
 ) -> Execute:
-    """The worker's reading of an EXECUTE frame's body, which the server has made. Tensors are views of `body`."""
+    """Decode the body of an EXECUTE frame in the worker, without checks. Tensors are views of `body`."""
     length, batch, count = _BATCH.unpack_from(body)
     start = _BATCH.size + count * KEY.size
     end = start + length

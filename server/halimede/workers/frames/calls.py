@@ -1,4 +1,4 @@
-"""INFER and CALL_ANSWER: inferences that the model's code asks for, and their answers."""
+"""INFER and CALL_ANSWER: inferences that the model's code requests, and their answers."""
 
 import json
 import struct
@@ -51,12 +51,12 @@ from halimede.workers.frames.texts import (
 from halimede.workers.worker import NO_PARAMETERS
 
 # Each begins with the length of the description.
-# number, batch, bytes that found no room; then, remembered with the description: correlation, timeout, priority, START,
+# number, batch, bytes that did not fit; then, cached with the description: correlation, timeout, priority, START,
 # END and whether one answer is wanted, number of inputs, of outputs, length of the model's name, of the version, of id,
 # of parameters, of a text correlation.
 _INFER_OWN = struct.Struct("<IIIQ")
 _INFER = struct.Struct("<QQQBHHHHIII")
-# number; then, remembered with the description: whether it is final, whether it is an error and its code, number of
+# number; then, cached with the description: whether it is final, whether it is an error and its code, number of
 # outputs, length of the model's name, of the version, of id, of the error's text or the parameters.
 _CALL_ANSWER_OWN = struct.Struct("<II")
 _CALL_ANSWER = struct.Struct("<BBBHHHII")
@@ -65,12 +65,13 @@ _WHOLE_INFER, _WHOLE_CALL_ANSWER = struct.Struct("<IIIIIQ"), struct.Struct("<III
 _LENGTH = struct.Struct("<H")
 
 _REMEMBERED_TENSORS = 16
-"""A description of more is made each time."""
+"""Descriptions of more tensors are not cached."""
 _INVALID = DataType.INVALID
 
 
 def encode_infer(number: int, batch: int, request: InferenceRequest, place: Place, wanted: Callable[[], int]) -> Buffer:
-    """An INFER frame. `wanted` says, when all is placed, how many bytes found no room. ValueError, struct.error."""
+    """An INFER frame. `wanted` is called after the inputs are placed: the bytes that did not fit. ValueError,
+    struct.error."""
     size = 0
     for tensor in request.inputs:
         size += len(tensor.data)
@@ -114,7 +115,7 @@ def _call_text(
     texts: Texts,
     *tensors: bytes,
 ) -> bytes:
-    """An INFER's description, and what is between that and its tensors' bytes."""
+    """An INFER's description, padded to the start of its tensors' bytes."""
     model, version = encode_name(model_name), encode_name(model_version)
     numeric, parameters, request_id, correlation, text = texts
     lengths = len(tensors), len(outputs), len(model), len(version), request_id, parameters, correlation
@@ -129,9 +130,9 @@ _known_call_text = lru_cache(REMEMBERED)(_call_text)
 
 @dataclass(slots=True)
 class Infer:
-    """An inference that a worker asks for: made from a batch, or from none that the worker knows of (0).
+    """An inference that a worker requests. `batch` is the batch whose code requests it, 0 if that is not known.
 
-    `wanted_bytes` found no room in the worker's arena.
+    `wanted_bytes` did not fit into the worker's arena.
     """
 
     number: int
@@ -141,7 +142,7 @@ class Infer:
 
 
 def decode_infer(body: memoryview, locate: Locate) -> Infer:
-    """The server's reading of an INFER frame's body. FrameError. Tensors in the frame are views of `body`."""
+    """Decode the body of an INFER frame in the server. FrameError. Tensors in the frame are views of `body`."""
     try:
         length, number, batch, wanted_bytes = _INFER_OWN.unpack_from(body)
         end = _INFER_OWN.size + _INFER.size + length
@@ -200,11 +201,11 @@ def _call(described: Buffer) -> _CallForm:
     at += parameters_length
     outputs, at = _read_names(described, at, n_outputs)
     tensors, at = read_tensors(described, at, n_inputs, None)
-    # What was read beyond the description's end was read for something else than it is.
+    # A field was read beyond the end of the description.
     if at > len(described):
         raise FrameError("INFER: a description that ends too early")
-    saying = bool(flags & 1), bool(flags & 2), bool(flags & 4)
-    return model, version, request_id, tensors, outputs, parameters, priority, timeout_us, correlation, saying
+    truths = bool(flags & 1), bool(flags & 2), bool(flags & 4)
+    return model, version, request_id, tensors, outputs, parameters, priority, timeout_us, correlation, truths
 
 
 _known_call = lru_cache(REMEMBERED)(_call)
@@ -251,7 +252,7 @@ def encode_call_answer(number: int, response: InferenceResponse, place: Place) -
 def _answer_text(
     model_name: str, model_version: str, name: str, text: bytes, final: bool, code: ErrorCode | None, *tensors: bytes
 ) -> bytes:
-    """A CALL_ANSWER's description, and what is between that and its tensors' bytes."""
+    """A CALL_ANSWER's description, padded to the start of its tensors' bytes."""
     model, version, request_id = encode_name(model_name), encode_name(model_version), checked_text(name)
     number = 0 if code is None else ERROR_NUMBERS[code]
     lengths = len(tensors), len(model), len(version), len(request_id), len(text)
@@ -264,9 +265,9 @@ _known_answer_text = lru_cache(REMEMBERED)(_answer_text)
 
 
 def decode_call_answer(body: memoryview, locate: Locate) -> tuple[int, InferenceResponse]:
-    """The worker's reading of a CALL_ANSWER frame's body, which the server has made: which INFER it answers, and how.
+    """Decode the body of a CALL_ANSWER frame in the worker: the number of its INFER, and the answer.
 
-    Tensors are views of `body`.
+    Not checked: the server made it. Tensors are views of `body`.
     """
     length, call = _CALL_ANSWER_OWN.unpack_from(body)
     end = _CALL_ANSWER_OWN.size + _CALL_ANSWER.size + length

@@ -8,7 +8,7 @@ from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.workers.frames.kinds import BLOCK, MAX_BLOCKS, MAX_TEXT_BYTES, FrameError, Kind, encode_frame
 
 MAX_JSON_VALUES = 100_000
-"""In one frame, counted by what stands between them: what is parsed holds up everything else."""
+"""Maximum values in one frame, counted by separators, because parsing blocks the loop."""
 
 
 def json_frame(kind: Kind, value: Any) -> bytes:
@@ -23,7 +23,7 @@ def decode_json(body: Buffer) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"no JSON: {error}") from error
+        raise FrameError(f"invalid JSON: {error}") from error
 
 
 def error_json(error: InferenceError) -> dict[str, str]:
@@ -33,11 +33,11 @@ def error_json(error: InferenceError) -> dict[str, str]:
 def error_from_json(value: Any) -> InferenceError:
     """FrameError."""
     try:
-        # JSON may spell halves of surrogate pairs, which no answer of the server's can carry.
+        # JSON may contain lone surrogates, which a response of the server cannot carry.
         text = str(value["message"])[:MAX_TEXT_BYTES].encode("utf-8", "replace").decode()
         return InferenceError(ErrorCode[value["code"]], text)
     except (KeyError, TypeError) as error:
-        raise FrameError(f"no error: {value!r:.100}") from error
+        raise FrameError(f"an invalid error: {value!r:.100}") from error
 
 
 def encode_blocks(kind: Kind, blocks: Sequence[tuple[int, int]]) -> bytes:
@@ -47,5 +47,5 @@ def encode_blocks(kind: Kind, blocks: Sequence[tuple[int, int]]) -> bytes:
 def decode_blocks(body: Buffer) -> list[tuple[int, int]]:
     """FrameError."""
     if len(body) % BLOCK.size or len(body) > MAX_BLOCKS * BLOCK.size:
-        raise FrameError(f"{len(body)} bytes are no list of blocks")
+        raise FrameError(f"a list of blocks of {len(body)} bytes")
     return [(segment, offset) for segment, offset in BLOCK.iter_unpack(body)]

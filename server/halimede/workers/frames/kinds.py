@@ -1,4 +1,4 @@
-"""What every frame has: its header, its kind, how large it may be; and the layout of the frames that are a few numbers.
+"""The header, kinds and size limits of frames, and the layout of frames that consist of a few numbers.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -10,50 +10,49 @@ from typing import Any
 from halimede.core.types import Buffer, ErrorCode
 
 MAX_ANSWER_BYTES = 1 << 30
-"""Of one batch's answers: a frame with more, and what describes them, is none of ours."""
+"""Maximum bytes of the answers of one batch. Workers never send a frame with more."""
 
 MAX_CONTROL_BYTES = 16 << 20
-"""Of a frame of JSON, and of a SERVICE_CALL."""
+"""Maximum bytes of a JSON frame, and of a SERVICE_CALL."""
 
 MAX_TEXT_BYTES = 64 << 10
-"""Of an error's message, which is cut, and of a reply's parameters."""
+"""Maximum bytes of an error's message, which is cut, and of a reply's parameters."""
 
 MAX_LINE_BYTES = 16 << 10
-"""Of a line of log."""
+"""Maximum bytes of a log line."""
 
 MAX_UPDATES = 4096
-"""Changes of metrics in one frame."""
+"""Maximum metric updates in one frame."""
 
 MAX_BLOCKS = 16 << 10
-"""Blocks in one frame: an arena has no more of tensors that do not travel in frames."""
+"""Maximum blocks in one frame: an arena cannot hold more blocks of tensors above INLINE_BYTES."""
 
 MAX_CALLS = 256
-"""Service calls of one worker that the server performs at a time; also the limit of its inferences."""
+"""Maximum service calls of one worker in flight; also the limit for its inferences."""
 
 MAX_CALL_TENSORS = 4096
-"""Inputs of an inference that a worker asks for, and outputs that it names."""
-
+"""Maximum inputs of an inference that a worker requests, and of outputs that it names."""
 
 WINDOW_RESPONSES = 32
-"""Answers of one request that its client has not taken yet: the worker sends no more of them."""
+"""Maximum answers of one request that its client has not acknowledged: the worker then waits."""
 
 
 class FrameError(Exception):
-    """A frame that no worker of ours makes."""
+    """A frame that a correct worker never sends."""
 
 
 class Kind(IntEnum):
     """From the server to the worker below 32, from the worker to the server above."""
 
     START = 1
-    """JSON: the worker's spec and what it is to do."""
+    """JSON: the worker's spec and its task."""
     EXECUTE = 2
     CANCEL = 3
     """A request's key."""
     CREDIT = 4
-    """A request's key, and how many of its answers its client took."""
+    """A request's key, and the number of answers that its client has received since the last CREDIT."""
     RELEASE = 5
-    """Blocks of the worker's arena that the server has done with."""
+    """Blocks of the worker's arena that the server no longer uses."""
     SEGMENT = 6
     """Number and arena of a segment, with its descriptor."""
     SERVICE_RESULT = 7
@@ -66,9 +65,9 @@ class Kind(IntEnum):
     """The number of a segment of another worker that is to be unmapped."""
 
     STARTED = 32
-    """JSON: what the runner says of itself, or the result of the work that START asked for."""
+    """JSON: properties of the runner, or the result of the task in START."""
     FAILED = 33
-    """JSON: code and message of what went wrong in the start."""
+    """JSON: code and message of the error of the start."""
     DONE = 34
     RESPONSE = 35
     LOG = 36
@@ -78,16 +77,16 @@ class Kind(IntEnum):
     SERVICE_CALL = 38
     """What the model's code requests besides inferences."""
     UNUSED = 39
-    """Blocks of the server's arena that the model held on to beyond its batch, and has let go now."""
+    """Blocks of the server's arena that the model kept beyond its batch and has now dropped."""
     READY = 40
-    """Whether the model says that it is ready."""
+    """Whether the model reports that it is ready."""
     STOPPED = 41
     INFER = 42
-    """An inference that the model's code asks for."""
+    """An inference that the model's code requests."""
     CANCEL_CALL = 43
-    """The number of an INFER that nobody waits for any more."""
+    """The number of an INFER whose caller no longer needs it."""
     TAKEN = 44
-    """The number of an INFER, and how many of its answers, none of them final, were taken."""
+    """The number of an INFER, and the number of its answers, none of them final, that were received."""
     MAPPED = 45
     """The number of a segment of another worker, and whether it is mapped. After False the worker gets only copies."""
 
@@ -104,19 +103,19 @@ MAPPED = struct.Struct("<HB")
 METRIC = struct.Struct("<IBd")
 
 INBOUND, OUTBOUND, SHARED = 0, 1, 2
-"""What a segment is for: requests, answers, or reading tensors of another worker."""
+"""The use of a segment: requests, answers, or reading tensors of another worker."""
 
 FIRST_SHARED = 1 << 15
-"""Numbers of other workers' segments begin here, those of a worker's own at 1."""
+"""The first number of other workers' segments. A worker's own segments are numbered from 1."""
 
 METRIC_OPERATIONS = ("increment", "set", "observe")
 PLACE_END = "\x1f"
-"""Between a line of log's place, where it has one, and its text."""
+"""Separates the optional place of a log line from its text."""
 
 LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 
 
-# As numbers: to look up a member of an Enum costs as much as a small method.
+# As numbers: looking up a member of an Enum costs as much as a small method.
 EXECUTE, DONE, RESPONSE = int(Kind.EXECUTE), int(Kind.DONE), int(Kind.RESPONSE)
 INFER, CALL_ANSWER, METRICS = int(Kind.INFER), int(Kind.CALL_ANSWER), int(Kind.METRICS)
 LIMITS = {
@@ -147,22 +146,22 @@ def encode_frame(kind: Kind, body: bytes = b"") -> bytes:
 
 
 def unpack(layout: struct.Struct, body: Buffer, kind: Kind) -> tuple[Any, ...]:
-    """The numbers of a frame that has nothing else. FrameError."""
+    """The numbers of a frame that consists of numbers only. FrameError."""
     if len(body) != layout.size:
-        raise unasked(kind)
+        raise unexpected(kind)
     return layout.unpack(body)
 
 
-def unasked(kind: Kind) -> FrameError:
-    return FrameError(f"a {kind.name} frame that was not asked for")
+def unexpected(kind: Kind) -> FrameError:
+    return FrameError(f"an unexpected {kind.name} frame")
 
 
 def describe_decode_error(error: Exception) -> str:
-    """What was found in a frame, for people."""
+    """A text for an error that decoding a frame raised."""
     if isinstance(error, struct.error):
         return "a description that ends too early"
     if isinstance(error, KeyError):
         return f"datatype {error}"
     if isinstance(error, IndexError):
-        return "the number of an output or an error that there is not"
+        return "the number of an output or an error that does not exist"
     return str(error)

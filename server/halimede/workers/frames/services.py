@@ -1,9 +1,9 @@
-"""SERVICE_CALL and SERVICE_RESULT: what a model's code requests from the server besides inferences, and the results.
+"""SERVICE_CALL and SERVICE_RESULT: requests of a model's code other than inferences, and their results.
 
 | frame | body |
 |---|---|
-| SERVICE_CALL | the number of the call, one byte that says which call it is, its fields in order |
-| SERVICE_RESULT | the number of the call, one byte that says which kind of result follows, the result |
+| SERVICE_CALL | the number of the call, one byte for the kind of call, its fields in order |
+| SERVICE_RESULT | the number of the call, one byte for the kind of result, the result |
 
 A text or a file is its length in four bytes and its bytes; a mapping is the number of its entries in four bytes, then
 each key and its value.
@@ -39,7 +39,7 @@ from halimede.workers.frames.kinds import (
 from halimede.workers.frames.texts import encode_text
 
 MAX_ENTRIES = 100_000
-"""Files, labels or buckets of one call: the server's loop does nothing else while it reads them."""
+"""Maximum files, labels or buckets of one call: reading them blocks the server's loop."""
 
 _NUMBER = struct.Struct("<I")
 _CALL_HEAD = struct.Struct("<IB")
@@ -51,14 +51,14 @@ _FLOAT = struct.Struct("<d")
 
 _LOAD_MODEL, _UNLOAD_MODEL, _IS_MODEL_READY = 1, 2, 3
 _NEW_FAMILY, _DELETE_FAMILY, _NEW_METRIC, _METRIC_VALUE = 4, 5, 6, 7
-"""Which call a SERVICE_CALL frame is."""
+"""The kind of call in a SERVICE_CALL frame."""
 
 _NOTHING, _TRUTH, _INTEGER, _REAL, _ERROR = 0, 1, 2, 3, 4
-"""Which kind of result a SERVICE_RESULT frame has."""
+"""The kind of result in a SERVICE_RESULT frame."""
 
 
 def encode_service_call(call: ServiceCall[ServiceResult]) -> bytes:
-    """The part of a SERVICE_CALL's body behind the number of the call. ValueError if it is too large."""
+    """The part of a SERVICE_CALL's body after the number of the call. ValueError if it is too large."""
     match call:
         case LoadModel(model_name, config, files):
             _check_count(len(files), "files")
@@ -93,7 +93,7 @@ def service_call_frame(number: int, encoded: bytes) -> bytes:
 
 
 def decode_service_call(body: Buffer) -> tuple[int, ServiceCall[ServiceResult]]:
-    """The server's reading of a SERVICE_CALL's body: the number of the call, and the call. FrameError."""
+    """Decode the body of a SERVICE_CALL in the server: the number of the call, and the call. FrameError."""
     fields = _Fields(body)
     try:
         number, which = fields.take(_CALL_HEAD)
@@ -141,7 +141,7 @@ def encode_service_result(number: int, result: ServiceResult | InferenceError) -
 
 
 def decode_service_result(body: Buffer) -> tuple[int, ServiceResult | InferenceError]:
-    """The worker's reading of a SERVICE_RESULT's body, which the server has made: the call's number, and its result."""
+    """Decode the body of a SERVICE_RESULT in the worker: the call's number and its result. Not checked."""
     number, which = _RESULT_HEAD.unpack_from(body)
     data = bytes(body[_RESULT_HEAD.size :])
     if which == _ERROR:
@@ -182,9 +182,9 @@ class _Fields:
         return count
 
     def check_end(self) -> None:
-        """FrameError if there are bytes behind the last field."""
+        """FrameError if there are bytes after the last field."""
         if self._at != len(self._body):
-            raise FrameError(f"SERVICE_CALL: {len(self._body) - self._at} bytes behind the last field")
+            raise FrameError(f"SERVICE_CALL: {len(self._body) - self._at} bytes after the last field")
 
 
 def _text(value: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Tensors in a frame: their description, and their bytes, in the frame itself or beside it."""
+"""Tensors in a frame: their description, and their bytes, in the frame itself or in shared memory."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -9,21 +9,21 @@ from halimede.workers.frames.kinds import HEADER, FrameError
 from halimede.workers.frames.texts import encode_name
 
 INLINE_BYTES = 16 << 10
-"""Tensors up to this size travel in the frame: cheaper than a block of shared memory and its bookkeeping."""
+"""Tensors up to this size are sent in the frame, which is cheaper than a block of shared memory."""
 
 MAX_DIMENSIONS = 255
 
 REMEMBERED_BYTES = 4 << 10
-"""A longer description is read, and made, each time."""
+"""Longer descriptions are not cached."""
 
 REMEMBERED = 128
-"""Descriptions of each kind that are remembered: those of the shapes and sizes of batches that came last."""
+"""The number of cached descriptions of each kind, the most recently used ones."""
 
 Place = Callable[[Buffer], "tuple[int, int] | None"]
-"""Where a tensor's bytes are put beside the frame: segment (from 1) and offset; None for in the frame."""
+"""Places a tensor's bytes in shared memory: segment (from 1) and offset; None to send them in the frame."""
 
 Locate = Callable[[int, int, int], Buffer]
-"""The bytes at segment, offset and length; ValueError when they are none that the sender may name."""
+"""The bytes at segment, offset and length. ValueError if the sender may not refer to them."""
 
 TensorForm = tuple[str, DataType, tuple[int, ...], int, int, int]
 """Name, datatype, shape, segment (0 for the frame itself), offset, length."""
@@ -38,7 +38,7 @@ PADDING = tuple(bytes(count) for count in range(16))
 
 @lru_cache(8 * REMEMBERED)
 def _describe(name: int | str, datatype: DataType, shape: tuple[int, ...], segment: int, at: int, size: int) -> bytes:
-    """What a frame says of a tensor, whose name is text or a position. struct.error, ValueError."""
+    """The description of a tensor, whose name is text or a position. struct.error, ValueError."""
     text = encode_name(name) if isinstance(name, str) else b""
     position = len(text) if isinstance(name, str) else name
     dimensions = len(shape)
@@ -49,8 +49,8 @@ def _describe(name: int | str, datatype: DataType, shape: tuple[int, ...], segme
 def add_tensor(
     tensor: Tensor, name: int | str, described: list[bytes], at: int, place: Place, data: list[Buffer]
 ) -> int:
-    """Describe a tensor, whose bytes are added to `data` when they travel with it, at `at`; returns what is `at` for
-    the next one."""
+    """Describe a tensor. If its bytes are sent in the frame, they are added to `data`, at offset `at`. Returns the
+    offset for the next tensor."""
     payload = tensor.data
     size = len(payload)
     put = None if size <= INLINE_BYTES else place(payload)
@@ -66,15 +66,16 @@ def add_tensor(
 
 
 def data_start(described_end: int) -> int:
-    """Where in the body the tensors' bytes begin. Offsets count from the frame's start, which is its header's."""
+    """The offset of the tensors' bytes in the body. They are aligned to the start of the frame, before its header."""
     return (described_end + HEADER.size + 15 & ~15) - HEADER.size
 
 
 def read_tensors(
     described: Buffer, at: int, count: int, names: tuple[str, ...] | None
 ) -> tuple[Sequence[TensorForm], int]:
-    """What is said of tensors, and where that ends. Without `names` each has its own as text, which the number in its
-    place is the length of. struct.error, ValueError, IndexError, KeyError."""
+    """Read descriptions of tensors; returns them and the offset of their end. Without `names`, each description has its
+    name as text, and the field for the position is the length of the name. struct.error, ValueError, IndexError,
+    KeyError."""
     forms: list[TensorForm] = []
     for _ in range(count):
         position, number, dimensions, segment, offset, size = _TENSOR.unpack_from(described, at)
@@ -93,10 +94,10 @@ def read_tensors(
 def make_tensors(
     forms: Sequence[TensorForm], body: memoryview, base: int, locate: Locate, may_change: bool
 ) -> list[Tensor]:
-    """Tensors whose bytes are in `body` from `base` on, or where `locate` finds them. FrameError.
+    """Tensors whose bytes are in `body` from `base` on, or in shared memory, where `locate` finds them. FrameError.
 
-    `may_change`: the sender may still write to the latter. Numbers are sent on as they are, whatever they are then;
-    elements of BYTES are walked by their lengths, which must not change once they were checked.
+    `may_change`: the sender may still write to that shared memory. So BYTES are copied, because their element lengths
+    must not change after they are checked. Other datatypes are used in place.
     """
     tensors = []
     for name, datatype, shape, segment, offset, size in forms:

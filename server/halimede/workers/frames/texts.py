@@ -10,7 +10,8 @@ from halimede.workers.frames.kinds import MAX_TEXT_BYTES, FrameError
 
 NUMERIC = 0xFFFFFFFF
 Texts = tuple[int, int, int, int, bytes]
-"""The correlation, if it is a number; the lengths of parameters, id and a text correlation; id, that and parameters."""
+"""The correlation, if it is a number; the lengths of parameters, id and a text correlation; the bytes of id, text
+correlation and parameters."""
 
 NO_TEXTS: Texts = 0, 0, 0, NUMERIC, b""
 
@@ -24,7 +25,7 @@ def texts_of(request: InferenceRequest, parameters: bytes, encode: Callable[[str
 
 
 def encode_text(value: str) -> bytes:
-    """Half of a surrogate pair is replaced."""
+    """UTF-8; a lone surrogate is replaced."""
     return value.encode("utf-8", "replace")
 
 
@@ -38,7 +39,7 @@ def checked_text(value: str) -> bytes:
 
 @lru_cache(maxsize=128)
 def encode_name(value: str) -> bytes:
-    """As `checked_text`, for what has 16 bits of length: names of models and tensors, the same ones again and again."""
+    """As `encode_text`, for names of models and tensors, whose length has 16 bits. Cached. ValueError if too long."""
     text = encode_text(value)
     if len(text) > 0xFFFF:
         raise ValueError(f"a name of {len(text)} bytes")
@@ -46,7 +47,7 @@ def encode_name(value: str) -> bytes:
 
 
 def encode_parameters(parameters: Mapping[str, ParameterValue], of: str = "response") -> bytes:
-    """ValueError, also from a number of more digits than Python writes. Half of a surrogate pair is replaced."""
+    """JSON; lone surrogates are replaced. ValueError if it is too long, or a number has too many digits for Python."""
     text = json.dumps(dict(parameters), ensure_ascii=False).encode("utf-8", "replace")
     if len(text) > MAX_TEXT_BYTES:
         raise ValueError(f"the {of}'s parameters take {len(text)} bytes, at most {MAX_TEXT_BYTES} are allowed")
@@ -56,7 +57,7 @@ def encode_parameters(parameters: Mapping[str, ParameterValue], of: str = "respo
 def decode_parameters(text: Buffer) -> Mapping[str, ParameterValue]:
     value = decode_json(text)
     if not isinstance(value, dict) or not all(isinstance(each, bool | int | float | str) for each in value.values()):
-        raise FrameError("parameters that are none")
+        raise FrameError("invalid parameters")
     for name, each in value.items():
-        f"{name}{each}".encode()  # ValueError for half of a surrogate pair
+        f"{name}{each}".encode()  # ValueError for a lone surrogate
     return value

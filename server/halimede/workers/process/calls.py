@@ -1,4 +1,4 @@
-"""What the model of one instance requests from the server: inferences, metrics and service calls (`Services`)."""
+"""Passes requests of one instance's model to the server: inferences, metrics and service calls (`Services`)."""
 
 import logging
 from collections.abc import Sequence
@@ -50,14 +50,14 @@ class ModelCalls:
         if items is not None:
             caller = self._callers.of_batch(items)
         else:
-            # Only the model knows for which of its open requests code calls that runs beside the batches.
+            # The server cannot see for which open request code outside of a batch calls.
             caller = self._callers.beside(self._requests.awaited_of(infer.batch))
         try:
             return self._models.infer(request, on_response, caller)
         except Exception as error:
             about = {"model": self._spec.model, "version": str(self._spec.version)}
             log.error("instance '%s': a call failed", self._spec.instance, exc_info=error, extra=about)
-            failure = InferenceError(ErrorCode.INTERNAL, f"the server failed at a call of model '{request.model_name}'")
+            failure = InferenceError(ErrorCode.INTERNAL, f"the server failed to call model '{request.model_name}'")
             on_response(InferenceResponse(request.model_name, "", request.id, error=failure))
             return 0
 

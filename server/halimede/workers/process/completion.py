@@ -1,4 +1,4 @@
-"""A process that completes a model's configuration, and ends."""
+"""Completes a model's configuration in a process of its own."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from halimede.workers.worker import BatchItem
 
 
 def complete_config(spec: WorkerSpec, program: Program, launcher: Launcher, abandon: Abandon) -> Any:
-    """What the model makes of its configuration, as JSON, in a process that ends with it. Blocks. InferenceError."""
+    """The configuration as completed by the model, as JSON. Blocks while a new process computes it. InferenceError."""
     return asyncio.run(_complete_config(spec, program, launcher, abandon))
 
 
 async def _complete_config(spec: WorkerSpec, program: Program, launcher: Launcher, abandon: Abandon) -> Any:
     loop = asyncio.get_running_loop()
     task = loop.create_task(_complete(spec, program, launcher, loop))
-    with abandon.stopping(partial(_cancel_from_afar, loop, task)):
+    with abandon.stopping(partial(_cancel_threadsafe, loop, task)):
         try:
             return await task
         except asyncio.CancelledError:
@@ -46,25 +46,25 @@ async def _complete(spec: WorkerSpec, program: Program, launcher: Launcher, loop
         await life.end()
 
 
-def _cancel_from_afar(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
-    with suppress(RuntimeError):  # it has ended, and its loop with it
+def _cancel_threadsafe(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
+    with suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(task.cancel)
 
 
 class _NoOwner:
-    """Of a process that only completes a configuration."""
+    """The owner for a process that only completes a configuration."""
 
     def on_done(self, batch: Batch, done: Done) -> None:
-        """There are no batches."""
+        """Never called: no batch is sent."""
 
     def on_response(self, response: Response) -> None:
-        """There are no requests."""
+        """Never called: no request is sent."""
 
     def on_ready(self, is_ready: bool) -> None:
-        """Nobody asks."""
+        """Never called: readiness is not requested."""
 
     def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
-        """None could be declared."""
+        """Ignored: the model has not declared any metric."""
 
     async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
         raise InferenceError(ErrorCode.UNSUPPORTED, f"'{call.NAME}' cannot be called from auto_complete_config")
@@ -81,10 +81,10 @@ class _NoOwner:
         return 0
 
     def on_answered(self) -> None:
-        """There are no calls."""
+        """Never called: calls are refused."""
 
     def on_cancel_call(self, ticket: int) -> None:
-        """There are no calls."""
+        """Never called: calls are refused."""
 
     def on_taken(self, ticket: int, responses: int) -> None:
-        """There are no calls."""
+        """Never called: calls are refused."""

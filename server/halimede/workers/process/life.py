@@ -1,4 +1,4 @@
-"""One process, from its start to its end."""
+"""One process of a worker, from its start to its end."""
 
 import asyncio
 import signal
@@ -16,8 +16,8 @@ from halimede.workers.server.connection import Connection, Owners
 
 ENTRY = "halimede.workers.child.main:main"
 
-LAST_WORD_SECS = 0.03
-"""How long an error waits for the zygote to report how its worker ended, after the channel has closed."""
+EXIT_REPORT_SECS = 0.03
+"""How long an error is delayed after the channel has closed, so that the zygote can report how the process ended."""
 
 
 class Life:
@@ -45,7 +45,7 @@ class Life:
         self._exit = loop.create_task(process.wait())
 
     def _on_lost(self, reason: str) -> None:
-        """Nothing more can be received from the process."""
+        """The channel is closed: the process can no longer be used."""
         self.process.kill(signal.SIGKILL)
         if not self._lost.done():
             self._lost.set_result(reason)
@@ -58,21 +58,21 @@ class Life:
             await asyncio.wait((starting, self._exit, self._lost), return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and not starting.cancelled():
                 return starting.result()
-            why = await self.over()
+            why = await self.wait_end()
             text = f"Stub process '{self._spec.instance}' is not healthy: {describe_end(why)} while it started"
             raise InferenceError(ErrorCode.INTERNAL, text)
         finally:
             starting.cancel()
 
-    async def over(self) -> str:
+    async def wait_end(self) -> str:
         """Wait until the process has ended or its channel is closed; returns the reason."""
         await asyncio.wait((self._exit, self._lost), return_when=asyncio.FIRST_COMPLETED)
         if not self._exit.done():
             # The channel closes before the zygote reports how the process ended.
-            await asyncio.wait((self._exit,), timeout=LAST_WORD_SECS)
+            await asyncio.wait((self._exit,), timeout=EXIT_REPORT_SECS)
         elif not self._lost.done():
             # What the process sent before its end may not be read yet.
-            await asyncio.wait((self._lost,), timeout=LAST_WORD_SECS)
+            await asyncio.wait((self._lost,), timeout=EXIT_REPORT_SECS)
         if self._lost.done() and self._lost.result().startswith(("it sent garbage", "it left more")):
             return self._lost.result()
         if self._exit.done():
@@ -80,23 +80,23 @@ class Life:
         return self._lost.result() if self._lost.done() else "an unknown cause"
 
     async def finish(self) -> None:
-        """Have the model finalize and the process end."""
+        """Let the model finalize and wait for the process to end."""
         finishing = asyncio.ensure_future(self.connection.stop())
         await asyncio.wait((finishing, self._exit), return_when=asyncio.FIRST_COMPLETED)
         finishing.cancel()
         await asyncio.shield(self._exit)
 
-    def give_up(self) -> None:
-        """Kill the process: its batch took too long, and cannot be stopped in another way."""
+    def kill_for_timeout(self) -> None:
+        """Kill the process: its batch took too long, and there is no other way to stop it."""
         self.process.kill(signal.SIGKILL)
         if not self._lost.done():
             self._lost.set_result("it was killed, because an execution took too long")
 
     async def end(self) -> None:
-        """Kill what is left of the process, and free all that belongs to it. Called once, as the last method."""
+        """Kill the process if it still runs, and free its resources. Called once, as the last method."""
         self.connection.close()
         self.process.kill(signal.SIGKILL)
-        # They refer to one another: without this, the shared memory would stay until the garbage collector runs.
+        # A reference cycle: without this, the shared memory would stay until the garbage collector runs.
         del self.connection
         await self._exit
         self._output.close()
@@ -104,12 +104,12 @@ class Life:
 
 
 def describe_end(why: str) -> str:
-    """The clause of an error message for a reason of `Life.over`, such as `it ended by exit code 3`."""
+    """The clause of an error message for a reason of `Life.wait_end`, such as `it ended by exit code 3`."""
     return why if why.startswith("it ") else f"it ended by {why}"
 
 
 async def spawn(spec: WorkerSpec, program: Program, launcher: Launcher) -> WorkerProcess:
-    """A process of the program. InferenceError."""
+    """Start a process of the program. InferenceError."""
     environment = dict(program.environment)
     if spec.device_uuid:
         environment["CUDA_VISIBLE_DEVICES"] = spec.device_uuid

@@ -1,11 +1,11 @@
-"""How long executions may take."""
+"""Time limits of executions."""
 
 import asyncio
 from collections.abc import Callable, Iterable
 
 
 class TimeLimits:
-    """A timer per batch, by its number. False where there is no limit."""
+    """One timer per batch, by its number. False if no limit is configured."""
 
     def __init__(self, limit_ms: int, on_exceeded: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         self._limit_ms = limit_ms
@@ -20,7 +20,7 @@ class TimeLimits:
         self._timers[number] = self._loop.call_later(self._limit_ms / 1000, self._on_exceeded)
 
     def end(self, number: int, waiting: Iterable[int]) -> None:
-        """A batch is over: those that lie ready in its slot begin now."""
+        """A batch has ended: restart the timers of the batches that wait in its slot."""
         self._cancel(number)
         for other in waiting:
             self._cancel(other)

@@ -1,4 +1,4 @@
-"""How the processes of one model version are run."""
+"""The settings of the processes of one model version."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How the processes of one model version are run.
+    """The settings of the processes of one model version.
 
-    `python` is an interpreter of the model's own, "" for the server's. `environment` is set over the server's. `spins`:
-    see `core.spin`.
+    `python` is the model's own interpreter, "" for the server's. `environment` overrides the server's. `spins`: see
+    `core.spin`.
     """
 
     python: str = ""

@@ -1,25 +1,25 @@
-"""Whether the model says that it is ready."""
+"""Asks a model in a process whether it is ready."""
 
 import asyncio
 
 from halimede.workers.server.connection import Connection
 
 READY_SECS = 5.0
-"""How long a model may take to say whether it is ready."""
+"""How long a model may take to report whether it is ready."""
 
 
 class Readiness:
-    """What the model of one process says of its readiness. On the loop."""
+    """The readiness of one process, as its model reports it. On the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._is_asked_for = False
         self._last = True
         self._asked: asyncio.Future[bool] | None = None
-        """What the process was asked and has not said: one question for all who want to know."""
+        """The question that the process has not answered; all callers wait for the same one."""
 
     def begin(self, *, answers: bool) -> None:
-        """A process has come up. `answers`: its model has something to say of it."""
+        """A process has started. `answers`: its model implements `is_ready`."""
         self._is_asked_for = answers
         self._last = True
 
@@ -27,7 +27,7 @@ class Readiness:
         if not self._is_asked_for:
             return True
         if len(connection.batches):
-            # It answers between batches. One that works is as ready as it said it was.
+            # The process answers only between batches; while one runs, the last answer stands.
             return self._last
         if self._asked is None:
             self._asked = self._loop.create_future()
@@ -43,7 +43,7 @@ class Readiness:
         self._settle(is_ready)
 
     def on_gone(self) -> None:
-        """The process is gone."""
+        """The process has ended."""
         self._settle(False)
 
     def _settle(self, is_ready: bool) -> None:

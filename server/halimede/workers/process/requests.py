@@ -1,4 +1,4 @@
-"""The requests that one process has: executing in its batches, or open beyond them until their final answer."""
+"""The requests of one process: in its running batches, or open after their batch until their final answer."""
 
 import logging
 import time
@@ -32,7 +32,7 @@ Sent = dict[int, tuple[int, int, list[BatchItem]]]
 
 
 class _Opened(NamedTuple):
-    """A request whose batch is over without having answered it."""
+    """A request whose batch ended before its final answer."""
 
     batch: int
     first: int
@@ -65,9 +65,9 @@ class Requests:
         self._limits = limits
         self._on_event = on_event
         self._items: dict[int, BatchItem] = {}
-        """All of them, by key."""
+        """All requests, by key."""
         self._opened: dict[int, _Opened] = {}
-        """Those whose batches are over without having answered them, by key."""
+        """Requests whose batches ended before their final answers, by key."""
         self._untaken: dict[int, int] = {}
         """Answers of a request that its client has not taken yet, by key."""
 
@@ -78,17 +78,17 @@ class Requests:
         return key in self._items
 
     def add(self, items: list[BatchItem]) -> None:
-        """They are sent now."""
+        """Add requests that are sent to the process now."""
         for item in items:
             self._items[item.key] = item
 
     def acknowledge(self, key: int, responses: int) -> None:
-        """The client took so many more answers."""
+        """The client has received `responses` more answers."""
         self._untaken[key] = self._untaken.get(key, 0) - responses
 
     def awaited_of(self, batch: int) -> list[tuple[BatchItem, int]]:
-        """The open requests of a batch that is over, each with the first request of its batch; all requests if it has
-        none. Without those that are cancelled and open: nobody waits for them any more."""
+        """The open requests of a batch that has ended, each with the first request of its batch; if it has none, all
+        requests of the process. Cancelled open requests are left out, because no client waits for them."""
         opened = self._opened
         keys = [key for key, each in opened.items() if each.batch == batch] or list(self._items)
         firsts = {item.key: sent[2][0].key for sent in self._sent.values() for item in sent[2]}
@@ -100,17 +100,17 @@ class Requests:
         ]
 
     def cancelled_batch(self, key: int) -> int | None:
-        """The batch of this request, when nobody waits for any request of it any more."""
+        """The batch of this request if all of its requests are cancelled or answered, else None."""
         opened = self._opened.get(key)
         number = self._batch_of(key) if opened is None else opened.batch
         keys = [each for each, other in self._opened.items() if other.batch == number]
         if number in self._sent:
             keys += [item.key for item in self._sent[number][2]]
-        is_over = all(key not in self._items or self._items[key].cancelled for key in keys)
-        return number if is_over else None
+        is_unneeded = all(key not in self._items or self._items[key].cancelled for key in keys)
+        return number if is_unneeded else None
 
     def _batch_of(self, key: int) -> int:
-        """The number of the batch that runs with this request, 0 when none does."""
+        """The number of the running batch that has this request, 0 if none has it."""
         return next((number for number, sent in self._sent.items() if any(item.key == key for item in sent[2])), 0)
 
     def on_done(self, batch: Batch, done: Done) -> None:
@@ -147,7 +147,7 @@ class Requests:
         key, reply = response.key, response.reply
         item = self._items.get(key)
         if item is None:
-            return  # its client is gone, or it had its last answer
+            return  # its client has disconnected, or it has had its final answer
         opened = self._opened.get(key)
         sent_ns = self._sent.get(self._batch_of(key), _NEVER)[0] if opened is None else opened.sent_ns
         times = _times(sent_ns, *response.times)
@@ -164,12 +164,12 @@ class Requests:
         self._on_event(ResponseSent(self._worker, key, checked, response.final, times, parameters))
 
     def forget(self, keys: Collection[int]) -> None:
-        """The process had not read them: they are the pump's again."""
+        """Remove requests that the process has not read: the pump owns them again."""
         for key in keys:
             self._items.pop(key, None)
 
     def fail(self, batches: Sequence[Batch], failure: InferenceError) -> None:
-        """The process is gone with these batches, and with the requests that are open."""
+        """Fail these batches and all open requests: the process has ended."""
         for batch in batches:
             times = _times(self._sent.get(batch.number, _NEVER)[0], 0, time.monotonic_ns())
             for item in batch.items:
@@ -181,7 +181,8 @@ class Requests:
             opened = self._opened.get(key)
             times = _times(0 if opened is None else opened.sent_ns, 0, time.monotonic_ns())
             self._on_event(ResponseSent(self._worker, key, failure, True, times))
-        # Not batch by batch: the connection forgets one whose end made no sense. The next one counts from 1 again.
+        # All at once, because the connection has dropped a batch whose DONE frame was invalid. The next process numbers
+        # its batches from 1 again.
         self._sent.clear()
         self._untaken.clear()
         self._opened.clear()
@@ -206,11 +207,11 @@ class Requests:
 
 
 _NEVER: tuple[int, int, list[BatchItem]] = 0, 0, []
-"""Of a batch that is not known."""
+"""The entry for an unknown batch."""
 
 
 def _times(sent_ns: int, begun: int, ended: int) -> BatchTimes:
-    """The worker's clock is ours, but what it says is its own: times are made to follow one another."""
+    """The times of a batch. Times from the worker are not trusted, so they are clamped into ascending order."""
     now = time.monotonic_ns()
     if 0 < sent_ns <= begun <= ended <= now:
         return BatchTimes(sent_ns, begun, ended, now)

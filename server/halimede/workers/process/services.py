@@ -16,10 +16,10 @@ class Models(Protocol):
         """Start an inference for the code of an instance; returns its ticket."""
 
     def cancel(self, ticket: int) -> None:
-        """Nobody waits for the inference any more."""
+        """Cancel the inference: its caller no longer needs it."""
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
-        """The caller has received so many more of its responses."""
+        """The caller has received `responses` more of its responses."""
 
 
 class Services(Protocol):

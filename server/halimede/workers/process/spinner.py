@@ -1,4 +1,4 @@
-"""The server's loop spins for the next frame of a process: turn after turn, others before it, instead of blocking."""
+"""Lets the server's loop spin for the next frame of a process instead of blocking: it polls in every turn."""
 
 import asyncio
 import os
@@ -12,12 +12,12 @@ class Spinner:
     """Spins for the end of a short batch, and for the next call of a model that calls others. On the loop."""
 
     def __init__(self, policy: SpinPolicy, running: Sized, loop: asyncio.AbstractEventLoop) -> None:
-        """`running`: the batches that the process has; without any, nothing is spun for."""
+        """`running`: the batches of the process; the loop does not spin without any."""
         self._policy = policy
         self._running = running
         self._loop = loop
         self.last_took_ns = SPIN_NS
-        """How long the last batch took there and back."""
+        """The round-trip time of the last batch."""
         self._until: int | None = None
         self._is_spinning = False
         self._answered_ns = 0

@@ -2,7 +2,7 @@
 
 The process may die, hang, be stopped or send invalid frames. Then its batch fails at once, and the process is started
 again (`core.supervise` decides when). Nothing polls: the channel and the zygote report a death. The worker waits for a
-process that stands still; only `EXECUTION_TIMEOUT_MS` ends a slow process.
+process that is stopped or slow; only `EXECUTION_TIMEOUT_MS` ends it.
 """
 
 import asyncio
@@ -62,16 +62,16 @@ class ProcessWorker:
         self._supervision = Supervision()
         self._sent: Sent = {}
         self._spinner = Spinner(SpinPolicy(program.spins, len(os.sched_getaffinity(0))), self._sent, loop)
-        self._limits = TimeLimits(program.execution_timeout_ms, self._out_of_time, loop)
+        self._limits = TimeLimits(program.execution_timeout_ms, self._on_timeout, loop)
         self._readiness = Readiness(loop)
-        # How many rows an answer of a decoupled model has is the model's to say.
+        # A decoupled model may choose the number of rows of each answer.
         has_rows = config.max_batch_size > 0 and not spec.decoupled
         self._requests = Requests(self, spec, checker, has_rows, self._sent, self._spinner, self._limits, on_event)
         callers = Callers(spec.model, str(spec.version), spec.ordinal, program.bls_timeout_ms)
         calls = ModelCalls(spec, services, owner, callers, self._requests, self._spinner, self._readiness)
         self._owners = Owners(self._requests, calls, calls)
         self._life: Life | None = None
-        """The process, from the moment that it has started the model."""
+        """The process; None until it has started the model."""
         self._ending: set[asyncio.Task[None]] = set()
         """Former processes that have not ended yet."""
         self._supervising: asyncio.Task[None] | None = None
@@ -92,19 +92,19 @@ class ProcessWorker:
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
     ) -> "ProcessWorker":
-        """Start the process and the instance in it; InferenceError when either fails. Cancelled, it kills the process.
+        """Start the process and the instance in it; InferenceError if either fails. If cancelled, kills the process.
 
-        A first start that fails is the load's to report; from then on deaths are this worker's matter.
+        The load reports a failure of the first start; the worker itself handles later deaths.
         """
         worker = cls(spec, config, checker, program, launcher, services, owner, on_event, loop)
-        await worker._come_up()
+        await worker._start_process()
         worker._supervision.on(Event.STARTED, time.monotonic_ns())
         worker._supervising = loop.create_task(worker._supervise())
         return worker
 
     @property
     def pid(self) -> int | None:
-        """Of the process that there is."""
+        """The pid of the current process, None without one."""
         return self._life.process.pid if self._life is not None else None
 
     def execute(self, items: list[BatchItem], slot: int = 0) -> None:
@@ -112,7 +112,7 @@ class ProcessWorker:
         if life is None:
             raise RuntimeError(f"instance '{self.name}' has no process")
         self._requests.add(items)
-        # Before it is sent: the worker may begin at once, and what is copied for it is its input.
+        # Taken before the batch is sent: the process may begin at once, and copying counts as input time.
         now = time.monotonic_ns()
         number = life.connection.batches.execute(items, slot)
         self._sent[number] = now, slot, items
@@ -124,7 +124,7 @@ class ProcessWorker:
         if self._life is not None and key in self._requests:
             connection = self._life.connection
             connection.batches.cancel(key)
-            # The calls that are made from a batch are cancelled with it.
+            # Calls that the batch has made are cancelled with it.
             if (batch := self._requests.cancelled_batch(key)) is not None:
                 connection.calls.cancel_of(batch)
 
@@ -137,7 +137,7 @@ class ProcessWorker:
         return self._life is not None and await self._readiness.ask(self._life.connection)
 
     async def stop(self) -> None:
-        # The batches are over: the pump stops its workers when nothing is in flight.
+        # No batch is running: the pump stops its workers when nothing is in flight.
         if self._supervising is not None:
             self._supervising.cancel()
             with suppress(asyncio.CancelledError):
@@ -159,21 +159,22 @@ class ProcessWorker:
         finally:
             await life.end()
 
-    async def _come_up(self) -> None:
-        """A process with the instance in it. InferenceError."""
+    async def _start_process(self) -> None:
+        """Start a process with the instance in it. InferenceError."""
         process = await spawn(self._spec, self._program, self._launcher)
         inputs = [each.name for each in self._config.input]
         outputs = [each.name for each in self._config.output]
         life = Life(process, self._spec, inputs, outputs, self._owners, self._loop)
         try:
-            said = await life.start({"work": "serve", "spins": self._program.spins})
+            started = await life.start({"work": "serve", "spins": self._program.spins})
         except BaseException:
             await life.end()
             raise
-        if not isinstance(said, dict):
+        if not isinstance(started, dict):
             await life.end()
-            raise InferenceError(ErrorCode.INTERNAL, f"the process of instance '{self.name}' said nonsense")
-        self._readiness.begin(answers=said.get("answers_is_ready") is True)
+            text = f"the process of instance '{self.name}' sent an invalid answer to its start"
+            raise InferenceError(ErrorCode.INTERNAL, text)
+        self._readiness.begin(answers=started.get("answers_is_ready") is True)
         self._life = life
         log.info("instance '%s' runs in process %d", self.name, process.pid or 0, extra=self._about)
 
@@ -181,10 +182,10 @@ class ProcessWorker:
         """Wait for the process to die, clean up, start another: until `stop`."""
         while True:
             if self._life is not None:
-                why = await self._life.over()
+                why = await self._life.wait_end()
                 why = self._life.killed_for.removesuffix(".") or why
                 action = self._supervision.on(Event.DIED, time.monotonic_ns(), why)
-                self._bury(why, isinstance(action, Park))
+                self._on_death(why, isinstance(action, Park))
             while isinstance(action, WaitUntil):
                 await asyncio.sleep(max(0, action.at_ns - time.monotonic_ns()) / 1e9)
                 action = self._supervision.on(Event.TIMER, time.monotonic_ns())
@@ -194,8 +195,8 @@ class ProcessWorker:
             if not isinstance(action, Start):
                 return
             try:
-                await self._come_up()
-            except Exception as error:  # noqa: BLE001  a system without threads too: nobody else would try again
+                await self._start_process()
+            except Exception as error:  # noqa: BLE001  only this task would try again
                 why = error.message if isinstance(error, InferenceError) else describe(error)
                 action = self._supervision.on(Event.DIED, time.monotonic_ns(), why)
                 log.error("instance '%s' did not start again: %s", self.name, why, extra=self._about)
@@ -205,7 +206,7 @@ class ProcessWorker:
             self._supervision.on(Event.STARTED, time.monotonic_ns())
             self._on_event(WorkerUp(self))
 
-    def _bury(self, why: str, parked: bool) -> None:
+    def _on_death(self, why: str, parked: bool) -> None:
         """Fail the requests that the process had."""
         life = self._life
         if life is None:
@@ -220,23 +221,23 @@ class ProcessWorker:
                 del batches[batch.number]
                 unread.update(item.key for item in batch.items)
         self._requests.forget(unread)
-        # First, so that the pump sends it no more batches.
+        # Sent first, so that the pump sends no further batches.
         self._on_event(WorkerDown(self, self._supervision.reason, parked, unread))
         cause = life.killed_for or f"Stub process '{self.name}' is not healthy. I{describe_end(why)[1:]}."
         text = f"Failed to process the request(s) for model instance '{self.name}', message: {cause}"
         self._requests.fail(list(batches.values()), InferenceError(ErrorCode.INTERNAL, text))
         self._readiness.on_gone()
-        # At the same time as the next start: a process may take long to die.
+        # Concurrently with the next start, because a process may take long to die.
         ending = self._loop.create_task(life.end())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    def _out_of_time(self) -> None:
-        """The batch took too long. Only the end of its process stops it."""
+    def _on_timeout(self) -> None:
+        """A batch took too long. Only the end of its process stops it."""
         life = self._life
         if life is None:
             return
         milliseconds = self._program.execution_timeout_ms
         life.killed_for = f"the execution timed out after {milliseconds} ms."
         log.error("instance '%s': an execution timed out after %d ms", self.name, milliseconds, extra=self._about)
-        life.give_up()
+        life.kill_for_timeout()

@@ -1,6 +1,6 @@
 """The server's end of the channel to one worker process. The other end is `workers.child`.
 
-| module | what is in it |
+| module | contents |
 |---|---|
 | `connection` | all modules of one process put together; start and end, readiness, log, metrics |
 | `channel` | frames: sent, received, bounded |
@@ -8,7 +8,7 @@
 | `shared_segments` | segments of other workers that this worker may read |
 | `batches` | the batches that the worker has |
 | `calls` | inferences that the model's code requests |
-| `services` | what else it requests from the server |
+| `services` | other requests of the model's code to the server |
 
 What a worker sends is not trusted. A frame that cannot be read, a place that is not the worker's, an answer that was
 not requested, or more of anything than a correct worker sends is a FrameError: the connection ends, and the process is

@@ -1,4 +1,4 @@
-"""The batches that one worker process has: sent, and answered."""
+"""Sends batches to one worker process and receives their ends and answers."""
 
 import asyncio
 import logging
@@ -31,17 +31,17 @@ class Batch:
 
 
 class BatchOwner(Protocol):
-    """Hears how the batches go on."""
+    """Gets the ends of batches, and answers outside of them."""
 
     def on_done(self, batch: Batch, done: Done) -> None:
-        """A batch is over."""
+        """A batch has ended."""
 
     def on_response(self, response: Response) -> None:
-        """An answer ahead of a batch's end or after it."""
+        """An answer before or after the end of its batch."""
 
 
 class Batches:
-    """By number. All methods are called on the event loop's thread."""
+    """The batches of one worker, by number. All methods are called on the event loop's thread."""
 
     def __init__(
         self,
@@ -70,30 +70,30 @@ class Batches:
         self._last_sent = 0
         channel.handle(Kind.DONE, self._on_done)
         channel.handle(Kind.RESPONSE, self._on_response)
-        channel.check_begun = self._check_begun
+        channel.check_partial = self._check_partial
 
     def __len__(self) -> int:
         return len(self._running)
 
     @property
     def running(self) -> Sequence[Batch]:
-        """What the worker has."""
+        """The batches that the worker has not ended."""
         return tuple(self._running.values())
 
     def get(self, number: int) -> Batch | None:
         return self._running.get(number)
 
     def unread(self) -> Sequence[Batch]:
-        """Batches that the worker has certainly not begun: when it ended, it had not read all of them.
+        """Batches that the worker has certainly not begun, because it had not read them at its end.
 
-        Of what was sent only the last frame is known to be one. Asked when the worker is lost.
+        Of the frames that were sent, only the last one is certain to be unread. Called when the worker is lost.
         """
         is_unread = self._channel.left_unread
         last = self._last if is_unread and self._last_sent == self._channel.sent else None
         return [batch for batch in self._running.values() if batch is last or not batch.is_sent]
 
     def execute(self, items: list[BatchItem], slot: int) -> int:
-        """Send a batch and return its number. Its tensors are copied, when this returns or soon."""
+        """Send a batch and return its number. Large tensors are copied after the return."""
         number = self._next
         self._next = number + 1 & 0xFFFFFFFF
         batch = self._running[number] = Batch(number, slot, items)
@@ -107,7 +107,7 @@ class Batches:
         if size <= COPIED_ON_LOOP_BYTES:
             try:
                 frame = self._encode(batch)
-            except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
+            except Exception as error:  # noqa: BLE001  the batch must end
                 self._refuse(batch, error)
                 return number
             if batch.blocks:
@@ -118,7 +118,7 @@ class Batches:
         return number
 
     async def _execute_large(self, batch: Batch, size_bytes: int) -> None:
-        """Many bytes are copied on a thread."""
+        """Send a batch whose tensors are copied on a thread."""
         memory = self._memory
         await memory.make_room(size_bytes)
         copies: list[tuple[Block, Buffer]] = []
@@ -126,8 +126,8 @@ class Batches:
             frame = self._encode(batch)
             if copies := memory.take_copies():
                 await asyncio.to_thread(memory.copy, copies)
-        except Exception as error:  # noqa: BLE001  whatever it is, the batch must end
-            # A pool of threads that cannot grow raises, and may copy all the same: the blocks are free from now on.
+        except Exception as error:  # noqa: BLE001  the batch must end
+            # A thread pool that cannot grow raises, but may still copy later: the blocks are free from now on.
             copies.clear()
             self._refuse(batch, error)
             return
@@ -167,13 +167,13 @@ class Batches:
     def acknowledge(self, key: int, responses: int) -> None:
         self._channel.send(encode_frame(Kind.CREDIT, CREDIT.pack(key, responses)))
 
-    def _check_begun(self, body: memoryview) -> None:
-        """See `Channel.check_begun`."""
+    def _check_partial(self, body: memoryview) -> None:
+        """See `Channel.check_partial`."""
         if len(body) >= HEADER.size * 2:
             self._ending(*batch_of(body))
 
     def _ending(self, number: int, count: int) -> Batch:
-        """The batch that a DONE frame ends with so many replies. FrameError."""
+        """The batch that a DONE frame ends with `count` replies. FrameError."""
         batch = self._running.get(number)
         if batch is None or not batch.is_sent or count != len(batch.items):
             raise FrameError(f"an end of batch {number} with {count} answers, which it was not asked for")
@@ -185,7 +185,7 @@ class Batches:
         done = decode_done(body, self._outputs, memory.locate)
         del self._running[done.batch]
         if batch is self._last:
-            self._last = None  # which would hold on to its tensors
+            self._last = None  # it would keep the batch's tensors alive
         if batch.blocks or done.retained:
             memory.take_back(batch.blocks, done.retained)
         if done.wanted_bytes:

@@ -1,8 +1,8 @@
-"""Inferences that the model's code asks for, while they are under way.
+"""Inferences that the model's code requests, while they are in flight.
 
-What the worker says of them is not trusted: a number twice, more of them than may be, or answers taken that were not
-sent, and it is given up. A number that is not known any more is no fault: its last answer and the worker's frame may
-have crossed. Memory is bounded by the models that answer, which wait for what they have sent to be taken.
+Frames of the worker are not trusted. A number that is in use, too many inferences, or an acknowledgement of answers
+that were not sent ends the connection. An unknown number is not an error: the final answer and the worker's frame may
+have crossed. Memory is bounded because the answering models wait for acknowledgements.
 """
 
 import asyncio
@@ -24,28 +24,28 @@ from halimede.workers.worker import BatchItem
 log = logging.getLogger(__name__)
 
 MAX_UNSENT_BYTES = 1 << 30
-"""Of all that waits for a worker to read; with more, its inferences are answered with errors."""
+"""Maximum bytes that wait for a worker to read; above it, its inferences are answered with errors."""
 
 OnResponse = Callable[[InferenceResponse], None]
 
 
 class CallOwner(Protocol):
-    """Has the inferences made, by ticket."""
+    """Starts and cancels the inferences, by ticket."""
 
     def on_infer(self, infer: Infer, items: Sequence[BatchItem] | None, on_response: OnResponse) -> int:
-        """The model asks for an inference; returns its ticket. `on_response` gets every answer, perhaps before that.
+        """Start an inference and return its ticket. `on_response` gets every answer, possibly before the return.
 
-        `items` is the batch that it is made from, None when that is over or not known.
+        `items` is the batch whose code requested it, None if that batch has ended or is not known.
         """
 
     def on_answered(self) -> None:
         """The model's code was sent an answer."""
 
     def on_cancel_call(self, ticket: int) -> None:
-        """Nobody waits for it any more."""
+        """Cancel an inference: its caller no longer needs it."""
 
     def on_taken(self, ticket: int, responses: int) -> None:
-        """So many more of its answers, none of them final, were taken."""
+        """The model's code has received `responses` more answers, none of them final."""
 
 
 class _Call:
@@ -57,7 +57,7 @@ class _Call:
         self.ticket = 0
         self.untaken = 0
         self.calls: Calls | None = calls
-        """None once the final answer is sent or the worker is gone: whoever answers must not hold a worker's memory."""
+        """None after the final answer or the worker's end: the answering side must not keep the memory alive."""
 
     def answer(self, response: InferenceResponse) -> None:
         """Send an answer to the model's code."""
@@ -72,7 +72,7 @@ class _Call:
 
 
 class Calls:
-    """By the numbers that the worker gave them. All methods are called on the event loop's thread."""
+    """The calls of one worker, by the worker's numbers. All methods are called on the event loop's thread."""
 
     def __init__(
         self,
@@ -91,28 +91,28 @@ class Calls:
         self._model = model
         self._is_decoupled = is_decoupled
         self._owner = owner
-        self._under_way: dict[int, _Call] = {}
+        self._in_flight: dict[int, _Call] = {}
         self._delayed: deque[tuple[int, InferenceResponse]] = deque()
-        """Answers from a large one on, which is being copied: they are sent in order."""
+        """Answers that wait, in order, for a large one that is being copied."""
         channel.handle(Kind.INFER, self._on_infer)
         channel.handle(Kind.CANCEL_CALL, self._on_cancel)
         channel.handle(Kind.TAKEN, self._on_taken)
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self._in_flight)
 
     def close(self) -> None:
-        """The worker is gone: nobody waits for anything."""
+        """Cancel all calls: the worker has ended."""
         self._delayed.clear()
-        left = list(self._under_way.values())
-        self._under_way.clear()
+        left = list(self._in_flight.values())
+        self._in_flight.clear()
         for call in left:
             call.calls = None
             self._owner.on_cancel_call(call.ticket)
 
     def cancel_of(self, batch: int) -> None:
-        """Nobody waits for what this batch was to become: cancel the inferences that were asked for from it."""
-        for call in [each for each in self._under_way.values() if each.batch == batch]:
+        """Cancel the inferences that this batch has requested: its results are no longer needed."""
+        for call in [each for each in self._in_flight.values() if each.batch == batch]:
             self._owner.on_cancel_call(call.ticket)
 
     def _on_infer(self, body: memoryview) -> None:
@@ -122,26 +122,26 @@ class Calls:
         batches = self._batches
         batch = batches.get(infer.batch)
         if batch is None and not infer.batch and len(batches) == 1 and not self._is_decoupled:
-            # A thread of the model's asks, for which the batch most likely waits: it has to answer when it ends.
+            # A thread of the model requests it, and the only running batch most likely waits for that thread.
             (batch,) = batches.running
             infer.batch = batch.number
-        number, under_way = infer.number, self._under_way
-        if number in under_way:
+        number, in_flight = infer.number, self._in_flight
+        if number in in_flight:
             raise FrameError(f"inference {number} twice")
-        if len(under_way) >= MAX_CALLS:
+        if len(in_flight) >= MAX_CALLS:
             raise FrameError(f"more than {MAX_CALLS} inferences at a time")
-        call = under_way[number] = _Call(number, infer.batch, self)
+        call = in_flight[number] = _Call(number, infer.batch, self)
         call.ticket = self._owner.on_infer(infer, None if batch is None else batch.items, call.answer)
 
     def _on_cancel(self, body: memoryview) -> None:
         (number,) = unpack(CALL, body, Kind.CANCEL_CALL)
-        call = self._under_way.get(number)
+        call = self._in_flight.get(number)
         if call is not None:
             self._owner.on_cancel_call(call.ticket)
 
     def _on_taken(self, body: memoryview) -> None:
         number, responses = unpack(TAKEN, body, Kind.TAKEN)
-        call = self._under_way.get(number)
+        call = self._in_flight.get(number)
         if call is None:
             return
         if responses > call.untaken:
@@ -152,7 +152,7 @@ class Calls:
     def answer(self, number: int, response: InferenceResponse) -> None:
         """Send an answer to the inference of this number."""
         if response.final:
-            self._under_way.pop(number, None)
+            self._in_flight.pop(number, None)
         self._send(number, response)
         self._owner.on_answered()
 
@@ -175,7 +175,7 @@ class Calls:
         self._channel.send(frame)
 
     async def _send_delayed(self) -> None:
-        """From a large one on, whose many bytes are copied on a thread."""
+        """Send the delayed answers; large ones are copied on a thread."""
         memory = self._memory
         while self._delayed:
             number, response = self._delayed[0]
@@ -186,7 +186,7 @@ class Calls:
             try:
                 if copies := memory.take_copies():
                     await asyncio.to_thread(memory.copy, copies)
-            except Exception as error:  # noqa: BLE001  whatever it is, the inference must be answered
+            except Exception as error:  # noqa: BLE001  the inference must be answered
                 memory.take_back(blocks)
                 frame, blocks = self._encode(number, _failed(response, error))
             self._delayed.popleft()
@@ -194,7 +194,7 @@ class Calls:
             self._channel.send(frame)
 
     def _encode(self, number: int, response: InferenceResponse) -> tuple[Buffer, Sequence[Block]]:
-        """The frame and its blocks; of an error where the answer cannot be sent."""
+        """The frame and its blocks; an error's frame if the answer cannot be sent."""
         memory = self._memory
         if self._channel.unsent_bytes > MAX_UNSENT_BYTES and response.error is None:
             text = f"more than {MAX_UNSENT_BYTES} bytes wait for the model's process to read them"
@@ -210,7 +210,7 @@ class Calls:
 
 
 def _failed(response: InferenceResponse, error: Exception) -> InferenceResponse:
-    """What is sent instead of an answer that cannot be."""
+    """The error that replaces an answer that cannot be sent."""
     if not isinstance(error, InferenceError):
         error = InferenceError(ErrorCode.INTERNAL, f"the answer could not be sent to the model's process: {error}")
     return InferenceResponse(response.model_name, response.model_version, error=error, final=response.final)

@@ -1,8 +1,9 @@
 """Frames to and from one worker process.
 
-Rooms register a handler for each kind of frame that a worker may send. Every frame is held against its kind's limit
-before it is taken, and what waits for a worker that does not read is bounded. A worker that breaks a rule is given up:
-`on_lost` is called, once, and its owner ends the process. All methods are called on the event loop's thread.
+The other modules register a handler for each kind of frame that a worker may send. Every frame is checked against its
+kind's limit before it is received, and the frames that wait for a worker that does not read are bounded. If a worker
+breaks a rule, `on_lost` is called, once, and its owner ends the process. All methods are called on the event loop's
+thread.
 """
 
 import asyncio
@@ -17,27 +18,27 @@ from halimede.workers.frames.control import encode_blocks
 from halimede.workers.frames.kinds import HEADER, LIMITS, METRICS, FrameError, Kind
 from halimede.workers.segments import Block
 
-MAX_UNASKED_BYTES = 1 << 20
-"""Of a larger answer the beginning is looked at before the rest of it is taken."""
+MAX_UNCHECKED_BYTES = 1 << 20
+"""The beginning of a DONE frame larger than this is checked before the rest is received."""
 
 MAX_UNSENT_FRAMES = 16 << 10
-"""Frames that wait for a worker to read. One that executes for long may leave some thousands."""
+"""Maximum frames that wait for a worker to read. During a long execution some thousands may wait."""
 
 MAX_FRAMES_PER_TURN = 256
 """Frames of one worker that are handled before the loop gets its turn."""
 
 METRICS_BYTES_PER_FRAME = 64
-"""So much of updates of metrics is as much work as a frame."""
+"""Bytes of metric updates that take as much work as one frame."""
 
 _RECEIVE_BYTES = 256 << 10
 
 Handler = Callable[[memoryview], None]
-"""Takes the body of a frame. FrameError."""
+"""Gets the body of a frame. FrameError."""
 
 
 class _Received(threading.local):
-    """What is being received: one buffer for all channels of a loop, which is one thread's, because nothing stays in
-    it between two turns of the loop. Loads have loops of their own."""
+    """The receive buffer that all channels of a loop share: no data stays in it between two turns. It is per thread,
+    because loads have their own loops."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(_RECEIVE_BYTES))
@@ -50,7 +51,7 @@ class Channel:
     """A socket that carries frames."""
 
     def __init__(self, channel: socket.socket, on_lost: Callable[[str], None], loop: asyncio.AbstractEventLoop) -> None:
-        """`on_lost` gets the reason when nothing more can come. The channel is closed then."""
+        """`on_lost` gets the reason once the channel is lost and has been closed."""
         self._socket = channel
         self._socket.setblocking(False)
         self._descriptor = channel.fileno()
@@ -58,20 +59,20 @@ class Channel:
         self._on_lost = on_lost
         self._loop = loop
         self._handlers: dict[int, tuple[int, Handler]] = {}
-        """By kind: the largest body, and who takes it."""
-        self.check_begun: Handler = _accept
-        """Gets the part of a large DONE's body that has come, before the rest is taken. FrameError."""
+        """By kind: the maximum size of the body, and its handler."""
+        self.check_partial: Handler = _accept
+        """Gets the received part of a large DONE's body before the rest is received. FrameError."""
         self._partial = bytearray()
-        """The beginning of a frame that has not come whole."""
+        """The beginning of a frame that is not complete."""
         self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
-        """Frames, or what is left of them, with the descriptors that go with them."""
+        """Frames, or their rests, with the descriptors that are sent with them."""
         self.unsent_bytes = 0
         self.sent = 0
-        """How many frames were sent, or tried to be."""
+        """The number of calls of `send`."""
         self.released: deque[Block] = deque()
-        """Blocks of the worker's arena that it is told to be free with the next frame."""
+        """Blocks of the worker's arena that are free; a RELEASE frame lists them before the next frame."""
         self.left_unread = False
-        """The worker closed its end before it had read all that was sent."""
+        """The worker closed its end before it had read all frames."""
         self.is_closed = False
         loop.add_reader(self._descriptor, self._readable)
 
@@ -79,11 +80,11 @@ class Channel:
         return f"<Channel {len(self._unsent)} frames unsent>"
 
     def handle(self, kind: Kind, handler: Handler) -> None:
-        """From now on frames of this kind are taken."""
+        """Register the handler for frames of this kind."""
         self._handlers[kind] = LIMITS[kind], handler
 
     def close(self) -> None:
-        """Let go of the socket, and of the rooms that take frames."""
+        """Close the socket and drop the handlers."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -92,13 +93,13 @@ class Channel:
         self._loop.remove_writer(self._descriptor)
         self._socket.close()
         self._drop_unsent()
-        # The rooms hold the channel: without this, their memory would stay until the garbage collector runs.
+        # The handlers' objects refer to the channel: without this, the memory would stay until garbage collection.
         self._handlers.clear()
-        self.check_begun = _accept
+        self.check_partial = _accept
         self._on_lost = _ignore
 
     def send(self, frame: Buffer, descriptors: tuple[int, ...] = ()) -> None:
-        """Write a frame, or as much of it as goes; the rest goes when the worker reads. Descriptors are taken over."""
+        """Write a frame; a rest that does not fit is written when the worker reads. Takes ownership of descriptors."""
         self.sent += 1
         if self.released and not self._unsent:
             self._send_released()
@@ -112,7 +113,7 @@ class Channel:
                 sent = 0
             except (BrokenPipeError, ConnectionResetError):
                 self.left_unread = True
-                return  # it has closed its end: reading tells
+                return  # the worker has closed its end: the next read reports it
             except OSError as error:
                 self._lose(f"its channel failed: {error.strerror}")
                 return
@@ -154,7 +155,7 @@ class Channel:
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):
-            # It has closed its end. What it said before can still be read, and reading tells that it ends.
+            # The worker has closed its end. Frames that it sent before can still be read; then a read reports the end.
             self.left_unread = True
             self._drop_unsent()
         except OSError as error:
@@ -174,7 +175,7 @@ class Channel:
         except BlockingIOError:
             return
         except ConnectionResetError:
-            # So the kernel says that a socket was closed with something unread in it.
+            # The kernel reports this if the peer closed its socket with unread data in it.
             self.left_unread = True
             self._lose("it closed its channel")
             return
@@ -192,8 +193,8 @@ class Channel:
         if HEADER.size + length != got:
             self._take(buffer[:got], None)
             return
-        # Nearly always one frame, and whole.
-        limit, handler = self._handlers.get(kind, _NOBODY)
+        # The usual case: one complete frame.
+        limit, handler = self._handlers.get(kind, _NO_HANDLER)
         try:
             if length > limit:
                 raise _refusal(length, kind)
@@ -202,23 +203,23 @@ class Channel:
             self._lose(f"it sent garbage: {error}")
 
     def _take(self, data: memoryview, held: bytearray | None) -> None:
-        """Handle the whole frames of `data`, and keep the rest. `held` is what `data` is a view of, if it is ours."""
+        """Handle the complete frames of `data`, keep the rest. `held` is `self._partial` if `data` is a view of it."""
         at = handled = 0
         end = len(data)
         try:
             while end - at >= HEADER.size and handled < MAX_FRAMES_PER_TURN:
                 length, kind = HEADER.unpack_from(data, at)
-                limit, handler = self._handlers.get(kind, _NOBODY)
+                limit, handler = self._handlers.get(kind, _NO_HANDLER)
                 if length > limit:
                     raise _refusal(length, kind)
                 stop = at + HEADER.size + length
                 if stop > end:
-                    if length > MAX_UNASKED_BYTES and kind == Kind.DONE:
-                        self.check_begun(data[at + HEADER.size :])
+                    if length > MAX_UNCHECKED_BYTES and kind == Kind.DONE:
+                        self.check_partial(data[at + HEADER.size :])
                     break
-                # A copy, of which the answers are views; a large frame is alone in its buffer, and is not copied.
+                # The answers are views of this copy. A large frame has its buffer to itself and is not copied.
                 body = data[at + HEADER.size : stop]
-                # Updates of metrics come by the thousand in one frame: they count for what they cost.
+                # A METRICS frame may have thousands of updates, so it counts by its size.
                 at, handled = stop, handled + (1 if kind != METRICS else 1 + length // METRICS_BYTES_PER_FRAME)
                 handler(body if held is not None and stop == end else memoryview(bytes(body)))
                 if self.is_closed:
@@ -229,11 +230,11 @@ class Channel:
         if held is None or at:
             self._partial = bytearray(data[at:])
         if handled >= MAX_FRAMES_PER_TURN and self._partial:
-            # The rest after the others' turn, without reading more meanwhile.
+            # The rest in the next turn of the loop, without reading more until then.
             self._loop.remove_reader(self._descriptor)
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self.is_closed:
             return
         self._loop.add_reader(self._descriptor, self._readable)
@@ -247,19 +248,19 @@ class Channel:
 
 
 def _accept(_: memoryview) -> None:
-    """Nothing is held against it."""
+    """Accept any body."""
 
 
 def _ignore(_: str) -> None:
-    """The owner has closed the channel itself."""
+    """No effect: the owner has closed the channel."""
 
 
-_NOBODY: tuple[int, Handler] = -1, _accept
-"""Of a kind that nobody takes."""
+_NO_HANDLER: tuple[int, Handler] = -1, _accept
+"""The entry for kinds without a handler: every length is above the limit."""
 
 
 def _refusal(length: int, number: int) -> FrameError:
-    """What is wrong with a frame that is not taken."""
+    """The error for a frame of an unknown kind or above its limit."""
     try:
         kind = Kind(number)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The server's end of the channel to one worker process, for as long as that process lives: its rooms put together.
+"""The server's end of the channel to one worker process, for the lifetime of that process.
 
-What has no room of its own is here: the start and the end of the process, its readiness, log and metrics. All methods
-are called on the event loop's thread.
+Connects the other modules of this package, and handles what they do not: start and stop of the process, its readiness,
+log and metrics. All methods are called on the event loop's thread.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from halimede.workers.frames.kinds import (
     FrameError,
     Kind,
     encode_frame,
-    unasked,
+    unexpected,
 )
-from halimede.workers.output import say
+from halimede.workers.output import log_line
 from halimede.workers.server.batches import Batches, BatchOwner
 from halimede.workers.server.calls import CallOwner, Calls
 from halimede.workers.server.channel import Channel
@@ -30,23 +30,23 @@ from halimede.workers.server.services import ServiceCalls, ServiceOwner
 from halimede.workers.server.tasks import Tasks
 
 MAX_LINES_PER_SECOND = 2_000
-"""Lines of log a second above which a worker is given up: ours hold themselves to a quarter of that."""
+"""A worker that sends more log lines in a second is ended. `child.host` limits itself to a quarter of that."""
 
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class ModelOwner(ServiceOwner, Protocol):
-    """Hears what the model says of itself."""
+    """Gets reports of the model, and performs its service calls."""
 
     def on_ready(self, is_ready: bool) -> None:
-        """What the model says of its readiness."""
+        """The model has reported whether it is ready."""
 
     def on_metrics(self, updates: Sequence[tuple[int, str, float]]) -> None:
-        """Metrics of the model's own have changed."""
+        """The model has updated its own metrics."""
 
 
 class Owners(NamedTuple):
-    """Who hears what a worker sends."""
+    """The receivers of a worker's messages."""
 
     batches: BatchOwner
     calls: CallOwner
@@ -54,7 +54,7 @@ class Owners(NamedTuple):
 
 
 class Connection:
-    """The rooms of one process. `channel`, `memory`, `batches` and `calls` are used from outside."""
+    """The connection to one process. `channel`, `memory`, `batches` and `calls` are used from outside."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Connection:
         return f"<Connection {self._spec.instance} {sent}, {self.memory.inbound.blocks!r}>"
 
     def close(self) -> None:
-        """Let go of the channel. Answers that lie in shared memory stay good."""
+        """Close the channel. Answers in shared memory stay valid."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -115,12 +115,12 @@ class Connection:
         self._on_lost(reason)
 
     async def start(self, start: Mapping[str, Any]) -> Any:
-        """Send START and wait for what the worker says to it. InferenceError; cancelled when the worker is lost."""
+        """Send START and wait for the worker's answer. InferenceError; cancelled if the worker is lost."""
         self.channel.send(json_frame(Kind.START, start))
         return await self._started
 
     async def stop(self) -> None:
-        """Have the model finalize; cancelled when the worker is lost."""
+        """Let the model finalize, and wait for that; cancelled if the worker is lost."""
         self.channel.send(encode_frame(Kind.STOP))
         await self._ended
 
@@ -130,42 +130,42 @@ class Connection:
 
     def _on_started(self, body: memoryview) -> None:
         if self._started.done():
-            raise unasked(Kind.STARTED)
+            raise unexpected(Kind.STARTED)
         self._started.set_result(decode_json(body))
 
     def _on_failed(self, body: memoryview) -> None:
         if self._started.done():
-            raise unasked(Kind.FAILED)
+            raise unexpected(Kind.FAILED)
         self._started.set_exception(error_from_json(decode_json(body)))
 
     def _on_stopped(self, _: memoryview) -> None:
         if self._ended.done():
-            raise unasked(Kind.STOPPED)
+            raise unexpected(Kind.STOPPED)
         self._ended.set_result(None)
 
     def _on_ready(self, body: memoryview) -> None:
         if len(body) != 1:
-            raise unasked(Kind.READY)
+            raise unexpected(Kind.READY)
         self._owner.on_ready(bool(body[0]))
 
     def _on_log(self, body: memoryview) -> None:
         if not body or body[0] >= len(_LEVELS):
-            raise FrameError("a line of log without a level")
+            raise FrameError("a log line without a valid level")
         now = self._loop.time()
         if now - self._lines_since > 1:
             self._lines_since, self._lines = now, 0
         self._lines += 1
         if self._lines > MAX_LINES_PER_SECOND:
-            raise FrameError(f"more than {MAX_LINES_PER_SECOND} lines of log in a second")
+            raise FrameError(f"more than {MAX_LINES_PER_SECOND} log lines in a second")
         place, found, text = str(body[1:], "utf-8", "replace").partition(PLACE_END)
         if not found:
             place, text = self._spec.instance, place
         about = {"model": self._spec.model, "version": str(self._spec.version)}
-        say(_LEVELS[body[0]], place, text, about)
+        log_line(_LEVELS[body[0]], place, text, about)
 
     def _on_metrics(self, body: memoryview) -> None:
         if len(body) % METRIC.size:
-            raise FrameError(f"{len(body)} bytes are no metrics")
+            raise FrameError(f"metrics of {len(body)} bytes")
         updates = []
         for metric, operation, value in METRIC.iter_unpack(body):
             if operation >= len(METRIC_OPERATIONS):

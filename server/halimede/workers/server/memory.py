@@ -1,11 +1,11 @@
-"""The shared memory of one worker, as the server uses it.
+"""The shared memory of one worker: the server's end.
 
-There are two arenas, and one process allocates in each: the server in `inbound`, for what it sends; the worker in
-`outbound`, for its answers. The server makes the segments of both. A tensor that finds no room travels in the frame.
+There are two arenas, and one process allocates in each: the server in `inbound`, for requests; the worker in
+`outbound`, for answers. The server makes the segments of both. A tensor that does not fit is sent in the frame.
 
 A block of `inbound`, or a shared block of another worker, may have several holders: the batch that it was placed for, a
-model that keeps it beyond its batch (the block is retained then), answers that lie in it. It is freed when the last
-holder is gone.
+model that keeps it beyond its batch (the block is then retained), answers that lie in it. It is freed when the last
+holder drops it.
 """
 
 import asyncio
@@ -36,33 +36,33 @@ from halimede.workers.server.shared_segments import MIN_SHARED_BYTES, SharedSegm
 from halimede.workers.server.tasks import Tasks
 
 ARENA_BYTES = 256 << 20
-"""Tensors of requests that one worker may have in shared memory at a time. More of them travel in frames."""
+"""Maximum bytes of request tensors of one worker in shared memory. Further tensors are sent in frames."""
 
 COPIED_ON_LOOP_BYTES = 8 << 20
 """More bytes than this are copied on a thread, and larger segments are made on a thread: 64 MiB take 20 ms."""
 
 
 class Memory:
-    """Both arenas of one worker, and what it reads of others. All methods are called on the event loop's thread."""
+    """Both arenas of one worker, and the blocks of other workers that it reads. All methods are called on the loop."""
 
     def __init__(
         self, channel: Channel, tasks: Tasks, loop: asyncio.AbstractEventLoop, arena_bytes: int = ARENA_BYTES
     ) -> None:
         self._channel = channel
         self._tasks = tasks
-        # The other half stays free for the next answers, however long other workers keep what is shared with them.
+        # The other half stays free for the next tensors, however long other workers keep shared blocks.
         self.inbound = OwnArena(arena_bytes, arena_bytes // 2)
         self._outbound = SegmentMap(arena_bytes // 2)
-        # Only for its size: the worker allocates.
+        # Counts only the size: the worker allocates.
         self._outbound_size = Arena(arena_bytes)
         self._shared = SharedSegments(self._send_shared, self._send_unmap, loop)
         self._holders: dict[Block, int] = {}
-        """How many holders each block of ours, or each shared block, has."""
+        """The number of holders of each block of `inbound` and each shared block."""
         self._retained: set[Block] = set()
-        """Blocks that the model keeps, or may keep until it says otherwise."""
+        """Blocks that the worker holds until it reports them as unused."""
         self._segments = 0
         self._is_growing = False
-        # Of the frame that is being encoded: its blocks, and what is to be copied into them.
+        # For the frame that is being encoded: its blocks, and the data to copy into them.
         self._placed: list[Block] = []
         self._copies: list[tuple[Block, Buffer]] = []
         channel.released = self._outbound.released
@@ -70,11 +70,11 @@ class Memory:
         channel.handle(Kind.MAPPED, self._on_mapped)
 
     def close(self) -> None:
-        """The worker is gone."""
+        """Free shared blocks: the worker has ended."""
         self._shared.close()
 
     def place(self, data: Buffer) -> Block | None:
-        """A block for a tensor of the frame that is being encoded; None when it is to travel in the frame."""
+        """A block for a tensor of the frame that is being encoded; None to send the tensor in the frame."""
         self._free_released()
         arena = self.inbound.blocks
         size = len(data)
@@ -104,19 +104,19 @@ class Memory:
         return placed
 
     def take_copies(self) -> list[tuple[Block, Buffer]]:
-        """What is to be copied into them."""
+        """The data to copy into the blocks."""
         copies, self._copies = self._copies, []
         return copies
 
     def copy(self, copies: list[tuple[Block, Buffer]]) -> None:
-        """Copy, on any thread; `copies` is empty then."""
+        """Copy, on any thread, and clear `copies`."""
         for block, data in copies:
             self.inbound.map.write(block, data)
         # The list lives until the next batch is encoded.
         copies.clear()
 
     def bytes_to_copy(self, tensors: Sequence[Tensor]) -> int:
-        """The size of the tensors that neither travel in the frame nor are shared."""
+        """The size of the tensors that are neither sent in the frame nor shared."""
         large = 0
         for tensor in tensors:
             size = len(tensor.data)
@@ -125,7 +125,7 @@ class Memory:
         return large
 
     async def make_room(self, size_bytes: int) -> None:
-        """Make memory for many bytes, on a thread."""
+        """Add a segment for a large frame; the segment is made on a thread."""
         size = self.inbound.blocks.growth(size_bytes) if self.inbound.blocks.free_bytes < size_bytes else 0
         if size:
             descriptor = await _make_segment(size)
@@ -133,11 +133,11 @@ class Memory:
                 self._add_segment(INBOUND, descriptor)
 
     def retain(self, blocks: Sequence[Block]) -> None:
-        """These are the worker's, until it says that they are unused."""
+        """Let the worker hold these blocks until it reports them as unused."""
         self._retained.update(blocks)
 
     def take_back(self, blocks: Sequence[Block], retained: Sequence[Block] = ()) -> None:
-        """The frame that these were placed for is done with. The model still holds the `retained` ones. FrameError."""
+        """The frame that used these blocks is done; the model still holds the `retained` ones. FrameError."""
         kept = set(retained)
         if not kept <= set(blocks):
             raise FrameError("a batch's end retains blocks that are not its own")
@@ -148,7 +148,7 @@ class Memory:
         self._free_released()
 
     def locate(self, segment: int, offset: int, size_bytes: int) -> memoryview:
-        """Bytes of an answer: in the worker's arena, or in a block that it may look at. ValueError."""
+        """Bytes of an answer: in the worker's arena, or in a block that it may read. ValueError."""
         if segment in self._outbound:
             if len(self._outbound.released) > MAX_BLOCKS:
                 raise ValueError(f"more than {MAX_BLOCKS} blocks that it was not given back yet")
@@ -163,7 +163,7 @@ class Memory:
         return self.inbound.map.lease(block, offset, size_bytes)
 
     def grow_outbound(self, wanted_bytes: int) -> None:
-        """The worker's answers found no room in shared memory: it gets more, up to the bound, for the next ones."""
+        """Enlarge the worker's arena, up to its limit: answers did not fit into it."""
         size = 0 if self._is_growing else self._outbound_size.growth(wanted_bytes)
         if size:
             self._is_growing = True
@@ -176,10 +176,10 @@ class Memory:
             self._outbound_size.add(self._segments, size_bytes)
 
     def _add_segment(self, arena: int, descriptor: int) -> bool:
-        """Map a segment and hand it to the worker; False when this process has no room for it."""
+        """Map a segment and send it to the worker; False if this process cannot map it."""
         number = self._segments + 1
         try:
-            theirs = os.dup(descriptor)
+            worker_end = os.dup(descriptor)
         except OSError:
             os.close(descriptor)
             return False
@@ -189,10 +189,10 @@ class Memory:
             else:
                 self._outbound.map(number, descriptor)
         except OSError:
-            os.close(theirs)
+            os.close(worker_end)
             return False
         self._segments = number
-        self._channel.send(encode_frame(Kind.SEGMENT, SEGMENT.pack(number, arena)), (theirs,))
+        self._channel.send(encode_frame(Kind.SEGMENT, SEGMENT.pack(number, arena)), (worker_end,))
         return True
 
     def _send_shared(self, number: int, descriptor: int) -> None:
@@ -215,7 +215,7 @@ class Memory:
             self._let_go(block)
 
     def _let_go(self, block: Block) -> None:
-        """The worker's batch or its model does not hold the block any more."""
+        """The worker no longer holds the block: its batch has ended, or its model has dropped it."""
         self.inbound.map.sharing.writable.discard(block)
         self._drop(block)
 
@@ -238,7 +238,7 @@ class Memory:
 
 
 async def _make_segment(size_bytes: int) -> int | None:
-    """See `segments.make_segment`; on a thread, which goes on when the task is cancelled."""
+    """`segments.make_segment` on a thread, which continues if the task is cancelled."""
     making = asyncio.ensure_future(asyncio.to_thread(make_segment, size_bytes))
     try:
         return await asyncio.shield(making)

@@ -1,4 +1,4 @@
-"""What the model's code requests from the server besides inferences."""
+"""Performs requests of the model's code other than inferences."""
 
 import logging
 from typing import Protocol
@@ -17,7 +17,7 @@ class ServiceOwner(Protocol):
     """Performs the calls."""
 
     async def on_call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
-        """Perform a call; each class says what its result is. InferenceError."""
+        """Perform a call; each class declares its result. InferenceError."""
 
 
 class ServiceCalls:
@@ -46,7 +46,7 @@ class ServiceCalls:
             result = error
         except Exception as error:
             log.error("model '%s': call '%s' failed", self._model, call.NAME, exc_info=error)
-            result = InferenceError(ErrorCode.INTERNAL, "the server failed at it")
+            result = InferenceError(ErrorCode.INTERNAL, "the server failed to perform the call")
         finally:
             self._running -= 1
         self._channel.send(encode_service_result(number, result))

@@ -2,9 +2,9 @@
 
 1. The first time that bytes of another worker's segment (its owner's) go to the reader, the server sends the reader a
    read-only descriptor of the segment, and a copy of the bytes.
-2. The reader says whether it has mapped the segment. From then on the server sends places in it instead of copies.
+2. The reader reports whether it has mapped the segment. From then on the server sends places in it instead of copies.
 3. The server holds a view of the bytes until the reader gives the block back, so that the owner cannot reuse them.
-4. When the last view of a segment is gone, the server tells the reader to unmap it.
+4. When the last view of a segment is gone, the server has the reader unmap it.
 
 Only bytes that no model can write to are shared: answers in a worker's own arena, and inputs of a worker that has given
 them back. A reader that cannot map a segment, or whose model writes to its inputs, gets only copies from then on.
@@ -21,10 +21,10 @@ from halimede.workers.frames.kinds import FIRST_SHARED, FrameError
 from halimede.workers.segments import Block, Lease, Segment, address
 
 MIN_SHARED_BYTES = 1 << 20
-"""Smaller tensors are copied: below half of this size a copy costs less than the reader's look at its pages."""
+"""Smaller tensors are copied: below half of this size a copy costs less than the reader's check of its pages."""
 
 MAX_SEGMENTS = 64
-"""Of other workers, mapped by one reader at a time."""
+"""Maximum segments of other workers that one reader maps at a time."""
 
 _LAST_NUMBER = 0xFFFF
 
@@ -46,7 +46,7 @@ class SharedSegments:
         self._next = FIRST_SHARED
         self._numbers: dict[weakref.ref[Segment], int] = {}
         self._unanswered: set[int] = set()
-        """Segments of which the reader has not said whether it has mapped them."""
+        """Segments that the reader has not reported as mapped or not."""
         self._usable: set[int] = set()
         """Segments that the reader has mapped."""
         self._shared: dict[Block, memoryview] = {}
@@ -62,7 +62,7 @@ class SharedSegments:
         return found is not None and self._block(found, len(data), address(data)) is not None
 
     def share(self, data: Buffer) -> Block | None:
-        """Where the reader finds these bytes until it gives the block back; None if they must be copied."""
+        """The place of these bytes for the reader, valid until it gives the block back; None if they must be copied."""
         lease = _lease_of(data)
         if lease is None or self._is_over:
             return None
@@ -88,7 +88,7 @@ class SharedSegments:
         ):
             return None
         block = number, offset
-        # Not twice at a time: the two tensors would have the reader's private pages in common.
+        # A block is shared once at a time: two tensors would share the reader's private pages.
         return block if block not in self._shared else None
 
     def _try_send(self, segment: Segment) -> None:
@@ -105,7 +105,7 @@ class SharedSegments:
         self._send_segment(number, descriptor)
 
     def on_mapped(self, number: int, is_mapped: bool) -> None:
-        """The reader says whether it has mapped a segment. FrameError."""
+        """The reader has reported whether it has mapped a segment. FrameError."""
         if not FIRST_SHARED <= number < self._next or (is_mapped and number not in self._unanswered):
             raise FrameError(f"an answer about segment {number}, which was not sent to it")
         self._unanswered.discard(number)
@@ -124,7 +124,7 @@ class SharedSegments:
         raise ValueError(f"bytes {offset} to {offset + size_bytes} of segment {number}, which it was not given")
 
     def take_back(self, block: Block) -> None:
-        """The reader does not need the block any more."""
+        """The reader no longer needs the block."""
         data = self._shared.pop(block, None)
         if data is not None and (lease := _lease_of(data)) is not None:
             lease.segment.sharing.shared_bytes -= len(data)
@@ -138,7 +138,7 @@ class SharedSegments:
                 self._send_unmap(self._numbers.popitem()[1])
 
     def close(self) -> None:
-        """The reader is gone."""
+        """Free all blocks: the reader has ended."""
         # Without these references the connection and its memory are freed at once.
         self._send_segment = self._send_unmap = _nowhere
         self._numbers.clear()
@@ -159,7 +159,7 @@ class SharedSegments:
 
 
 def _nowhere(*_: int) -> None:
-    """The reader is gone."""
+    """No effect: the reader has ended."""
 
 
 def _lease_of(data: Buffer) -> Lease | None:

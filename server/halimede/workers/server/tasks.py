@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Tasks:
-    """Tasks of one owner, who cancels them when it ends."""
+    """Tasks of one owner, which cancels them at its end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -22,7 +22,7 @@ def bf16_input(data: object = None) -> Tensor:
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])
-def test_numpy_reads_our_tensors_and_we_read_numpys(dtype, shape):
+def test_tensors_are_exchanged_with_numpy(dtype, shape):
     array = np.ones(shape, dtype)
     tensor = Tensor("T", array)
     assert tensor.__dlpack_device__() == (1, 0)
@@ -33,7 +33,7 @@ def test_numpy_reads_our_tensors_and_we_read_numpys(dtype, shape):
     assert Tensor.from_dlpack("V", tensor.to_dlpack()).as_numpy().tolist() == array.tolist()
 
 
-def test_memory_is_shared_both_ways():
+def test_memory_is_shared_in_both_directions():
     array = np.zeros(3, np.float32)
     tensor = Tensor.from_dlpack("U", Tensor("T", array))
     array[1] = 5
@@ -157,7 +157,7 @@ def test_dimensions_of_one_may_have_any_stride():
     assert Tensor.from_dlpack("T", array).shape() == [1, 1, 3]
 
 
-def test_torch_and_we_read_each_other():
+def test_tensors_are_exchanged_with_torch():
     torch = pytest.importorskip("torch")
     for dtype in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bfloat16"):
         source = torch.ones((2, 3), dtype=getattr(torch, dtype))

@@ -199,7 +199,7 @@ def test_the_log_has_the_traceback_of_a_failed_batch(tmp_path):
     assert "line 6, in execute" in line
 
 
-def test_a_failed_batch_holds_none_of_its_requests_memory(tmp_path):
+def test_a_failed_batch_frees_the_memory_of_its_requests(tmp_path):
     class Memory(bytearray):
         """Plain memory that can be watched."""
 

@@ -33,7 +33,7 @@ def seen(folder, code) -> list:
     return json.loads(text)
 
 
-def test_the_module_is_named_after_its_version_and_finds_its_neighbours(tmp_path):
+def test_the_module_is_named_after_its_version_and_imports_its_folder(tmp_path):
     write(tmp_path, "")
     version = tmp_path / "m" / "1"
     (version / "helper.py").write_text("from . import package\nname = __name__")
@@ -155,7 +155,7 @@ def test_failed_load_reports_only_its_cause(tmp_path, code, text):
     assert said(tmp_path, code) == text
 
 
-def test_the_log_gets_the_traceback_that_the_caller_does_not(tmp_path):
+def test_the_traceback_is_logged_but_not_sent_to_the_caller(tmp_path):
     host = FakeHost()
     text = said(tmp_path, "def deep(): raise ValueError('boom')\ndeep()", host)
     [(level, line)] = host.logs
@@ -292,7 +292,7 @@ def test_a_process_that_a_model_spawns_can_import_its_file(tmp_path):
     assert "('INFO', '7 float32 this works in the process of a model only')" in run.stdout, run.stdout + run.stderr
 
 
-def test_the_native_names_have_a_module_of_their_own(tmp_path):
+def test_the_native_names_have_their_own_module(tmp_path):
     code = "import c_python_backend_utils as c\nassert c.Tensor is pb.Tensor\n" + body("return []")
     assert runner_of(tmp_path, code).is_async is False
 

@@ -193,7 +193,7 @@ def test_a_decoupled_model_returns_nothing(tmp_path):
     assert error == failure("Python model 'm_0' is using the decoupled mode and the execute function must return None.")
 
 
-def test_only_requested_outputs_go_through_a_sender_too(tmp_path):
+def test_a_sender_sends_only_requested_outputs(tmp_path):
     code = body(
         """
         one = np.ones(1, np.float32)

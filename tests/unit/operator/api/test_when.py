@@ -37,7 +37,7 @@ def test_the_tensors_that_a_condition_names(text: str, sources: list[str]) -> No
         ("a.x.shape[-1]", "at character 11: '-1' is not expected; allowed here: the dimension's number, 0 or more"),
         ("a.`x y`", "at character 3: '`x y`' is not expected; allowed here: the tensor of 'a'"),
         ("parameters.a-b", "at character 12: 'a-b' is not expected; allowed here: the parameter's name, in backticks"),
-        ("1e999 == 1", "at character 1: '1e999' is not expected; allowed here: a number that a double can hold"),
+        ("1e999 == 1", "at character 1: '1e999' is not expected; allowed here: a number in the range of a double"),
         (f"{'not ' * 17}a.x", "at character 69: 'a' is not expected; allowed here: at most 16 parentheses"),
         ("a" * 1025, "must have at most 1024 characters, got 1025"),
     ],

@@ -51,7 +51,7 @@ def number_of(value: Any, where: str, what: str) -> float:
 def sequence_of(value: Any, kind: type, where: str, what: str) -> list[Any]:
     """A list of a sequence whose elements are all of `kind`; `str` may be `bytes` of UTF-8."""
     if type(value) is list:
-        # The common case, told apart before more is looked at.
+        # The common case, checked first.
         for element in value:
             if type(element) is not kind:
                 break

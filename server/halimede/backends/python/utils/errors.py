@@ -79,7 +79,7 @@ def code_of(error: BaseException) -> ErrorCode:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether it shows that CUDA's context is corrupt, so that this process cannot use the device any more."""
+    """Whether it shows that CUDA's context is corrupt, so that this process can no longer use the device."""
     try:
         text = str(error).lower()
     except BaseException:  # noqa: BLE001  the model's own __str__
@@ -105,7 +105,7 @@ def bounded(text: str) -> str:
 def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
     """`ValueError: boom`, without the directories in the exception's own file names and those under `directories`.
 
-    Never raises, whatever the model's exception does. File names are kept but their directories are removed, because
+    Never raises, even if the model's exception does. File names are kept but their directories are removed, because
     the text goes to clients.
     """
     name = type(error).__name__

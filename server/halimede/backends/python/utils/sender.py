@@ -36,7 +36,7 @@ class InferenceResponseSender:
         """Set by `finish`; the thread that holds the lock then sends it."""
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response, the end, or both. TritonModelException if that is not allowed, or not any more."""
+        """Send a response, the end, or both. TritonModelException if that is not, or no longer, allowed."""
         if response is not None:
             instance_of(response, InferenceResponse, "send", "response")
         if integer_of(flags, "send", "flags", 0, 0xFFFFFFFF) not in (0, FINAL):

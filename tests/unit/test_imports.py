@@ -1,0 +1,36 @@
+"""No import circle between modules, also not by imports for types alone.
+
+The contracts of import-linter compare the modules of one package with each other. They do not find a module that imports
+its own package, which imports the module.
+"""
+
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+
+def circle(*packages: str) -> set[str]:
+    """The modules of one circle; empty if there is none."""
+    graph = grimp.build_graph(*packages, cache_dir=None, exclude_type_checking_imports=False)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return set(error.args[1])
+    return set()
+
+
+def test_no_import_circle() -> None:
+    assert circle("halimede", "halimede_operator", "halimede_spec") == set()
+
+
+def test_a_module_that_imports_its_package_for_a_type_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = tmp_path / "sample_package"
+    sample.mkdir()
+    (sample / "__init__.py").write_text("from sample_package.value import Value\n")
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sample_package import Value\n"
+    (sample / "value.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert circle("sample_package") == {"sample_package", "sample_package.value"}
