@@ -59,7 +59,7 @@ def ask(server: RunningServer, raw: bytes) -> pb.ModelInferResponse:
         return pb.ModelInferResponse.FromString(channel.unary_unary(INFER)(raw, timeout=120))
 
 
-def beside(server: RunningServer, count: int, work: Callable[[], Any]) -> Any:
+def check_others_during(server: RunningServer, count: int, work: Callable[[], Any]) -> Any:
     """The result of `work` with this number of strings. Checks other requests meanwhile, and the memory per string."""
     before = resident_bytes(server)
     forget_peak(server)
@@ -85,14 +85,14 @@ def beside(server: RunningServer, count: int, work: Callable[[], Any]) -> Any:
 def test_millions_of_strings_over_grpc(server: RunningServer, alike: bool) -> None:
     data = wire(MOST, alike=alike)
     raw = message("ident", [MOST], data)
-    assert beside(server, MOST, lambda: ask(server, raw)).raw_output_contents[0] == data
+    assert check_others_during(server, MOST, lambda: ask(server, raw)).raw_output_contents[0] == data
 
 
 def test_millions_of_strings_over_grpc_in_typed_contents(server: RunningServer) -> None:
     made = pb.ModelInferRequest(model_name="ident")
     made.inputs.add(name="IN", datatype="BYTES", shape=[MANY], contents={"bytes_contents": [b"a"] * MANY})
     raw = made.SerializeToString()
-    assert beside(server, MANY, lambda: ask(server, raw)).raw_output_contents[0] == b"\1\0\0\0a" * MANY
+    assert check_others_during(server, MANY, lambda: ask(server, raw)).raw_output_contents[0] == b"\1\0\0\0a" * MANY
 
 
 def test_millions_of_strings_over_http_in_binary(server: RunningServer) -> None:
@@ -102,20 +102,20 @@ def test_millions_of_strings_over_http_in_binary(server: RunningServer) -> None:
         b'"parameters":{"binary_data_output":true}}' % (MOST, len(data))
     )
     fields = {"Inference-Header-Content-Length": str(len(head))}
-    answer = beside(server, MOST, lambda: server.post("/v2/models/ident/infer", head + data, fields))
+    answer = check_others_during(server, MOST, lambda: server.post("/v2/models/ident/infer", head + data, fields))
     assert answer.body.endswith(data)
 
 
 def test_millions_of_strings_over_http_in_json(server: RunningServer) -> None:
     data = b",".join([b'""'] * MANY)
     body = b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"BYTES","data":[%b]}]}' % (MANY, data)
-    answer = beside(server, MANY, lambda: server.post("/v2/models/ident/infer", body))
+    answer = check_others_during(server, MANY, lambda: server.post("/v2/models/ident/infer", body))
     assert (answer.status, answer.body.count(b'""')) == (200, MANY)
 
 
 def test_millions_of_strings_through_a_python_model(server: RunningServer) -> None:
     raw = message("half", [1, MANY], wire(MANY, alike=False))
-    answer = beside(server, MANY, lambda: ask(server, raw))
+    answer = check_others_during(server, MANY, lambda: ask(server, raw))
     assert answer.raw_output_contents[0] == bytes(4 * (MANY // 2))
 
 
@@ -140,5 +140,5 @@ def test_threads_convert_a_million_strings_and_processes_more(server: RunningSer
         f"[request id: <id_unknown>] input 'IN' has {count} string elements, and model 'onnx' takes at most 1048576 while"
         " it runs in a thread of the server. Its parameter 'ISOLATION' with the value 'process' lifts the limit."
     )
-    answer = beside(server, count, lambda: ask(server, message("isolated", [1, count], wire(count))))
+    answer = check_others_during(server, count, lambda: ask(server, message("isolated", [1, count], wire(count))))
     assert len(answer.raw_output_contents[0]) == 4 * count

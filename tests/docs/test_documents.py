@@ -46,7 +46,7 @@ class Reader:
             return
         self.stop()
         with (self.folder / "server.log").open("wb") as log:
-            # In a session of its own, so that a signal reaches the server behind the shell.
+            # In a new session, so that a signal reaches the server behind the shell.
             self.server = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment(), stdout=log, stderr=log, start_new_session=True
             )

@@ -162,7 +162,7 @@ def refused(text: str, key: int) -> InferenceError:
 
 
 def run_on_loop(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, run in an event loop of its own."""
+    """A test that is a coroutine, run in a new event loop."""
 
     @functools.wraps(scenario)
     def run(**fixtures: object) -> None:

@@ -84,7 +84,7 @@ def value_of(response: InferenceResponse) -> float | InferenceError:
 
 
 def in_a_loop(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine, run in an event loop of its own."""
+    """A test that is a coroutine, run in a new event loop."""
 
     @functools.wraps(scenario)
     def run(**fixtures: object) -> None:

@@ -1,6 +1,6 @@
 """An open-loop HTTP client for tests of overload: requests are sent at their times, independent of the server's answers.
 
-Run as a process of its own, so that it does not share the interpreter of the test. Reads one JSON document on stdin, a
+Run as a separate process, so that it does not share the interpreter of the test. Reads one JSON document on stdin, a
 list of phases `{"seconds": …, "streams": [{"name", "port", "path", "body", "rate" | "callers"}]}`, runs one after the
 other, and prints a list of `{name: Outcome}`. A stream with a `rate` is open-loop with random gaps (Poisson); it opens a
 connection when all others are busy. One with `callers` is closed-loop: each caller uses one connection.

@@ -41,7 +41,7 @@ class Harness:
     leads: bool = True
     woken: list[Key] = field(default_factory=list)
 
-    def hear(self, versions: Mapping[str, int] | None = None) -> None:
+    def relist(self, versions: Mapping[str, int] | None = None) -> None:
         """Deliver the current objects, or those of each plural at a version."""
         for resource in WATCHED:
             version = (versions or {}).get(resource.plural, self.api.version)
@@ -52,8 +52,9 @@ class Harness:
             uids = frozenset(value["metadata"]["uid"] for value in there)
             self.cache.listed(resource, None, version, uids)
 
-    async def again(self, key: Key = DIGITS) -> Outcome:
-        self.hear()
+    async def sync(self, key: Key = DIGITS) -> Outcome:
+        """Deliver the current objects, then reconcile one key."""
+        self.relist()
         return await self.reconcile(key)
 
     def digits(self) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class Harness:
 
 
 @asynccontextmanager
-async def shop_of(folder: Path) -> AsyncIterator[Harness]:
+async def open_harness(folder: Path) -> AsyncIterator[Harness]:
     async with kube_api() as api:
         connection = Connection(str(api.kubeconfig(folder)))
         await connection.refresh()
@@ -101,14 +102,14 @@ async def shop_of(folder: Path) -> AsyncIterator[Harness]:
 
 def run(scenario: Callable[[Harness], Awaitable[None]], folder: Path) -> None:
     async def whole() -> None:
-        async with shop_of(folder) as harness:
+        async with open_harness(folder) as harness:
             await scenario(harness)
 
     asyncio.run(whole())
 
 
 @asynccontextmanager
-async def beside(harness: Harness, lease: str = "halimede/this") -> AsyncIterator[Harness]:
+async def second_operator(harness: Harness, lease: str = "halimede/this") -> AsyncIterator[Harness]:
     """A second operator with empty caches, as after a restart; with another Lease, one of another release."""
     connection = Connection(str(harness.api.kubeconfig(harness.folder)))
     await connection.refresh()

@@ -318,7 +318,7 @@ def write_credentials(folder: Path, **values: str) -> str:
 
 @dataclass(frozen=True)
 class Fetched:
-    """How `halimede fetch` ended: `report` is the termination message, `log` all of standard output and error."""
+    """The result of `halimede fetch`: `report` is the termination message, `log` its standard output and error."""
 
     code: int
     report: str
@@ -365,7 +365,7 @@ class Fetch:
             )
 
     def wait_for(self, text: str, process: subprocess.Popen[bytes], count: int = 1) -> None:
-        """Until the log has this text so many times."""
+        """Wait until the log has this text this number of times."""
         deadline = time.monotonic() + 60
         while self._log.read_text().count(text) < count:
             assert process.poll() is None, self._log.read_text()

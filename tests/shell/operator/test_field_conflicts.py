@@ -42,11 +42,11 @@ def test_an_edit_that_makes_our_apply_fail_is_undone(tmp_path: Path):
     """O-44."""
 
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         whole = harness.children()
         _edited_variable(harness)
         harness.api.faults.append(_two_sources(times=1))
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         assert (harness.children(), harness.api.counted(OWNERS)) == (whole, 1)
         ours, theirs = harness.api.objects["deployments", "prod", "digits"]["metadata"]["managedFields"]
         assert ours["manager"] == "halimede-operator"
@@ -59,10 +59,10 @@ def test_an_edit_that_makes_our_apply_fail_is_undone(tmp_path: Path):
 
 def test_a_lasting_refusal_is_reported_and_no_more_fields_are_taken(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         _edited_variable(harness)
         harness.api.faults.append(_two_sources(times=None))
-        outcomes = [await harness.again() for _ in range(3)]
+        outcomes = [await harness.sync() for _ in range(3)]
         assert [outcome.failure for outcome in outcomes if isinstance(outcome, Failed)] == [Failure.PERMANENT] * 3
         accepted = harness.condition("Accepted")
         assert (accepted["status"], accepted["reason"]) == ("False", "ApplyRefused")
@@ -75,7 +75,7 @@ def test_a_lasting_refusal_is_reported_and_no_more_fields_are_taken(tmp_path: Pa
 
 def test_no_fields_are_taken_from_a_child_that_changes_meanwhile(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         whole = harness.children()
         before = _edited_variable(harness)["metadata"]["managedFields"]
         refusal = _two_sources(times=2)
@@ -83,11 +83,11 @@ def test_no_fields_are_taken_from_a_child_that_changes_meanwhile(tmp_path: Path)
             OWNERS, times=1, then=lambda: harness.api.put("deployments", "prod", "digits", metadata={"x": "y"})
         )
         harness.api.faults += [refusal, edit]
-        outcome = await harness.again()
+        outcome = await harness.sync()
         assert isinstance(outcome, Failed)
         assert outcome.failure is Failure.CONFLICT
         assert harness.api.objects["deployments", "prod", "digits"]["metadata"]["managedFields"] == before
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         assert harness.children() == whole
 
     run(scenario, tmp_path)
@@ -95,9 +95,9 @@ def test_no_fields_are_taken_from_a_child_that_changes_meanwhile(tmp_path: Path)
 
 def test_no_fields_are_taken_from_another_owners_object(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         _edited_variable(harness)
-        harness.hear()
+        harness.relist()
         theirs = {"name": "web", "kind": "Harness", "uid": "x", "controller": True}
         harness.api.put("deployments", "prod", "digits", metadata={"ownerReferences": [theirs]})
         harness.api.faults.append(_two_sources(times=None))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from halimede_operator.cluster.kinds import WATCHED
 from halimede_operator.core.api.spec import Key
 from halimede_operator.queue import Done
-from support.operator_harness import CHILDREN, DIGITS, Harness, beside, run
+from support.operator_harness import CHILDREN, DIGITS, Harness, run, second_operator
 
 Object = dict[str, Any]
 
@@ -207,12 +207,12 @@ def test_old_lists_after_a_restart_delete_and_scale_nothing(
             await world.settle()
         whole = {where: value.get("spec") for where, value in world.children().items()}
         begin, now = 100, harness.api.version
-        async with beside(harness) as other:
-            other.hear({plural: begin + (now - begin) * share // 100 for plural, share in shares.items()})
+        async with second_operator(harness) as other:
+            other.relist({plural: begin + (now - begin) * share // 100 for plural, share in shares.items()})
             for _ in range(3):
                 await other.reconcile(DIGITS)
                 assert {where: value.get("spec") for where, value in world.children().items()} == whole
-            other.hear()
+            other.relist()
             assert await other.reconcile(DIGITS) == Done()
         assert {where: value.get("spec") for where, value in world.children().items()} == whole
 

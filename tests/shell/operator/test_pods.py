@@ -20,24 +20,24 @@ from support.operator_harness import DIGITS, SPEC, Harness, create_pod, create_u
 
 def test_a_deployment_past_its_deadline_is_reconciled_again(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
         harness.api.put("deployments", "prod", "digits", status={"conditions": [late]})
-        assert await harness.again() == Done(again_in=DEADLINE_AGAIN_S)
+        assert await harness.sync() == Done(again_in=DEADLINE_AGAIN_S)
 
     run(scenario, tmp_path)
 
 
 def test_nodes_are_read_for_unscheduled_pods_and_not_too_often(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         assert harness.api.counted("GET /api/v1/nodes") == 0
         create_unscheduled_pod(harness)
         for _ in range(3):
-            assert await harness.again() == Done(again_in=UNSCHEDULED_AGAIN_S)
+            assert await harness.sync() == Done(again_in=UNSCHEDULED_AGAIN_S)
         assert harness.api.counted("GET /api/v1/nodes") == 1
         harness.now += 10
-        await harness.again()
+        await harness.sync()
         assert harness.api.counted("GET /api/v1/nodes") == 2
 
     run(scenario, tmp_path)
@@ -46,10 +46,10 @@ def test_nodes_are_read_for_unscheduled_pods_and_not_too_often(tmp_path: Path):
 def test_a_reconcile_works_without_the_right_to_read_nodes(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
         harness.api.faults.append(Fault("GET /api/v1/nodes", status=403, reason="Forbidden"))
-        await harness.again()
+        await harness.sync()
         create_unscheduled_pod(harness)
         for _ in range(3):
-            assert await harness.again() == Done(again_in=UNSCHEDULED_AGAIN_S)
+            assert await harness.sync() == Done(again_in=UNSCHEDULED_AGAIN_S)
             harness.now += 60
         assert harness.api.counted("GET /api/v1/nodes") == 1
 
@@ -63,19 +63,19 @@ def test_lost_devices_are_reported(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
         accelerator = {"type": "MIG", "mig": {"profile": "1g.10gb"}}
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "accelerator": accelerator})
-        await harness.again()
+        await harness.sync()
         # Nodes have no namespace.
         harness.api.put("nodes", None, "node-1", status={"capacity": {resource: "0"}})  # type: ignore[arg-type]
         create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="node-1")
-        await harness.again()
+        await harness.sync()
         harness.woken.clear()
         looking = asyncio.create_task(harness.nodes.run())
         await harness.api.until(lambda: harness.woken == [DIGITS])
-        await harness.again()
+        await harness.sync()
         assert harness.digits()["status"]["lastFailure"]["reason"] == "DeviceLost"
 
         harness.api.remove("inferencemodels", "prod", "digits")
-        await harness.again()
+        await harness.sync()
         await harness.api.until(lambda: harness.api.counted("GET /api/v1/nodes/") > 0)
         before = harness.api.counted("GET /api/v1/nodes/")
         await asyncio.sleep(0.2)  # twenty times its period
@@ -88,18 +88,18 @@ def test_lost_devices_are_reported(tmp_path: Path):
 
 def test_events_of_a_pod_without_volumes_are_read_ever_more_rarely(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         begun = harness.today
         uid = _waiting_pod(harness, begun)
         _failed_mount(harness, "it", uid, 'configmap "corp-ca" not found')
         _failed_mount(harness, "another", "uid-of-another", 'secret "other" not found')
         asked = "GET /api/v1/namespaces/prod/events"
-        assert (await harness.again(), harness.api.counted(asked)) == (Done(again_in=EVENTS_AFTER_S), 0)
+        assert (await harness.sync(), harness.api.counted(asked)) == (Done(again_in=EVENTS_AFTER_S), 0)
         assert harness.condition("ModelFetched")["reason"] == "Fetching"
         waits = {}
         for age_s in (3, 60, 3600):
             harness.today = begun + datetime.timedelta(seconds=age_s)
-            outcome = await harness.again()
+            outcome = await harness.sync()
             assert isinstance(outcome, Done)
             waits[age_s] = outcome.again_in
             assert harness.condition("ModelFetched")["reason"] == "ConfigMapMissing"
@@ -107,7 +107,7 @@ def test_events_of_a_pod_without_volumes_are_read_ever_more_rarely(tmp_path: Pat
         assert harness.api.counted(asked) == 3
 
         _waiting_pod(harness, begun, does=False)
-        assert (await harness.again(), harness.api.counted(asked)) == (Done(), 3)
+        assert (await harness.sync(), harness.api.counted(asked)) == (Done(), 3)
         assert harness.condition("ModelFetched")["reason"] == "Fetching"
 
     run(scenario, tmp_path)
@@ -118,11 +118,11 @@ def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, stat
     """Without the right, the status lacks this part; while there is no answer, the status stays as it is."""
 
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         _waiting_pod(harness, harness.today - datetime.timedelta(seconds=10))
         harness.api.faults.append(Fault("GET .*/events", status=status))
         before = harness.digits()["status"]
-        outcome = await harness.again()
+        outcome = await harness.sync()
         if told is None:
             assert isinstance(outcome, Failed)
             assert (outcome.failure, harness.digits()["status"]) == (Failure.TRANSIENT, before)
@@ -134,10 +134,10 @@ def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, stat
 
 def test_events_are_read_for_a_few_of_many_waiting_pods(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         for number in range(20):
             _waiting_pod(harness, harness.today - datetime.timedelta(seconds=10), f"digits-1-{number:02}")
-        await harness.again()
+        await harness.sync()
         assert harness.api.counted("GET .*/events") == MOST_PODS_ASKED
 
     run(scenario, tmp_path)

@@ -15,14 +15,14 @@ from halimede_operator.reconcile.reconciler import (
     UNSCHEDULED_AGAIN_S,
 )
 from support.kube_api import Fault, deep
-from support.operator_harness import DIGITS, SPEC, Harness, beside, create_pod, create_unscheduled_pod, run
+from support.operator_harness import DIGITS, SPEC, Harness, create_pod, create_unscheduled_pod, run, second_operator
 
 DEEP = '{"a":' * 9_000 + "1" + "}" * 9_000
 
 
 def test_a_new_model_gets_children_and_a_status_then_no_more_writes(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         written = harness.api.writes()
         assert written == {
             "PATCH configmaps": 1,
@@ -33,7 +33,7 @@ def test_a_new_model_gets_children_and_a_status_then_no_more_writes(tmp_path: Pa
         }
         # What we wrote is known without a watch.
         assert await harness.reconcile(DIGITS) == Done()
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         assert harness.api.writes() == written
 
     run(scenario, tmp_path)
@@ -43,12 +43,12 @@ def test_an_edited_or_deleted_child_is_restored(tmp_path: Path):
     """O-44."""
 
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         whole = harness.children()
         deployment = harness.api.objects["deployments", "prod", "digits"]
         harness.api.put("deployments", "prod", "digits", spec={**deployment["spec"], "replicas": 7})
         harness.api.remove("services", "prod", "digits")
-        await harness.again()
+        await harness.sync()
         assert harness.children() == whole
 
     run(scenario, tmp_path)
@@ -56,7 +56,7 @@ def test_an_edited_or_deleted_child_is_restored(tmp_path: Path):
 
 def test_a_deleted_object_gets_no_children_from_an_old_cache(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        harness.hear()
+        harness.relist()
         harness.api.remove("inferencemodels", "prod", "digits")
         assert await harness.reconcile(DIGITS) == Done()
         assert (harness.api.writes(), await harness.reconcile(DIGITS)) == ({}, Gone())
@@ -66,7 +66,7 @@ def test_a_deleted_object_gets_no_children_from_an_old_cache(tmp_path: Path):
 
 def test_a_recreated_object_gets_no_children_of_the_old_one(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        harness.hear()
+        harness.relist()
         harness.api.remove("inferencemodels", "prod", "digits")
         new = harness.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/other"}})
         outcome = await harness.reconcile(DIGITS)
@@ -81,7 +81,7 @@ def test_a_recreated_object_gets_no_children_of_the_old_one(tmp_path: Path):
 
 def test_a_spec_changed_before_the_first_write_is_planned_anew(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        harness.hear()
+        harness.relist()
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 3})
         outcome = await harness.reconcile(DIGITS)
         assert (isinstance(outcome, Failed) and outcome.failure, harness.api.writes()) == (Failure.CONFLICT, {})
@@ -95,10 +95,10 @@ def test_a_spec_changed_during_writes_is_not_reported_as_done(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
         def edit() -> None:
             harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 3})
-            harness.hear()
+            harness.relist()
 
         harness.api.faults.append(Fault("PATCH .*/serviceaccounts/", times=1, then=edit))
-        outcome = await harness.again()
+        outcome = await harness.sync()
         assert isinstance(outcome, Failed)
         assert (outcome.failure, "status" in harness.digits()) == (Failure.CONFLICT, False)
         assert await harness.reconcile(DIGITS) == Done()
@@ -112,7 +112,7 @@ def test_an_object_being_deleted_is_left_to_the_garbage_collector(tmp_path: Path
 
     async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", metadata={"deletionTimestamp": "2030-01-01T00:00:00Z"})
-        assert (await harness.again(), harness.api.writes()) == (Done(), {})
+        assert (await harness.sync(), harness.api.writes()) == (Done(), {})
 
     run(scenario, tmp_path)
 
@@ -123,7 +123,7 @@ def test_a_conflicting_status_is_written_again_from_current_state(tmp_path: Path
 
     async def scenario(harness: Harness) -> None:
         harness.api.faults.append(Fault("PATCH .*/status", status=409, reason="Conflict", times=times))
-        failures = [await harness.again() for _ in range(times)]
+        failures = [await harness.sync() for _ in range(times)]
         assert [outcome.failure for outcome in failures if isinstance(outcome, Failed)] == [Failure.CONFLICT] * times
         assert await harness.reconcile(DIGITS) == Done()
         assert harness.digits()["status"]["observedGeneration"] == 1
@@ -133,9 +133,9 @@ def test_a_conflicting_status_is_written_again_from_current_state(tmp_path: Path
 
 def test_an_unseen_status_is_not_overwritten(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         create_unscheduled_pod(harness)
-        harness.hear()
+        harness.relist()
         harness.api.put("inferencemodels", "prod", "digits", status={"phase": "of somebody else"})
         outcome = await harness.reconcile(DIGITS)
         assert isinstance(outcome, Failed)
@@ -150,13 +150,13 @@ def test_a_hundred_quick_edits_make_few_rollouts_and_the_last_one_wins(tmp_path:
     """O-43."""
 
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         for n in range(100):
             harness.now += 0.1
             harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "env": [{"name": "N", "value": str(n)}]})
-            await harness.again()
+            await harness.sync()
         harness.now += 10
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         assert harness.api.writes()["PATCH deployments"] <= 6
         container = harness.api.objects["deployments", "prod", "digits"]["spec"]["template"]["spec"]["containers"][0]
         assert {"name": "N", "value": "99"} in container["env"]
@@ -167,7 +167,7 @@ def test_a_hundred_quick_edits_make_few_rollouts_and_the_last_one_wins(tmp_path:
 
 def test_a_postponed_rollout_is_reported_as_progressing(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"})
         for number in range(2):
             harness.now += 1
@@ -175,7 +175,7 @@ def test_a_postponed_rollout_is_reported_as_progressing(tmp_path: Path):
             harness.api.put(
                 "inferencemodels", "prod", "digits", spec={**SPEC, "env": [{"name": "N", "value": str(number)}]}
             )
-            outcome = await harness.again()
+            outcome = await harness.sync()
         assert outcome == Done(again_in=ROLLOUT_SPACING_S)
         assert harness.digits()["status"]["observedGeneration"] == 3
         assert (harness.condition("Progressing")["reason"], harness.condition("Ready")["reason"]) == (
@@ -188,7 +188,7 @@ def test_a_postponed_rollout_is_reported_as_progressing(tmp_path: Path):
 
 def test_a_spec_that_is_too_deep_is_reported_in_its_status(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         whole = harness.children()
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "podTemplate": {"spec": {"x": deep(9_000)}}})
         harness.cache.put(MODELS, decode(json.dumps(harness.digits()).replace('"@deep 9000@"', DEEP).encode()))
@@ -203,10 +203,10 @@ def test_a_spec_that_is_too_deep_is_reported_in_its_status(tmp_path: Path):
 
 def test_an_invalid_spec_changes_no_child(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         whole = harness.children()
         harness.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "file:///etc"}})
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         assert harness.children() == whole
         assert harness.condition("Ready")["status"] == "False"
 
@@ -216,14 +216,14 @@ def test_an_invalid_spec_changes_no_child(tmp_path: Path):
 def test_a_failure_is_an_event_and_a_failed_post_is_no_error(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "file:///etc"}})
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         (event,) = [value for (plural, _, _), value in harness.api.objects.items() if plural == "events"]
         assert (event["type"], event["involvedObject"]["uid"]) == ("Warning", harness.digits()["metadata"]["uid"])
         assert event["message"] in harness.condition("Ready")["message"]
 
         harness.api.faults.append(Fault("POST .*/events", status=403, reason="Forbidden"))
         harness.api.put("inferencemodels", "prod", "other", spec={"model": {"uri": "file:///etc"}})
-        assert await harness.again(Key(Kind.INFERENCE_MODEL, "prod", "other")) == Done()
+        assert await harness.sync(Key(Kind.INFERENCE_MODEL, "prod", "other")) == Done()
 
     run(scenario, tmp_path)
 
@@ -233,14 +233,14 @@ def test_a_delete_names_the_uid_and_version_that_were_read(tmp_path: Path):
 
     async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "networkPolicy": {"enabled": True}})
-        await harness.again()
+        await harness.sync()
         harness.api.put("inferencemodels", "prod", "digits", spec=SPEC)
 
         def keep() -> None:
             harness.api.put("networkpolicies", "prod", "digits", metadata={"ownerReferences": [], "labels": {}})
 
         harness.api.faults.append(Fault("DELETE .*/networkpolicies/", times=1, then=keep))
-        outcome = await harness.again()
+        outcome = await harness.sync()
         assert isinstance(outcome, Failed)
         assert (outcome.failure, harness.api.named("networkpolicies")) == (Failure.CONFLICT, {"digits"})
 
@@ -258,14 +258,14 @@ def test_an_ensemble_is_not_built_from_an_old_member(tmp_path: Path):
 
     async def scenario(harness: Harness) -> None:
         harness.api.put("modelensembles", "prod", "chain", spec=spec)
-        assert await harness.again(key) == Done()
+        assert await harness.sync(key) == Done()
         old = harness.api.version
         harness.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/newer"}})
         harness.now += ROLLOUT_SPACING_S
-        assert [await harness.again(key), await harness.again(key)] == [Done(), Done()]
+        assert [await harness.sync(key), await harness.sync(key)] == [Done(), Done()]
         whole = harness.children()
-        async with beside(harness) as other:
-            other.hear({"inferencemodels": old})
+        async with second_operator(harness) as other:
+            other.relist({"inferencemodels": old})
             outcome = await other.reconcile(key)
             assert isinstance(outcome, Failed)
             assert (outcome.failure, harness.children()) == (Failure.CONFLICT, whole)
@@ -274,7 +274,7 @@ def test_an_ensemble_is_not_built_from_an_old_member(tmp_path: Path):
             old = harness.api.version
             harness.api.remove("inferencemodels", "prod", "digits")
             harness.api.put("modelensembles", "prod", "chain", spec={**spec, "replicas": 2})
-            other.hear({"inferencemodels": old})
+            other.relist({"inferencemodels": old})
             outcome = await other.reconcile(key)
             assert isinstance(outcome, Failed)
             assert (outcome.failure, harness.children()) == (Failure.CONFLICT, whole)
@@ -291,8 +291,8 @@ def test_the_next_operator_completes_writes_cut_off_at_any_point(tmp_path: Path,
         for spec in (SPEC, more):
             harness.api.put("inferencemodels", "prod", "digits", spec=spec)
             for _ in range(2):
-                async with beside(harness) as other:
-                    await other.again()
+                async with second_operator(harness) as other:
+                    await other.sync()
 
     async def scenario(harness: Harness) -> None:
         await make_changes(harness)
@@ -304,8 +304,8 @@ def test_the_next_operator_completes_writes_cut_off_at_any_point(tmp_path: Path,
             harness.api.faults[:] = [fault]
             await make_changes(harness)
             assert fault.times == 0
-            async with beside(harness) as other:
-                await other.again()
+            async with second_operator(harness) as other:
+                await other.sync()
             assert harness.children() == whole, f"at write {k}"
 
     run(scenario, tmp_path)

@@ -30,10 +30,10 @@ def test_retry_after_is_passed_to_the_queue(tmp_path: Path, header: str, seconds
 
     async def scenario(harness: Harness) -> None:
         harness.api.faults.append(Fault("PATCH .*/deployments/", status=429, headers={"Retry-After": header}, times=1))
-        outcome = await harness.again()
+        outcome = await harness.sync()
         assert isinstance(outcome, Failed)
         assert (outcome.failure, outcome.retry_after_s) == (Failure.TRANSIENT, seconds)
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
 
     run(scenario, tmp_path)
 
@@ -43,11 +43,11 @@ def test_a_renewed_token_is_used_at_once(tmp_path: Path):
 
     async def scenario(harness: Harness) -> None:
         harness.api.tokens = {"better"}
-        outcome = await harness.again()
+        outcome = await harness.sync()
         assert isinstance(outcome, Failed)
         assert outcome.failure is Failure.TRANSIENT
         (harness.folder / "token").write_text("better")
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
 
     run(scenario, tmp_path)
 
@@ -60,7 +60,7 @@ def test_proxies_and_passwords_of_the_environment_are_not_used(tmp_path: Path, m
     monkeypatch.delenv("NO_PROXY", raising=False)
 
     async def scenario(harness: Harness) -> None:
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
 
     run(scenario, tmp_path)
 
@@ -73,7 +73,7 @@ def test_a_forbidden_write_is_reported_and_retried_later(tmp_path: Path, plural:
         message = f"{plural} is forbidden: User operator cannot patch resource {plural}"
         forbidden = Fault(f"PATCH .*/{plural}/", status=403, reason="Forbidden", message=message)
         harness.api.faults.append(forbidden)
-        outcome = await harness.again()
+        outcome = await harness.sync()
         assert isinstance(outcome, Failed)
         assert outcome.failure is Failure.PERMANENT
         degraded = harness.condition("Degraded")
@@ -81,7 +81,7 @@ def test_a_forbidden_write_is_reported_and_retried_later(tmp_path: Path, plural:
         assert "patch" in degraded["message"]
         assert plural in degraded["message"]
         harness.api.faults.remove(forbidden)
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         assert harness.condition("Degraded")["status"] == "False"
 
     run(scenario, tmp_path)
@@ -91,10 +91,10 @@ def test_a_forbidden_write_is_reported_and_retried_later(tmp_path: Path, plural:
 def test_server_errors_are_retried(tmp_path: Path, status: int):
     async def scenario(harness: Harness) -> None:
         harness.api.faults.append(Fault("PATCH .*/services/", status=status, times=1))
-        outcome = await harness.again()
+        outcome = await harness.sync()
         assert isinstance(outcome, Failed)
         assert outcome.failure is Failure.TRANSIENT
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
 
     run(scenario, tmp_path)
 
@@ -111,12 +111,12 @@ STATUS_WRITES = "PATCH .*/status"
 def test_a_pod_template_mistake_is_reported_and_changes_no_child(tmp_path: Path, made_before: bool):
     async def scenario(harness: Harness) -> None:
         if made_before:
-            await harness.again()
+            await harness.sync()
         whole = harness.children()
         harness.api.put("inferencemodels", "prod", "digits", spec=MISTAKE)
         harness.api.faults.append(Fault("PATCH .*/deployments/", status=500, message=TYPED))
         for _ in range(3):
-            outcome = await harness.again()
+            outcome = await harness.sync()
             assert isinstance(outcome, Failed)
             assert outcome.failure is Failure.PERMANENT
         assert harness.children() == whole
@@ -133,8 +133,8 @@ def test_a_pod_template_mistake_is_reported_and_changes_no_child(tmp_path: Path,
 def test_a_valid_pod_template_needs_one_dry_run(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "podTemplate": {"spec": {"hostname": "a"}}})
-        assert await harness.again() == Done()
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
+        assert await harness.sync() == Done()
         assert (harness.api.counted("dryRun=All"), len(harness.children())) == (1, 5)
 
     run(scenario, tmp_path)
@@ -146,12 +146,12 @@ def test_a_lasting_failure_is_reported_once_until_it_is_over(tmp_path: Path):
         webhook = Fault("PATCH .*/services/", status=500, reason="InternalError", message=message)
         harness.api.faults.append(webhook)
         for _ in range(5):
-            outcome = await harness.again()
+            outcome = await harness.sync()
             assert isinstance(outcome, Failed)
             assert (outcome.failure, "status" in harness.digits()) == (Failure.TRANSIENT, False)
             harness.now += REPORT_AFTER_S / 5
         for _ in range(5):
-            assert isinstance(await harness.again(), Failed)
+            assert isinstance(await harness.sync(), Failed)
             harness.now += 60
         ready = harness.condition("Ready")
         assert (ready["status"], ready["reason"]) == ("False", "ApplyFailed")
@@ -159,7 +159,7 @@ def test_a_lasting_failure_is_reported_once_until_it_is_over(tmp_path: Path):
         assert (harness.condition("Accepted")["status"], harness.api.counted(STATUS_WRITES)) == ("True", 1)
 
         harness.api.faults.remove(webhook)
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         assert harness.condition("Ready")["reason"] == "Pending"
 
     run(scenario, tmp_path)
@@ -167,12 +167,12 @@ def test_a_lasting_failure_is_reported_once_until_it_is_over(tmp_path: Path):
 
 def test_a_failed_rollout_is_retried_and_not_postponed(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "env": [{"name": "N", "value": "1"}]})
         harness.api.faults.append(Fault("PATCH .*/deployments/", status=503, times=3))
-        outcomes = [await harness.again() for _ in range(3)]
+        outcomes = [await harness.sync() for _ in range(3)]
         assert [outcome.failure for outcome in outcomes if isinstance(outcome, Failed)] == [Failure.TRANSIENT] * 3
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
 
     run(scenario, tmp_path)
 
@@ -192,7 +192,7 @@ def test_a_namespace_being_deleted_gets_one_write_attempt(tmp_path: Path, fault:
 
     async def scenario(harness: Harness) -> None:
         harness.api.faults.append(fault)
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         assert harness.api.writes().total() == 1
 
     run(scenario, tmp_path)

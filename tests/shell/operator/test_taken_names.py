@@ -10,13 +10,13 @@ from halimede_operator.reconcile.reconciler import (
     CONFLICT_AGAIN_S,
 )
 from support.kube_api import Fault
-from support.operator_harness import DIGITS, SPEC, Harness, beside, run
+from support.operator_harness import DIGITS, SPEC, Harness, run, second_operator
 
 
 def test_another_owners_object_is_not_taken_over(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
         theirs = harness.api.put("services", "prod", "digits", spec={"selector": {"app": "theirs"}})
-        assert await harness.again() == Done(again_in=CONFLICT_AGAIN_S)
+        assert await harness.sync() == Done(again_in=CONFLICT_AGAIN_S)
         assert harness.api.objects["services", "prod", "digits"] == theirs
         assert "digits" in harness.api.named("deployments"), "the others are made"
         assert any("digits" in condition["message"] and "Service" in condition["message"] for condition in harness.digits()["status"]["conditions"])  # fmt: skip
@@ -26,7 +26,7 @@ def test_another_owners_object_is_not_taken_over(tmp_path: Path):
 
 def test_a_taken_name_costs_one_request_per_check(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        harness.hear()
+        harness.relist()
         # No watch tells of it: it has no label of ours.
         harness.api.put("services", "prod", "digits", spec={})
         assert await harness.reconcile(DIGITS) == Done(again_in=CONFLICT_AGAIN_S)
@@ -50,7 +50,7 @@ def test_of_two_objects_with_one_child_name_the_older_gets_it(tmp_path: Path):
         harness.api.put(
             "inferencemodels", "prod", "digits-pods", spec=SPEC, metadata={"creationTimestamp": "2030-01-01T00:00:01Z"}
         )
-        assert await harness.again(younger) == Done(again_in=CONFLICT_AGAIN_S)
+        assert await harness.sync(younger) == Done(again_in=CONFLICT_AGAIN_S)
         assert harness.children() == {}
         status = harness.api.objects["inferencemodels", "prod", "digits-pods"]["status"]
         accepted = next(each for each in status["conditions"] if each["type"] == "Accepted")
@@ -58,15 +58,15 @@ def test_of_two_objects_with_one_child_name_the_older_gets_it(tmp_path: Path):
             "Conflict",
             "Service digits-pods exists and belongs to InferenceModel digits; rename this object, or delete what is in its way",
         )
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         whole = harness.children()
-        assert await harness.again(younger) == Done(again_in=CONFLICT_AGAIN_S)
+        assert await harness.sync(younger) == Done(again_in=CONFLICT_AGAIN_S)
         assert harness.children() == whole
 
         harness.api.remove("inferencemodels", "prod", "digits")
         for plural, namespace, name in whole:
             harness.api.remove(plural, namespace, name)
-        assert await harness.again(younger) == Done()
+        assert await harness.sync(younger) == Done()
         assert len(harness.children()) == len(whole)
 
     run(scenario, tmp_path)
@@ -78,7 +78,7 @@ def test_an_object_created_meanwhile_by_others_is_not_taken_over(tmp_path: Path)
             "PATCH .*/configmaps", times=1, then=lambda: harness.api.put("services", "prod", "digits", spec={})
         )
         harness.api.faults.append(come)
-        assert await harness.again() == Done(again_in=CONFLICT_AGAIN_S)
+        assert await harness.sync() == Done(again_in=CONFLICT_AGAIN_S)
         assert harness.api.objects["services", "prod", "digits"]["spec"] == {}
         assert "digits" in harness.api.named("deployments"), "the others are made"
 
@@ -88,10 +88,10 @@ def test_an_object_created_meanwhile_by_others_is_not_taken_over(tmp_path: Path)
 def test_a_taken_name_is_found_while_another_child_is_deleted(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 2})
-        await harness.again()
+        await harness.sync()
         theirs = harness.api.put("networkpolicies", "prod", "digits", spec={})
         harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "networkPolicy": {"enabled": True}})
-        assert await harness.again() == Done(again_in=CONFLICT_AGAIN_S)
+        assert await harness.sync() == Done(again_in=CONFLICT_AGAIN_S)
         assert harness.api.objects["networkpolicies", "prod", "digits"] == theirs
         assert harness.api.named("poddisruptionbudgets") == set()
 
@@ -100,7 +100,7 @@ def test_a_taken_name_is_found_while_another_child_is_deleted(tmp_path: Path):
 
 def test_without_taken_names_only_the_model_is_read(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        assert await harness.again() == Done()
+        assert await harness.sync() == Done()
         assert [request for request in harness.api.requests if request.startswith("GET")] == [f"GET {MODELS.path('prod', 'digits')}"]  # fmt: skip
 
     run(scenario, tmp_path)
@@ -108,9 +108,9 @@ def test_without_taken_names_only_the_model_is_read(tmp_path: Path):
 
 def test_our_child_that_the_watch_has_not_reported_is_kept(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         before = deepcopy(harness.api.objects)
-        async with beside(harness) as other:
+        async with second_operator(harness) as other:
             other.cache.put(MODELS, harness.digits())
             assert await other.reconcile(DIGITS) == Done()
         assert harness.api.objects == before

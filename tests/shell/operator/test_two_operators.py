@@ -16,13 +16,13 @@ from halimede_operator.reconcile.reconciler import (
     UNCLAIMED_S,
 )
 from support.kube_api import Fault
-from support.operator_harness import DIGITS, SPEC, Harness, beside, run
+from support.operator_harness import DIGITS, SPEC, Harness, run, second_operator
 
 
 def test_without_the_lease_nothing_is_written(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
         harness.leads = False
-        outcome = await harness.again()
+        outcome = await harness.sync()
         assert isinstance(outcome, Failed)
         assert harness.api.writes() == {}
 
@@ -35,7 +35,7 @@ def test_the_lease_is_checked_before_every_write(tmp_path: Path):
             harness.leads = False
 
         harness.api.faults.append(Fault("PATCH .*/serviceaccounts/", times=1, then=lose))
-        await harness.again()
+        await harness.sync()
         assert harness.api.writes() == {"PATCH configmaps": 1, "PATCH serviceaccounts": 1}
 
     run(scenario, tmp_path)
@@ -51,12 +51,12 @@ def _lease(harness: Harness, renewed: int) -> None:
 def test_an_object_of_another_release_is_left_alone_and_reported_once(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
         _lease(harness, 1)
-        await harness.again()
+        await harness.sync()
         assert harness.digits()["status"]["operator"] == "halimede/this"
         before = deepcopy(harness.api.objects)
-        async with beside(harness, OTHER) as other:
+        async with second_operator(harness, OTHER) as other:
             for renewed in range(2, 5):
-                assert await other.again() == Done(again_in=OTHER_OPERATOR_AGAIN_S)
+                assert await other.sync() == Done(again_in=OTHER_OPERATOR_AGAIN_S)
                 _lease(harness, renewed)
                 harness.now += FREE_AFTER_S - 1
             (event,) = [value for (plural, _, _), value in harness.api.objects.items() if plural == "events"]
@@ -74,13 +74,13 @@ def test_an_object_of_another_release_is_left_alone_and_reported_once(tmp_path: 
 def test_an_object_of_a_removed_release_is_taken_over(tmp_path: Path, is_deleted: bool):
     async def scenario(harness: Harness) -> None:
         _lease(harness, 1)
-        await harness.again()
-        async with beside(harness, OTHER) as other:
-            assert await other.again() == Done(again_in=OTHER_OPERATOR_AGAIN_S)
+        await harness.sync()
+        async with second_operator(harness, OTHER) as other:
+            assert await other.sync() == Done(again_in=OTHER_OPERATOR_AGAIN_S)
             if is_deleted:
                 harness.api.remove("leases", "halimede", "this")
             other.now = harness.now = harness.now + (KEPT_S if is_deleted else FREE_AFTER_S)
-            assert await other.again() == Done()
+            assert await other.sync() == Done()
             assert harness.digits()["status"]["operator"] == OTHER
             # The one that comes back sees it before it writes.
             harness.api.put("leases", "elsewhere", "other", spec={"holderIdentity": "b"})
@@ -99,11 +99,11 @@ def test_an_object_of_a_removed_release_is_taken_over(tmp_path: Path, is_deleted
 
 def test_an_unreadable_lease_counts_as_renewed(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
-        await harness.again()
+        await harness.sync()
         harness.api.faults.append(Fault("GET .*/leases/", status=403, reason="Forbidden"))
-        async with beside(harness, OTHER) as other:
+        async with second_operator(harness, OTHER) as other:
             for _ in range(3):
-                assert await other.again() == Done(again_in=OTHER_OPERATOR_AGAIN_S)
+                assert await other.sync() == Done(again_in=OTHER_OPERATOR_AGAIN_S)
                 harness.now += FREE_AFTER_S
 
     run(scenario, tmp_path)
@@ -112,16 +112,16 @@ def test_an_unreadable_lease_counts_as_renewed(tmp_path: Path):
 def test_a_new_object_is_first_left_to_other_running_operators(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
         _lease(harness, 1)
-        await harness.again()
-        async with beside(harness, OTHER) as other:
-            await other.again()
+        await harness.sync()
+        async with second_operator(harness, OTHER) as other:
+            await other.sync()
             key = Key(Kind.INFERENCE_MODEL, "prod", "new")
             harness.api.put("inferencemodels", "prod", "new", spec=SPEC)
             before = harness.api.writes()
-            assert await other.again(key) == Done(again_in=UNCLAIMED_S)
+            assert await other.sync(key) == Done(again_in=UNCLAIMED_S)
             assert harness.api.writes() == before
             harness.now += UNCLAIMED_S
-            assert await other.again(key) == Done()
+            assert await other.sync(key) == Done()
             assert harness.api.objects["inferencemodels", "prod", "new"]["status"]["operator"] == OTHER
 
     run(scenario, tmp_path)

@@ -24,7 +24,7 @@ MAX_INFLATED_BYTES = 256 << 20
 
 
 class MessageTooLarge(InferenceError):
-    """A message above `--grpc-max-input-size`, for which gRPC has a status of its own."""
+    """A message above `--grpc-max-input-size`, for which gRPC has its own status."""
 
     def __init__(self, size: int | str, max_bytes: int) -> None:
         super().__init__(

@@ -55,7 +55,7 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
     members = 0
     rest = memoryview(body)
     wbits = _GZIP if coding == GZIP else _deflate_format(rest)
-    while True:  # One turn per member: a gzip body may be several, one after the other.
+    while True:  # One turn per member: a gzip body may consist of several in sequence.
         members += 1
         if members > _MAX_MEMBERS:
             raise InferenceError(
