@@ -26,11 +26,11 @@ from halimede.core.wire.steps import run
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
-from halimede.frontends.http.protocol import Connection
+from halimede.frontends.http.protocol import HttpConnection
 from halimede.workers.frames.answers import Done, Response
 from halimede.workers.frames.calls import Infer
-from halimede.workers.server.batches import Batch
-from halimede.workers.server.connection import Connection as Channel
+from halimede.workers.server.batches import SentBatch
+from halimede.workers.server.connection import HttpConnection as Channel
 from halimede.workers.server.connection import Owners
 from halimede.workers.worker import BatchItem
 
@@ -283,7 +283,7 @@ def serve_pieces(pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], list[bool]
     listener = Listener(handle, service="HTTP", max_body=FRAMING_MAX_BODY, log=faults.append, limits=FRAMING_LIMITS)
     loop = _Loop()
     transport = _Transport()
-    connection = Connection(listener, cast("asyncio.AbstractEventLoop", loop))
+    connection = HttpConnection(listener, cast("asyncio.AbstractEventLoop", loop))
     connection.connection_made(transport)
     for piece in pieces:
         at = 0
@@ -336,7 +336,7 @@ class _Owner:
         self.cancelled: list[int] = []
         self.wants_memory = False
 
-    def on_done(self, batch: Batch, done: Done) -> None:
+    def on_done(self, batch: SentBatch, done: Done) -> None:
         assert len(done.replies) == len(batch.items)
         self.wants_memory |= done.wanted_bytes > 0
         replies = [_as_sent(reply) for reply in done.replies]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halimede.commands.flag import Flag, Treatment
+from halimede.commands.flag import Flag, FlagTreatment
 from halimede.commands.flags import GROUPS, all_flags
 from halimede.core.types import ApiCategory, Secret
 from halimede.settings import AccessLevel, CompressionLevel, LogFormat, MetricsConfig, ModelControlMode, Settings
@@ -48,10 +48,10 @@ OURS = "-h --version --watch --drain-delay --grpc-max-input-size --log-access --
 
 def test_every_flag_of_triton_has_its_treatment() -> None:
     expected = {
-        **dict.fromkeys(HONOURED.split(), Treatment.HONOURED),
-        **dict.fromkeys(NO_EFFECT.split(), Treatment.NO_EFFECT),
-        **dict.fromkeys(NOT_YET.split(), Treatment.NOT_YET),
-        **dict.fromkeys(OURS.split(), Treatment.HONOURED),
+        **dict.fromkeys(HONOURED.split(), FlagTreatment.HONOURED),
+        **dict.fromkeys(NO_EFFECT.split(), FlagTreatment.NO_EFFECT),
+        **dict.fromkeys(NOT_YET.split(), FlagTreatment.NOT_YET),
+        **dict.fromkeys(OURS.split(), FlagTreatment.HONOURED),
     }
     assert {name: flag.treatment for flag in all_flags() for name in flag.names} == expected
 
@@ -59,7 +59,7 @@ def test_every_flag_of_triton_has_its_treatment() -> None:
 def test_table_explains_every_flag_and_its_treatment() -> None:
     rows: list[Flag] = [flag for flags in GROUPS.values() for flag in flags]
     assert [flag.name for flag in rows if not flag.help.endswith(".")] == []
-    assert [flag.name for flag in rows if flag.treatment is not Treatment.HONOURED and not flag.why] == []
+    assert [flag.name for flag in rows if flag.treatment is not FlagTreatment.HONOURED and not flag.why] == []
     names = [name for flag in rows for name in flag.names]
     assert len(names) == len(set(names))
 
@@ -136,7 +136,7 @@ TOGETHER = """
 
 def test_every_honoured_flag_is_tested() -> None:
     tested = {argument.split("=")[0] for argument in EFFECTS} | set(TOGETHER.split())
-    honoured = {name for flag in all_flags() if flag.treatment is Treatment.HONOURED for name in flag.names}
+    honoured = {name for flag in all_flags() if flag.treatment is FlagTreatment.HONOURED for name in flag.names}
     assert tested == honoured
 
 

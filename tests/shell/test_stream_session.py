@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.frontends.stream_session import Slot, StreamLimits, StreamSession
+from halimede.frontends.stream_session import StreamedRequest, StreamLimits, StreamSession
 
 
 class Tickets:
@@ -27,7 +27,7 @@ def make(limits: StreamLimits | None = None) -> tuple[StreamSession[str], Ticket
     return StreamSession(server, limits or StreamLimits()), server
 
 
-def begin(session: StreamSession[str], ticket: int, *, is_ordered: bool = False) -> Slot[str]:
+def begin(session: StreamSession[str], ticket: int, *, is_ordered: bool = False) -> StreamedRequest[str]:
     slot = session.open(is_ordered=is_ordered)
     session.started(slot, ticket)
     return slot

@@ -18,18 +18,18 @@ from halimede.backends.hosting import Answer, Host, HostedRequest, Reply, Runner
 from halimede.backends.service_calls import MetricValue, ServiceCall, ServiceResult
 from halimede.core.spin import SpinPolicy
 from halimede.core.types import Buffer, DataType, InferenceRequest, InferenceResponse, Tensor
-from halimede.workers.child.batches import Serving
+from halimede.workers.child.batches import BatchRunner
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.answers import Done, Response, encode_done, encode_response
-from halimede.workers.frames.batches import Execute, decode_execute
+from halimede.workers.frames.batches import ExecuteFrame, decode_execute
 from halimede.workers.frames.calls import Infer
-from halimede.workers.frames.kinds import HEADER, SEGMENT, SHARED, Kind
+from halimede.workers.frames.kinds import HEADER, SEGMENT, SHARED, FrameKind
 from halimede.workers.segments import SegmentMap
-from halimede.workers.server.batches import Batch
-from halimede.workers.server.connection import Connection, Owners
+from halimede.workers.server.batches import SentBatch
+from halimede.workers.server.connection import Owners, WorkerConnection
 from halimede.workers.server.memory import ARENA_BYTES
 from halimede.workers.worker import BatchItem
 
@@ -66,19 +66,19 @@ def mappings() -> int:
 class RecordingOwner:
     """An `Owner` that records all events. `kept` has the finished batches, with a copy of their outputs."""
 
-    done: list[tuple[Batch, Done]] = field(default_factory=list)
+    done: list[tuple[SentBatch, Done]] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)
     ready: list[bool] = field(default_factory=list)
     metrics: list[tuple[int, str, float]] = field(default_factory=list)
     calls: list[ServiceCall[ServiceResult]] = field(default_factory=list)
     hold_calls: asyncio.Event | None = None
-    on_end: Callable[[Batch, Done], None] | None = None
+    on_end: Callable[[SentBatch, Done], None] | None = None
     asked: "list[Asked]" = field(default_factory=list)
     on_ask: "Callable[[Asked], None] | None" = None
     uncalled: list[int] = field(default_factory=list)
     taken: list[tuple[int, int]] = field(default_factory=list)
 
-    def on_done(self, batch: Batch, done: Done) -> None:
+    def on_done(self, batch: SentBatch, done: Done) -> None:
         if self.on_end is not None:
             self.on_end(batch, done)
         self.done.append((batch, done))
@@ -146,7 +146,7 @@ class Stage:
         self.loop = loop
         self.heard = RecordingOwner()
         self.lost: list[str] = []
-        self.connection = Connection(
+        self.connection = WorkerConnection(
             server_end,
             SPEC,
             INPUTS,
@@ -175,7 +175,7 @@ class Stage:
         with suppress(BrokenPipeError, ConnectionResetError):
             await asyncio.wait_for(self.loop.sock_sendall(self.worker_end, data), LIMIT_S)
 
-    async def receive(self) -> tuple[Kind, memoryview]:
+    async def receive(self) -> tuple[FrameKind, memoryview]:
         """The server's next frame. Maps the segments that are sent before it, and records those that are shared."""
         while True:
             while len(self._received) < HEADER.size:
@@ -185,8 +185,8 @@ class Stage:
                 await self._receive()
             body = bytes(self._received[HEADER.size : HEADER.size + length])
             del self._received[: HEADER.size + length]
-            if number != Kind.SEGMENT:
-                return Kind(number), memoryview(body)
+            if number != FrameKind.SEGMENT:
+                return FrameKind(number), memoryview(body)
             segment, arena = SEGMENT.unpack(body)
             descriptor = self._descriptors.pop(0)
             if arena == SHARED:
@@ -210,9 +210,9 @@ class Stage:
         self._received += data
         self._descriptors += descriptors
 
-    async def receive_batch(self) -> Execute:
+    async def receive_batch(self) -> ExecuteFrame:
         kind, body = await self.receive()
-        assert kind is Kind.EXECUTE
+        assert kind is FrameKind.EXECUTE
 
         def locate(segment: int, offset: int, size: int) -> Buffer:
             return self.segments.lease((segment, offset), offset, size)
@@ -344,7 +344,7 @@ class HonestWorker(threading.Thread):
     def run(self) -> None:
         try:
             runner = self._make(self.host)
-            serving = Serving(self.channel, self.memory, self.host, runner, self._spec, INPUTS, OUTPUTS, SPIN)
+            serving = BatchRunner(self.channel, self.memory, self.host, runner, self._spec, INPUTS, OUTPUTS, SPIN)
             if runner.is_async:
                 asyncio.run(serving.run_on_loop())
             else:

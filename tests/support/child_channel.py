@@ -15,7 +15,7 @@ from halimede.workers.frames.kinds import (
     CREDIT,
     HEADER,
     KEY,
-    Kind,
+    FrameKind,
     encode_frame,
 )
 from halimede.workers.frames.services import decode_service_call, encode_service_result
@@ -36,24 +36,24 @@ class Server:
         self.services = ServiceCalls(self.channel)
         self._file = self.socket.makefile("rb")
 
-    def send(self, kind: Kind, body: bytes = b"") -> None:
+    def send(self, kind: FrameKind, body: bytes = b"") -> None:
         with self._saying:
             self.socket.sendall(encode_frame(kind, body))
 
     def cancel(self, key: int) -> None:
-        self.send(Kind.CANCEL, KEY.pack(key))
+        self.send(FrameKind.CANCEL, KEY.pack(key))
 
     def credit(self, key: int, count: int) -> None:
-        self.send(Kind.CREDIT, CREDIT.pack(key, count))
+        self.send(FrameKind.CREDIT, CREDIT.pack(key, count))
 
-    def receive(self) -> tuple[Kind, bytes]:
+    def receive(self) -> tuple[FrameKind, bytes]:
         length, number = HEADER.unpack(self._file.read(HEADER.size))
-        return Kind(number), self._file.read(length)
+        return FrameKind(number), self._file.read(length)
 
     def answer_call(self, error: InferenceError | None = None) -> None:
         """Answer the next call with the number of its metric."""
         kind, body = self.receive()
-        assert kind is Kind.SERVICE_CALL
+        assert kind is FrameKind.SERVICE_CALL
         self.answer(body, error)
 
     def answer(self, body: bytes, error: InferenceError | None = None) -> None:

@@ -20,7 +20,7 @@ from halimede.workers.frames.answers import (
     decode_done,
     encode_done,
 )
-from halimede.workers.frames.kinds import HEADER, Kind
+from halimede.workers.frames.kinds import HEADER, FrameKind
 from halimede.workers.frames.tensors import INLINE_BYTES
 from halimede.workers.worker import BatchItem
 
@@ -52,7 +52,7 @@ class Shelf:
         return memoryview(data)
 
 
-def body_of(frame: Buffer, kind: Kind) -> memoryview:
+def body_of(frame: Buffer, kind: FrameKind) -> memoryview:
     length, number = HEADER.unpack_from(frame)
     assert (length, number) == (len(frame) - HEADER.size, kind)
     return memoryview(bytes(frame))[HEADER.size :]
@@ -150,7 +150,7 @@ def done_frame(replies: list[Reply], shelf: Shelf | None = None) -> Buffer:
 
 
 def decoded(frame: Buffer, shelf: Shelf | None = None) -> Done:
-    return decode_done(body_of(frame, Kind.DONE), OUTPUTS, (shelf or Shelf(False)).locate)
+    return decode_done(body_of(frame, FrameKind.DONE), OUTPUTS, (shelf or Shelf(False)).locate)
 
 
 def out(size: int = 4, name: str = "out") -> Tensor:

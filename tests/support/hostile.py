@@ -14,7 +14,7 @@ from halimede.workers.frames.kinds import (
     CALL,
     HEADER,
     TAKEN,
-    Kind,
+    FrameKind,
 )
 from halimede.workers.frames.services import encode_service_call
 from support.channel import Stage, item, tensor
@@ -30,7 +30,7 @@ def raw(kind: int, body: bytes = b"", length: int | None = None) -> bytes:
 
 def service(call: ServiceCall[ServiceResult], change: Callable[[bytes], bytes] = bytes) -> bytes:
     """A service call with a modified body."""
-    return raw(Kind.SERVICE_CALL, change(CALL.pack(1) + encode_service_call(call)))
+    return raw(FrameKind.SERVICE_CALL, change(CALL.pack(1) + encode_service_call(call)))
 
 
 def infer(
@@ -42,11 +42,11 @@ def infer(
 
 
 def taken(number: int, count: int) -> bytes:
-    return raw(Kind.TAKEN, TAKEN.pack(number, count))
+    return raw(FrameKind.TAKEN, TAKEN.pack(number, count))
 
 
 def uncalled(number: int) -> bytes:
-    return raw(Kind.CANCEL_CALL, CALL.pack(number))
+    return raw(FrameKind.CANCEL_CALL, CALL.pack(number))
 
 
 def deep_json(start: bytes) -> bytes:

@@ -9,7 +9,7 @@ from halimede.core.types import Buffer
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Head, Limits
 from halimede.frontends.http.listener import Listener
-from halimede.frontends.http.protocol import Connection
+from halimede.frontends.http.protocol import HttpConnection
 
 LIMITS = Limits(pipelined_bytes=256, write_buffer_bytes=1000)
 MAX_BODY = 200_000
@@ -28,7 +28,7 @@ class MemoryTransport(asyncio.Transport):
         self.closed = ""
         self.high = 0
         self.ended = asyncio.Event()
-        self.protocol: Connection
+        self.protocol: HttpConnection
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self.high = high or 0
@@ -79,7 +79,7 @@ class MemoryTransport(asyncio.Transport):
 @dataclass
 class Client:
     transport: MemoryTransport
-    connection: Connection
+    connection: HttpConnection
     listener: Listener
     seen: list[tuple[bytes, bytes, bytes]]
     exchanges: list[Exchange]
@@ -115,7 +115,7 @@ def connect(
 
     listener = Listener(handle or note, service="Test", max_body=MAX_BODY, log=log.append, limits=limits)
     transport = MemoryTransport()
-    connection = Connection(listener, asyncio.get_running_loop())
+    connection = HttpConnection(listener, asyncio.get_running_loop())
     transport.protocol = connection
     connection.connection_made(transport)
     return Client(transport, connection, listener, seen, exchanges, log)
@@ -136,7 +136,7 @@ class SentExchange(Exchange):
     """A whole request without a connection, which keeps its answer; `status` is 0 before the answer."""
 
     def __init__(self, method: bytes, target: bytes, headers: dict[bytes, bytes], content: bytes) -> None:
-        super().__init__(cast("Connection", self), Head(method, target, headers, b"", len(content)), content)
+        super().__init__(cast("HttpConnection", self), Head(method, target, headers, b"", len(content)), content)
         self.status = 0
         self.answer_body = b""
 
@@ -161,7 +161,7 @@ def on_loop(scenario: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 def connect_to(first: Client) -> Client:
     """Another client of the same listener."""
     transport = MemoryTransport()
-    connection = Connection(first.listener, asyncio.get_running_loop())
+    connection = HttpConnection(first.listener, asyncio.get_running_loop())
     transport.protocol = connection
     connection.connection_made(transport)
     return Client(transport, connection, first.listener, first.seen, first.exchanges, first.log)

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from halimede.core.supervise import Exit
+from halimede.core.supervise import ProcessExit
 from halimede.workers.launcher import Launcher, WorkerProcess
 
 FOLDER = str(Path(__file__).parent)
@@ -36,7 +36,7 @@ class Talk:
         assert line, f"the worker ended: {self.process.wait_sync(LIMIT_S)}\n{printed(self.process)}"
         return json.loads(line)
 
-    def end(self) -> Exit:
+    def end(self) -> ProcessExit:
         """Close the channel and return the worker's exit."""
         self._answers.close()
         self.process.channel.close()
@@ -82,7 +82,7 @@ class Crew:
         return each
 
 
-def ended(process: WorkerProcess) -> Exit:
+def ended(process: WorkerProcess) -> ProcessExit:
     exit_ = process.wait_sync(LIMIT_S)
     assert exit_ is not None, f"{process} did not end"
     return exit_

@@ -5,16 +5,16 @@ import pytest
 from halimede.core.supervise import (
     MAX_DEATHS,
     Action,
-    Event,
-    Exit,
     Finish,
     Kill,
     Nothing,
     Park,
+    ProcessExit,
     Recovery,
     Start,
-    State,
     Supervision,
+    SupervisorEvent,
+    SupervisorState,
     WaitUntil,
     describe_exit,
     health_of,
@@ -25,7 +25,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.server import WorkerHealth
 
 SECOND = 1_000_000_000
-STARTED, DIED, TIMER, STOP = Event
+STARTED, DIED, TIMER, STOP = SupervisorEvent
 
 
 def ready(now_ns: int = 0) -> Supervision:
@@ -51,19 +51,19 @@ def test_worker_that_served_for_long_is_restarted_at_once():
     supervision = ready()
 
     assert supervision.on(DIED, 60 * SECOND, "signal 9") == Start()
-    assert supervision.state is State.STARTING
+    assert supervision.state is SupervisorState.STARTING
 
 
 def test_a_worker_that_died_soon_waits_and_is_then_started():
     supervision = ready()
 
     assert supervision.on(DIED, 5 * SECOND, "exit code 3") == WaitUntil(5_100_000_000)
-    assert supervision.state is State.WAITING
+    assert supervision.state is SupervisorState.WAITING
     assert supervision.reason == "worker exited: exit code 3"
     assert supervision.on(TIMER, 5_050_000_000) == WaitUntil(5_100_000_000)
     assert supervision.on(TIMER, 5_100_000_000) == Start()
     assert supervision.on(STARTED, 6 * SECOND) == Nothing()
-    assert (supervision.state, supervision.reason) == (State.READY, "")
+    assert (supervision.state, supervision.reason) == (SupervisorState.READY, "")
 
 
 def test_pauses_double_up_to_ten_seconds():
@@ -99,7 +99,7 @@ def test_worker_that_dies_repeatedly_is_parked_with_the_last_cause():
 
     assert actions[-1] == Park("worker exited 5 times (last: signal 11)")
     assert [type(action) for action in actions[:-1]] == [WaitUntil] * 4
-    assert supervision.state is State.PARKED
+    assert supervision.state is SupervisorState.PARKED
     assert supervision.reason == "worker exited 5 times (last: signal 11)"
     assert supervision.on(TIMER, now_ns + 3600 * SECOND) == Nothing()
 
@@ -147,7 +147,7 @@ def test_a_ready_worker_is_asked_to_finish_and_killed_when_it_does_not():
     assert supervision.on(TIMER, 2 * SECOND) == WaitUntil(6 * SECOND)
     assert supervision.on(TIMER, 6 * SECOND) == Kill()
     assert supervision.on(DIED, 6 * SECOND, "signal 9") == Nothing()
-    assert supervision.state is State.STOPPED
+    assert supervision.state is SupervisorState.STOPPED
 
 
 def test_a_worker_that_dies_while_it_finishes_is_stopped_and_not_started_again():
@@ -155,7 +155,7 @@ def test_a_worker_that_dies_while_it_finishes_is_stopped_and_not_started_again()
     supervision.on(STOP, 0)
 
     assert supervision.on(DIED, SECOND, "signal 11") == Nothing()
-    assert supervision.state is State.STOPPED
+    assert supervision.state is SupervisorState.STOPPED
 
 
 def test_a_worker_that_is_starting_is_killed_when_it_is_stopped():
@@ -165,7 +165,7 @@ def test_a_worker_that_is_starting_is_killed_when_it_is_stopped():
     # Its STARTED event may arrive after the request to stop.
     assert supervision.on(STARTED, 0) == Nothing()
     assert supervision.on(DIED, SECOND, "signal 9") == Nothing()
-    assert supervision.state is State.STOPPED
+    assert supervision.state is SupervisorState.STOPPED
 
 
 @pytest.mark.parametrize("deaths", [1, MAX_DEATHS], ids=["waiting", "parked"])
@@ -177,33 +177,35 @@ def test_a_worker_without_a_process_is_stopped_at_once(deaths: int):
             supervision.on(TIMER, SECOND)
 
     assert supervision.on(STOP, SECOND) == Nothing()
-    assert supervision.state is State.STOPPED
+    assert supervision.state is SupervisorState.STOPPED
     # The timer of its pause may still fire.
     assert supervision.on(TIMER, 2 * SECOND) == Nothing()
 
 
-WAYS: dict[State, tuple[Event, ...]] = {
-    State.STARTING: (),
-    State.READY: (STARTED,),
-    State.WAITING: (STARTED, DIED),
-    State.PARKED: (DIED, TIMER) * (MAX_DEATHS - 1) + (DIED,),
-    State.STOPPING: (STOP,),
-    State.STOPPED: (STOP, DIED),
+WAYS: dict[SupervisorState, tuple[SupervisorEvent, ...]] = {
+    SupervisorState.STARTING: (),
+    SupervisorState.READY: (STARTED,),
+    SupervisorState.WAITING: (STARTED, DIED),
+    SupervisorState.PARKED: (DIED, TIMER) * (MAX_DEATHS - 1) + (DIED,),
+    SupervisorState.STOPPING: (STOP,),
+    SupervisorState.STOPPED: (STOP, DIED),
 }
 POSSIBLE = {
-    State.STARTING: {STARTED, DIED, TIMER, STOP},
-    State.READY: {DIED, TIMER, STOP},
-    State.WAITING: {TIMER, STOP},
-    State.PARKED: {TIMER, STOP},
-    State.STOPPING: {STARTED, DIED, TIMER},
-    State.STOPPED: {TIMER},
+    SupervisorState.STARTING: {STARTED, DIED, TIMER, STOP},
+    SupervisorState.READY: {DIED, TIMER, STOP},
+    SupervisorState.WAITING: {TIMER, STOP},
+    SupervisorState.PARKED: {TIMER, STOP},
+    SupervisorState.STOPPING: {STARTED, DIED, TIMER},
+    SupervisorState.STOPPED: {TIMER},
 }
 
 
 @pytest.mark.parametrize(
-    ("state", "event"), [pair for pair in product(State, Event) if pair[1] not in POSSIBLE[pair[0]]], ids=str
+    ("state", "event"),
+    [pair for pair in product(SupervisorState, SupervisorEvent) if pair[1] not in POSSIBLE[pair[0]]],
+    ids=str,
 )
-def test_impossible_event_is_an_internal_error(state: State, event: Event):
+def test_impossible_event_is_an_internal_error(state: SupervisorState, event: SupervisorEvent):
     supervision = Supervision()
     for step, past in enumerate(WAYS[state]):
         supervision.on(past, step * SECOND, "signal 11")
@@ -227,14 +229,14 @@ def test_a_supervision_shows_its_state():
 @pytest.mark.parametrize(
     ("exit_", "text"),
     [
-        (Exit(code=3), "exit code 3"),
-        (Exit(code=0), "exit code 0"),
-        (Exit(signal=11), "signal 11"),
-        (Exit(signal=9, out_of_memory=True), "signal 9 (possibly out of memory)"),
-        (Exit(error="no such interpreter"), "no such interpreter"),
+        (ProcessExit(code=3), "exit code 3"),
+        (ProcessExit(code=0), "exit code 0"),
+        (ProcessExit(signal=11), "signal 11"),
+        (ProcessExit(signal=9, out_of_memory=True), "signal 9 (possibly out of memory)"),
+        (ProcessExit(error="no such interpreter"), "no such interpreter"),
     ],
 )
-def test_an_exit_is_described(exit_: Exit, text: str):
+def test_an_exit_is_described(exit_: ProcessExit, text: str):
     assert describe_exit(exit_) == text
 
 

@@ -15,7 +15,7 @@ import click
 from halimede.termination import MAX_BYTES, TERMINATION_LOG, write_message
 
 if TYPE_CHECKING:
-    from halimede.fetch.errors import Exit
+    from halimede.fetch.errors import FetchExit
     from halimede.fetch.plan import FetchPlan
     from halimede.fetch.secrets import Secrets
 
@@ -89,25 +89,25 @@ def _take_last_failure(into: Path) -> str | None:
     return message
 
 
-def _keep_failure(into: Path, code: "Exit", message: str) -> None:
-    from halimede.fetch.errors import Exit
+def _keep_failure(into: Path, code: "FetchExit", message: str) -> None:
+    from halimede.fetch.errors import FetchExit
     from halimede.fetch.repository import HIDDEN
 
-    if code in (Exit.UNREACHABLE, Exit.RECOVERED):
+    if code in (FetchExit.UNREACHABLE, FetchExit.RECOVERED):
         with suppress(OSError):
-            (into / HIDDEN / UNREACHABLE_FILE).write_text(message if code is Exit.UNREACHABLE else "")
+            (into / HIDDEN / UNREACHABLE_FILE).write_text(message if code is FetchExit.UNREACHABLE else "")
 
 
 def _read(plan_file: str) -> "FetchPlan":
-    from halimede.fetch.errors import Exit, FetchError
+    from halimede.fetch.errors import FetchError, FetchExit
     from halimede.fetch.plan import read_plan
 
     try:
         plan, problems = read_plan(Path(plan_file).read_bytes())
     except OSError as error:
-        raise FetchError(Exit.BAD_PLAN, f"the plan {plan_file}: {error.strerror}") from None
+        raise FetchError(FetchExit.BAD_PLAN, f"the plan {plan_file}: {error.strerror}") from None
     if problems:
-        raise FetchError(Exit.BAD_PLAN, "\n".join(["the plan cannot be used:", *problems]))
+        raise FetchError(FetchExit.BAD_PLAN, "\n".join(["the plan cannot be used:", *problems]))
     return plan
 
 

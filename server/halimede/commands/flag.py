@@ -6,14 +6,14 @@ from enum import Enum
 from typing import Any
 
 
-class Treatment(Enum):
+class FlagTreatment(Enum):
     HONOURED = "honoured"
     NO_EFFECT = "no effect"
     NOT_YET = "not supported yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FlagKind:
     """The form of a flag's value. `bare` is the value of a flag without one; empty if a value is required."""
 
     metavar: str
@@ -36,17 +36,17 @@ class Flag:
 
     names: tuple[str, ...]
     """With leading dashes, the current name first."""
-    kind: Kind
+    kind: FlagKind
     help: str
     default: str = ""
     """As written on the command line; empty for none. For a flag that is not supported yet: the accepted value."""
-    treatment: Treatment = Treatment.HONOURED
+    treatment: FlagTreatment = FlagTreatment.HONOURED
     why: str = ""
     field: str = ""
     """The field of Settings that it sets."""
     combine: Combine = last
     """Combines the values, in order, into the setting; ValueError if they conflict."""
-    treat: Callable[[Any], Treatment] | None = None
+    treat: Callable[[Any], FlagTreatment] | None = None
     """The treatment of a value, if it depends on the value."""
     repeatable: bool = False
     is_secret: bool = False
@@ -61,5 +61,5 @@ class Flag:
         """Empty for a flag without a value."""
         return self.kind.metavar
 
-    def treatment_of(self, value: object) -> Treatment:
+    def treatment_of(self, value: object) -> FlagTreatment:
         return self.treatment if self.treat is None else self.treat(value)

@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from halimede.commands.flag import Kind
+from halimede.commands.flag import FlagKind
 from halimede.commands.readers import (
     INT32_MAX,
     INT64_MAX,
@@ -46,38 +46,38 @@ def read_control_mode(text: str) -> Enum:
     return PollMode.POLL if text.lower() == PollMode.POLL.value else _read_known_mode(text)
 
 
-BOOLEAN = Kind("BOOL", read_boolean, bare="true")
-SWITCH = Kind("", read_boolean, bare="true")
-TEXT = Kind("TEXT", read_text)
-ADDRESS = Kind("ADDRESS", read_address)
-PORT = Kind("PORT", integer_reader(0, 65535))
-COUNT = Kind("COUNT", integer_reader(1, INT32_MAX))
-COUNT_OR_NONE = Kind("COUNT", integer_reader(0, INT32_MAX))
-BYTES = Kind("BYTES", integer_reader(1, INT64_MAX))
-BYTES_OR_NONE = Kind("BYTES", integer_reader(0, INT64_MAX))
-MESSAGE_BYTES = Kind("BYTES", integer_reader(1, INT32_MAX))
-MILLISECONDS = Kind("MS", integer_reader(1, INT32_MAX))
-DECIMAL_MILLISECONDS = Kind("MS", read_milliseconds)
-AGE = Kind("MS", read_age)
-MILLISECONDS_OR_NONE = Kind("MS", integer_reader(0, INT32_MAX))
-SECONDS = Kind("SECONDS", read_seconds)
-WHOLE_SECONDS = Kind("SECONDS", integer_reader(0, INT32_MAX))
-VERBOSITY = Kind("LEVEL", read_verbosity, bare="1")
-CONTROL_MODE = Kind("MODE", read_control_mode)
-CAPABILITY = Kind("MAJOR.MINOR", read_compute_capability)
-REPOSITORY = Kind("DIR|URI", read_repository)
-DIRECTORY = Kind("DIR", read_directory)
-CONFIG_NAME = Kind("NAME", read_config_name)
-FILE = Kind("FILE", read_file)
-LOG_FILE = Kind("FILE", read_log_file)
-PATTERN = Kind("REGEX", read_header_pattern)
-LOG_FORMAT = Kind("FORMAT", choice_reader(list(LogFormat)))
-ACCESS = Kind("LEVEL", choice_reader(list(AccessLevel)))
-COMPRESSION = Kind("LEVEL", choice_reader(list(CompressionLevel)))
-BACKEND_OPTION = Kind("[BACKEND,]KEY=VALUE", read_backend_option)
-HTTP_RESTRICTION = Kind("API[,API]...:KEY=VALUE", read_http_restriction)
-GRPC_RESTRICTION = Kind("API[,API]...:KEY=VALUE", read_grpc_restriction)
-METRICS_SETTING = Kind(
+BOOLEAN = FlagKind("BOOL", read_boolean, bare="true")
+SWITCH = FlagKind("", read_boolean, bare="true")
+TEXT = FlagKind("TEXT", read_text)
+ADDRESS = FlagKind("ADDRESS", read_address)
+PORT = FlagKind("PORT", integer_reader(0, 65535))
+COUNT = FlagKind("COUNT", integer_reader(1, INT32_MAX))
+COUNT_OR_NONE = FlagKind("COUNT", integer_reader(0, INT32_MAX))
+BYTES = FlagKind("BYTES", integer_reader(1, INT64_MAX))
+BYTES_OR_NONE = FlagKind("BYTES", integer_reader(0, INT64_MAX))
+MESSAGE_BYTES = FlagKind("BYTES", integer_reader(1, INT32_MAX))
+MILLISECONDS = FlagKind("MS", integer_reader(1, INT32_MAX))
+DECIMAL_MILLISECONDS = FlagKind("MS", read_milliseconds)
+AGE = FlagKind("MS", read_age)
+MILLISECONDS_OR_NONE = FlagKind("MS", integer_reader(0, INT32_MAX))
+SECONDS = FlagKind("SECONDS", read_seconds)
+WHOLE_SECONDS = FlagKind("SECONDS", integer_reader(0, INT32_MAX))
+VERBOSITY = FlagKind("LEVEL", read_verbosity, bare="1")
+CONTROL_MODE = FlagKind("MODE", read_control_mode)
+CAPABILITY = FlagKind("MAJOR.MINOR", read_compute_capability)
+REPOSITORY = FlagKind("DIR|URI", read_repository)
+DIRECTORY = FlagKind("DIR", read_directory)
+CONFIG_NAME = FlagKind("NAME", read_config_name)
+FILE = FlagKind("FILE", read_file)
+LOG_FILE = FlagKind("FILE", read_log_file)
+PATTERN = FlagKind("REGEX", read_header_pattern)
+LOG_FORMAT = FlagKind("FORMAT", choice_reader(list(LogFormat)))
+ACCESS = FlagKind("LEVEL", choice_reader(list(AccessLevel)))
+COMPRESSION = FlagKind("LEVEL", choice_reader(list(CompressionLevel)))
+BACKEND_OPTION = FlagKind("[BACKEND,]KEY=VALUE", read_backend_option)
+HTTP_RESTRICTION = FlagKind("API[,API]...:KEY=VALUE", read_http_restriction)
+GRPC_RESTRICTION = FlagKind("API[,API]...:KEY=VALUE", read_grpc_restriction)
+METRICS_SETTING = FlagKind(
     "SETTING=VALUE",
     settings_reader(
         {
@@ -90,9 +90,9 @@ METRICS_SETTING = Kind(
         }
     ),
 )
-TRACE_LEVEL = Kind("LEVEL", word_reader("OFF", "TIMESTAMPS", "TENSORS", "MIN", "MAX"))
-TRACE_COUNT = Kind("COUNT", integer_reader(-1, INT32_MAX))
-TRACE_SETTING = Kind(
+TRACE_LEVEL = FlagKind("LEVEL", word_reader("OFF", "TIMESTAMPS", "TENSORS", "MIN", "MAX"))
+TRACE_COUNT = FlagKind("COUNT", integer_reader(-1, INT32_MAX))
+TRACE_SETTING = FlagKind(
     "[MODE,]SETTING=VALUE",
     settings_reader(
         {
@@ -106,22 +106,22 @@ TRACE_SETTING = Kind(
         }
     ),
 )
-CACHE_SETTING = Kind("NAME,KEY=VALUE", read_cache_setting)
-RATE_LIMIT = Kind("MODE", word_reader("off", "execution_count"))
-RATE_RESOURCE = Kind(
+CACHE_SETTING = FlagKind("NAME,KEY=VALUE", read_cache_setting)
+RATE_LIMIT = FlagKind("MODE", word_reader("off", "execution_count"))
+RATE_RESOURCE = FlagKind(
     "NAME:COUNT[:DEVICE]", form_reader("<resource>:<count>[:<device>]", r"[^:]+:[0-9]{1,10}(:[0-9]{1,10})?")
 )
-DEVICE_BYTES = Kind("GPU:BYTES", form_reader("<gpu>:<bytes>", r"[0-9]{1,10}:[0-9]{1,19}"))
-DEVICE_FRACTION = Kind(
+DEVICE_BYTES = FlagKind("GPU:BYTES", form_reader("<gpu>:<bytes>", r"[0-9]{1,10}:[0-9]{1,19}"))
+DEVICE_FRACTION = FlagKind(
     "GPU:FRACTION", form_reader("<gpu>:<0.0 to 1.0>", r"[0-9]{1,10}:(0(\.[0-9]*)?|1(\.0*)?|\.[0-9]+)")
 )
-HOST_POLICY = Kind(
+HOST_POLICY = FlagKind(
     "POLICY,SETTING=VALUE",
     form_reader("<policy>,numa-node=<number> or <policy>,cpu-cores=<list>", r"[^,=]+,(numa-node|cpu-cores)=[0-9,-]+"),
 )
-PORT_RANGE = Kind("LOW-HIGH", form_reader("<low port>-<high port>", r"[0-9]{1,5}-[0-9]{1,5}"))
-SERVER_VERSION = Kind(
+PORT_RANGE = FlagKind("LOW-HIGH", form_reader("<low port>-<high port>", r"[0-9]{1,5}-[0-9]{1,5}"))
+SERVER_VERSION = FlagKind(
     "VERSION",
     form_reader("<major>.<minor>[.<patch>]", r"[0-9]{1,5}\.[0-9]{1,5}(\.[0-9]{1,5})?([-+.][0-9A-Za-z.]{1,20})?"),
 )
-GRPC_THREADS = Kind("COUNT", integer_reader(2, 128))
+GRPC_THREADS = FlagKind("COUNT", integer_reader(2, 128))

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from halimede.commands.flag import Combine, Flag, Kind, Treatment, last
+from halimede.commands.flag import Combine, Flag, FlagKind, FlagTreatment, last
 from halimede.commands.flag_kinds import (
     ACCESS,
     ADDRESS,
@@ -88,12 +88,12 @@ def _as_written(value: object) -> str:
 
 def _honoured(
     name: str,
-    kind: Kind,
+    kind: FlagKind,
     text: str,
     *,
     field: str = "",
     combine: Combine = last,
-    treat: Callable[[Any], Treatment] | None = None,
+    treat: Callable[[Any], FlagTreatment] | None = None,
     why: str = "",
 ) -> Flag:
     """A flag that sets the field of its own name, or `field`, and has that field's default."""
@@ -103,7 +103,7 @@ def _honoured(
 
 
 def _repeatable(
-    names: str, kind: Kind, text: str, *, combine: Combine = tuple, field: str = "", is_secret: bool = False
+    names: str, kind: FlagKind, text: str, *, combine: Combine = tuple, field: str = "", is_secret: bool = False
 ) -> Flag:
     every = tuple(names.split())
     field = field or every[0].removeprefix("--").replace("-", "_")
@@ -111,40 +111,42 @@ def _repeatable(
 
 
 def _no_effect(
-    name: str, kind: Kind, text: str, why: str, *, repeatable: bool = False, is_secret: bool = False
+    name: str, kind: FlagKind, text: str, why: str, *, repeatable: bool = False, is_secret: bool = False
 ) -> Flag:
-    return Flag((name,), kind, text, treatment=Treatment.NO_EFFECT, why=why, repeatable=repeatable, is_secret=is_secret)
+    return Flag(
+        (name,), kind, text, treatment=FlagTreatment.NO_EFFECT, why=why, repeatable=repeatable, is_secret=is_secret
+    )
 
 
-def _not_yet(name: str, kind: Kind, text: str, why: str, *, off: str = "", repeatable: bool = False) -> Flag:
+def _not_yet(name: str, kind: FlagKind, text: str, why: str, *, off: str = "", repeatable: bool = False) -> Flag:
     """A flag of which only the value `off` is accepted, or no value at all."""
     taken = kind.read(off) if off else None
 
-    def treat(value: object) -> Treatment:
-        return Treatment.HONOURED if off and value == taken else Treatment.NOT_YET
+    def treat(value: object) -> FlagTreatment:
+        return FlagTreatment.HONOURED if off and value == taken else FlagTreatment.NOT_YET
 
     return Flag(
         (name,),
         kind,
         text,
         default=off,
-        treatment=Treatment.NOT_YET,
+        treatment=FlagTreatment.NOT_YET,
         why=why,
         treat=treat,
         repeatable=repeatable,
     )
 
 
-def _treat_control_mode(mode: Enum) -> Treatment:
-    return Treatment.NOT_YET if mode is PollMode.POLL else Treatment.HONOURED
+def _treat_control_mode(mode: Enum) -> FlagTreatment:
+    return FlagTreatment.NOT_YET if mode is PollMode.POLL else FlagTreatment.HONOURED
 
 
 _METRICS_SETTINGS = frozenset(each.name for each in fields(DEFAULTS.metrics_config))
 
 
-def _treat_metrics(setting: Setting) -> Treatment:
+def _treat_metrics(setting: Setting) -> FlagTreatment:
     is_off = setting.name == "summary_latencies" and setting.value is False
-    return Treatment.HONOURED if is_off or setting.name in _METRICS_SETTINGS else Treatment.NO_EFFECT
+    return FlagTreatment.HONOURED if is_off or setting.name in _METRICS_SETTINGS else FlagTreatment.NO_EFFECT
 
 
 def _metrics_config(settings: Sequence[Setting]) -> object:
@@ -152,10 +154,10 @@ def _metrics_config(settings: Sequence[Setting]) -> object:
     return replace(DEFAULTS.metrics_config, **{s.name: s.value for s in settings if s.name in _METRICS_SETTINGS})
 
 
-def _treat_trace(setting: Setting) -> Treatment:
+def _treat_trace(setting: Setting) -> FlagTreatment:
     if setting.name != "level":
-        return Treatment.NO_EFFECT
-    return Treatment.HONOURED if setting.value == "OFF" else Treatment.NOT_YET
+        return FlagTreatment.NO_EFFECT
+    return FlagTreatment.HONOURED if setting.value == "OFF" else FlagTreatment.NOT_YET
 
 
 _POOL = "memory comes from the system and from each model's runtime, not from pools of the server"
@@ -413,7 +415,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             TRACE_SETTING,
             "Traces of requests; level=OFF is accepted, and settings without a level have no effect.",
             default="level=OFF",
-            treatment=Treatment.NOT_YET,
+            treatment=FlagTreatment.NOT_YET,
             why=_TRACING,
             treat=_treat_trace,
             repeatable=True,

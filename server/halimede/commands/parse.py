@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from halimede.commands.flag import Flag, Treatment
+from halimede.commands.flag import Flag, FlagTreatment
 from halimede.commands.flags import BY_NAME
 
 
@@ -86,12 +86,12 @@ def _take(given: Given, flag: Flag, text: str) -> None:
         given.problems.append(f"{flag.name}: {error}")
         return
     match flag.treatment_of(value):
-        case Treatment.HONOURED:
+        case FlagTreatment.HONOURED:
             given.values.setdefault(flag, []).append(value)
-        case Treatment.NO_EFFECT:
+        case FlagTreatment.NO_EFFECT:
             given.without_effect.setdefault(flag, []).append(_shown(flag, text))
-        case Treatment.NOT_YET:
-            right = f"; expected {flag.default}" if flag.treatment is Treatment.NOT_YET and flag.default else ""
+        case FlagTreatment.NOT_YET:
+            right = f"; expected {flag.default}" if flag.treatment is FlagTreatment.NOT_YET and flag.default else ""
             given.problems.append(f"{flag.name}={_shown(flag, text)} is not supported yet: {flag.why}{right}")
 
 

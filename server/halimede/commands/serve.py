@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from halimede import __version__
 from halimede.commands.assemble import assemble
-from halimede.commands.flag import Flag, Treatment
+from halimede.commands.flag import Flag, FlagTreatment
 from halimede.commands.flags import BY_NAME, GROUPS, HELP, TRITON_VERSION, VERSION, all_flags
 from halimede.commands.parse import parse
 from halimede.settings import Settings
@@ -46,15 +46,15 @@ class ServeCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
         for title, flags in GROUPS.items():
-            honoured = [flag for flag in flags if flag.treatment is Treatment.HONOURED]
+            honoured = [flag for flag in flags if flag.treatment is FlagTreatment.HONOURED]
             if honoured:
                 with formatter.section(title):
                     for flag in honoured:
                         _write_flag(formatter, flag)
         with formatter.section("Not supported yet (only the value in brackets is accepted)"):
-            _write_names(formatter, Treatment.NOT_YET)
+            _write_names(formatter, FlagTreatment.NOT_YET)
         with formatter.section("Without effect here (accepted; the log gives the reason)"):
-            _write_names(formatter, Treatment.NO_EFFECT)
+            _write_names(formatter, FlagTreatment.NO_EFFECT)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - as above
         return [CompletionItem(name) for name in BY_NAME if name.startswith(incomplete)]
@@ -76,7 +76,7 @@ def _write_flag(formatter: click.HelpFormatter, flag: Flag) -> None:
     formatter.write("".join(f"{line}\n" for line in lines))
 
 
-def _write_names(formatter: click.HelpFormatter, treatment: Treatment) -> None:
+def _write_names(formatter: click.HelpFormatter, treatment: FlagTreatment) -> None:
     names: Iterable[str] = (
         f"{flag.name} [{flag.default}]" if flag.default else flag.name
         for flag in all_flags()

@@ -43,7 +43,7 @@ _LAST_PAUSE_DOUBLING = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class ProcessExit:
     """How a worker process ended: by an exit code, by a signal, or it never ran, and `error` is the reason.
 
     `out_of_memory` is set if the kernel killed a process for lack of memory meanwhile, possibly this one.
@@ -55,7 +55,7 @@ class Exit:
     error: str = ""
 
 
-def describe_exit(exit_: Exit) -> str:
+def describe_exit(exit_: ProcessExit) -> str:
     """`exit code 3`, `signal 11`, `signal 9 (possibly out of memory)`, or why no process was started."""
     if exit_.error:
         return exit_.error
@@ -105,7 +105,7 @@ def oom_kills(text: str) -> int:
     return next((int(each[1]) for each in fields if len(each) == 2 and each[0] == "oom_kill"), 0)
 
 
-class State(Enum):
+class SupervisorState(Enum):
     """The state of a worker, from its first start to its end."""
 
     STARTING = "starting"
@@ -116,7 +116,7 @@ class State(Enum):
     STOPPED = "stopped"
 
 
-class Event(Enum):
+class SupervisorEvent(Enum):
     """An event of a worker.
 
     DIED comes once for each start: the process ended, by itself or as requested, or reported that `initialize` failed.
@@ -176,7 +176,7 @@ class Supervision:
     __slots__ = ("_deaths", "_due_ns", "_ready_ns", "_short_lives", "reason", "state")
 
     def __init__(self) -> None:
-        self.state = State.STARTING
+        self.state = SupervisorState.STARTING
         self.reason = ""
         """Why it is down, in WAITING, in PARKED and during a restart."""
         self._deaths: deque[int] = deque(maxlen=MAX_DEATHS)
@@ -187,39 +187,39 @@ class Supervision:
     def __repr__(self) -> str:
         return f"<Supervision {self.state.name} deaths={len(self._deaths)}{f' {self.reason}' if self.reason else ''}>"
 
-    def on(self, event: Event, now_ns: int, why: str = "") -> Action:
+    def on(self, event: SupervisorEvent, now_ns: int, why: str = "") -> Action:
         """The action to take after the event. `why` belongs to DIED: `describe_exit`, or the error of `initialize`.
 
         InferenceError INTERNAL if the event cannot happen in this state.
         """
         match self.state, event:
-            case State.STARTING, Event.STARTED:
-                self.state, self._ready_ns, self.reason = State.READY, now_ns, ""
+            case SupervisorState.STARTING, SupervisorEvent.STARTED:
+                self.state, self._ready_ns, self.reason = SupervisorState.READY, now_ns, ""
                 return Nothing()
-            case State.STARTING, Event.DIED:
+            case SupervisorState.STARTING, SupervisorEvent.DIED:
                 return self._died(now_ns, 0, why)
-            case State.READY, Event.DIED:
+            case SupervisorState.READY, SupervisorEvent.DIED:
                 return self._died(now_ns, now_ns - self._ready_ns, why)
-            case State.STARTING, Event.STOP:
-                self.state = State.STOPPING
+            case SupervisorState.STARTING, SupervisorEvent.STOP:
+                self.state = SupervisorState.STOPPING
                 # It serves no requests yet, and `initialize` may take minutes.
                 self._due_ns = now_ns
                 return Kill()
-            case State.READY, Event.STOP:
-                self.state, self._due_ns = State.STOPPING, now_ns + FINISH_GRACE_NS
+            case SupervisorState.READY, SupervisorEvent.STOP:
+                self.state, self._due_ns = SupervisorState.STOPPING, now_ns + FINISH_GRACE_NS
                 return Finish(self._due_ns)
-            case ((State.WAITING | State.PARKED), Event.STOP):
-                self.state = State.STOPPED
+            case ((SupervisorState.WAITING | SupervisorState.PARKED), SupervisorEvent.STOP):
+                self.state = SupervisorState.STOPPED
                 return Nothing()
-            case State.WAITING, Event.TIMER:
+            case SupervisorState.WAITING, SupervisorEvent.TIMER:
                 return self._start() if now_ns >= self._due_ns else WaitUntil(self._due_ns)
-            case State.STOPPING, Event.TIMER:
+            case SupervisorState.STOPPING, SupervisorEvent.TIMER:
                 return Kill() if now_ns >= self._due_ns else WaitUntil(self._due_ns)
-            case State.STOPPING, Event.DIED:
-                self.state = State.STOPPED
+            case SupervisorState.STOPPING, SupervisorEvent.DIED:
+                self.state = SupervisorState.STOPPED
                 return Nothing()
             # STARTED may arrive after the request to stop, and a timer may fire after it is no longer needed.
-            case (State.STOPPING, Event.STARTED) | (_, Event.TIMER):
+            case (SupervisorState.STOPPING, SupervisorEvent.STARTED) | (_, SupervisorEvent.TIMER):
                 return Nothing()
         raise InferenceError(ErrorCode.INTERNAL, f"a worker that is {self.state.value} cannot take {event.name}")
 
@@ -229,7 +229,7 @@ class Supervision:
         self._deaths.append(now_ns)
         self.reason = f"worker exited: {clip(why)}"
         if len(self._deaths) == MAX_DEATHS:
-            self.state = State.PARKED
+            self.state = SupervisorState.PARKED
             self.reason = f"worker exited {MAX_DEATHS} times (last: {clip(why)})"
             return Park(self.reason)
         if life_ns >= LONG_LIFE_NS:
@@ -237,9 +237,9 @@ class Supervision:
             return self._start()
         doublings = min(self._short_lives, _LAST_PAUSE_DOUBLING)
         self._short_lives += 1
-        self.state, self._due_ns = State.WAITING, now_ns + min(FIRST_PAUSE_NS << doublings, LONGEST_PAUSE_NS)
+        self.state, self._due_ns = SupervisorState.WAITING, now_ns + min(FIRST_PAUSE_NS << doublings, LONGEST_PAUSE_NS)
         return WaitUntil(self._due_ns)
 
     def _start(self) -> Start:
-        self.state = State.STARTING
+        self.state = SupervisorState.STARTING
         return Start()

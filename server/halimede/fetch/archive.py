@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol, Self
 
-from halimede.fetch.errors import Exit, FetchError
+from halimede.fetch.errors import FetchError, FetchExit
 from halimede.fetch.tree import MAX_FILES
 from halimede_spec.uri import path_problem
 
@@ -42,7 +42,7 @@ def unpack(archive: Path, folder: Path, where: str) -> None:
         unpacking.make_links()
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         text = f"{where} is not a complete archive: {type(error).__name__}"
-        raise FetchError(Exit.NOT_A_MODEL, text) from None
+        raise FetchError(FetchExit.NOT_A_MODEL, text) from None
 
 
 class _Member(tarfile.TarInfo):
@@ -124,7 +124,7 @@ class _Unpacking:
                 self._left_bytes -= len(piece)
                 if self._left_bytes < 0:
                     text = f"{self._where} unpacks to more than {self._limit_bytes} bytes, {MAX_RATIO} times its size"
-                    raise FetchError(Exit.NOT_A_MODEL, text)
+                    raise FetchError(FetchExit.NOT_A_MODEL, text)
                 file.write(piece)
         self._files.add(path)
 
@@ -144,10 +144,10 @@ class _Unpacking:
                 raise self.refused(name, "occurs twice") from None
 
     def refused(self, name: str, why: str) -> FetchError:
-        return FetchError(Exit.NOT_A_MODEL, f"{self._where}: {name[:100]!a} {why}")
+        return FetchError(FetchExit.NOT_A_MODEL, f"{self._where}: {name[:100]!a} {why}")
 
     def too_many(self) -> FetchError:
-        return FetchError(Exit.NOT_A_MODEL, f"{self._where} holds more than {MAX_FILES} files")
+        return FetchError(FetchExit.NOT_A_MODEL, f"{self._where} holds more than {MAX_FILES} files")
 
     def _path(self, name: str) -> str:
         """The path in the directory, "" for the directory itself; an error if it could be outside of it."""

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from halimede.fetch.digest import PREFIX, folder_digest
 from halimede.fetch.download import FILES, free_bytes
-from halimede.fetch.errors import Exit, FetchError
+from halimede.fetch.errors import FetchError, FetchExit
 from halimede.fetch.retry import RetryPolicy
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ LOG_WAIT_SECS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedContent:
     """A complete content: the sha256 of each file by its path below `files`. `digest` is that of the directory, or of
     the file or archive that it was fetched as; `is_single` means one file, whose name depends on the URI."""
 
@@ -62,22 +62,24 @@ class Cache:
         for name in ("entries", "partial", "locks"):
             (root / name).mkdir(parents=True, exist_ok=True)
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> CachedContent | None:
         """The entry, None if it does not exist or its files changed. A lock of this name prevents its eviction."""
         folder = self.root / "entries" / name
         try:
             manifest = json.loads((folder / MANIFEST).read_bytes())
-            entry = Entry(folder, manifest["digest"], manifest["size_bytes"], manifest["files"], manifest["is_single"])
+            entry = CachedContent(
+                folder, manifest["digest"], manifest["size_bytes"], manifest["files"], manifest["is_single"]
+            )
             sizes = sum((entry.files / path).stat().st_size for path in entry.hashes)
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return entry if sizes == entry.size_bytes else None
 
-    def use(self, entry: Entry) -> None:
+    def use(self, entry: CachedContent) -> None:
         """Record that the entry is used now, so that it is evicted last."""
         os.utime(entry.folder / MANIFEST)
 
-    def spoil(self, entry: Entry) -> None:
+    def spoil(self, entry: CachedContent) -> None:
         """Make the entry invisible to `find`; current readers are not affected."""
         (entry.folder / MANIFEST).unlink(missing_ok=True)
 
@@ -115,11 +117,11 @@ class Cache:
         """Raise NO_SPACE for an entry that would not fit into an empty cache."""
         if self._limit is not None and total_bytes > self._limit:
             text = f"{what} has {total_bytes} bytes, and the cache's limit is {self._limit}"
-            raise FetchError(Exit.NO_SPACE, text)
+            raise FetchError(FetchExit.NO_SPACE, text)
         disk = os.statvfs(self.root)
         if total_bytes > disk.f_blocks * disk.f_frsize:
             text = f"{what} needs {total_bytes} bytes, and the disk of {self.root} has {disk.f_blocks * disk.f_frsize}"
-            raise FetchError(Exit.NO_SPACE, text)
+            raise FetchError(FetchExit.NO_SPACE, text)
 
     def make_room(self, name: str, total_bytes: int, missing_bytes: int, what: str) -> None:
         """Evict until an entry of this size fits, else NO_SPACE. The caller holds the entry's lock exclusively.
@@ -147,9 +149,9 @@ class Cache:
     def _raise_full(self, used: int, total: int, missing: int, what: str) -> None:
         free = free_bytes(self.root)
         if missing > free:
-            raise FetchError(Exit.NO_SPACE, f"{what} needs {missing} bytes, and {self.root} has {free} left")
+            raise FetchError(FetchExit.NO_SPACE, f"{what} needs {missing} bytes, and {self.root} has {free} left")
         text = f"{what} has {total} bytes; {used} of the cache's {self._limit} are in use by others"
-        raise FetchError(Exit.NO_SPACE, text)
+        raise FetchError(FetchExit.NO_SPACE, text)
 
     def _kept(self, except_name: str) -> Iterator["_Kept"]:
         for kind in ("entries", "partial"):

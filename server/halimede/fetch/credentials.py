@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from halimede.fetch.errors import Exit, FetchError
+from halimede.fetch.errors import FetchError, FetchExit
 
 KEYS = (
     "AWS_ACCESS_KEY_ID",
@@ -44,12 +44,12 @@ def read_credentials(folder: str) -> dict[str, str]:
         if not found:
             text = f"the credentials in {folder} have none of the keys {', '.join(KEYS)}"
             raise FetchError(
-                Exit.AUTH, text if os.path.isdir(folder) else f"the credentials' folder {folder} does not exist"
+                FetchExit.AUTH, text if os.path.isdir(folder) else f"the credentials' folder {folder} does not exist"
             )
     except UnicodeDecodeError:
-        raise FetchError(Exit.AUTH, f"the credentials in {folder} are not UTF-8") from None
+        raise FetchError(FetchExit.AUTH, f"the credentials in {folder} are not UTF-8") from None
     except OSError as error:
-        raise FetchError(Exit.AUTH, f"the credentials in {folder} cannot be read: {error.strerror}") from None
+        raise FetchError(FetchExit.AUTH, f"the credentials in {folder} cannot be read: {error.strerror}") from None
     return found
 
 

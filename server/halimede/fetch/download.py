@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from halimede.fetch.errors import Exit, FetchError, TransientError
+from halimede.fetch.errors import FetchError, FetchExit, TransientError
 from halimede.fetch.retry import AbortedError, RetryPolicy
 from halimede.fetch.source import Source
 from halimede.fetch.tree import RemoteFile
@@ -203,7 +203,7 @@ def full_disk_reported(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise FetchError(Exit.NO_SPACE, f"{what}: the disk is full: {error.strerror}") from None
+            raise FetchError(FetchExit.NO_SPACE, f"{what}: the disk is full: {error.strerror}") from None
         raise
 
 
@@ -212,7 +212,7 @@ def check_space(folder: Path, needed: int, what: str) -> None:
     free = free_bytes(folder)
     if needed > free:
         text = f"{what} needs {needed} bytes, and {folder} has {free} left"
-        raise FetchError(Exit.NO_SPACE, text)
+        raise FetchError(FetchExit.NO_SPACE, text)
 
 
 def free_bytes(folder: Path) -> int:

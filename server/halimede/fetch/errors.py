@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 
-class Exit(IntEnum):
+class FetchExit(IntEnum):
     """Exit codes of `halimede fetch`. Programs distinguish reasons by these numbers, so they must never change."""
 
     DONE = 0
@@ -23,7 +23,7 @@ class Exit(IntEnum):
 class FetchError(Exception):
     """A fetch failed: the exit code, and a text with the root cause and a way to fix it."""
 
-    def __init__(self, code: Exit, message: str) -> None:
+    def __init__(self, code: FetchExit, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
@@ -37,7 +37,7 @@ class ChangedError(Exception):
     """An object differs from the listed one."""
 
 
-class Action(Enum):
+class OnError(Enum):
     FAIL = "fail"
     RETRY = "retry"
     START_ANEW = "start anew"
@@ -47,16 +47,16 @@ class Action(Enum):
 class Classified:
     """What to do about a response; `code` is the exit code if the action is to fail, `reason` is a text for users."""
 
-    action: Action
-    code: Exit
+    action: OnError
+    code: FetchExit
     reason: str
 
 
-_EXPIRED = (Action.FAIL, Exit.AUTH, "the credentials have expired")
-_REFUSED = (Action.FAIL, Exit.AUTH, "access was denied")
-_ELSEWHERE = (Action.FAIL, Exit.NOT_FOUND, "it is elsewhere; try another region or endpoint")
-_MISSING = (Action.FAIL, Exit.NOT_FOUND, "it does not exist")
-_BUSY = (Action.RETRY, Exit.UNREACHABLE, "{store} answers with an error")
+_EXPIRED = (OnError.FAIL, FetchExit.AUTH, "the credentials have expired")
+_REFUSED = (OnError.FAIL, FetchExit.AUTH, "access was denied")
+_ELSEWHERE = (OnError.FAIL, FetchExit.NOT_FOUND, "it is elsewhere; try another region or endpoint")
+_MISSING = (OnError.FAIL, FetchExit.NOT_FOUND, "it does not exist")
+_BUSY = (OnError.RETRY, FetchExit.UNREACHABLE, "{store} answers with an error")
 
 _BY_CODE = {
     # S3, and stores that implement its API.
@@ -92,7 +92,7 @@ _BY_STATUS = {
     **dict.fromkeys((301, 307, 308), _ELSEWHERE),
     **dict.fromkeys((401, 403, 407), _REFUSED),
     **dict.fromkeys((404, 410), _MISSING),
-    412: (Action.START_ANEW, Exit.UNREACHABLE, "it changes while it is fetched"),
+    412: (OnError.START_ANEW, FetchExit.UNREACHABLE, "it changes while it is fetched"),
     **dict.fromkeys((408, 425, 429), _BUSY),
 }
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -112,7 +112,7 @@ _TRANSPORT = ("error sending request", "HTTP error", "request or response body",
 
 def classify_status(status: int, code: str = "", store: str = "the store") -> Classified:
     """Classify an HTTP status, together with the store's error code if there is one. `store` names the server."""
-    refused = (Action.FAIL, Exit.UNREACHABLE, "{store} refuses the request")
+    refused = (OnError.FAIL, FetchExit.UNREACHABLE, "{store} refuses the request")
     action, end, words = _BY_CODE.get(code) or _BY_STATUS.get(status) or (_BUSY if status >= 500 else refused)
     return Classified(action, end, f"{words.format(store=store)} ({f'{status} {code}'.strip()})")
 
@@ -127,8 +127,8 @@ def classify_text(kind: str, text: str, endpoint: str = "") -> Classified:
     if any(each in text for each in _IDENTITY):
         if any(each in text for each in _TRANSPORT):
             reason = f"the service{server} that gives credentials cannot be reached{_cause(text)}"
-            return Classified(Action.RETRY, Exit.AUTH, reason)
-        return Classified(Action.FAIL, Exit.AUTH, f"no credentials are available: {_first_line(text)}")
+            return Classified(OnError.RETRY, FetchExit.AUTH, reason)
+        return Classified(OnError.FAIL, FetchExit.AUTH, f"no credentials are available: {_first_line(text)}")
     if status := _STATUS.search(text):
         return classify_status(int(status[1]), code_in(text), f"the store{server}")
     match kind:
@@ -141,8 +141,10 @@ def classify_text(kind: str, text: str, endpoint: str = "") -> Classified:
         case _:
             pass
     if any(each in text for each in _TRANSPORT):
-        return Classified(Action.RETRY, Exit.UNREACHABLE, f"the store{server} cannot be reached{_cause(text)}")
-    return Classified(Action.FAIL, Exit.UNREACHABLE, f"the request to the store failed ({kind}): {_first_line(text)}")
+        return Classified(OnError.RETRY, FetchExit.UNREACHABLE, f"the store{server} cannot be reached{_cause(text)}")
+    return Classified(
+        OnError.FAIL, FetchExit.UNREACHABLE, f"the request to the store failed ({kind}): {_first_line(text)}"
+    )
 
 
 UNTRUSTED = "its certificate is not trusted; a private authority's goes into a CA bundle"
@@ -191,9 +193,9 @@ def code_in(body: str) -> str:
 def raise_classified(classified: Classified, where: str) -> None:
     """Raise the error for a failed response; `where` names what failed."""
     match classified.action:
-        case Action.RETRY:
+        case OnError.RETRY:
             raise TransientError(classified.reason)
-        case Action.START_ANEW:
+        case OnError.START_ANEW:
             raise ChangedError
-        case Action.FAIL:
+        case OnError.FAIL:
             raise FetchError(classified.code, f"{where}: {classified.reason}")

@@ -15,11 +15,11 @@ import orjson
 from halimede.core.config.read import ParsedConfig
 from halimede.core.config.write import to_json
 from halimede.fetch.archive import files_below, unpack
-from halimede.fetch.cache import Cache, Entry, content_digest, file_hash
+from halimede.fetch.cache import Cache, CachedContent, content_digest, file_hash
 from halimede.fetch.credentials import has_credentials, read_credentials
 from halimede.fetch.digest import listing_name
 from halimede.fetch.download import FILES, Download, full_disk_reported
-from halimede.fetch.errors import ChangedError, Exit, FetchError
+from halimede.fetch.errors import ChangedError, FetchError, FetchExit
 from halimede.fetch.layout import (
     Layout,
     archive_root,
@@ -34,7 +34,7 @@ from halimede.fetch.layout import (
 from halimede.fetch.merge import MadeConfig, make_config, pbtxt, read_own
 from halimede.fetch.plan import FetchPlan, PlannedModel
 from halimede.fetch.report import FetchedModel
-from halimede.fetch.repository import Repository
+from halimede.fetch.repository import FetchedRepository
 from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.source import Source, open_source
 from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
@@ -52,7 +52,7 @@ def fetch_plan(plan: FetchPlan, into: Path, environment: Mapping[str, str], retr
     """Make the plan's repository; FetchError at the first model that cannot be fetched."""
     with _file_errors_reported():
         into.mkdir(parents=True, exist_ok=True)
-        repository = Repository(into)
+        repository = FetchedRepository(into)
         fetcher = Fetcher(repository, _cache(plan), plan.s3, environment, retries)
         fetched = [fetcher.fetch(model) for model in plan.models]
         fetcher.clean_up()
@@ -75,7 +75,7 @@ def _file_errors_reported() -> Iterator[None]:
             yield
     except OSError as error:
         text = f"{error.filename or 'the file system'}: {error.strerror}"
-        raise FetchError(Exit.BAD_PLAN, text) from error
+        raise FetchError(FetchExit.BAD_PLAN, text) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Fetcher:
 
     def __init__(
         self,
-        repository: Repository,
+        repository: FetchedRepository,
         cache: Cache | None,
         s3: S3Defaults,
         environment: Mapping[str, str],
@@ -114,7 +114,9 @@ class Fetcher:
                 return self._fetch_one(model)
             except ChangedError:
                 log.warning("%s changes while it is fetched: starting anew", model.uri.display)
-        raise FetchError(Exit.UNREACHABLE, f"{model.uri.display} was replaced {MAX_STARTS} times while it was fetched")
+        raise FetchError(
+            FetchExit.UNREACHABLE, f"{model.uri.display} was replaced {MAX_STARTS} times while it was fetched"
+        )
 
     def clean_up(self) -> None:
         """Remove what was kept for retries, once all models are complete."""
@@ -129,7 +131,7 @@ class Fetcher:
             try:
                 bundle = Path(model.ca_bundle).read_bytes()
             except OSError as error:
-                raise FetchError(Exit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {error.strerror}") from None
+                raise FetchError(FetchExit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {error.strerror}") from None
         return open_source(model.uri, credentials, self._environment, bundle, self._s3, self._retries)
 
     def _fetch_one(self, model: PlannedModel) -> FetchedModel:
@@ -178,7 +180,7 @@ class Fetcher:
         listed = safe_tree(listing, where)
         files = tuple(file for file in listed if not is_empty_version(file))
         if not files:
-            raise FetchError(Exit.NOT_FOUND, f"{where}: no file exists under it")
+            raise FetchError(FetchExit.NOT_FOUND, f"{where}: no file exists under it")
         layout = folder_layout({file.path for file in files}, where)
         if model.digest is not None:
             return source, files, None
@@ -193,7 +195,7 @@ class Fetcher:
 
     def _read_small(self, source: Source, file: RemoteFile, where: str) -> bytes:
         if (file.size or 0) > MAX_CONFIG_BYTES:
-            raise FetchError(Exit.NOT_A_MODEL, f"{where}: {file.path} is larger than {MAX_CONFIG_BYTES} bytes")
+            raise FetchError(FetchExit.NOT_A_MODEL, f"{where}: {file.path} is larger than {MAX_CONFIG_BYTES} bytes")
         if file.size == 0:
             return b""
         return self._retries.try_until_done(where, lambda: b"".join(source.read(file, 0, file.size)))
@@ -260,7 +262,7 @@ class Fetcher:
             self._cache.drop(name)
         return fetched
 
-    def _checked(self, entry: Entry, model: PlannedModel) -> Entry | None:
+    def _checked(self, entry: CachedContent, model: PlannedModel) -> CachedContent | None:
         """The entry, if no file has changed: other processes may write to a shared cache."""
         hashes = {path: file_hash(entry.files / path) for path in entry.hashes}
         if hashes == entry.hashes and entry.digest == model.digest:
@@ -299,7 +301,9 @@ class Fetcher:
         if layout.config:
             path = content.locate(layout.config)
             if path.stat().st_size > MAX_CONFIG_BYTES:
-                raise FetchError(Exit.NOT_A_MODEL, f"{where}: {layout.config} is larger than {MAX_CONFIG_BYTES} bytes")
+                raise FetchError(
+                    FetchExit.NOT_A_MODEL, f"{where}: {layout.config} is larger than {MAX_CONFIG_BYTES} bytes"
+                )
             own = read_own(layout.config, path.read_bytes(), where)
         return make_config(own, model.config, model.name, model.format)
 
@@ -312,10 +316,10 @@ class Fetcher:
         elif base.is_dir():
             paths = tuple(islice(files_below(base), MAX_FILES + 1))
             if len(paths) > MAX_FILES:
-                raise FetchError(Exit.NOT_A_MODEL, f"{model.uri.display} holds more than {MAX_FILES} files")
+                raise FetchError(FetchExit.NOT_A_MODEL, f"{model.uri.display} holds more than {MAX_FILES} files")
             content = Content(paths, base.joinpath)
         else:
-            raise FetchError(Exit.NOT_FOUND, f"{model.uri.display}: {base} does not exist")
+            raise FetchError(FetchExit.NOT_FOUND, f"{model.uri.display}: {base} does not exist")
         digest = None
         if model.digest is not None:
             digest = content_digest({path: file_hash(content.locate(path)) for path in content.paths}, single)
@@ -364,7 +368,7 @@ def _mounted(model: PlannedModel) -> Path:
 
 def _wrong_digest(model: PlannedModel, found: str) -> FetchError:
     text = f"{model.uri.display} has the digest {found}, but {model.digest} was requested"
-    return FetchError(Exit.DIGEST, text)
+    return FetchError(FetchExit.DIGEST, text)
 
 
 def _now() -> str:

@@ -14,8 +14,8 @@ from halimede.fetch.errors import (
     OTHER_NAME,
     UNTRUSTED,
     ChangedError,
-    Exit,
     FetchError,
+    FetchExit,
     TransientError,
     classify_status,
     code_in,
@@ -152,7 +152,7 @@ def _opener(uri: Uri, ca_bundle: bytes | None, authorization: str) -> urllib.req
         try:
             context.load_verify_locations(cadata=ca_bundle.decode("ascii", "replace"))
         except (ssl.SSLError, ValueError):
-            raise FetchError(Exit.BAD_PLAN, f"{uri.display}: its CA bundle holds no certificate") from None
+            raise FetchError(FetchExit.BAD_PLAN, f"{uri.display}: its CA bundle holds no certificate") from None
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),

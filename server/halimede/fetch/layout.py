@@ -11,7 +11,7 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.versions import select_versions
 from halimede.core.repository.layout import DEFAULT_ARTIFACTS, ENSEMBLE_PLATFORM, detect_backend, is_version
 from halimede.core.types import InferenceError
-from halimede.fetch.errors import Exit, FetchError
+from halimede.fetch.errors import FetchError, FetchExit
 from halimede.fetch.tree import RemoteFile, named
 
 FORMATS = {"onnx": ("onnxruntime", "model.onnx"), "python": ("python", "model.py")}
@@ -50,20 +50,20 @@ def folder_layout(paths: Collection[str], where: str) -> Layout:
         try:
             config = config_file("", lambda name: name in paths) or ""
         except ValueError as error:
-            raise FetchError(Exit.NOT_A_MODEL, f"{where}: {error}") from None
+            raise FetchError(FetchExit.NOT_A_MODEL, f"{where}: {error}") from None
         versions = tuple(sorted(int(top) for top, inside in tops.items() if inside and is_version(top)))
         misplaced = sorted(_ARTIFACTS & tops.keys())
         if not versions and misplaced:
             text = f"{where}: {misplaced[0]} is beside {config}; move it to 1/{misplaced[0]}"
-            raise FetchError(Exit.NOT_A_MODEL, text)
+            raise FetchError(FetchExit.NOT_A_MODEL, text)
         return Layout(versions, config)
     if _ARTIFACTS & tops.keys():
         return Layout((1,), is_flat=True)
     if models := models_in(paths):
         text = f"{where} holds several models: {named(models)}; use the folder of one, such as {models[0]}/"
-        raise FetchError(Exit.NOT_A_MODEL, text)
+        raise FetchError(FetchExit.NOT_A_MODEL, text)
     found = named(sorted(tops)) if tops else "nothing"
-    raise FetchError(Exit.NOT_A_MODEL, f"{where} is not a model: it holds {found}; {_ACCEPTED}")
+    raise FetchError(FetchExit.NOT_A_MODEL, f"{where} is not a model: it holds {found}; {_ACCEPTED}")
 
 
 def models_in(paths: Iterable[str]) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ def single_file(name: str, form: str | None, where: str) -> str:
         if form
         else f"is not a model; {_ACCEPTED}, or an archive of a folder"
     )
-    raise FetchError(Exit.NOT_A_MODEL, f"{where} {fault}")
+    raise FetchError(FetchExit.NOT_A_MODEL, f"{where} {fault}")
 
 
 def archive_root(paths: Collection[str]) -> str:
@@ -117,12 +117,14 @@ def selected_versions(layout: Layout, config: ModelConfig, where: str) -> tuple[
     if not layout.versions:
         if config.ensemble_scheduling is not None or config.platform == ENSEMBLE_PLATFORM:
             return ()
-        raise FetchError(Exit.NOT_A_MODEL, f"{where} holds no version: add a numbered folder, such as 1/model.onnx")
+        raise FetchError(
+            FetchExit.NOT_A_MODEL, f"{where} holds no version: add a numbered folder, such as 1/model.onnx"
+        )
     try:
         return select_versions(config.version_policy, layout.versions, where)
     except InferenceError as error:
         there = ", ".join(map(str, layout.versions))
-        raise FetchError(Exit.NOT_A_MODEL, f"{where}: {error.message}; it has {there}") from None
+        raise FetchError(FetchExit.NOT_A_MODEL, f"{where}: {error.message}; it has {there}") from None
 
 
 def check_files(config: ModelConfig, name: str, targets: Collection[str], versions: Collection[int]) -> None:
@@ -135,7 +137,7 @@ def check_files(config: ModelConfig, name: str, targets: Collection[str], versio
     try:
         found = detect_backend(config, name, inside[min(versions)].keys())
     except InferenceError as error:
-        raise FetchError(Exit.NOT_A_MODEL, f"model '{name}': {error.message}") from None
+        raise FetchError(FetchExit.NOT_A_MODEL, f"model '{name}': {error.message}") from None
     wanted = config.default_model_filename or _FILE_OF_BACKEND.get(found.backend, "")
     if not wanted or config.cc_model_filenames or config.runtime:
         return
@@ -143,7 +145,7 @@ def check_files(config: ModelConfig, name: str, targets: Collection[str], versio
         if wanted.partition("/")[0] not in inside[version]:
             there = named(sorted(inside[version])) or "nothing"
             text = f"version {version} has no {wanted}, which backend {found.backend} loads; it has {there}"
-            raise FetchError(Exit.NOT_A_MODEL, f"model '{name}': {text}")
+            raise FetchError(FetchExit.NOT_A_MODEL, f"model '{name}': {text}")
 
 
 def _is_in(path: str, version: int) -> bool:

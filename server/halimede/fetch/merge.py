@@ -8,7 +8,7 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.read import ParsedConfig, read_config
 from halimede.core.config.write import to_pbtxt
 from halimede.core.repository.layout import PLATFORMS
-from halimede.fetch.errors import Exit, FetchError
+from halimede.fetch.errors import FetchError, FetchExit
 from halimede.fetch.layout import FORMATS
 from halimede.fetch.tree import named
 
@@ -28,7 +28,7 @@ def read_own(filename: str, content: bytes, where: str) -> ParsedConfig:
     parsed = read_config(filename, content)
     if parsed.problems:
         declared = named([f"{filename}:{problem}" for problem in parsed.problems], "; ")
-        raise FetchError(Exit.NOT_A_MODEL, f"{where}: {declared}")
+        raise FetchError(FetchExit.NOT_A_MODEL, f"{where}: {declared}")
     return parsed
 
 
@@ -75,5 +75,5 @@ def _with_backend(config: ModelConfig, backend: str, name: str, form: str) -> Mo
     declared = config.backend or PLATFORMS.get(config.platform, config.platform)
     if declared and declared != backend:
         text = f"model '{name}': its configuration says {declared}, and the format {form} means backend {backend}"
-        raise FetchError(Exit.NOT_A_MODEL, text)
+        raise FetchError(FetchExit.NOT_A_MODEL, text)
     return config if declared else replace(config, backend=backend)

@@ -15,7 +15,7 @@ HIDDEN = ".fetch"
 CONFIG = "config.pbtxt"
 
 
-class Repository:
+class FetchedRepository:
     """A repository directory that only this fetch writes to."""
 
     def __init__(self, root: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from halimede.fetch.errors import Exit, FetchError, TransientError, pause_secs
+from halimede.fetch.errors import FetchError, FetchExit, TransientError, pause_secs
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class RetryPolicy:
         if message == self._known:
             self._progress_at = now
         elif now + secs - self._progress_at >= limit_secs:
-            raise FetchError(Exit.UNREACHABLE, message)
+            raise FetchError(FetchExit.UNREACHABLE, message)
         log.warning("%s; trying again in %.1f s", message, secs)
         if self.abort.wait(secs):
             raise AbortedError
@@ -82,7 +82,7 @@ class RetryPolicy:
         if self._known.startswith(f"{where}: "):
             self._known, self._recovered_at = "", now
         if self._recovered_at is not None and now - self._recovered_at >= REPORT_RECOVERY_SECS:
-            raise FetchError(Exit.RECOVERED, f"{where}: the store answers again; the next run continues")
+            raise FetchError(FetchExit.RECOVERED, f"{where}: the store answers again; the next run continues")
 
 
 class AbortedError(Exception):

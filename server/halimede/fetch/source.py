@@ -13,7 +13,7 @@ import obstore
 from obstore.exceptions import BaseError, InvalidPathError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from halimede.fetch.errors import ChangedError, Exit, FetchError, classify_text, raise_classified
+from halimede.fetch.errors import ChangedError, FetchError, FetchExit, classify_text, raise_classified
 from halimede.fetch.http import HttpSource
 from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.tree import MAX_FILES, RemoteFile
@@ -110,7 +110,7 @@ def _endpoint_of(service_account: str) -> str:
     try:
         return str(json.loads(service_account).get("gcs_base_url", ""))
     except (ValueError, AttributeError):
-        raise FetchError(Exit.AUTH, "GOOGLE_APPLICATION_CREDENTIALS_JSON holds no JSON object") from None
+        raise FetchError(FetchExit.AUTH, "GOOGLE_APPLICATION_CREDENTIALS_JSON holds no JSON object") from None
 
 
 _AZURE_OPTIONS = (
@@ -209,7 +209,7 @@ def store_errors_converted(where: str, endpoint: str = "") -> Iterator[None]:
         yield
     except InvalidPathError as error:
         key = _key_of(str(error))
-        raise FetchError(Exit.NOT_A_MODEL, f"{where} has objects that cannot be files: {key}") from None
+        raise FetchError(FetchExit.NOT_A_MODEL, f"{where} has objects that cannot be files: {key}") from None
     except (BaseError, OSError) as error:
         classified = classify_text(type(error).__name__, str(error), endpoint)
     else:

@@ -15,10 +15,10 @@ from pathlib import Path
 from halimede.core.repository.layout import NOT_MODELS, model_name_problem
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.fetch.credentials import secrets_of_environment
-from halimede.fetch.errors import Exit, FetchError
+from halimede.fetch.errors import FetchError, FetchExit
 from halimede.fetch.fetcher import Fetcher
 from halimede.fetch.layout import models_in
-from halimede.fetch.repository import Repository
+from halimede.fetch.repository import FetchedRepository
 from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.secrets import Secrets
 from halimede.fetch.source import open_source
@@ -43,10 +43,10 @@ class StoreRepository(ModelRepository):
         self._stores = {self._folder / str(number): uri for number, uri in enumerate(stores)}
         self._environment = environment
         self._secrets = Secrets(secrets_of_environment(environment))
-        self._repositories: dict[Path, Repository] = {}
+        self._repositories: dict[Path, FetchedRepository] = {}
         for root in self._stores:
             root.mkdir()
-            self._repositories[root] = Repository(root)
+            self._repositories[root] = FetchedRepository(root)
         super().__init__((*roots, *self._stores), config_name=config_name)
 
     def scan(self) -> Listing:
@@ -82,13 +82,13 @@ class StoreRepository(ModelRepository):
         names = models_in(file.path for file in files)
         return {each for each in names if not each.startswith(".") and each not in NOT_MODELS}
 
-    def _fetch(self, name: str, repository: Repository, uri: Uri) -> None:
+    def _fetch(self, name: str, repository: FetchedRepository, uri: Uri) -> None:
         fetcher = Fetcher(repository, None, S3Defaults(), self._environment, RetryPolicy(TIMEOUT_SECS))
         try:
             with self._file_errors_hidden():
                 fetcher.fetch(PlannedModel(name, uri.child(name)))
         except FetchError as error:
-            if error.code is not Exit.NOT_FOUND:
+            if error.code is not FetchExit.NOT_FOUND:
                 raise OSError(self._secrets.hide(error.message)) from None
             # It may be in another repository now, but not in this one.
             repository.remove(name)
@@ -98,4 +98,4 @@ class StoreRepository(ModelRepository):
         try:
             yield
         except OSError as error:
-            raise FetchError(Exit.NO_SPACE, f"{error.filename or self._folder}: {error.strerror}") from None
+            raise FetchError(FetchExit.NO_SPACE, f"{error.filename or self._folder}: {error.strerror}") from None

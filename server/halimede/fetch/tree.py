@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from halimede.fetch.errors import Exit, FetchError
+from halimede.fetch.errors import FetchError, FetchExit
 from halimede_spec.uri import path_problem
 
 MAX_FILES = 100_000
@@ -31,7 +31,7 @@ def safe_tree(listed: Iterable[RemoteFile], where: str) -> tuple[RemoteFile, ...
     for each in listed:
         if len(files) == MAX_FILES:
             raise FetchError(
-                Exit.NOT_A_MODEL, f"{where} holds more than {MAX_FILES} objects: use the folder of one model"
+                FetchExit.NOT_A_MODEL, f"{where} holds more than {MAX_FILES} objects: use the folder of one model"
             )
         if not each.path:
             continue  # the directory's own marker
@@ -48,7 +48,7 @@ def safe_tree(listed: Iterable[RemoteFile], where: str) -> tuple[RemoteFile, ...
         else:
             problems.append(f"{_quoted(folder)} is both a file and a folder")
     if problems:
-        raise FetchError(Exit.NOT_A_MODEL, f"{where} has objects that cannot be files: {named(problems, '; ')}")
+        raise FetchError(FetchExit.NOT_A_MODEL, f"{where} has objects that cannot be files: {named(problems, '; ')}")
     return tuple(files[path] for path in sorted(files, key=str.encode))
 
 

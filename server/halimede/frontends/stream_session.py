@@ -21,7 +21,7 @@ from halimede.core.types import ErrorCode, InferenceError
 T = TypeVar("T")
 
 
-class Inferences(Protocol):
+class RequestControl(Protocol):
     """The part of the server that a session uses. See `halimede.runtime.server.Server`."""
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None: ...
@@ -43,7 +43,7 @@ UNLIMITED = StreamLimits()
 
 
 @dataclass(slots=True, eq=False)
-class Slot(Generic[T]):
+class StreamedRequest(Generic[T]):
     """One request of a stream. `ticket` is 0 until the server has assigned it.
 
     `ready` are answers that wait for those of earlier slots. `held_bytes` are the bytes that the transport holds for
@@ -61,7 +61,7 @@ class Slot(Generic[T]):
 class StreamAnswer(Generic[T]):
     """One answer in the queue; `size_bytes` is what it counts while it is unsent."""
 
-    slot: Slot[T]
+    slot: StreamedRequest[T]
     content: T
     size_bytes: int
     is_final: bool
@@ -86,28 +86,28 @@ class StreamSession(Generic[T]):
         "unsent_bytes",
     )
 
-    def __init__(self, server: Inferences, limits: StreamLimits = UNLIMITED) -> None:
+    def __init__(self, server: RequestControl, limits: StreamLimits = UNLIMITED) -> None:
         self.is_over = False
         self.unsent: deque[StreamAnswer[T]] = deque()
         self.unsent_bytes = 0
-        self.unacknowledged: list[Slot[T]] = []
+        self.unacknowledged: list[StreamedRequest[T]] = []
         self._server = server
         self._limits = limits
-        self._ordered: deque[Slot[T]] = deque()
-        self._running: set[Slot[T]] = set()
+        self._ordered: deque[StreamedRequest[T]] = deque()
+        self._running: set[StreamedRequest[T]] = set()
         self._unanswered = 0
 
     # Requests.
 
-    def open(self, *, is_ordered: bool) -> Slot[T]:
+    def open(self, *, is_ordered: bool) -> StreamedRequest[T]:
         """Make a slot for a request that was read."""
-        slot: Slot[T] = Slot(is_ordered)  # A call of `Slot[T]` takes microseconds.
+        slot: StreamedRequest[T] = StreamedRequest(is_ordered)  # A call of `StreamedRequest[T]` takes microseconds.
         self._unanswered += 1
         if is_ordered:
             self._ordered.append(slot)
         return slot
 
-    def started(self, slot: Slot[T], ticket: int) -> None:
+    def started(self, slot: StreamedRequest[T], ticket: int) -> None:
         """The server has accepted the request. Answers may have arrived before."""
         slot.ticket = ticket
         if not slot.has_ended:
@@ -128,7 +128,7 @@ class StreamSession(Generic[T]):
 
     # Answers.
 
-    def put(self, slot: Slot[T], content: T, size_bytes: int, *, is_final: bool) -> None:
+    def put(self, slot: StreamedRequest[T], content: T, size_bytes: int, *, is_final: bool) -> None:
         """Queue an answer. CANCELLED when the client has left too much unread: the stream must end."""
         if is_final:
             self.finished(slot)
@@ -148,7 +148,7 @@ class StreamSession(Generic[T]):
         if is_final:
             self._unanswered -= 1
 
-    def put_end(self, slot: Slot[T]) -> None:
+    def put_end(self, slot: StreamedRequest[T]) -> None:
         """The request has all its answers; no message is sent for its end."""
         self.finished(slot)
         if slot.is_ordered:
@@ -156,7 +156,7 @@ class StreamSession(Generic[T]):
         else:
             self._unanswered -= 1
 
-    def finished(self, slot: Slot[T]) -> None:
+    def finished(self, slot: StreamedRequest[T]) -> None:
         """The final answer has arrived: nothing is left to cancel."""
         slot.has_ended = True
         self._running.discard(slot)

@@ -9,7 +9,7 @@ from halimede.core.config.check_request import RequestChecker
 from halimede.core.types import ErrorCode, InferenceError, InferenceResponse
 from halimede.core.types.caller import Computed
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
-from halimede.runtime.batches import Batches
+from halimede.runtime.batches import RunningBatches
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.requests import CANCELLED, InFlight, Open, Sent, VersionRequests
 from halimede.workers.worker import BatchDone, ResponseSent
@@ -18,7 +18,7 @@ from halimede.workers.worker import BatchDone, ResponseSent
 class BatchAnswers:
     __slots__ = ("_batches", "_checker", "_requests", "_reshapes")
 
-    def __init__(self, requests: VersionRequests, batches: Batches, checker: RequestChecker) -> None:
+    def __init__(self, requests: VersionRequests, batches: RunningBatches, checker: RequestChecker) -> None:
         self._requests = requests
         self._batches = batches
         self._checker = checker

@@ -7,7 +7,7 @@ from halimede.core.schedule.actions import Slot
 from halimede.runtime.requests import InFlight
 
 
-class Batches:
+class RunningBatches:
     """`running` has the batch that each slot runs; only this class changes it."""
 
     __slots__ = ("_ready", "running")

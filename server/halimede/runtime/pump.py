@@ -27,7 +27,7 @@ from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.alarm import Alarm, TurnEnd
 from halimede.runtime.batch_answers import BatchAnswers
-from halimede.runtime.batches import Batches
+from halimede.runtime.batches import RunningBatches
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.instances import Instances
 from halimede.runtime.request_places import RequestPlaces
@@ -50,7 +50,7 @@ class Pump:
         self._requests = requests
         self._refusal: InferenceError | None = None
         self._instances = Instances()
-        self._batches = Batches()
+        self._batches = RunningBatches()
         self._answers = BatchAnswers(requests, self._batches, checker)
         self._places = RequestPlaces(requests, self._instances, self._batches)
         self._turn_end = TurnEnd(loop, self._poll)

@@ -3,7 +3,7 @@
 from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.wait_graph import Held, Place, Queued
 from halimede.core.types.caller import Answers, RunningBatch
-from halimede.runtime.batches import Batches
+from halimede.runtime.batches import RunningBatches
 from halimede.runtime.instances import Instances
 from halimede.runtime.requests import InFlight, VersionRequests
 from halimede.workers.worker import Worker
@@ -12,7 +12,7 @@ from halimede.workers.worker import Worker
 class RequestPlaces:
     __slots__ = ("_batches", "_instances", "_requests")
 
-    def __init__(self, requests: VersionRequests, instances: Instances, batches: Batches) -> None:
+    def __init__(self, requests: VersionRequests, instances: Instances, batches: RunningBatches) -> None:
         self._requests = requests
         self._instances = instances
         self._batches = batches

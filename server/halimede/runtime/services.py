@@ -31,7 +31,7 @@ def model_of(owner: str) -> str:
     return owner.rpartition("#")[0]
 
 
-class Models(services.Models, Protocol):
+class LoadableModels(services.Models, Protocol):
     """The part of `runtime.server.Server` that models use. InferenceError."""
 
     async def load_model(
@@ -47,7 +47,7 @@ class Models(services.Models, Protocol):
 
 
 class NoModels:
-    """The `Models` before the server is made: refuses everything."""
+    """The `LoadableModels` before the server is made: refuses everything."""
 
     def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:  # noqa: ARG002
         """Answer with an error."""
@@ -84,7 +84,7 @@ class ModelServices:
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self.metrics = metrics
-        self.models: Models = NoModels()
+        self.models: LoadableModels = NoModels()
         self.loads = LoadWaits()
         """The loads that models and ensembles wait for."""
 

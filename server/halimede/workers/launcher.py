@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from halimede.core.supervise import Exit, oom_count_files, oom_kills
+from halimede.core.supervise import ProcessExit, oom_count_files, oom_kills
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child import bootstrap
 from halimede.workers.zygote import DESCRIPTORS, MAX_COMMAND_BYTES
@@ -251,7 +251,7 @@ class WorkerProcess:
         self._oom_kills_before = oom_kills_before
         self._lock = threading.Lock()
         self._pid: int | None = None
-        self._exit: Exit | None = None
+        self._exit: ProcessExit | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -268,12 +268,12 @@ class WorkerProcess:
         if self._exit is None:
             self._launcher.send_kill(self._zygote, self._number, signal_number)
 
-    async def wait(self) -> Exit:
+    async def wait(self) -> ProcessExit:
         """Wait for the end of the process. Only one task may wait at a time; cancelling stops only the wait."""
         if (exit_ := self._read()) is not None:
             return exit_
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Exit] = loop.create_future()
+        ended: asyncio.Future[ProcessExit] = loop.create_future()
 
         def on_status() -> None:
             if (exit_ := self._read()) is not None and not ended.done():
@@ -285,7 +285,7 @@ class WorkerProcess:
         finally:
             loop.remove_reader(self.status)
 
-    def wait_sync(self, timeout_secs: float) -> Exit | None:
+    def wait_sync(self, timeout_secs: float) -> ProcessExit | None:
         """Wait for the end of the process without an event loop; None after the timeout."""
         poll = select.poll()
         poll.register(self.status, select.POLLIN)
@@ -304,7 +304,7 @@ class WorkerProcess:
                 self._closed = True
                 _close([self.channel, self.status, self.output])
 
-    def _read(self) -> Exit | None:
+    def _read(self) -> ProcessExit | None:
         """Read the zygote's reports; returns how the process ended, None while it runs."""
         with self._lock:
             while self._exit is None and not self._closed:
@@ -317,30 +317,30 @@ class WorkerProcess:
                 self._exit = self._parse_report(json.loads(report)) if report else self._exit_without_zygote()
             return self._exit
 
-    def _parse_report(self, report: dict[str, int | str]) -> Exit | None:
+    def _parse_report(self, report: dict[str, int | str]) -> ProcessExit | None:
         match report:
             case {"pid": int(pid)}:
                 self._pid = pid
             case {"exit": int(code)}:
-                return Exit(code=code)
+                return ProcessExit(code=code)
             case {"signal": int(number)}:
                 return self._killed(number)
             case {"error": str(text)}:
-                return Exit(error=text)
+                return ProcessExit(error=text)
         return None
 
-    def _exit_without_zygote(self) -> Exit:
+    def _exit_without_zygote(self) -> ProcessExit:
         if self._pid is None:
-            return Exit(error="the process that starts workers ended before it had started this one")
+            return ProcessExit(error="the process that starts workers ended before it had started this one")
         # The kernel has killed the worker with its zygote, but not the processes that the worker had started. While any
         # of them exists, no other process group gets this number.
         with suppress(OSError):
             os.killpg(self._pid, signal.SIGKILL)
         return self._killed(signal.SIGKILL)
 
-    def _killed(self, number: int) -> Exit:
+    def _killed(self, number: int) -> ProcessExit:
         by_kernel = number == signal.SIGKILL and self._launcher.has_oom_kills_since(self._oom_kills_before)
-        return Exit(signal=int(number), out_of_memory=by_kernel)
+        return ProcessExit(signal=int(number), out_of_memory=by_kernel)
 
 
 def _find_oom_counter() -> Path | None:

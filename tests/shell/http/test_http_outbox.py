@@ -4,7 +4,7 @@ import pytest
 
 from halimede.frontends.http.deadlines import SendDeadline
 from halimede.frontends.http.framing import CLOSE, KEEP_ALIVE, Head, Limits
-from halimede.frontends.http.outbox import NEXT, Event, Outbox, State
+from halimede.frontends.http.outbox import NEXT, Outbox, OutboxEvent, OutboxState
 from halimede.frontends.http.shared import Shared
 
 
@@ -20,15 +20,15 @@ def make(limits: Limits | None = None) -> tuple[Outbox, Shared]:
 @pytest.mark.parametrize(
     ("asked", "is_leaving", "line", "state"),
     [
-        (b"", False, b"", State.OPEN),
-        (KEEP_ALIVE, False, KEEP_ALIVE, State.OPEN),
-        (CLOSE, False, CLOSE, State.ENDED),
-        (b"", True, CLOSE, State.ENDED),
-        (KEEP_ALIVE, True, CLOSE, State.ENDED),
+        (b"", False, b"", OutboxState.OPEN),
+        (KEEP_ALIVE, False, KEEP_ALIVE, OutboxState.OPEN),
+        (CLOSE, False, CLOSE, OutboxState.ENDED),
+        (b"", True, CLOSE, OutboxState.ENDED),
+        (KEEP_ALIVE, True, CLOSE, OutboxState.ENDED),
     ],
 )
 def test_answer_closes_if_client_or_listener_requests_it(
-    asked: bytes, is_leaving: bool, line: bytes, state: State
+    asked: bytes, is_leaving: bool, line: bytes, state: OutboxState
 ) -> None:
     outbox, shared = make()
     shared.is_leaving = is_leaving
@@ -47,15 +47,15 @@ def test_answer_to_head_has_no_body_and_its_length() -> None:
 @pytest.mark.parametrize(
     ("asked", "takes_chunks", "leaves", "drains", "state"),
     [
-        (b"", True, False, False, State.OPEN),
-        (b"", True, False, True, State.ENDED),
-        (CLOSE, True, False, False, State.ENDED),
-        (b"", True, True, False, State.ENDED),
-        (b"", False, False, False, State.ENDED),
+        (b"", True, False, False, OutboxState.OPEN),
+        (b"", True, False, True, OutboxState.ENDED),
+        (CLOSE, True, False, False, OutboxState.ENDED),
+        (b"", True, True, False, OutboxState.ENDED),
+        (b"", False, False, False, OutboxState.ENDED),
     ],
 )
 def test_answer_in_parts_closes_the_connection_if_needed(
-    asked: bytes, takes_chunks: bool, leaves: bool, drains: bool, state: State
+    asked: bytes, takes_chunks: bool, leaves: bool, drains: bool, state: OutboxState
 ) -> None:
     outbox, shared = make()
     shared.is_leaving = leaves
@@ -65,7 +65,7 @@ def test_answer_in_parts_closes_the_connection_if_needed(
     shared.is_draining = drains
     written = b"".join([*outbox.part(asking, opening, (b"a",), is_last=False)])
     assert (CLOSE in written) == (asked == CLOSE or leaves or not takes_chunks)
-    assert outbox.state is (State.LAST if CLOSE in written else State.PARTS)
+    assert outbox.state is (OutboxState.LAST if CLOSE in written else OutboxState.PARTS)
     written = b"".join([*outbox.part(asking, b"", (b"b",), is_last=True)])
     assert written == (b"1\r\nb\r\n0\r\n\r\n" if takes_chunks else b"b")
     assert outbox.state is state
@@ -84,7 +84,7 @@ def test_a_refusal_is_the_last_answer_and_has_retry_after() -> None:
     (answer,) = outbox.refusal(503, "no room")
     assert b"\r\nRetry-After: 1\r\n" in bytes(answer)
     assert bytes(answer).endswith(CLOSE + b"\r\n" + b'{"error":"no room"}')
-    assert (outbox.state, outbox.linger_s()) == (State.ENDED, 5.0)
+    assert (outbox.state, outbox.linger_s()) == (OutboxState.ENDED, 5.0)
     shared.is_draining = True
     assert outbox.linger_s() == 0.5
 
@@ -99,7 +99,7 @@ def test_unsent_bytes_of_all_connections_are_counted_together() -> None:
     assert (first.unsent_bytes, shared.unsent_bytes) == (107, 137)
     first.lose()
     second.count_unsent(0)
-    assert (first.state, shared.unsent_bytes) == (State.ENDED, 0)
+    assert (first.state, shared.unsent_bytes) == (OutboxState.ENDED, 0)
 
 
 def test_nothing_follows_the_last_answer() -> None:
@@ -110,9 +110,9 @@ def test_nothing_follows_the_last_answer() -> None:
 
 
 def test_every_state_of_the_table_is_reachable_and_the_end_is_final() -> None:
-    assert {target for row in NEXT.values() for target in row.values()} == set(State)
-    assert set(NEXT) == set(Event)
-    assert {event for event, row in NEXT.items() if State.ENDED in row} == {Event.LOST}
+    assert {target for row in NEXT.values() for target in row.values()} == set(OutboxState)
+    assert set(NEXT) == set(OutboxEvent)
+    assert {event for event, row in NEXT.items() if OutboxState.ENDED in row} == {OutboxEvent.LOST}
 
 
 def test_only_a_client_that_reads_nothing_is_disconnected() -> None:

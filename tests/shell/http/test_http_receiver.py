@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from halimede.frontends.http.deadlines import ReceiveDeadlines
 from halimede.frontends.http.framing import Limits, Refusal
-from halimede.frontends.http.receiver import NEXT, Event, Receiver, State
+from halimede.frontends.http.receiver import NEXT, Receiver, ReceiverEvent, ReceiverState
 from halimede.frontends.http.shared import Shared
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -24,7 +24,7 @@ def make(limits: Limits | None = None, max_body: int = 1 << 20) -> Receiver:
     return Receiver(Shared(limits or Limits(), max_body))
 
 
-def feed(receiver: Receiver, data: bytes, now: float = 0.0) -> Iterator[Event | None]:
+def feed(receiver: Receiver, data: bytes, now: float = 0.0) -> Iterator[ReceiverEvent | None]:
     """Receive as a transport does; yields an event for each buffer."""
     while data:
         room = receiver.room()
@@ -47,7 +47,7 @@ def receive_all(pieces: Iterable[bytes]) -> Received:
     try:
         for piece in pieces:
             for event in feed(receiver, piece):
-                while event is Event.REQUEST:
+                while event is ReceiverEvent.REQUEST:
                     assert receiver.head is not None
                     received.requests.append((receiver.head.target, bytes(receiver.take_body())))
                     receiver.answered()
@@ -61,15 +61,15 @@ def receive_all(pieces: Iterable[bytes]) -> Received:
 @pytest.mark.parametrize(
     ("data", "events"),
     [
-        (GET, [Event.REQUEST]),
-        (POST, [Event.REQUEST]),
-        (CHUNKS, [Event.REQUEST]),
+        (GET, [ReceiverEvent.REQUEST]),
+        (POST, [ReceiverEvent.REQUEST]),
+        (CHUNKS, [ReceiverEvent.REQUEST]),
         (GET[:-1], [None]),
-        (POST[:-1], [Event.BODY_BEGINS]),
-        (CHUNKS[:-1], [Event.CHUNKS_BEGIN]),
+        (POST[:-1], [ReceiverEvent.BODY_BEGINS]),
+        (CHUNKS[:-1], [ReceiverEvent.CHUNKS_BEGIN]),
     ],
 )
-def test_events_of_received_bytes(data: bytes, events: list[Event | None]) -> None:
+def test_events_of_received_bytes(data: bytes, events: list[ReceiverEvent | None]) -> None:
     assert list(feed(make(), data)) == events
 
 
@@ -95,11 +95,11 @@ def test_three_requests_are_read_alike_at_every_cut() -> None:
 
 def test_next_request_is_not_read_before_the_answer() -> None:
     receiver = make()
-    assert list(feed(receiver, GET + POST)) == [Event.REQUEST]
-    assert (receiver.state, receiver.kept_bytes) == (State.WORKING, len(POST))
+    assert list(feed(receiver, GET + POST)) == [ReceiverEvent.REQUEST]
+    assert (receiver.state, receiver.kept_bytes) == (ReceiverState.WORKING, len(POST))
     assert receiver.go_on(0.0) is None
     receiver.answered()
-    assert receiver.go_on(0.0) is Event.REQUEST
+    assert receiver.go_on(0.0) is ReceiverEvent.REQUEST
     assert receiver.take_body() == b"hello"
     assert receiver.kept_bytes == 0
 
@@ -111,7 +111,7 @@ def test_no_request_begins_while_the_receiver_is_paused() -> None:
     assert (receiver.is_full, receiver.can_go_on) == (True, False)
     receiver.is_held_back = False
     assert (receiver.is_full, receiver.can_go_on) == (False, True)
-    assert receiver.go_on(0.0) is Event.REQUEST
+    assert receiver.go_on(0.0) is ReceiverEvent.REQUEST
 
 
 def test_body_of_known_length_is_received_into_its_final_buffer() -> None:
@@ -119,7 +119,7 @@ def test_body_of_known_length_is_received_into_its_final_buffer() -> None:
     list(feed(receiver, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"))
     room = receiver.room()
     assert len(room) == 100_000
-    assert list(feed(receiver, b"x" * 100_000)) == [Event.REQUEST]
+    assert list(feed(receiver, b"x" * 100_000)) == [ReceiverEvent.REQUEST]
     assert np.shares_memory(np.frombuffer(receiver.take_body(), np.uint8), np.frombuffer(room, np.uint8))
 
 
@@ -145,8 +145,8 @@ def test_after_a_refusal_input_is_discarded_up_to_the_limit() -> None:
         list(feed(receiver, REFUSED))
     receiver.refuse()
     assert list(feed(receiver, b"x" * 100)) == [None]
-    assert list(feed(receiver, b"x")) == [Event.ENDED]
-    assert receiver.state is State.CLOSED
+    assert list(feed(receiver, b"x")) == [ReceiverEvent.ENDED]
+    assert receiver.state is ReceiverState.CLOSED
     assert list(feed(receiver, GET)) == [None]
 
 
@@ -169,10 +169,10 @@ def test_held_bytes_are_released_by_answer_refusal_and_end() -> None:
 
 def test_every_state_of_the_table_is_reachable_and_the_end_is_final() -> None:
     reached = {target for row in NEXT.values() for target in row.values()}
-    assert reached == set(State)
-    assert set(NEXT) == set(Event)
-    assert {event for event, row in NEXT.items() if State.CLOSED in row} == {Event.ENDED}
-    assert set(NEXT[Event.ENDED]) == set(State)
+    assert reached == set(ReceiverState)
+    assert set(NEXT) == set(ReceiverEvent)
+    assert {event for event, row in NEXT.items() if ReceiverState.CLOSED in row} == {ReceiverEvent.ENDED}
+    assert set(NEXT[ReceiverEvent.ENDED]) == set(ReceiverState)
 
 
 def test_event_outside_the_table_is_a_fault() -> None:

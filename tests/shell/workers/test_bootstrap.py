@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import halimede
-from halimede.core.supervise import Exit
+from halimede.core.supervise import ProcessExit
 from halimede.workers.child import bootstrap
 from support.workers import FOLDER, Crew, printed
 
@@ -58,7 +58,7 @@ def test_a_worker_runs_in_another_version_of_python(crew: Crew, minor: int):
     assert worker.ask("__import__('halimede.workers.child.bootstrap').workers.child.bootstrap.PATH") == bootstrap.PATH
     assert worker.ask("[p for p in __import__('sys').path if 'site-packages' in p and sys.prefix not in p]"
                       " if (sys := __import__('sys')) else 0") == []  # fmt: skip
-    assert worker.end() == Exit(code=0)
+    assert worker.end() == ProcessExit(code=0)
     assert printed(worker.process) == ""
 
 

@@ -27,7 +27,7 @@ from halimede.workers.frames.answers import (
 )
 from halimede.workers.frames.calls import decode_infer, encode_infer
 from halimede.workers.frames.control import decode_json, error_from_json, error_json
-from halimede.workers.frames.kinds import FrameError, Kind
+from halimede.workers.frames.kinds import FrameError, FrameKind
 from support.frames import OUT, OUTPUTS, Shelf, body_of, decoded, done_frame, done_of, out
 
 REPLIES_TO_BREAK: list[Reply] = [
@@ -64,12 +64,12 @@ def bodies() -> list[tuple[str, bytes, Shelf]]:
     for placed in (False, True):
         shelf = Shelf(placed)
         done = encode_done(1, list(REPLIES_TO_BREAK), True, (1, 2, 3), OUT, shelf.place, lambda: (9, [(1, 64), (2, 0)]))
-        found.append(("done", bytes(body_of(done, Kind.DONE)), shelf))
+        found.append(("done", bytes(body_of(done, FrameKind.DONE)), shelf))
         for reply in REPLIES_TO_BREAK:
             response = encode_response(3, reply, False, (8, 9), OUT, shelf.place)
-            found.append(("response", bytes(body_of(response, Kind.RESPONSE)), shelf))
+            found.append(("response", bytes(body_of(response, FrameKind.RESPONSE)), shelf))
         infer = encode_infer(7, 1, CALL_TO_BREAK, shelf.place, lambda: 5)
-        found.append(("infer", bytes(body_of(infer, Kind.INFER)), shelf))
+        found.append(("infer", bytes(body_of(infer, FrameKind.INFER)), shelf))
     return found
 
 

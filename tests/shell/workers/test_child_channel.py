@@ -20,7 +20,7 @@ from halimede.workers.frames.kinds import (
     OUTBOUND,
     SEGMENT,
     WINDOW_RESPONSES,
-    Kind,
+    FrameKind,
     encode_frame,
 )
 from halimede.workers.segments import make_segment
@@ -30,11 +30,11 @@ from support.child_channel import Follower, Server, open_request
 def test_work_of_any_size_arrives_complete_and_in_order(server: Server):
     sizes = [0, 1, 100, 200_000, 3, 131_065, 131_064, 131_063, 5_000_000, 262_136, 262_137, 0, 70_000] * 3
     bodies = [random.Random(at).randbytes(size) for at, size in enumerate(sizes)]
-    sending = Follower(lambda: [server.send(Kind.EXECUTE, body) for body in bodies])
+    sending = Follower(lambda: [server.send(FrameKind.EXECUTE, body) for body in bodies])
 
     for body in bodies:
         kind, got = server.channel.receive()
-        assert kind is Kind.EXECUTE
+        assert kind is FrameKind.EXECUTE
         assert got == body
         assert not got.readonly
     sending.ended()
@@ -42,7 +42,11 @@ def test_work_of_any_size_arrives_complete_and_in_order(server: Server):
 
 
 def test_work_may_arrive_byte_by_byte(server: Server):
-    stream = encode_frame(Kind.EXECUTE, b"one") + encode_frame(Kind.ASK_READY) + encode_frame(Kind.EXECUTE, b"two")
+    stream = (
+        encode_frame(FrameKind.EXECUTE, b"one")
+        + encode_frame(FrameKind.ASK_READY)
+        + encode_frame(FrameKind.EXECUTE, b"two")
+    )
 
     def drip() -> None:
         for at in range(len(stream)):
@@ -51,17 +55,17 @@ def test_work_may_arrive_byte_by_byte(server: Server):
     dripping = Follower(drip)
 
     assert [server.channel.receive() for _ in range(3)] == [
-        (Kind.EXECUTE, b"one"),
-        (Kind.ASK_READY, b""),
-        (Kind.EXECUTE, b"two"),
+        (FrameKind.EXECUTE, b"one"),
+        (FrameKind.ASK_READY, b""),
+        (FrameKind.EXECUTE, b"two"),
     ]
     dripping.ended()
 
 
 def test_later_work_does_not_change_earlier_work(server: Server):
-    server.send(Kind.EXECUTE, b"first")
+    server.send(FrameKind.EXECUTE, b"first")
     _, first = server.channel.receive()
-    server.send(Kind.EXECUTE, b"second")
+    server.send(FrameKind.EXECUTE, b"second")
     server.channel.receive()
     assert first == b"first"
     first[:] = b"mine!"
@@ -71,11 +75,11 @@ def test_a_segment_arrives_with_its_descriptor(server: Server):
     for number in range(1, 12):
         descriptor = make_segment(4096)
         assert descriptor is not None
-        frame = encode_frame(Kind.SEGMENT, SEGMENT.pack(number, number % 2))
+        frame = encode_frame(FrameKind.SEGMENT, SEGMENT.pack(number, number % 2))
         # Around it, so that reads may end anywhere.
-        server.send(Kind.CANCEL, KEY.pack(9))
+        server.send(FrameKind.CANCEL, KEY.pack(9))
         socket.send_fds(server.socket, [frame[:3]], [descriptor])
-        server.socket.sendall(frame[3:] + encode_frame(Kind.EXECUTE, b"x" * (number * 3_000)))
+        server.socket.sendall(frame[3:] + encode_frame(FrameKind.EXECUTE, b"x" * (number * 3_000)))
         os.close(descriptor)
         server.channel.receive()
 
@@ -92,13 +96,13 @@ def test_a_cancel_is_seen_while_the_main_thread_executes(server: Server):
 
 
 def test_a_cancel_that_arrives_with_its_batch_is_kept(server: Server):
-    server.socket.sendall(encode_frame(Kind.EXECUTE, b"batch") + encode_frame(Kind.CANCEL, KEY.pack(5)))
+    server.socket.sendall(encode_frame(FrameKind.EXECUTE, b"batch") + encode_frame(FrameKind.CANCEL, KEY.pack(5)))
     server.channel.receive()
     assert 5 in server.requests.cancelled_early
 
 
 def test_cancels_of_ended_requests_are_not_kept_forever(server: Server):
-    sending = Follower(lambda: [server.cancel(key) for key in range(5_000)] and server.send(Kind.EXECUTE))
+    sending = Follower(lambda: [server.cancel(key) for key in range(5_000)] and server.send(FrameKind.EXECUTE))
     server.channel.receive()
     sending.ended()
     assert len(server.requests.cancelled_early) <= 1024
@@ -118,8 +122,8 @@ def test_a_thread_waits_for_credit(server: Server, is_receiving: bool):
 
     assert waiting.ended() is True
     if receiving is not None:
-        server.send(Kind.EXECUTE, b"work")
-        assert receiving.ended() == (Kind.EXECUTE, b"work")
+        server.send(FrameKind.EXECUTE, b"work")
+        assert receiving.ended() == (FrameKind.EXECUTE, b"work")
 
 
 def test_work_that_a_waiting_thread_reads_reaches_the_main_thread(server: Server):
@@ -130,13 +134,13 @@ def test_work_that_a_waiting_thread_reads_reaches_the_main_thread(server: Server
     receiving = Follower(server.channel.receive)
 
     for at in range(200):
-        server.send(Kind.EXECUTE, b"%d" % at)
-        assert receiving.ended() == (Kind.EXECUTE, b"%d" % at)
+        server.send(FrameKind.EXECUTE, b"%d" % at)
+        assert receiving.ended() == (FrameKind.EXECUTE, b"%d" % at)
         receiving = Follower(server.channel.receive)
 
     server.credit(1, 5)
     assert waiting.ended() is True
-    server.send(Kind.STOP)
+    server.send(FrameKind.STOP)
     receiving.ended()
 
 
@@ -214,17 +218,17 @@ def test_a_call_that_is_too_large_is_the_models_error(server: Server):
 def test_unused_blocks_are_reported(server: Server):
     descriptor = make_segment(4096)
     assert descriptor is not None
-    socket.send_fds(server.socket, [encode_frame(Kind.SEGMENT, SEGMENT.pack(1, OUTBOUND))], [descriptor])
+    socket.send_fds(server.socket, [encode_frame(FrameKind.SEGMENT, SEGMENT.pack(1, OUTBOUND))], [descriptor])
     os.close(descriptor)
-    server.send(Kind.EXECUTE)
+    server.send(FrameKind.EXECUTE)
     server.channel.receive()
     free_bytes = server.memory.outbound.blocks.free_bytes
     block = server.memory.place(bytes(100))
     assert block is not None
     assert server.memory.outbound.blocks.free_bytes < free_bytes
 
-    server.socket.sendall(encode_blocks(Kind.RELEASE, [block]))
-    server.send(Kind.STOP)
+    server.socket.sendall(encode_blocks(FrameKind.RELEASE, [block]))
+    server.send(FrameKind.STOP)
     server.channel.receive()
 
     assert server.memory.outbound.blocks.free_bytes == free_bytes

@@ -23,7 +23,7 @@ from halimede.workers.frames.answers import (
 )
 from halimede.workers.frames.batches import encode_execute
 from halimede.workers.frames.calls import decode_infer, encode_call_answer
-from halimede.workers.frames.kinds import Kind
+from halimede.workers.frames.kinds import FrameKind
 from halimede.workers.worker import BatchItem
 from support.frames import TYPES, Shelf, body_of, plain
 
@@ -136,7 +136,7 @@ def test_another_interpreter_reads_and_writes_the_same_frames(version: str | Non
     )
 
     assert ran.returncode == 0, ran.stderr.decode()
-    done = decode_done(body_of(ran.stdout, Kind.DONE), ("out",), Shelf(False).locate)
+    done = decode_done(body_of(ran.stdout, FrameKind.DONE), ("out",), Shelf(False).locate)
     assert (done.batch, done.failed, done.times, done.wanted_bytes) == (3, True, (1, 2, 3), 5)
     assert done.retained == [(1, 64)]
     for item, reply in zip(items, done.replies[:-2], strict=True):
@@ -175,7 +175,7 @@ def test_another_interpreter_calls_in_the_same_frames(version: str | None):
     )
 
     assert ran.returncode == 0, ran.stderr.decode()
-    got = decode_infer(body_of(ran.stdout, Kind.INFER), Shelf(False).locate)
+    got = decode_infer(body_of(ran.stdout, FrameKind.INFER), Shelf(False).locate)
     assert (got.number, got.batch, got.wanted_bytes) == (9, 4, 5)
     assert plain(got.request.inputs) == plain(outputs)
     got.request.inputs = []

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from halimede.core.supervise import Exit, describe_exit
+from halimede.core.supervise import ProcessExit, describe_exit
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.zygote import MAX_COMMAND_BYTES
 from support.family import FAMILY
@@ -36,17 +36,17 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
 @pytest.mark.parametrize(
     ("code", "exit_"),
     [
-        ("end(0)", Exit(code=0)),
-        ("end(7)", Exit(code=7)),
-        ("import os; os._exit(3)", Exit(code=3)),
-        ("import sys; sys.exit(4)", Exit(code=4)),
-        ("raise RuntimeError('no')", Exit(code=1)),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", Exit(signal=11)),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", Exit(signal=15)),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", Exit(signal=2)),
+        ("end(0)", ProcessExit(code=0)),
+        ("end(7)", ProcessExit(code=7)),
+        ("import os; os._exit(3)", ProcessExit(code=3)),
+        ("import sys; sys.exit(4)", ProcessExit(code=4)),
+        ("raise RuntimeError('no')", ProcessExit(code=1)),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", ProcessExit(signal=11)),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", ProcessExit(signal=15)),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", ProcessExit(signal=2)),
     ],
 )
-def test_the_exit_of_a_worker_is_reported(crew: Crew, python: str, code: str, exit_: Exit):
+def test_the_exit_of_a_worker_is_reported(crew: Crew, python: str, code: str, exit_: ProcessExit):
     worker = crew.talk(python=python)
 
     worker.say(code)
@@ -55,20 +55,20 @@ def test_the_exit_of_a_worker_is_reported(crew: Crew, python: str, code: str, ex
 
 
 def test_a_worker_ends_by_itself_when_its_channel_is_closed(crew: Crew):
-    assert crew.talk().end() == Exit(code=0)
+    assert crew.talk().end() == ProcessExit(code=0)
 
 
 def test_an_exception_of_the_entry_is_printed(crew: Crew):
     process = crew.spawn(entry="talkative:fail")
 
-    assert ended(process) == Exit(code=1)
+    assert ended(process) == ProcessExit(code=1)
     assert printed(process).endswith("RuntimeError: there is a bug\n")
 
 
 def test_an_entry_that_does_not_exist_is_printed(crew: Crew):
     process = crew.spawn(entry="no_such_module:main")
 
-    assert ended(process) == Exit(code=1)
+    assert ended(process) == ProcessExit(code=1)
     assert "No module named 'no_such_module'" in printed(process)
 
 
@@ -79,7 +79,7 @@ def test_a_worker_can_be_killed(crew: Crew):
 
     worker.process.kill(signal.SIGKILL)
 
-    assert ended(worker.process) == Exit(signal=9)
+    assert ended(worker.process) == ProcessExit(signal=9)
     # It has ended: a process that now has its pid gets no signal.
     worker.process.kill(signal.SIGKILL)
 
@@ -88,7 +88,7 @@ def test_a_signal_sent_before_the_worker_runs_is_not_lost(crew: Crew):
     for _ in range(20):
         worker = crew.talk()
         worker.process.kill(signal.SIGTERM)
-        assert ended(worker.process) == Exit(signal=15)
+        assert ended(worker.process) == ProcessExit(signal=15)
         worker.process.close()
 
 
@@ -102,7 +102,7 @@ def test_a_waiting_task_learns_at_once_that_a_worker_died(crew: Crew):
         assert not waiting.done()
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        assert await asyncio.wait_for(waiting, LIMIT_S) == Exit(signal=9)
+        assert await asyncio.wait_for(waiting, LIMIT_S) == ProcessExit(signal=9)
         return time.monotonic() - killed
 
     took_s = [asyncio.run(death(crew.talk())) for _ in range(3)]
@@ -114,7 +114,7 @@ def test_a_waiting_task_learns_at_once_that_a_worker_died(crew: Crew):
 def test_a_wait_can_be_cancelled_and_repeated(crew: Crew):
     worker = crew.talk()
 
-    async def scenario() -> Exit:
+    async def scenario() -> ProcessExit:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(worker.process.wait(), 0.01)
         # The socket is no longer polled, because its descriptor may be reused.
@@ -124,7 +124,7 @@ def test_a_wait_can_be_cancelled_and_repeated(crew: Crew):
         assert await worker.process.wait() == exit_
         return exit_
 
-    assert asyncio.run(scenario()) == Exit(signal=9)
+    assert asyncio.run(scenario()) == ProcessExit(signal=9)
 
 
 @BOTH_WAYS
@@ -225,7 +225,7 @@ def test_a_worker_runs_its_exit_functions(crew: Crew):
     worker = crew.talk()
     worker.ask("__import__('atexit').register(print, 'the end') and None")
 
-    assert worker.end() == Exit(code=0)
+    assert worker.end() == ProcessExit(code=0)
     assert printed(worker.process) == "the end\n"
 
 
@@ -295,7 +295,7 @@ def test_a_closed_launcher_has_no_processes_and_starts_none(crew: Crew):
     crew.launcher.close()
 
     assert not any(is_alive(pid) for pid in [*family, zygote])
-    assert ended(worker.process) == Exit(signal=9)
+    assert ended(worker.process) == ProcessExit(signal=9)
     with pytest.raises(InferenceError) as raised:
         crew.spawn()
     assert raised.value == InferenceError(ErrorCode.UNAVAILABLE, "no process is started: the server is stopping")
@@ -333,13 +333,13 @@ def test_workers_whose_zygote_was_killed_are_reported_and_the_next_starts(crew: 
     child = workers[0].ask("__import__('subprocess').Popen(['sleep', '600']).pid")
     first = crew.zygote
 
-    async def scenario() -> list[Exit]:
+    async def scenario() -> list[ProcessExit]:
         waits = [asyncio.ensure_future(worker.process.wait()) for worker in workers]
         await asyncio.sleep(0)
         os.kill(first, signal.SIGKILL)
         return await asyncio.wait_for(asyncio.gather(*waits), LIMIT_S)
 
-    assert asyncio.run(scenario()) == [Exit(signal=9), Exit(signal=9)]
+    assert asyncio.run(scenario()) == [ProcessExit(signal=9), ProcessExit(signal=9)]
     assert crew.talk().ask("1") == 1
     assert crew.zygote != first
     wait_until(lambda: not any(is_alive(pid) for pid in [*pids, child]), "the old workers to die")
@@ -368,7 +368,7 @@ def test_the_death_of_the_zygote_before_a_start_is_reported(crew: Crew):
     os.kill(crew.zygote, signal.SIGKILL)
 
     text = "the process that starts workers ended before it had started this one"
-    assert ended(process) == Exit(error=text)
+    assert ended(process) == ProcessExit(error=text)
     assert process.pid is None
 
 
@@ -400,7 +400,7 @@ def test_the_reason_of_a_failed_start_is_reported(crew: Crew, how: dict[str, obj
 
     exit_ = ended(worker.process)
 
-    assert exit_ == Exit(error=text)
+    assert exit_ == ProcessExit(error=text)
     assert describe_exit(exit_) == exit_.error
     assert crew.talk().ask("1") == 1
 
@@ -415,7 +415,7 @@ def test_an_environment_that_does_not_fit_is_refused(crew: Crew):
 
 
 def test_threads_start_workers_at_the_same_time(crew: Crew):
-    def scenario(number: int) -> tuple[int, Exit]:
+    def scenario(number: int) -> tuple[int, ProcessExit]:
         worker = crew.talk(name=f"m_{number}_0")
         answer = worker.ask(f"6 * {number}")
         worker.say(f"end({number})")
@@ -424,7 +424,7 @@ def test_threads_start_workers_at_the_same_time(crew: Crew):
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(scenario, range(32)))
 
-    assert results == [(6 * number, Exit(code=number)) for number in range(32)]
+    assert results == [(6 * number, ProcessExit(code=number)) for number in range(32)]
 
 
 def test_workers_that_die_at_any_time_are_all_reported(crew: Crew):
@@ -433,5 +433,5 @@ def test_workers_that_die_at_any_time_are_all_reported(crew: Crew):
         worker = crew.spawn(entry="talkative:greet")
         time.sleep(chance.random() / 200)
         worker.kill(signal.SIGKILL)
-        assert ended(worker) == Exit(signal=9)
+        assert ended(worker) == ProcessExit(signal=9)
         worker.close()

@@ -14,7 +14,7 @@ import pytest
 from halimede.backends.hosting import Answer
 from halimede.core.types import DataType, InferenceRequest, Tensor
 from halimede.workers.frames.batches import decode_execute
-from halimede.workers.frames.kinds import FIRST_SHARED, MAPPED, SEGMENT, SHARED, UNMAP, Kind, encode_frame
+from halimede.workers.frames.kinds import FIRST_SHARED, MAPPED, SEGMENT, SHARED, UNMAP, FrameKind, encode_frame
 from halimede.workers.segments import SegmentMap, make_segment
 from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES
 from halimede.workers.server.shared_segments import MAX_SEGMENTS, MIN_SHARED_BYTES, SharedSegments
@@ -69,16 +69,16 @@ class Played:
             return b""
 
         kind, body = await self.stage.receive()
-        assert kind is Kind.EXECUTE, kind
+        assert kind is FrameKind.EXECUTE, kind
         decode_execute(body, ("in", "b"), (), "m", locate)
         self.numbers = self.stage.shared
         return places
 
     async def say_mapped(self, number: int, *, is_mapped: bool = True) -> None:
-        await self.stage.send(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
+        await self.stage.send(encode_frame(FrameKind.MAPPED, MAPPED.pack(number, is_mapped)))
         # The server has handled the frame once it has handled the next one.
         count = len(self.stage.heard.ready)
-        await self.stage.send(encode_frame(Kind.READY, b"\1"))
+        await self.stage.send(encode_frame(FrameKind.READY, b"\1"))
         await self.stage.until(lambda: len(self.stage.heard.ready) > count, "the frame to be handled")
 
     async def end_batch(
@@ -256,7 +256,7 @@ def test_the_number_of_segments_of_one_reader_is_bounded():
             each.stage.heard.done.clear()
             gc.collect()
             unmapped = {(await each.stage.receive())[0] for _ in range(MAX_SEGMENTS)}
-            assert unmapped == {Kind.UNMAP}
+            assert unmapped == {FrameKind.UNMAP}
             each.send(Home().tensor())
             await each.receive()
             assert len(each.numbers) == MAX_SEGMENTS + 1
@@ -298,9 +298,9 @@ def test_a_segment_without_its_descriptor_is_not_mapped():
         async with worker(Reader()) as each:
             server_end, worker_end = socket.socketpair()
             process = HonestWorker(worker_end.detach(), lambda _: Script(Reader()))
-            server_end.sendall(encode_frame(Kind.SEGMENT, SEGMENT.pack(FIRST_SHARED, SHARED)))
+            server_end.sendall(encode_frame(FrameKind.SEGMENT, SEGMENT.pack(FIRST_SHARED, SHARED)))
             answer = await asyncio.to_thread(server_end.recv, 100)
-            assert answer == encode_frame(Kind.MAPPED, MAPPED.pack(FIRST_SHARED, False))
+            assert answer == encode_frame(FrameKind.MAPPED, MAPPED.pack(FIRST_SHARED, False))
             server_end.close()
             await asyncio.to_thread(process.join, LIMIT_S)
             assert process.failure is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede.fetch.errors import Exit, FetchError
+from halimede.fetch.errors import FetchError, FetchExit
 from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
 
 PARTS = st.sampled_from(["a", "b", "..", ".", "", "\\", "1", "c\x01", "n" * 256, "\ud800", "%2e%2e", "~", "C:"])
@@ -27,7 +27,7 @@ def test_invalid_keys_are_named_up_to_a_limit() -> None:
     with pytest.raises(FetchError) as raised:
         safe_tree(listed, "here")
 
-    assert raised.value.code is Exit.NOT_A_MODEL
+    assert raised.value.code is FetchExit.NOT_A_MODEL
     assert raised.value.message.endswith("'../4' has '.' or '..' in it; and 2 more")
 
 

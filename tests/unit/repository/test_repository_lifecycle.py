@@ -2,14 +2,14 @@ from itertools import product
 
 import pytest
 
-from halimede.core.repository.lifecycle import NEXT, Event, next_state, reason
+from halimede.core.repository.lifecycle import NEXT, VersionEvent, next_state, reason
 from halimede.core.types import ErrorCode, InferenceError, ModelReadyState
 
 UNKNOWN, LOADING, READY = ModelReadyState.UNKNOWN, ModelReadyState.LOADING, ModelReadyState.READY
 UNLOADING, UNAVAILABLE = ModelReadyState.UNLOADING, ModelReadyState.UNAVAILABLE
 
 
-def walk(*events: Event, start: ModelReadyState = UNKNOWN) -> list[ModelReadyState]:
+def walk(*events: VersionEvent, start: ModelReadyState = UNKNOWN) -> list[ModelReadyState]:
     states = [start]
     for event in events:
         states.append(next_state(states[-1], event))
@@ -17,15 +17,29 @@ def walk(*events: Event, start: ModelReadyState = UNKNOWN) -> list[ModelReadySta
 
 
 def test_a_version_is_loaded_served_and_unloaded():
-    assert walk(Event.LOAD, Event.LOADED, Event.UNLOAD, Event.UNLOADED) == [LOADING, READY, UNLOADING, UNAVAILABLE]
+    assert walk(VersionEvent.LOAD, VersionEvent.LOADED, VersionEvent.UNLOAD, VersionEvent.UNLOADED) == [
+        LOADING,
+        READY,
+        UNLOADING,
+        UNAVAILABLE,
+    ]
 
 
 def test_a_version_that_failed_can_be_loaded_again():
-    assert walk(Event.LOAD, Event.FAILED, Event.LOAD, Event.LOADED) == [LOADING, UNAVAILABLE, LOADING, READY]
+    assert walk(VersionEvent.LOAD, VersionEvent.FAILED, VersionEvent.LOAD, VersionEvent.LOADED) == [
+        LOADING,
+        UNAVAILABLE,
+        LOADING,
+        READY,
+    ]
 
 
 def test_version_continues_to_serve_when_its_reload_fails():
-    assert walk(Event.RELOAD_FAILED, Event.UNLOAD, Event.UNLOADED, start=READY) == [READY, UNLOADING, UNAVAILABLE]
+    assert walk(VersionEvent.RELOAD_FAILED, VersionEvent.UNLOAD, VersionEvent.UNLOADED, start=READY) == [
+        READY,
+        UNLOADING,
+        UNAVAILABLE,
+    ]
 
 
 def test_every_transient_state_can_be_left():
@@ -33,9 +47,9 @@ def test_every_transient_state_can_be_left():
 
 
 @pytest.mark.parametrize(
-    ("state", "event"), [pair for pair in product(ModelReadyState, Event) if pair not in NEXT], ids=str
+    ("state", "event"), [pair for pair in product(ModelReadyState, VersionEvent) if pair not in NEXT], ids=str
 )
-def test_any_other_transition_is_an_internal_error(state: ModelReadyState, event: Event):
+def test_any_other_transition_is_an_internal_error(state: ModelReadyState, event: VersionEvent):
     with pytest.raises(InferenceError) as raised:
         next_state(state, event)
 
@@ -47,7 +61,7 @@ def test_any_other_transition_is_an_internal_error(state: ModelReadyState, event
 
 def test_error_names_the_expected_events():
     with pytest.raises(InferenceError) as raised:
-        next_state(LOADING, Event.UNLOAD)
+        next_state(LOADING, VersionEvent.UNLOAD)
 
     assert raised.value.message == (
         "a model version in state LOADING cannot take UNLOAD, expected one of LOADED, FAILED"
@@ -57,16 +71,16 @@ def test_error_names_the_expected_events():
 def test_reasons_describe_the_event():
     cause = InferenceError(ErrorCode.NOT_FOUND, "no file model.onnx")
 
-    assert {event: reason(event, cause) for event in Event} == {
-        Event.LOAD: "",
-        Event.LOADED: "",
-        Event.FAILED: "Not found: no file model.onnx",
-        Event.RELOAD_FAILED: "reload failed, the loaded one keeps serving: Not found: no file model.onnx",
-        Event.UNLOAD: "",
-        Event.UNLOADED: "unloaded",
+    assert {event: reason(event, cause) for event in VersionEvent} == {
+        VersionEvent.LOAD: "",
+        VersionEvent.LOADED: "",
+        VersionEvent.FAILED: "Not found: no file model.onnx",
+        VersionEvent.RELOAD_FAILED: "reload failed, the loaded one keeps serving: Not found: no file model.onnx",
+        VersionEvent.UNLOAD: "",
+        VersionEvent.UNLOADED: "unloaded",
     }
-    assert reason(Event.FAILED) == "unknown cause"
+    assert reason(VersionEvent.FAILED) == "unknown cause"
 
 
 def test_a_reason_is_bounded():
-    assert len(reason(Event.FAILED, InferenceError(ErrorCode.INTERNAL, "x" * 100_000))) == 4096 + 3
+    assert len(reason(VersionEvent.FAILED, InferenceError(ErrorCode.INTERNAL, "x" * 100_000))) == 4096 + 3

@@ -17,7 +17,7 @@ from halimede.backends.service_calls import (
     UnloadModel,
 )
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.frames.kinds import HEADER, MAX_CONTROL_BYTES, MAX_TEXT_BYTES, FrameError, Kind
+from halimede.workers.frames.kinds import HEADER, MAX_CONTROL_BYTES, MAX_TEXT_BYTES, FrameError, FrameKind
 from halimede.workers.frames.services import (
     MAX_ENTRIES,
     decode_service_call,
@@ -41,7 +41,7 @@ CALLS: st.SearchStrategy[ServiceCall[ServiceResult]] = st.one_of(
 ERRORS = st.builds(InferenceError, st.sampled_from(ErrorCode), TEXTS)
 
 
-def body_of(frame: bytes, kind: Kind) -> bytes:
+def body_of(frame: bytes, kind: FrameKind) -> bytes:
     assert HEADER.unpack_from(frame) == (len(frame) - HEADER.size, kind)
     return frame[HEADER.size :]
 
@@ -49,12 +49,12 @@ def body_of(frame: bytes, kind: Kind) -> bytes:
 @given(st.integers(0, 2**32 - 1), CALLS)
 def test_the_server_reads_the_call_that_the_worker_wrote(number: int, call: ServiceCall[ServiceResult]) -> None:
     frame = service_call_frame(number, encode_service_call(call))
-    assert decode_service_call(body_of(frame, Kind.SERVICE_CALL)) == (number, call)
+    assert decode_service_call(body_of(frame, FrameKind.SERVICE_CALL)) == (number, call)
 
 
 @given(st.integers(0, 2**32 - 1), st.none() | st.booleans() | IDS | st.floats(allow_nan=False) | ERRORS)
 def test_the_worker_reads_the_result_that_the_server_wrote(number: int, result: ServiceResult | InferenceError) -> None:
-    read = decode_service_result(body_of(encode_service_result(number, result), Kind.SERVICE_RESULT))
+    read = decode_service_result(body_of(encode_service_result(number, result), FrameKind.SERVICE_RESULT))
     assert read == (number, result)
     assert type(read[1]) is type(result)
 
@@ -73,7 +73,7 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
 
 def test_the_text_of_an_error_is_cut() -> None:
     frame = encode_service_result(1, InferenceError(ErrorCode.INTERNAL, "x" * (MAX_TEXT_BYTES + 1)))
-    _, error = decode_service_result(body_of(frame, Kind.SERVICE_RESULT))
+    _, error = decode_service_result(body_of(frame, FrameKind.SERVICE_RESULT))
     assert error == InferenceError(ErrorCode.INTERNAL, "x" * MAX_TEXT_BYTES)
 
 

@@ -72,7 +72,9 @@ def _model(field: Field, object_name: str, workload: Workload, platform: Platfor
     uri = _uri(field.get("uri").required("where the model's files are, for instance s3://models/bert"), platform)
     credentials = field.section("credentials")
     if credentials.given and uri is not None and uri.scheme in MOUNTED:
-        credentials.refuse(f"must not be set: a model on a volume ({uri.scheme}) is read in place and takes no credentials")
+        credentials.refuse(
+            f"must not be set: a model on a volume ({uri.scheme}) is read in place and takes no credentials"
+        )
     secret = credentials.section("secretRef")
     if secret.given:
         secret.get("name").required("the Secret's name")

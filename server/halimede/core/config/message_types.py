@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from halimede.core.types import DataType
 
 
-class Kind(Enum):
+class FieldKind(Enum):
     BOOL = auto()
     INTEGER = auto()
     FLOAT = auto()
@@ -23,7 +23,7 @@ class Kind(Enum):
 class ValueType:
     """The type of one value. `zero` is its default; `low` and `high` bound an integer, both included."""
 
-    kind: Kind
+    kind: FieldKind
     zero: object
     low: int = 0
     high: int = 0
@@ -83,7 +83,7 @@ def _field_type(attribute: str, hint: Any, oneof: tuple[str, ...]) -> FieldType:
         key, value = (_value_type(arm) for arm in get_args(hint))
         by_name = {
             "key": FieldType("key", "key", ".key", key),
-            "value": FieldType("value", "value", "", value, explicit=value.kind is Kind.MESSAGE),
+            "value": FieldType("value", "value", "", value, explicit=value.kind is FieldKind.MESSAGE),
         }
         entry = MessageType("the map entry", by_name, by_name)
         return FieldType(name, attribute, f".{name}", value, entry=entry)
@@ -93,23 +93,23 @@ def _field_type(attribute: str, hint: Any, oneof: tuple[str, ...]) -> FieldType:
 def _value_type(hint: Any) -> ValueType:
     if get_origin(hint) is Annotated:
         _, low, high = get_args(hint)
-        return ValueType(Kind.INTEGER, 0, low, high)
+        return ValueType(FieldKind.INTEGER, 0, low, high)
     if hint is DataType:
         return ValueType(
-            Kind.ENUM,
+            FieldKind.ENUM,
             DataType.INVALID,
             members={t.config_name: t for t in DataType},
             numbers={t.number: t for t in DataType},
         )
     if issubclass(hint, Enum):
         members = {member.name: member for member in hint}
-        return ValueType(Kind.ENUM, next(iter(hint)), members=members, numbers={m.value: m for m in hint})
+        return ValueType(FieldKind.ENUM, next(iter(hint)), members=members, numbers={m.value: m for m in hint})
     if hint in _PLAIN:
         return ValueType(_PLAIN[hint], hint())
-    return ValueType(Kind.MESSAGE, hint(), message=hint)
+    return ValueType(FieldKind.MESSAGE, hint(), message=hint)
 
 
-_PLAIN = {bool: Kind.BOOL, float: Kind.FLOAT, str: Kind.STRING}
+_PLAIN = {bool: FieldKind.BOOL, float: FieldKind.FLOAT, str: FieldKind.STRING}
 
 
 def _camel(name: str) -> str:

@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
-from halimede.core.config.message_types import FieldType, Kind, MessageType, ValueType, message_type
+from halimede.core.config.message_types import FieldKind, FieldType, MessageType, ValueType, message_type
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.text import (
     JSON_NUMBER,
@@ -201,7 +201,7 @@ class _Reader:
         if self.dialect.has_objects and not isinstance(field_node.value, ListNode):
             self._report_mismatch("a list", field_node.value, at)
             return
-        if not field_node.colon and target.kind is not Kind.MESSAGE and isinstance(field_node.value, ListNode):
+        if not field_node.colon and target.kind is not FieldKind.MESSAGE and isinstance(field_node.value, ListNode):
             self._report("expected ':' before '['", at, field_node)
         for element, line, column in _elements(field_node):
             path = f"{at}[{len(items)}]"
@@ -246,17 +246,17 @@ class _Reader:
         for field_node in reversed(entry.fields):
             if field_node.name == "key" and isinstance(field_node.value, Scalar):
                 return self._path_key(key_type, field_node.value)
-        return '""' if key_type.kind is Kind.STRING else "0"
+        return '""' if key_type.kind is FieldKind.STRING else "0"
 
     def _path_key(self, key_type: ValueType, key: Scalar) -> str:
-        if key_type.kind is Kind.INTEGER:
+        if key_type.kind is FieldKind.INTEGER:
             number = self.dialect.integer(key)
             return printable(key.text) if number is None else str(number)
         return f'"{key.text if _is_utf8(key.text) else printable(key.text)}"'
 
     def _value(self, target: ValueType, node: Node, path: str) -> object | None:
         """One value; None, and a problem, if the node does not have this type."""
-        if isinstance(node, MessageNode) and target.kind is Kind.MESSAGE:
+        if isinstance(node, MessageNode) and target.kind is FieldKind.MESSAGE:
             message: object = target.message(**self.message(message_type(target.message), node, path))
             return message
         value = self._scalar(target, node) if isinstance(node, Scalar) else None
@@ -266,30 +266,30 @@ class _Reader:
 
     def _scalar(self, target: ValueType, scalar: Scalar) -> object | None:
         match target.kind:
-            case Kind.STRING:
+            case FieldKind.STRING:
                 return self.dialect.string(scalar)
-            case Kind.INTEGER:
+            case FieldKind.INTEGER:
                 integer = self.dialect.integer(scalar)
                 return integer if integer is not None and target.low <= integer <= target.high else None
-            case Kind.FLOAT:
+            case FieldKind.FLOAT:
                 return self.dialect.number(scalar)
-            case Kind.BOOL:
+            case FieldKind.BOOL:
                 return self.dialect.boolean(scalar)
-            case Kind.ENUM:
+            case FieldKind.ENUM:
                 return self._member(target, scalar)
         return None
 
     def _expected(self, target: ValueType) -> str:
         match target.kind:
-            case Kind.STRING:
+            case FieldKind.STRING:
                 return "a string of UTF-8"
-            case Kind.INTEGER:
+            case FieldKind.INTEGER:
                 return f"an integer from {target.low} to {target.high}"
-            case Kind.FLOAT:
+            case FieldKind.FLOAT:
                 return "a number"
-            case Kind.BOOL:
+            case FieldKind.BOOL:
                 return "true or false"
-            case Kind.ENUM:
+            case FieldKind.ENUM:
                 return f"one of {', '.join(target.members)}"
         return self.dialect.message_word
 

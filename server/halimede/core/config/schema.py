@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from halimede.core.config.message_types import FieldType, Kind, ValueType, message_type
+from halimede.core.config.message_types import FieldKind, FieldType, ValueType, message_type
 from halimede.core.config.model_config import (
     Accelerator,
     AllVersions,
@@ -128,9 +128,9 @@ def _type_word(value: ValueType) -> str:
     if value.message is not None:
         return str(value.message.__name__)
     match value.kind:
-        case Kind.INTEGER:
+        case FieldKind.INTEGER:
             return ("uint" if value.low == 0 else "int") + str((value.high - value.low).bit_length())
-        case Kind.ENUM:
+        case FieldKind.ENUM:
             return type(value.zero).__name__
     return value.kind.name.lower()
 

@@ -34,7 +34,7 @@ MAX_TEXT_BYTES = 64 << 10
 """Maximum size of an element of a BYTES tensor that is compared."""
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     NUMBER = "a number"
     TEXT = "a text"
     TRUTH = "true or false"
@@ -133,10 +133,10 @@ def _first_element(name: str, tensor: Tensor) -> ParameterValue:
     return value
 
 
-def _kind_of_value(value: ParameterValue) -> Kind:
+def _kind_of_value(value: ParameterValue) -> ValueKind:
     if isinstance(value, bool):
-        return Kind.TRUTH
-    return Kind.TEXT if isinstance(value, str) else Kind.NUMBER
+        return ValueKind.TRUTH
+    return ValueKind.TEXT if isinstance(value, str) else ValueKind.NUMBER
 
 
 def _kind_problems(expression: Expression, datatypes: Mapping[str, DataType]) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _kind_problems(expression: Expression, datatypes: Mapping[str, DataType]) ->
             yield from _kind_problems(inner, datatypes)
         case Truth(operand):
             kind = _kind(operand, datatypes)
-            if kind not in (None, Kind.TRUTH):
+            if kind not in (None, ValueKind.TRUTH):
                 yield _not_truth(operand, kind)
         case Comparison(sign, left, right):
             first, second = _kind(left, datatypes), _kind(right, datatypes)
@@ -156,7 +156,7 @@ def _kind_problems(expression: Expression, datatypes: Mapping[str, DataType]) ->
                 yield problem
 
 
-def _kind(operand: Operand, datatypes: Mapping[str, DataType]) -> Kind | None:
+def _kind(operand: Operand, datatypes: Mapping[str, DataType]) -> ValueKind | None:
     """The kind of the operand; None for a parameter, whose kind is known only with a request."""
     match operand:
         case Literal(value):
@@ -164,25 +164,25 @@ def _kind(operand: Operand, datatypes: Mapping[str, DataType]) -> Kind | None:
         case Parameter():
             return None
         case Present():
-            return Kind.TRUTH
+            return ValueKind.TRUTH
         case Dimension():
-            return Kind.NUMBER
+            return ValueKind.NUMBER
         case Element(name):
             datatype = datatypes[name]
             if datatype is DataType.BYTES:
-                return Kind.TEXT
-            return Kind.TRUTH if datatype is DataType.BOOL else Kind.NUMBER
+                return ValueKind.TEXT
+            return ValueKind.TRUTH if datatype is DataType.BOOL else ValueKind.NUMBER
 
 
-def _mismatch(sign: str, left: Operand, first: Kind, right: Operand, second: Kind) -> str | None:
+def _mismatch(sign: str, left: Operand, first: ValueKind, right: Operand, second: ValueKind) -> str | None:
     if first is not second:
         return f"{_words(left)} is {first.value} and {_words(right)} is {second.value}, which '{sign}' does not compare"
-    if first is Kind.TRUTH and sign not in ("==", "!="):
+    if first is ValueKind.TRUTH and sign not in ("==", "!="):
         return f"{_words(left)} and {_words(right)} are true or false, which '{sign}' does not compare"
     return None
 
 
-def _not_truth(operand: Operand, kind: Kind | None) -> str:
+def _not_truth(operand: Operand, kind: ValueKind | None) -> str:
     return (
         f"{_words(operand)} is {kind.value if kind else 'unknown'}, neither true nor false; compare it with something"
     )

@@ -12,7 +12,7 @@ from halimede.core.types import ErrorCode, InferenceError, ModelReadyState
 MAX_REASON_CHARACTERS = 4096
 
 
-class Event(Enum):
+class VersionEvent(Enum):
     """An event in the life of a version."""
 
     LOAD = "load"
@@ -24,18 +24,18 @@ class Event(Enum):
 
 
 NEXT = {
-    (ModelReadyState.UNKNOWN, Event.LOAD): ModelReadyState.LOADING,
-    (ModelReadyState.UNAVAILABLE, Event.LOAD): ModelReadyState.LOADING,
-    (ModelReadyState.LOADING, Event.LOADED): ModelReadyState.READY,
-    (ModelReadyState.LOADING, Event.FAILED): ModelReadyState.UNAVAILABLE,
+    (ModelReadyState.UNKNOWN, VersionEvent.LOAD): ModelReadyState.LOADING,
+    (ModelReadyState.UNAVAILABLE, VersionEvent.LOAD): ModelReadyState.LOADING,
+    (ModelReadyState.LOADING, VersionEvent.LOADED): ModelReadyState.READY,
+    (ModelReadyState.LOADING, VersionEvent.FAILED): ModelReadyState.UNAVAILABLE,
     # The serving load continues to serve if the reload fails.
-    (ModelReadyState.READY, Event.RELOAD_FAILED): ModelReadyState.READY,
-    (ModelReadyState.READY, Event.UNLOAD): ModelReadyState.UNLOADING,
-    (ModelReadyState.UNLOADING, Event.UNLOADED): ModelReadyState.UNAVAILABLE,
+    (ModelReadyState.READY, VersionEvent.RELOAD_FAILED): ModelReadyState.READY,
+    (ModelReadyState.READY, VersionEvent.UNLOAD): ModelReadyState.UNLOADING,
+    (ModelReadyState.UNLOADING, VersionEvent.UNLOADED): ModelReadyState.UNAVAILABLE,
 }
 
 
-def next_state(state: ModelReadyState, event: Event) -> ModelReadyState:
+def next_state(state: ModelReadyState, event: VersionEvent) -> ModelReadyState:
     """The state after the event; InferenceError INTERNAL if the event cannot happen in this state."""
     following = NEXT.get((state, event))
     if following is None:
@@ -45,13 +45,17 @@ def next_state(state: ModelReadyState, event: Event) -> ModelReadyState:
     return following
 
 
-def reason(event: Event, cause: InferenceError | None = None) -> str:
+def reason(event: VersionEvent, cause: InferenceError | None = None) -> str:
     """The reason in the index after the event; "" for none. `cause` belongs to FAILED and RELOAD_FAILED."""
     match event:
-        case Event.FAILED | Event.RELOAD_FAILED:
+        case VersionEvent.FAILED | VersionEvent.RELOAD_FAILED:
             cause_text = f"{cause.code.value}: {cause.message}" if cause is not None else "unknown cause"
-            text = cause_text if event is Event.FAILED else f"reload failed, the loaded one keeps serving: {cause_text}"
-        case Event.UNLOADED:
+            text = (
+                cause_text
+                if event is VersionEvent.FAILED
+                else f"reload failed, the loaded one keeps serving: {cause_text}"
+            )
+        case VersionEvent.UNLOADED:
             text = event.value
         case _:
             text = ""

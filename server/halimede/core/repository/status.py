@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from halimede.core.repository.layout import SEVERAL_PLACES
-from halimede.core.repository.lifecycle import Event, next_state, reason
+from halimede.core.repository.lifecycle import VersionEvent, next_state, reason
 from halimede.core.repository.load_errors import ConfigError, LoadError, VersionError
 from halimede.core.types import InferenceError, ModelIndexEntry, ModelReadyState
 from halimede.core.types.server import WorkerHealth
@@ -22,7 +22,7 @@ class VersionStatus:
     state: ModelReadyState = ModelReadyState.UNKNOWN
     reason: str = ""
 
-    def on(self, event: Event, cause: InferenceError | None = None) -> None:
+    def on(self, event: VersionEvent, cause: InferenceError | None = None) -> None:
         self.state = next_state(self.state, event)
         self.reason = reason(event, cause)
 
@@ -69,7 +69,7 @@ class ModelStatus:
     def start(self, attempt: Attempt, serving: Collection[int]) -> None:
         """The versions of the attempt are loading. The index still shows the serving ones."""
         for version, status in attempt.loading.items():
-            status.on(Event.LOAD)
+            status.on(VersionEvent.LOAD)
             if version not in serving:
                 self.versions[version] = status
 
@@ -88,7 +88,7 @@ class ModelStatus:
         self.problem = ""
         for version in serving:
             status = attempt.loading[version]
-            status.on(Event.LOADED)
+            status.on(VersionEvent.LOADED)
             self.versions[version] = status
 
     def fail(self, attempt: Attempt, error: LoadError) -> None:
@@ -99,9 +99,9 @@ class ModelStatus:
             self.select(attempt, error.selected)
         for version, status in self.versions.items():
             if status.state is ModelReadyState.READY:
-                status.on(Event.RELOAD_FAILED, error)
+                status.on(VersionEvent.RELOAD_FAILED, error)
             elif attempt.loading.get(version) is status:
-                status.on(Event.FAILED, _cause(version, error))
+                status.on(VersionEvent.FAILED, _cause(version, error))
         if not isinstance(error, VersionError):
             self.failure = error.message
 
@@ -119,7 +119,7 @@ class ModelStatus:
         for version, status in list(self.versions.items()):
             if version in serving:
                 status.reason = ""
-            elif status.state is ModelReadyState.UNAVAILABLE and status.reason != reason(Event.UNLOADED):
+            elif status.state is ModelReadyState.UNAVAILABLE and status.reason != reason(VersionEvent.UNLOADED):
                 del self.versions[version]
 
     def unwant(self) -> bool:
@@ -134,7 +134,7 @@ class ModelStatus:
     def unload(self, version: int) -> VersionStatus:
         """The version accepts no further requests. Pass the result to `finish_unload`."""
         status = self.versions[version]
-        status.on(Event.UNLOAD)
+        status.on(VersionEvent.UNLOAD)
         return status
 
     def serve(self, versions: Iterable[int]) -> None:
@@ -142,8 +142,8 @@ class ModelStatus:
         self.wanted, self.problem = True, ""
         for version in versions:
             status = self.versions[version] = VersionStatus()
-            status.on(Event.LOAD)
-            status.on(Event.LOADED)
+            status.on(VersionEvent.LOAD)
+            status.on(VersionEvent.LOADED)
 
     def withdraw(self, problem: str) -> None:
         """An ensemble cannot serve. `problem` is why its steps' models do not fit, "" if one is missing.
@@ -176,14 +176,14 @@ class ModelStatus:
 
 def should_serve(entry: ModelIndexEntry) -> bool:
     """Whether a version serves or has failed; False for versions that were unloaded or never loaded."""
-    return entry.state is not None and entry.reason != reason(Event.UNLOADED)
+    return entry.state is not None and entry.reason != reason(VersionEvent.UNLOADED)
 
 
 def finish_unload(status: VersionStatus) -> bool:
     """Note that an unloaded version has nothing in flight. Returns whether it was being unloaded."""
     if status.state is not ModelReadyState.UNLOADING:
         return False
-    status.on(Event.UNLOADED)
+    status.on(VersionEvent.UNLOADED)
     return True
 
 

@@ -41,7 +41,7 @@ class Batch:
 
 
 @dataclass(slots=True, eq=False)
-class Queued:
+class QueuedRequest:
     """A request in the queue. `batch` is None in the queue of delayed requests."""
 
     pending: Pending
@@ -60,13 +60,13 @@ class BatchQueue:
         self._delay = policy.max_queue_delay_ns
         self.may_expire = policy.default_timeout_ns > 0 or policy.allow_timeout_override
         """Whether requests may have a deadline."""
-        self.queued: dict[int, Queued] = {}
+        self.queued: dict[int, QueuedRequest] = {}
         """By key, in the order of arrival. Changed only here."""
         self._size_bytes = 0
         # Ordered dictionaries: batches and delayed requests leave from the front and, when cancelled, from anywhere.
         self._closed: OrderedDict[Batch, None] = OrderedDict()
         self._open: Batch | None = None
-        self._delayed: OrderedDict[int, Queued] = OrderedDict()
+        self._delayed: OrderedDict[int, QueuedRequest] = OrderedDict()
         self._deadlines = Deadlines[int]()
 
     def oldest_enqueued_at(self) -> int | None:
@@ -104,7 +104,7 @@ class BatchQueue:
             self._closed[batch] = None
             self._open = None
 
-        self.queued[pending.key] = Queued(pending, now_ns, batch)
+        self.queued[pending.key] = QueuedRequest(pending, now_ns, batch)
         if self.may_expire and (timeout_ns := self._policy.timeout_ns(pending.timeout_us)):
             self._deadlines.add(pending.key, now_ns + timeout_ns)
 
@@ -120,7 +120,7 @@ class BatchQueue:
         self._closed.move_to_end(batch, last=False)
         self._size_bytes += sum(each.size_bytes for each in requests)
         for pending in requests:
-            self.queued[pending.key] = Queued(pending, now_ns, batch)
+            self.queued[pending.key] = QueuedRequest(pending, now_ns, batch)
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:
         """Take the keys of the next batch that is ready; empty if none is ready."""
@@ -199,7 +199,7 @@ class BatchQueue:
             self._forget(self._delayed.pop(key))
         return tuple(keys)
 
-    def _leave(self, queued: Queued) -> None:
+    def _leave(self, queued: QueuedRequest) -> None:
         """Remove a request from its batch, or from the delayed requests."""
         key, batch = queued.pending.key, queued.batch
         if batch is None:
@@ -214,7 +214,7 @@ class BatchQueue:
         else:
             del self._closed[batch]
 
-    def _forget(self, queued: Queued) -> None:
+    def _forget(self, queued: QueuedRequest) -> None:
         del self.queued[queued.pending.key]
         self._size_bytes -= queued.pending.size_bytes
         if self.may_expire:

@@ -34,7 +34,7 @@ from halimede.core.wire.json_limits import HALF, check_outputs, half_input
 from halimede.core.wire.json_scan import (
     BLOCK_BYTES,
     MAX_SKELETON_BYTES,
-    Layout,
+    ScannedJson,
     array_steps,
     check_depth,
     load_json,
@@ -243,7 +243,7 @@ def _inputs(document: Any) -> list[Any]:
 
 
 def _settle_steps(
-    document: Any, layout: Layout, view: memoryview, data_spans: set[int], skeleton_limit: int, block_bytes: int
+    document: Any, layout: ScannedJson, view: memoryview, data_spans: set[int], skeleton_limit: int, block_bytes: int
 ) -> Steps[None]:
     """Parse all arrays that are not data, and put back the shapes. No other array there has a meaning."""
     parsed: dict[int, Any] = {}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer, join_bytes
-from halimede.core.wire.json_scan import BLOCK_BYTES, JSON_SPACE, SPACES, Layout, load_json, malformed
+from halimede.core.wire.json_scan import BLOCK_BYTES, JSON_SPACE, SPACES, ScannedJson, load_json, malformed
 from halimede.core.wire.raw_tensor import LENGTH_BYTES
 from halimede.core.wire.steps import Steps
 
@@ -45,7 +45,7 @@ def pack_steps(
     datatype: DataType,
     count: int,
     text: Buffer,
-    layout: Layout,
+    layout: ScannedJson,
     span: tuple[int, int],
     block_bytes: int = BLOCK_BYTES,
 ) -> Steps[Buffer]:

@@ -17,7 +17,7 @@ from halimede.core.wire.json_scan import (
     COMMA,
     JSON_SPACE,
     MAX_SKELETON_BYTES,
-    Layout,
+    ScannedJson,
     Skeleton,
     Tokens,
     checked_depth,
@@ -35,7 +35,7 @@ _LONGEST_GAP = 64
 
 
 @dataclass(slots=True)
-class MemberLayout(Layout):
+class MemberLayout(ScannedJson):
     """`commas[n]` is the number of commas directly in spans[n], None if that is a string."""
 
     commas: list[int | None] = field(default_factory=list)

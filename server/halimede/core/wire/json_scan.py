@@ -53,7 +53,7 @@ def check_depth(text: bytes) -> None:
 
 
 @dataclass(slots=True)
-class Layout:
+class ScannedJson:
     """The result of a scan. `spans` are the removed arrays, from `[` to `]`; `[n]` in the skeleton stands for spans[n].
 
     `cut_at` are commas at which arrays may be cut, ascending; `cut_depth` is the number of brackets open there,
@@ -127,11 +127,13 @@ _KIND[list(b"]}")] = CLOSE
 _SPAN_DEPTH = 4
 
 
-def scan_steps(text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int = MAX_SKELETON_BYTES) -> Steps[Layout]:
+def scan_steps(
+    text: Buffer, block_bytes: int = BLOCK_BYTES, skeleton_limit: int = MAX_SKELETON_BYTES
+) -> Steps[ScannedJson]:
     """Find the arrays of a document. INVALID_ARG if it is nested too deep, brackets do not match, or the skeleton is
     too large."""
     view = memoryview(text)
-    layout = Layout()
+    layout = ScannedJson()
     skeleton = Skeleton(view, skeleton_limit)
     opened: int | None = None
     depth = 0
@@ -267,7 +269,7 @@ def checked_depth(tokens: Tokens, start: int, depth: int) -> int:
     return int(tokens.depth[-1])
 
 
-def cut(layout: Layout, block: bytes, start: int, depth: int, last_block_was_cut: bool) -> bool:
+def cut(layout: ScannedJson, block: bytes, start: int, depth: int, last_block_was_cut: bool) -> bool:
     """Add the commas at which a block without strings and brackets may be cut; return whether there are any."""
     last = block.rfind(b",")
     if last < 0:
@@ -281,7 +283,7 @@ def cut(layout: Layout, block: bytes, start: int, depth: int, last_block_was_cut
     return True
 
 
-def _cut_tokens(layout: Layout, tokens: Tokens, start: int, last_block_was_cut: bool) -> bool:
+def _cut_tokens(layout: ScannedJson, tokens: Tokens, start: int, last_block_was_cut: bool) -> bool:
     commas = np.flatnonzero((tokens.kind == COMMA) & (tokens.depth >= _SPAN_DEPTH))
     if not commas.size:
         return False

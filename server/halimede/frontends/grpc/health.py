@@ -17,7 +17,7 @@ _Request = message_class("grpc.health.v1.HealthCheckRequest")
 _Response = message_class("grpc.health.v1.HealthCheckResponse")
 
 
-class Health:
+class HealthService:
     """Check and Watch: SERVING while the server is ready, NOT_SERVING otherwise and as soon as it drains."""
 
     def __init__(self, server: Server, drain: Drain) -> None:

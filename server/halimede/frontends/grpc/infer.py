@@ -26,7 +26,7 @@ from halimede.core.wire.protocol import ProtoMessage
 from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.frontends.grpc.call import Context, Drain, LoggedCall, abort, internal_error, shutting_down, write
 from halimede.frontends.grpc.messages import MAX_ON_LOOP_BYTES, Messages
-from halimede.frontends.stream_session import Slot, StreamLimits, StreamSession
+from halimede.frontends.stream_session import StreamedRequest, StreamLimits, StreamSession
 from halimede.runtime.server import Server
 
 MAX_UNANSWERED = 256
@@ -158,7 +158,7 @@ class _Request:
 
     request_id: str
     noted: LoggedCall
-    slot: "Slot[bytes | InferenceError]"
+    slot: "StreamedRequest[bytes | InferenceError]"
     error: InferenceError | None = None
 
 

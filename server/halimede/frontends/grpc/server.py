@@ -27,7 +27,7 @@ from halimede.frontends.grpc.call import (
 )
 from halimede.frontends.grpc.control import Control
 from halimede.frontends.grpc.goaway import send_away
-from halimede.frontends.grpc.health import Health
+from halimede.frontends.grpc.health import HealthService
 from halimede.frontends.grpc.infer import MAX_UNANSWERED, InferService
 from halimede.frontends.grpc.options import Transport, channel_arguments
 from halimede.frontends.grpc.reflection import Reflection
@@ -209,7 +209,7 @@ def _method_handlers(
     server: Server, infer: InferService, drain: Drain, access_log: AccessLog | None
 ) -> dict[str, MethodHandler]:
     """The handler of every method, by path. They take bytes, so that the server reports invalid ones itself."""
-    health = Health(server, drain)
+    health = HealthService(server, drain)
     reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS), drain)
     once = {f"/{INFERENCE}/ModelInfer": infer.model_infer}
     in_parts = {

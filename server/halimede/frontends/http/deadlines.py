@@ -4,7 +4,7 @@ Each sweep compares with the previous one, so that no request sets a timer or re
 """
 
 from halimede.frontends.http.framing import Refusal
-from halimede.frontends.http.receiver import Receiver, State
+from halimede.frontends.http.receiver import Receiver, ReceiverState
 from halimede.frontends.http.shared import Shared
 
 
@@ -16,7 +16,7 @@ class ReceiveDeadlines:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         # The watched part of a request, since when it is watched, and the size of its body then.
-        self._watched: tuple[State, int] | None = None
+        self._watched: tuple[ReceiverState, int] | None = None
         self._since = 0.0
         self._bytes = 0
         self._idle_since = 0.0
@@ -25,7 +25,7 @@ class ReceiveDeadlines:
     def check(self, receiver: Receiver, now: float) -> None:
         """Note the client's progress. Refuses a request that takes too long."""
         state, requests = receiver.state, receiver.requests
-        if state is not State.HEAD or requests != self._idle_requests:
+        if state is not ReceiverState.HEAD or requests != self._idle_requests:
             self._idle_since, self._idle_requests = now, requests
         if not receiver.is_receiving or receiver.is_full:
             self._watched = None
@@ -38,7 +38,7 @@ class ReceiveDeadlines:
             return
         limits = self._shared.limits
         waited = now - self._since
-        if state is State.HEAD:
+        if state is ReceiverState.HEAD:
             if waited >= limits.head_timeout_s:
                 raise Refusal(408, f"the request's headers were not complete after {limits.head_timeout_s:g} s")
         elif waited >= limits.body_progress_s:

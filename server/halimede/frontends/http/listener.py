@@ -15,7 +15,7 @@ from halimede.frontends.http.access import RequestLog
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import CLOSE, Limits
 from halimede.frontends.http.outbox import JSON, RETRY_LATER, answer_head
-from halimede.frontends.http.protocol import INTERNAL_ERROR, Connection
+from halimede.frontends.http.protocol import INTERNAL_ERROR, HttpConnection
 from halimede.frontends.http.shared import Shared
 from halimede.frontends.http.sockets import SocketFile, bind, bound_port
 
@@ -35,7 +35,7 @@ async def _turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def _stall_order(connection: Connection) -> tuple[bool, float]:
+def _stall_order(connection: HttpConnection) -> tuple[bool, float]:
     return connection.send_deadline.order()
 
 
@@ -63,13 +63,13 @@ class Listener:
         self.requests = RequestLog(protocol)
         self._service = service
         self._log = log
-        self._connections: set[Connection] = set()
+        self._connections: set[HttpConnection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self._tasks: set[asyncio.Task[None]] = set()
         # Accepted, and not in `_connections` yet.
-        self._expected: set[Connection] = set()
-        self._arriving: dict[asyncio.Task[Any], tuple[socket.socket, Connection]] = {}
+        self._expected: set[HttpConnection] = set()
+        self._arriving: dict[asyncio.Task[Any], tuple[socket.socket, HttpConnection]] = {}
         self._acceptor: ConnectionAcceptor | None = None
         self._file: SocketFile | None = None
         self._max_descriptor = 0
@@ -206,7 +206,7 @@ class Listener:
             refuse_connection(sock, self._on_shortage(f"only the spare file descriptors are left; {MORE_FILES}"))
         else:
             loop = asyncio.get_running_loop()
-            connection = Connection(self, loop)
+            connection = HttpConnection(self, loop)
             self._expected.add(connection)
             arriving = loop.create_task(loop.connect_accepted_socket(lambda: connection, sock))
             self._arriving[arriving] = sock, connection
@@ -241,13 +241,13 @@ class Listener:
 
     # The connections' calls.
 
-    def admit(self, connection: Connection) -> None:
+    def admit(self, connection: HttpConnection) -> None:
         """Register a new connection."""
         self._expected.discard(connection)
         self._connections.add(connection)
         self._empty.clear()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: HttpConnection) -> None:
         self._connections.discard(connection)
         if not self._connections:
             self._empty.set()

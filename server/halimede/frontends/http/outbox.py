@@ -35,7 +35,7 @@ _JOIN_BELOW = 16 << 10
 """Answers and parts of answers up to this size are copied together into one write; larger parts are written alone."""
 
 
-class State(IntEnum):
+class OutboxState(IntEnum):
     """An integer, because it hashes without a Python call."""
 
     OPEN = auto()
@@ -44,7 +44,7 @@ class State(IntEnum):
     ENDED = auto()
 
 
-class Event(Enum):
+class OutboxEvent(Enum):
     """What is written, or happens to the connection."""
 
     ANSWER = auto()
@@ -61,19 +61,19 @@ class Event(Enum):
     """The connection is closed."""
 
 
-OPEN, PARTS, LAST, ENDED = State
+OPEN, PARTS, LAST, ENDED = OutboxState
 
-NEXT: Mapping[Event, Mapping[State, State]] = {
-    Event.ANSWER: {OPEN: OPEN},
-    Event.LAST_ANSWER: {OPEN: ENDED},
-    Event.OPENING: {OPEN: PARTS},
-    Event.LAST_OPENING: {OPEN: LAST},
-    Event.END_OF_PARTS: {PARTS: OPEN, LAST: ENDED},
-    Event.END_OF_DRAINED_PARTS: {PARTS: ENDED, LAST: ENDED},
-    Event.LOST: dict.fromkeys(State, ENDED),
+NEXT: Mapping[OutboxEvent, Mapping[OutboxState, OutboxState]] = {
+    OutboxEvent.ANSWER: {OPEN: OPEN},
+    OutboxEvent.LAST_ANSWER: {OPEN: ENDED},
+    OutboxEvent.OPENING: {OPEN: PARTS},
+    OutboxEvent.LAST_OPENING: {OPEN: LAST},
+    OutboxEvent.END_OF_PARTS: {PARTS: OPEN, LAST: ENDED},
+    OutboxEvent.END_OF_DRAINED_PARTS: {PARTS: ENDED, LAST: ENDED},
+    OutboxEvent.LOST: dict.fromkeys(OutboxState, ENDED),
 }
 # The usual row.
-_ON_ANSWER = NEXT[Event.ANSWER]
+_ON_ANSWER = NEXT[OutboxEvent.ANSWER]
 
 
 def answer_head(status: int, fields: bytes, size: int, connection: bytes) -> bytes:
@@ -103,7 +103,7 @@ class Outbox:
     def answer(self, head: Head, status: int, fields: bytes, chunks: Sequence[Buffer]) -> Sequence[Buffer]:
         """The answer to the request of `head`. It closes the connection if the client or the listener wants that."""
         connection = CLOSE if self._shared.is_leaving else head.connection
-        self.state = (NEXT[Event.LAST_ANSWER] if connection is CLOSE else _ON_ANSWER)[self.state]
+        self.state = (NEXT[OutboxEvent.LAST_ANSWER] if connection is CLOSE else _ON_ANSWER)[self.state]
         size = 0
         for chunk in chunks:
             size += len(chunk)
@@ -114,7 +114,7 @@ class Outbox:
 
     def refusal(self, status: int, message: str) -> Sequence[Buffer]:
         """The last answer, to a request that is refused."""
-        self.state = NEXT[Event.LAST_ANSWER][self.state]
+        self.state = NEXT[OutboxEvent.LAST_ANSWER][self.state]
         body = error_json(message)
         return (answer_head(status, JSON + RETRY_LATER if status == 503 else JSON, len(body), CLOSE) + body,)
 
@@ -128,7 +128,7 @@ class Outbox:
         """Begin an answer of unknown length. Its head is sent with its first part."""
         is_last = self._shared.is_leaving or not head.takes_chunks
         connection = CLOSE if is_last else head.connection
-        self.state = NEXT[Event.LAST_OPENING if connection is CLOSE else Event.OPENING][self.state]
+        self.state = NEXT[OutboxEvent.LAST_OPENING if connection is CLOSE else OutboxEvent.OPENING][self.state]
         return _STREAM_HEAD % (_STATUS_LINES[status], fields, _CHUNKED if head.takes_chunks else b"", connection)
 
     def part(self, head: Head, opening: bytes, part: Sequence[Buffer], *, is_last: bool) -> Sequence[Buffer]:
@@ -143,7 +143,7 @@ class Outbox:
         self.streamed += len(before) + size + len(after)
         if is_last:
             self._waiting = 0
-            end = Event.END_OF_DRAINED_PARTS if self._shared.is_draining else Event.END_OF_PARTS
+            end = OutboxEvent.END_OF_DRAINED_PARTS if self._shared.is_draining else OutboxEvent.END_OF_PARTS
             self.state = NEXT[end][self.state]
         return _joined(before, (*part, after))
 
@@ -170,7 +170,7 @@ class Outbox:
 
     def lose(self) -> None:
         """The connection is gone."""
-        self.state = NEXT[Event.LOST][self.state]
+        self.state = NEXT[OutboxEvent.LOST][self.state]
         self.drop()
 
 

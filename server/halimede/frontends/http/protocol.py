@@ -16,7 +16,7 @@ from halimede.frontends.http.deadlines import ReceiveDeadlines, SendDeadline
 from halimede.frontends.http.exchange import Exchange, Stream
 from halimede.frontends.http.framing import Head, Refusal
 from halimede.frontends.http.outbox import CONTINUE, OPEN, Outbox
-from halimede.frontends.http.receiver import ENDED, NO_ROOM, REQUEST, Event, Receiver
+from halimede.frontends.http.receiver import ENDED, NO_ROOM, REQUEST, Receiver, ReceiverEvent
 from halimede.frontends.http.shared import Shared
 
 INTERNAL_ERROR = "internal error of the server; its log has the cause"
@@ -28,9 +28,9 @@ class ConnectionOwner(Protocol):
     shared: Shared
     requests: RequestLog
 
-    def admit(self, connection: "Connection") -> None: ...
+    def admit(self, connection: "HttpConnection") -> None: ...
 
-    def forget(self, connection: "Connection") -> None: ...
+    def forget(self, connection: "HttpConnection") -> None: ...
 
     def shed(self) -> None: ...
 
@@ -41,7 +41,7 @@ class ConnectionOwner(Protocol):
     def crashed(self, where: str, error: BaseException) -> None: ...
 
 
-class Connection(asyncio.BufferedProtocol):
+class HttpConnection(asyncio.BufferedProtocol):
     """One client. Everything runs on the event loop's thread, in plain calls from the transport and from exchanges."""
 
     __slots__ = (
@@ -125,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # Receiving.
 
-    def _take(self, event: Event | None) -> None:
+    def _take(self, event: ReceiverEvent | None) -> None:
         receiver = self._receiver
         if receiver.is_resting:
             self._loop.call_soon(self._wake)

@@ -30,7 +30,7 @@ _CHUNKS_PER_TURN = 1_000
 """After a piece of a body with more chunks, which takes some milliseconds, other connections get a turn."""
 
 
-class State(IntEnum):
+class ReceiverState(IntEnum):
     """An integer, because it hashes without a Python call."""
 
     HEAD = auto()
@@ -41,7 +41,7 @@ class State(IntEnum):
     CLOSED = auto()
 
 
-class Event(Enum):
+class ReceiverEvent(Enum):
     """Events that change a receiver's state. `received` and `go_on` return the first four."""
 
     BODY_BEGINS = auto()
@@ -56,19 +56,19 @@ class Event(Enum):
 
 
 # Module names, because an attribute of an Enum costs a call.
-HEAD, BODY, CHUNKED, WORKING, LINGER, CLOSED = State
-REQUEST, ENDED = Event.REQUEST, Event.ENDED
+HEAD, BODY, CHUNKED, WORKING, LINGER, CLOSED = ReceiverState
+REQUEST, ENDED = ReceiverEvent.REQUEST, ReceiverEvent.ENDED
 
-NEXT: Mapping[Event, Mapping[State, State]] = {
-    Event.BODY_BEGINS: {HEAD: BODY},
-    Event.CHUNKS_BEGIN: {HEAD: CHUNKED},
-    Event.REQUEST: {HEAD: WORKING, BODY: WORKING, CHUNKED: WORKING},
-    Event.ANSWERED: {WORKING: HEAD},
-    Event.REFUSED: {HEAD: LINGER, BODY: LINGER, CHUNKED: LINGER, WORKING: LINGER},
-    Event.ENDED: dict.fromkeys(State, CLOSED),
+NEXT: Mapping[ReceiverEvent, Mapping[ReceiverState, ReceiverState]] = {
+    ReceiverEvent.BODY_BEGINS: {HEAD: BODY},
+    ReceiverEvent.CHUNKS_BEGIN: {HEAD: CHUNKED},
+    ReceiverEvent.REQUEST: {HEAD: WORKING, BODY: WORKING, CHUNKED: WORKING},
+    ReceiverEvent.ANSWERED: {WORKING: HEAD},
+    ReceiverEvent.REFUSED: {HEAD: LINGER, BODY: LINGER, CHUNKED: LINGER, WORKING: LINGER},
+    ReceiverEvent.ENDED: dict.fromkeys(ReceiverState, CLOSED),
 }
 # The rows of every request.
-_ON_REQUEST, _ON_ANSWERED = NEXT[Event.REQUEST], NEXT[Event.ANSWERED]
+_ON_REQUEST, _ON_ANSWERED = NEXT[ReceiverEvent.REQUEST], NEXT[ReceiverEvent.ANSWERED]
 _NO_BODY = memoryview(b"")
 
 
@@ -128,7 +128,7 @@ class Receiver:
             return memoryview(self._body)[self._filled :]
         return self._shared.view
 
-    def received(self, size: int, now: float) -> Event | None:
+    def received(self, size: int, now: float) -> ReceiverEvent | None:
         """Process the first `size` bytes of `room()`."""
         state = self.state
         if state is HEAD:
@@ -150,7 +150,7 @@ class Receiver:
                 return self.end()
         return None
 
-    def go_on(self, now: float) -> Event | None:
+    def go_on(self, now: float) -> ReceiverEvent | None:
         """Read one request, or the available part of it, from the kept bytes."""
         if not self.can_go_on or self.backlog is None:
             return None
@@ -185,7 +185,7 @@ class Receiver:
     @property
     def can_be_refused(self) -> bool:
         """Whether nothing was refused, and the client is connected."""
-        return self.state in NEXT[Event.REFUSED]
+        return self.state in NEXT[ReceiverEvent.REFUSED]
 
     @property
     def is_receiving(self) -> bool:
@@ -222,14 +222,14 @@ class Receiver:
 
     def refuse(self) -> None:
         """The request was refused: further input is discarded, up to `linger_bytes`."""
-        self.state = NEXT[Event.REFUSED][self.state]
+        self.state = NEXT[ReceiverEvent.REFUSED][self.state]
         self._drop()
 
-    def end(self) -> Event:
+    def end(self) -> ReceiverEvent:
         """Read nothing more."""
-        self.state = NEXT[Event.ENDED][self.state]
+        self.state = NEXT[ReceiverEvent.ENDED][self.state]
         self._drop()
-        return Event.ENDED
+        return ReceiverEvent.ENDED
 
     def _drop(self) -> None:
         self.head = self.backlog = self._chunked = None
@@ -242,7 +242,7 @@ class Receiver:
 
     # Requests.
 
-    def _read_head(self, data: bytearray, at: int, end: int, now: float) -> Event | None:
+    def _read_head(self, data: bytearray, at: int, end: int, now: float) -> ReceiverEvent | None:
         """Read one request from `data`, or the available part of it, and keep what comes after it."""
         while data.startswith(b"\r\n", at, end):
             at += 2  # Some clients send an empty line after a body.
@@ -258,9 +258,9 @@ class Receiver:
         if length is None:
             self.awaits_continue = stop == end and bool(head.headers.get(b"expect"))
             self._chunked = ChunkedBody(head, shared.max_body, shared.limits)
-            self.state = NEXT[Event.CHUNKS_BEGIN][self.state]
+            self.state = NEXT[ReceiverEvent.CHUNKS_BEGIN][self.state]
             self.backlog = None
-            return self._read_chunks(data, stop, end) or Event.CHUNKS_BEGIN
+            return self._read_chunks(data, stop, end) or ReceiverEvent.CHUNKS_BEGIN
         if length > shared.max_body:
             raise body_too_large(head, length, shared.max_body)
         here = end - stop
@@ -278,11 +278,11 @@ class Receiver:
         self._filled = here
         self.backlog = None
         self.awaits_continue = not here and bool(head.headers.get(b"expect"))
-        self.state = NEXT[Event.BODY_BEGINS][self.state]
+        self.state = NEXT[ReceiverEvent.BODY_BEGINS][self.state]
         self._hold(here)
-        return Event.BODY_BEGINS
+        return ReceiverEvent.BODY_BEGINS
 
-    def _read_chunks(self, data: bytearray, at: int, end: int) -> Event | None:
+    def _read_chunks(self, data: bytearray, at: int, end: int) -> ReceiverEvent | None:
         chunked = cast("ChunkedBody", self._chunked)
         size, chunks = len(chunked.body), chunked.chunks
         at = chunked.feed(data, at, end)
@@ -296,7 +296,7 @@ class Receiver:
         self._body = chunked.body
         return self._complete()
 
-    def _complete(self) -> Event:
+    def _complete(self) -> ReceiverEvent:
         self.state = _ON_REQUEST[self.state]
         return REQUEST
 

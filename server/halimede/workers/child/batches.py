@@ -16,10 +16,10 @@ from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.answers import encode_done
-from halimede.workers.frames.batches import Execute, decode_execute
+from halimede.workers.frames.batches import ExecuteFrame, decode_execute
 from halimede.workers.frames.control import encode_blocks
 from halimede.workers.frames.kinds import (
-    Kind,
+    FrameKind,
     encode_frame,
 )
 from halimede.workers.segments import Block
@@ -27,7 +27,7 @@ from halimede.workers.segments import Block
 CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
 
 
-class Serving:
+class BatchRunner:
     """Receives batches, executes them and sends their answers."""
 
     def __init__(
@@ -67,14 +67,14 @@ class Serving:
             if self._memory.inbound.released:
                 self._host.flush()
             kind, body = channel.receive()
-            if kind is Kind.EXECUTE:
+            if kind is FrameKind.EXECUTE:
                 gap_ns = time.monotonic_ns() - answered_ns
                 self._execute(body)
                 answered_ns = time.monotonic_ns()
                 channel.spins = self._spin.is_worth(gap_ns, self._last_size)
-            elif kind is Kind.ASK_READY:
+            elif kind is FrameKind.ASK_READY:
                 self._send_ready(asyncio.run(self._runner.is_ready()))
-            elif kind is Kind.STOP:
+            elif kind is FrameKind.STOP:
                 self._close()
                 return
             # An idle process must not keep the last batch alive.
@@ -93,10 +93,10 @@ class Serving:
     def _on_work(self) -> None:
         while (work := self._channel.received()) is not None:
             kind, body = work
-            if kind is Kind.STOP:
+            if kind is FrameKind.STOP:
                 self._stopped.set()
                 return
-            job = self._execute_async(body) if kind is Kind.EXECUTE else self._ask_ready()
+            job = self._execute_async(body) if kind is FrameKind.EXECUTE else self._ask_ready()
             task = asyncio.get_running_loop().create_task(job)
             self._tasks.add(task)
             task.add_done_callback(self._done_with)
@@ -110,14 +110,14 @@ class Serving:
         self._send_ready(await self._runner.is_ready())
 
     def _send_ready(self, is_ready: bool) -> None:
-        self._channel.send(encode_frame(Kind.READY, bytes((is_ready,))))
+        self._channel.send(encode_frame(FrameKind.READY, bytes((is_ready,))))
 
     def _close(self) -> None:
         self._runner.close()
         self._host.flush()
-        self._channel.send(encode_frame(Kind.STOPPED))
+        self._channel.send(encode_frame(FrameKind.STOPPED))
 
-    def _decode(self, body: memoryview, blocks: list[Block]) -> tuple[Execute, int]:
+    def _decode(self, body: memoryview, blocks: list[Block]) -> tuple[ExecuteFrame, int]:
         """The batch, and the time when its execution begins."""
         self._blocks = blocks
         execute = decode_execute(body, self._inputs, self._outputs, self._model, self._locate)
@@ -185,7 +185,7 @@ class Serving:
 
     def _answer(
         self,
-        execute: Execute,
+        execute: ExecuteFrame,
         replies: list[Reply],
         failed: bool,
         times: tuple[int, int, int],
@@ -208,7 +208,7 @@ class Serving:
             updates = [*self._host.updates(), done]
             if self._unused:
                 # Afterwards, because an answer may lie in one of them.
-                updates.append(encode_blocks(Kind.UNUSED, self._unused))
+                updates.append(encode_blocks(FrameKind.UNUSED, self._unused))
                 self._unused = []
             channel.send(updates)
 

@@ -24,7 +24,7 @@ from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, Inf
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.calls import decode_call_answer, encode_infer
-from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, Kind, encode_frame
+from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, FrameKind, encode_frame
 from halimede.workers.frames.tensors import Locate, Place
 
 batch_of_task: ContextVar[int] = ContextVar("batch_of_task", default=0)
@@ -97,7 +97,7 @@ class Calls:
         self._waiting_for_room: list[_Waiter] = []
         self._forks = _forks
         self._is_gone = False
-        channel.handle(Kind.CALL_ANSWER, self._on_answer)
+        channel.handle(FrameKind.CALL_ANSWER, self._on_answer)
         channel.on_gone = self._on_gone
 
     def __repr__(self) -> str:
@@ -209,7 +209,7 @@ class Calls:
                 if acknowledges:
                     record.unacknowledged = 0
             if acknowledges:
-                self._channel.send(encode_frame(Kind.TAKEN, TAKEN.pack(record.number, count)))
+                self._channel.send(encode_frame(FrameKind.TAKEN, TAKEN.pack(record.number, count)))
         return response
 
     def cancel(self, record: _Record) -> None:
@@ -224,7 +224,7 @@ class Calls:
 
     def _send_cancel(self, record: _Record) -> None:
         if record.number and not record.has_ended:
-            self._channel.send(encode_frame(Kind.CANCEL_CALL, CALL.pack(record.number)))
+            self._channel.send(encode_frame(FrameKind.CANCEL_CALL, CALL.pack(record.number)))
 
     def _end(self, record: _Record, error: InferenceError) -> None:
         """End a call that was not sent with an error."""
@@ -238,7 +238,7 @@ class Calls:
         record.is_dropped = True
         record.answers.clear()
         if record.number and not record.has_ended:
-            self._channel.send_later(encode_frame(Kind.CANCEL_CALL, CALL.pack(record.number)))
+            self._channel.send_later(encode_frame(FrameKind.CANCEL_CALL, CALL.pack(record.number)))
 
     def _on_answer(self, body: memoryview) -> None:
         # Decoded even if the call was dropped: the blocks are given back when their views are freed.

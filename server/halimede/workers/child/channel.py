@@ -23,10 +23,10 @@ from contextlib import contextmanager, suppress
 from halimede.core.spin import SPIN_NS
 from halimede.core.types import Buffer
 from halimede.workers.child.reader import FrameReader, ServerGoneError
-from halimede.workers.frames.kinds import EXECUTE, Kind
+from halimede.workers.frames.kinds import EXECUTE, FrameKind
 
-_KINDS = {kind.value: kind for kind in Kind}
-_EXECUTE = Kind.EXECUTE
+_KINDS = {kind.value: kind for kind in FrameKind}
+_EXECUTE = FrameKind.EXECUTE
 
 Handler = Callable[[memoryview], None]
 """Gets the body of a frame, on the thread that reads."""
@@ -41,7 +41,7 @@ class Channel:
         self._socket.setblocking(True)
         self._reader = FrameReader(self._socket, self._dispatch)
         self._handlers: dict[int, Handler] = {}
-        self._inbox: deque[tuple[Kind, memoryview]] = deque()
+        self._inbox: deque[tuple[FrameKind, memoryview]] = deque()
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._news = threading.Condition()
@@ -59,7 +59,7 @@ class Channel:
         self.spins = False
         """Whether `receive` spins for the next frame before it blocks."""
 
-    def handle(self, kind: Kind, handler: Handler) -> None:
+    def handle(self, kind: FrameKind, handler: Handler) -> None:
         """Pass frames of this kind to the handler. All other frames are work: see `receive`."""
         self._handlers[int(kind)] = handler
 
@@ -72,7 +72,7 @@ class Channel:
         this process has too many open files."""
         return self._reader.descriptors.popleft() if self._reader.descriptors else None
 
-    def receive(self) -> tuple[Kind, memoryview]:
+    def receive(self) -> tuple[FrameKind, memoryview]:
         """Wait for the next frame of work: EXECUTE, ASK_READY, STOP or START. ServerGoneError."""
         inbox = self._inbox
         while not inbox:
@@ -98,7 +98,7 @@ class Channel:
             os.sched_yield()
             self._reader.read(socket.MSG_DONTWAIT)
 
-    def received(self) -> tuple[Kind, memoryview] | None:
+    def received(self) -> tuple[FrameKind, memoryview] | None:
         """What `receive` would return without waiting."""
         return self._inbox.popleft() if self._inbox else None
 
@@ -226,7 +226,7 @@ class Channel:
                 # The loop would only log an exception raised here, and would call this method again at once.
                 if self._loop is not None:
                     self._loop.remove_reader(self._socket.fileno())
-                self._inbox.append((Kind.STOP, memoryview(b"")))
+                self._inbox.append((FrameKind.STOP, memoryview(b"")))
                 self.on_gone()
             finally:
                 self._reading.release()

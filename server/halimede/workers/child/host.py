@@ -24,7 +24,7 @@ from halimede.workers.frames.kinds import (
     METRIC,
     METRIC_OPERATIONS,
     PLACE_END,
-    Kind,
+    FrameKind,
     encode_frame,
 )
 
@@ -93,7 +93,7 @@ class WorkerHost:
         if place:
             message = f"{place}{PLACE_END}{message}"
         text = message.encode("utf-8", "replace")[:MAX_LINE_BYTES]
-        self._channel.send(encode_frame(Kind.LOG, bytes((LOG_LEVELS.index(level),)) + text))
+        self._channel.send(encode_frame(FrameKind.LOG, bytes((LOG_LEVELS.index(level),)) + text))
 
     def end(self, why: str) -> None:
         self.ending = why
@@ -118,7 +118,7 @@ class WorkerHost:
             if len(self.unsent_metrics) >= MAX_UPDATES:
                 self.flush()
         else:
-            self._channel.send(encode_frame(Kind.METRICS, packed))
+            self._channel.send(encode_frame(FrameKind.METRICS, packed))
 
     def updates(self) -> list[Buffer]:
         """Metric updates, which have to be sent before any other frame."""
@@ -126,14 +126,14 @@ class WorkerHost:
             return []
         with self._metrics_lock:
             packed, self.unsent_metrics = self.unsent_metrics, []
-        return [encode_frame(Kind.METRICS, b"".join(packed))]
+        return [encode_frame(FrameKind.METRICS, b"".join(packed))]
 
     def give_back(self) -> None:
         """Report unused blocks to the server."""
         if self._memory.inbound.released:
             with self._memory.reporting:
                 if unused := self._memory.unused():
-                    self._channel.send(encode_blocks(Kind.UNUSED, unused))
+                    self._channel.send(encode_blocks(FrameKind.UNUSED, unused))
 
     def flush(self) -> None:
         """Send updates and blocks that wait for the next answer."""

@@ -15,7 +15,7 @@ from importlib import import_module
 from halimede.backends.hosting import Runner, WorkerSpec
 from halimede.core.spin import SpinPolicy
 from halimede.core.types import InferenceError
-from halimede.workers.child.batches import Serving
+from halimede.workers.child.batches import BatchRunner
 from halimede.workers.child.blas import set_blas_threads
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
@@ -23,7 +23,7 @@ from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.control import error_json, json_frame
 from halimede.workers.frames.kinds import (
-    Kind,
+    FrameKind,
 )
 
 
@@ -73,7 +73,7 @@ def _ignore_stop_signals() -> None:
 
 def _work(channel: Channel, memory: "Memory") -> int:
     kind, body = channel.receive()
-    if kind is not Kind.START:
+    if kind is not FrameKind.START:
         raise RuntimeError(f"the first frame is {kind.name}, not START")
     start = json.loads(bytes(body))
     spec = WorkerSpec(**start["spec"])
@@ -83,18 +83,18 @@ def _work(channel: Channel, memory: "Memory") -> int:
     try:
         if start["work"] == "complete_config":
             completed = import_module(module).complete_config(spec, host)
-            channel.send(json_frame(Kind.STARTED, completed))
+            channel.send(json_frame(FrameKind.STARTED, completed))
             return 0
         runner: Runner = getattr(import_module(module), function)(spec, host)
     except InferenceError as error:
-        channel.send(json_frame(Kind.FAILED, error_json(error)))
+        channel.send(json_frame(FrameKind.FAILED, error_json(error)))
         return 1
     # Objects of the start live as long as the process: the collector need not traverse them.
     gc.freeze()
     started = {"is_async": runner.is_async, "answers_is_ready": runner.answers_is_ready}
-    channel.send(json_frame(Kind.STARTED, started))
+    channel.send(json_frame(FrameKind.STARTED, started))
     spin = SpinPolicy(start["spins"], len(os.sched_getaffinity(0)))
-    serving = Serving(channel, memory, host, runner, spec, start["inputs"], start["outputs"], spin)
+    serving = BatchRunner(channel, memory, host, runner, spec, start["inputs"], start["outputs"], spin)
     if runner.is_async:
         asyncio.run(serving.run_on_loop())
     else:

@@ -11,7 +11,7 @@ from halimede.core.types import Buffer
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.shared_segments import SharedSegments
 from halimede.workers.frames.control import decode_blocks
-from halimede.workers.frames.kinds import FIRST_SHARED, INBOUND, MAPPED, SEGMENT, SHARED, UNMAP, Kind, encode_frame
+from halimede.workers.frames.kinds import FIRST_SHARED, INBOUND, MAPPED, SEGMENT, SHARED, UNMAP, FrameKind, encode_frame
 from halimede.workers.segments import Block, OwnArena, SegmentMap
 
 ARENA_BYTES = 256 << 20
@@ -36,9 +36,9 @@ class Memory:
         beyond its batch."""
         self._lock = threading.Lock()
         self.shared.on_written = partial(self._send_mapped, False)
-        channel.handle(Kind.SEGMENT, self._on_segment)
-        channel.handle(Kind.UNMAP, self._on_unmap)
-        channel.handle(Kind.RELEASE, self._on_release)
+        channel.handle(FrameKind.SEGMENT, self._on_segment)
+        channel.handle(FrameKind.UNMAP, self._on_unmap)
+        channel.handle(FrameKind.RELEASE, self._on_release)
 
     def _on_segment(self, body: memoryview) -> None:
         number, arena = SEGMENT.unpack(body)
@@ -55,7 +55,7 @@ class Memory:
                 self.outbound.add(number, descriptor)
 
     def _send_mapped(self, is_mapped: bool, number: int) -> None:
-        self._channel.send_later(encode_frame(Kind.MAPPED, MAPPED.pack(number, is_mapped)))
+        self._channel.send_later(encode_frame(FrameKind.MAPPED, MAPPED.pack(number, is_mapped)))
 
     def _on_unmap(self, body: memoryview) -> None:
         self.shared.unmap(*UNMAP.unpack(body))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from halimede.backends.hosting import HostedRequest
 from halimede.workers.child.channel import Channel
-from halimede.workers.frames.kinds import CREDIT, KEY, WINDOW_RESPONSES, Kind
+from halimede.workers.frames.kinds import CREDIT, KEY, WINDOW_RESPONSES, FrameKind
 
 _MAX_EARLY = 1024
 
@@ -46,8 +46,8 @@ class OpenRequests:
         self.cancelled_early: dict[int, None] = {}
         """Keys of CANCEL frames that were read before the EXECUTE frame of their request was decoded."""
         self._counting = threading.Lock()
-        channel.handle(Kind.CANCEL, self._on_cancel)
-        channel.handle(Kind.CREDIT, self._on_credit)
+        channel.handle(FrameKind.CANCEL, self._on_cancel)
+        channel.handle(FrameKind.CREDIT, self._on_credit)
 
     def add(self, requests: Iterable[HostedRequest], begun_ns: int) -> None:
         """The execution of these requests begins."""

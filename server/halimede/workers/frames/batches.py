@@ -83,7 +83,7 @@ _known_request_text = lru_cache(REMEMBERED)(_request_text)
 
 
 @dataclass(slots=True)
-class Execute:
+class ExecuteFrame:
     """A batch for a worker to execute."""
 
     batch: int
@@ -92,7 +92,7 @@ class Execute:
 
 def decode_execute(
     body: memoryview, inputs: tuple[str, ...], outputs: tuple[str, ...], model: str, locate: Locate
-) -> Execute:
+) -> ExecuteFrame:
     """Decode the body of an EXECUTE frame in the worker, without checks. Tensors are views of `body`."""
     length, batch, count = _BATCH.unpack_from(body)
     start = _BATCH.size + count * KEY.size
@@ -120,7 +120,7 @@ def decode_execute(
             ends,
         )
         items.append(BatchItem(key, request, rows, False))
-    return Execute(batch, items)
+    return ExecuteFrame(batch, items)
 
 
 _RequestForm = tuple[int, str, Sequence[TensorForm], tuple[str, ...], bytes, int, int | str, bool, bool]

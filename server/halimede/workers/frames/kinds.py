@@ -41,7 +41,7 @@ class FrameError(Exception):
     """A frame that a correct worker never sends."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """From the server to the worker below 32, from the worker to the server above."""
 
     START = 1
@@ -116,23 +116,23 @@ LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 
 
 # As numbers: looking up a member of an Enum costs as much as a small method.
-EXECUTE, DONE, RESPONSE = int(Kind.EXECUTE), int(Kind.DONE), int(Kind.RESPONSE)
-INFER, CALL_ANSWER, METRICS = int(Kind.INFER), int(Kind.CALL_ANSWER), int(Kind.METRICS)
+EXECUTE, DONE, RESPONSE = int(FrameKind.EXECUTE), int(FrameKind.DONE), int(FrameKind.RESPONSE)
+INFER, CALL_ANSWER, METRICS = int(FrameKind.INFER), int(FrameKind.CALL_ANSWER), int(FrameKind.METRICS)
 LIMITS = {
-    Kind.STARTED: MAX_CONTROL_BYTES,
-    Kind.FAILED: MAX_CONTROL_BYTES,
-    Kind.SERVICE_CALL: MAX_CONTROL_BYTES,
-    Kind.DONE: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
-    Kind.RESPONSE: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
-    Kind.LOG: MAX_LINE_BYTES + 1,
-    Kind.METRICS: MAX_UPDATES * METRIC.size,
-    Kind.UNUSED: MAX_BLOCKS * BLOCK.size,
-    Kind.READY: 1,
-    Kind.STOPPED: 0,
-    Kind.INFER: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
-    Kind.CANCEL_CALL: CALL.size,
-    Kind.TAKEN: TAKEN.size,
-    Kind.MAPPED: MAPPED.size,
+    FrameKind.STARTED: MAX_CONTROL_BYTES,
+    FrameKind.FAILED: MAX_CONTROL_BYTES,
+    FrameKind.SERVICE_CALL: MAX_CONTROL_BYTES,
+    FrameKind.DONE: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
+    FrameKind.RESPONSE: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
+    FrameKind.LOG: MAX_LINE_BYTES + 1,
+    FrameKind.METRICS: MAX_UPDATES * METRIC.size,
+    FrameKind.UNUSED: MAX_BLOCKS * BLOCK.size,
+    FrameKind.READY: 1,
+    FrameKind.STOPPED: 0,
+    FrameKind.INFER: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
+    FrameKind.CANCEL_CALL: CALL.size,
+    FrameKind.TAKEN: TAKEN.size,
+    FrameKind.MAPPED: MAPPED.size,
 }
 """The largest body of each kind that a worker sends."""
 
@@ -140,19 +140,19 @@ ERROR_CODES = tuple(ErrorCode)
 ERROR_NUMBERS = {code: number for number, code in enumerate(ERROR_CODES)}
 
 
-def encode_frame(kind: Kind, body: bytes = b"") -> bytes:
+def encode_frame(kind: FrameKind, body: bytes = b"") -> bytes:
     """A whole frame."""
     return HEADER.pack(len(body), kind) + body
 
 
-def unpack(layout: struct.Struct, body: Buffer, kind: Kind) -> tuple[Any, ...]:
+def unpack(layout: struct.Struct, body: Buffer, kind: FrameKind) -> tuple[Any, ...]:
     """The numbers of a frame that consists of numbers only. FrameError."""
     if len(body) != layout.size:
         raise unexpected(kind)
     return layout.unpack(body)
 
 
-def unexpected(kind: Kind) -> FrameError:
+def unexpected(kind: FrameKind) -> FrameError:
     return FrameError(f"an unexpected {kind.name} frame")
 
 

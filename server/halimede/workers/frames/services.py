@@ -32,7 +32,7 @@ from halimede.workers.frames.kinds import (
     MAX_CONTROL_BYTES,
     MAX_TEXT_BYTES,
     FrameError,
-    Kind,
+    FrameKind,
     describe_decode_error,
     encode_frame,
 )
@@ -89,7 +89,7 @@ def encode_service_call(call: ServiceCall[ServiceResult]) -> bytes:
 
 def service_call_frame(number: int, encoded: bytes) -> bytes:
     """The SERVICE_CALL frame of an encoded call."""
-    return encode_frame(Kind.SERVICE_CALL, _NUMBER.pack(number) + encoded)
+    return encode_frame(FrameKind.SERVICE_CALL, _NUMBER.pack(number) + encoded)
 
 
 def decode_service_call(body: Buffer) -> tuple[int, ServiceCall[ServiceResult]]:
@@ -137,7 +137,7 @@ def encode_service_result(number: int, result: ServiceResult | InferenceError) -
         which, data = _REAL, _FLOAT.pack(result)
     else:
         which, data = _ERROR, _BYTE.pack(ERROR_NUMBERS[result.code]) + encode_text(result.message)[:MAX_TEXT_BYTES]
-    return encode_frame(Kind.SERVICE_RESULT, _RESULT_HEAD.pack(number, which) + data)
+    return encode_frame(FrameKind.SERVICE_RESULT, _RESULT_HEAD.pack(number, which) + data)
 
 
 def decode_service_result(body: Buffer) -> tuple[int, ServiceResult | InferenceError]:

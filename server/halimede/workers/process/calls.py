@@ -18,7 +18,7 @@ from halimede.workers.worker import BatchItem
 log = logging.getLogger(__name__)
 
 
-class ModelCalls:
+class WorkerCalls:
     """Implements `server.calls.CallOwner` and `server.connection.ModelOwner`. `owner` is one load of a model."""
 
     def __init__(

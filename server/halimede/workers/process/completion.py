@@ -15,7 +15,7 @@ from halimede.workers.frames.calls import Infer
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.life import Life, spawn
 from halimede.workers.process.program import Program
-from halimede.workers.server.batches import Batch
+from halimede.workers.server.batches import SentBatch
 from halimede.workers.server.calls import OnResponse
 from halimede.workers.server.connection import Owners
 from halimede.workers.worker import BatchItem
@@ -54,7 +54,7 @@ def _cancel_threadsafe(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]
 class _NoOwner:
     """The owner for a process that only completes a configuration."""
 
-    def on_done(self, batch: Batch, done: Done) -> None:
+    def on_done(self, batch: SentBatch, done: Done) -> None:
         """Never called: no batch is sent."""
 
     def on_response(self, response: Response) -> None:

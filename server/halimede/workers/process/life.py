@@ -12,7 +12,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.launcher import Launcher, WorkerProcess
 from halimede.workers.output import OutputReader
 from halimede.workers.process.program import Program
-from halimede.workers.server.connection import Connection, Owners
+from halimede.workers.server.connection import Owners, WorkerConnection
 
 ENTRY = "halimede.workers.child.main:main"
 
@@ -39,7 +39,7 @@ class Life:
         self._inputs = inputs
         self._outputs = outputs
         self._lost: asyncio.Future[str] = loop.create_future()
-        self.connection = Connection(process.channel, spec, inputs, outputs, owners, self._on_lost, loop)
+        self.connection = WorkerConnection(process.channel, spec, inputs, outputs, owners, self._on_lost, loop)
         about = {"model": spec.model, "version": str(spec.version)}
         self._output = OutputReader(process.output, spec.model, about, loop)
         self._exit = loop.create_task(process.wait())

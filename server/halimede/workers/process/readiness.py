@@ -2,7 +2,7 @@
 
 import asyncio
 
-from halimede.workers.server.connection import Connection
+from halimede.workers.server.connection import WorkerConnection
 
 READY_SECS = 5.0
 """How long a model may take to report whether it is ready."""
@@ -23,7 +23,7 @@ class Readiness:
         self._is_asked_for = answers
         self._last = True
 
-    async def ask(self, connection: Connection) -> bool:
+    async def ask(self, connection: WorkerConnection) -> bool:
         if not self._is_asked_for:
             return True
         if len(connection.batches):

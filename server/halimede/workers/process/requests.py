@@ -12,7 +12,7 @@ from halimede.workers.frames.answers import Done, Response
 from halimede.workers.frames.kinds import WINDOW_RESPONSES, FrameError
 from halimede.workers.process.limits import TimeLimits
 from halimede.workers.process.spinner import Spinner
-from halimede.workers.server.batches import Batch
+from halimede.workers.server.batches import SentBatch
 from halimede.workers.worker import (
     NO_PARAMETERS,
     BatchDone,
@@ -113,7 +113,7 @@ class Requests:
         """The number of the running batch that has this request, 0 if none has it."""
         return next((number for number, sent in self._sent.items() if any(item.key == key for item in sent[2])), 0)
 
-    def on_done(self, batch: Batch, done: Done) -> None:
+    def on_done(self, batch: SentBatch, done: Done) -> None:
         """See `server.batches.BatchOwner`."""
         sent_ns, _, _ = self._sent.pop(batch.number, _NEVER)
         if self._limits:
@@ -168,7 +168,7 @@ class Requests:
         for key in keys:
             self._items.pop(key, None)
 
-    def fail(self, batches: Sequence[Batch], failure: InferenceError) -> None:
+    def fail(self, batches: Sequence[SentBatch], failure: InferenceError) -> None:
         """Fail these batches and all open requests: the process has ended."""
         for batch in batches:
             times = _times(self._sent.get(batch.number, _NEVER)[0], 0, time.monotonic_ns())

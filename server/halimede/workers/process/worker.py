@@ -15,12 +15,12 @@ from halimede.backends.hosting import WorkerSpec
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.spin import SpinPolicy
-from halimede.core.supervise import Event, Finish, Park, Start, Supervision, WaitUntil
+from halimede.core.supervise import Finish, Park, Start, Supervision, SupervisorEvent, WaitUntil
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.callers import Callers
 from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher
-from halimede.workers.process.calls import ModelCalls
+from halimede.workers.process.calls import WorkerCalls
 from halimede.workers.process.life import Life, describe_end, spawn
 from halimede.workers.process.limits import TimeLimits
 from halimede.workers.process.program import Program
@@ -68,7 +68,7 @@ class ProcessWorker:
         has_rows = config.max_batch_size > 0 and not spec.decoupled
         self._requests = Requests(self, spec, checker, has_rows, self._sent, self._spinner, self._limits, on_event)
         callers = Callers(spec.model, str(spec.version), spec.ordinal, program.bls_timeout_ms)
-        calls = ModelCalls(spec, services, owner, callers, self._requests, self._spinner, self._readiness)
+        calls = WorkerCalls(spec, services, owner, callers, self._requests, self._spinner, self._readiness)
         self._owners = Owners(self._requests, calls, calls)
         self._life: Life | None = None
         """The process; None until it has started the model."""
@@ -98,7 +98,7 @@ class ProcessWorker:
         """
         worker = cls(spec, config, checker, program, launcher, services, owner, on_event, loop)
         await worker._start_process()
-        worker._supervision.on(Event.STARTED, time.monotonic_ns())
+        worker._supervision.on(SupervisorEvent.STARTED, time.monotonic_ns())
         worker._supervising = loop.create_task(worker._supervise())
         return worker
 
@@ -144,7 +144,7 @@ class ProcessWorker:
                 await self._supervising
         if self._ending:
             await asyncio.wait(self._ending)
-        finishing = self._supervision.on(Event.STOP, time.monotonic_ns())
+        finishing = self._supervision.on(SupervisorEvent.STOP, time.monotonic_ns())
         life = self._life
         if life is None:
             return
@@ -184,11 +184,11 @@ class ProcessWorker:
             if self._life is not None:
                 why = await self._life.wait_end()
                 why = self._life.killed_for.removesuffix(".") or why
-                action = self._supervision.on(Event.DIED, time.monotonic_ns(), why)
+                action = self._supervision.on(SupervisorEvent.DIED, time.monotonic_ns(), why)
                 self._on_death(why, isinstance(action, Park))
             while isinstance(action, WaitUntil):
                 await asyncio.sleep(max(0, action.at_ns - time.monotonic_ns()) / 1e9)
-                action = self._supervision.on(Event.TIMER, time.monotonic_ns())
+                action = self._supervision.on(SupervisorEvent.TIMER, time.monotonic_ns())
             if isinstance(action, Park):
                 log.error("instance '%s' is not started again: %s", self.name, action.reason, extra=self._about)
                 return
@@ -198,12 +198,12 @@ class ProcessWorker:
                 await self._start_process()
             except Exception as error:  # noqa: BLE001  only this task would try again
                 why = error.message if isinstance(error, InferenceError) else describe(error)
-                action = self._supervision.on(Event.DIED, time.monotonic_ns(), why)
+                action = self._supervision.on(SupervisorEvent.DIED, time.monotonic_ns(), why)
                 log.error("instance '%s' did not start again: %s", self.name, why, extra=self._about)
                 if isinstance(action, Park):
                     self._on_event(WorkerDown(self, action.reason, parked=True))
                 continue
-            self._supervision.on(Event.STARTED, time.monotonic_ns())
+            self._supervision.on(SupervisorEvent.STARTED, time.monotonic_ns())
             self._on_event(WorkerUp(self))
 
     def _on_death(self, why: str, parked: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.workers.frames.answers import Done, Response, batch_of, decode_done, decode_response
 from halimede.workers.frames.batches import encode_execute
-from halimede.workers.frames.kinds import CREDIT, HEADER, KEY, FrameError, Kind, encode_frame
+from halimede.workers.frames.kinds import CREDIT, HEADER, KEY, FrameError, FrameKind, encode_frame
 from halimede.workers.segments import Block
 from halimede.workers.server.channel import Channel
 from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES, Memory
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Batch:
+class SentBatch:
     """A batch that a worker has, and the blocks that its tensors lie in."""
 
     number: int
@@ -33,14 +33,14 @@ class Batch:
 class BatchOwner(Protocol):
     """Gets the ends of batches, and answers outside of them."""
 
-    def on_done(self, batch: Batch, done: Done) -> None:
+    def on_done(self, batch: SentBatch, done: Done) -> None:
         """A batch has ended."""
 
     def on_response(self, response: Response) -> None:
         """An answer before or after the end of its batch."""
 
 
-class Batches:
+class SentBatches:
     """The batches of one worker, by number. All methods are called on the event loop's thread."""
 
     def __init__(
@@ -63,27 +63,27 @@ class Batches:
         self._output_positions = {name: position for position, name in enumerate(outputs)}
         self._owner = owner
         self._loop = loop
-        self._running: dict[int, Batch] = {}
+        self._running: dict[int, SentBatch] = {}
         self._next = 1
-        self._last: Batch | None = None
+        self._last: SentBatch | None = None
         """The batch that was sent last, as the channel's frame number `_last_sent`."""
         self._last_sent = 0
-        channel.handle(Kind.DONE, self._on_done)
-        channel.handle(Kind.RESPONSE, self._on_response)
+        channel.handle(FrameKind.DONE, self._on_done)
+        channel.handle(FrameKind.RESPONSE, self._on_response)
         channel.check_partial = self._check_partial
 
     def __len__(self) -> int:
         return len(self._running)
 
     @property
-    def running(self) -> Sequence[Batch]:
+    def running(self) -> Sequence[SentBatch]:
         """The batches that the worker has not ended."""
         return tuple(self._running.values())
 
-    def get(self, number: int) -> Batch | None:
+    def get(self, number: int) -> SentBatch | None:
         return self._running.get(number)
 
-    def unread(self) -> Sequence[Batch]:
+    def unread(self) -> Sequence[SentBatch]:
         """Batches that the worker has certainly not begun, because it had not read them at its end.
 
         Of the frames that were sent, only the last one is certain to be unread. Called when the worker is lost.
@@ -96,7 +96,7 @@ class Batches:
         """Send a batch and return its number. Large tensors are copied after the return."""
         number = self._next
         self._next = number + 1 & 0xFFFFFFFF
-        batch = self._running[number] = Batch(number, slot, items)
+        batch = self._running[number] = SentBatch(number, slot, items)
         memory = self._memory
         size = 0
         for item in items:
@@ -117,7 +117,7 @@ class Batches:
             self._tasks.run(self._execute_large(batch, size))
         return number
 
-    async def _execute_large(self, batch: Batch, size_bytes: int) -> None:
+    async def _execute_large(self, batch: SentBatch, size_bytes: int) -> None:
         """Send a batch whose tensors are copied on a thread."""
         memory = self._memory
         await memory.make_room(size_bytes)
@@ -133,7 +133,7 @@ class Batches:
             return
         self._send(batch, frame)
 
-    def _encode(self, batch: Batch) -> Buffer:
+    def _encode(self, batch: SentBatch) -> Buffer:
         memory = self._memory
         try:
             return encode_execute(batch.number, batch.items, self._inputs, self._output_positions, memory.place)
@@ -143,7 +143,7 @@ class Batches:
         finally:
             batch.blocks = memory.take_placed()
 
-    def _send(self, batch: Batch, frame: Buffer) -> None:
+    def _send(self, batch: SentBatch, frame: Buffer) -> None:
         channel = self._channel
         if channel.is_closed or channel.left_unread:
             return
@@ -152,7 +152,7 @@ class Batches:
             batch.is_sent = True
             self._last, self._last_sent = batch, channel.sent
 
-    def _refuse(self, batch: Batch, error: Exception) -> None:
+    def _refuse(self, batch: SentBatch, error: Exception) -> None:
         """End a batch that cannot be sent."""
         log.error("model '%s': a batch could not be sent to its process", self._model, exc_info=error)
         del self._running[batch.number]
@@ -162,17 +162,17 @@ class Batches:
         self._loop.call_soon(self._owner.on_done, batch, done)
 
     def cancel(self, key: int) -> None:
-        self._channel.send(encode_frame(Kind.CANCEL, KEY.pack(key)))
+        self._channel.send(encode_frame(FrameKind.CANCEL, KEY.pack(key)))
 
     def acknowledge(self, key: int, responses: int) -> None:
-        self._channel.send(encode_frame(Kind.CREDIT, CREDIT.pack(key, responses)))
+        self._channel.send(encode_frame(FrameKind.CREDIT, CREDIT.pack(key, responses)))
 
     def _check_partial(self, body: memoryview) -> None:
         """See `Channel.check_partial`."""
         if len(body) >= HEADER.size * 2:
             self._ending(*batch_of(body))
 
-    def _ending(self, number: int, count: int) -> Batch:
+    def _ending(self, number: int, count: int) -> SentBatch:
         """The batch that a DONE frame ends with `count` replies. FrameError."""
         batch = self._running.get(number)
         if batch is None or not batch.is_sent or count != len(batch.items):

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
 from halimede.workers.frames.calls import Infer, decode_infer, encode_call_answer
-from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, FrameError, Kind, unpack
+from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, FrameError, FrameKind, unpack
 from halimede.workers.segments import Block
-from halimede.workers.server.batches import Batches
+from halimede.workers.server.batches import SentBatches
 from halimede.workers.server.channel import Channel
 from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES, Memory
 from halimede.workers.server.tasks import Tasks
@@ -78,7 +78,7 @@ class Calls:
         self,
         channel: Channel,
         memory: Memory,
-        batches: Batches,
+        batches: SentBatches,
         tasks: Tasks,
         model: str,
         is_decoupled: bool,
@@ -94,9 +94,9 @@ class Calls:
         self._in_flight: dict[int, _Call] = {}
         self._delayed: deque[tuple[int, InferenceResponse]] = deque()
         """Answers that wait, in order, for a large one that is being copied."""
-        channel.handle(Kind.INFER, self._on_infer)
-        channel.handle(Kind.CANCEL_CALL, self._on_cancel)
-        channel.handle(Kind.TAKEN, self._on_taken)
+        channel.handle(FrameKind.INFER, self._on_infer)
+        channel.handle(FrameKind.CANCEL_CALL, self._on_cancel)
+        channel.handle(FrameKind.TAKEN, self._on_taken)
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -134,13 +134,13 @@ class Calls:
         call.ticket = self._owner.on_infer(infer, None if batch is None else batch.items, call.answer)
 
     def _on_cancel(self, body: memoryview) -> None:
-        (number,) = unpack(CALL, body, Kind.CANCEL_CALL)
+        (number,) = unpack(CALL, body, FrameKind.CANCEL_CALL)
         call = self._in_flight.get(number)
         if call is not None:
             self._owner.on_cancel_call(call.ticket)
 
     def _on_taken(self, body: memoryview) -> None:
-        number, responses = unpack(TAKEN, body, Kind.TAKEN)
+        number, responses = unpack(TAKEN, body, FrameKind.TAKEN)
         call = self._in_flight.get(number)
         if call is None:
             return

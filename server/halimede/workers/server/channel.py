@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from halimede.core.types import Buffer
 from halimede.workers.frames.control import encode_blocks
-from halimede.workers.frames.kinds import HEADER, LIMITS, METRICS, FrameError, Kind
+from halimede.workers.frames.kinds import HEADER, LIMITS, METRICS, FrameError, FrameKind
 from halimede.workers.segments import Block
 
 MAX_UNCHECKED_BYTES = 1 << 20
@@ -79,7 +79,7 @@ class Channel:
     def __repr__(self) -> str:
         return f"<Channel {len(self._unsent)} frames unsent>"
 
-    def handle(self, kind: Kind, handler: Handler) -> None:
+    def handle(self, kind: FrameKind, handler: Handler) -> None:
         """Register the handler for frames of this kind."""
         self._handlers[kind] = LIMITS[kind], handler
 
@@ -135,7 +135,7 @@ class Channel:
         blocks = []
         while self.released:
             blocks.append(self.released.popleft())
-        self.send(encode_blocks(Kind.RELEASE, blocks))
+        self.send(encode_blocks(FrameKind.RELEASE, blocks))
 
     def _write(self) -> None:
         unsent = self._unsent
@@ -214,7 +214,7 @@ class Channel:
                     raise _refusal(length, kind)
                 stop = at + HEADER.size + length
                 if stop > end:
-                    if length > MAX_UNCHECKED_BYTES and kind == Kind.DONE:
+                    if length > MAX_UNCHECKED_BYTES and kind == FrameKind.DONE:
                         self.check_partial(data[at + HEADER.size :])
                     break
                 # The answers are views of this copy. A large frame has its buffer to itself and is not copied.
@@ -262,7 +262,7 @@ _NO_HANDLER: tuple[int, Handler] = -1, _accept
 def _refusal(length: int, number: int) -> FrameError:
     """The error for a frame of an unknown kind or above its limit."""
     try:
-        kind = Kind(number)
+        kind = FrameKind(number)
     except ValueError:
         return FrameError(f"a frame of kind {number}")
     if kind not in LIMITS:

@@ -17,12 +17,12 @@ from halimede.workers.frames.kinds import (
     METRIC_OPERATIONS,
     PLACE_END,
     FrameError,
-    Kind,
+    FrameKind,
     encode_frame,
     unexpected,
 )
 from halimede.workers.output import log_line
-from halimede.workers.server.batches import Batches, BatchOwner
+from halimede.workers.server.batches import BatchOwner, SentBatches
 from halimede.workers.server.calls import CallOwner, Calls
 from halimede.workers.server.channel import Channel
 from halimede.workers.server.memory import ARENA_BYTES, Memory
@@ -53,7 +53,7 @@ class Owners(NamedTuple):
     model: ModelOwner
 
 
-class Connection:
+class WorkerConnection:
     """The connection to one process. `channel`, `memory`, `batches` and `calls` are used from outside."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Connection:
         self._tasks = Tasks(loop)
         self.channel = Channel(channel, self._on_channel_lost, loop)
         self.memory = Memory(self.channel, self._tasks, loop, arena_bytes)
-        self.batches = Batches(
+        self.batches = SentBatches(
             self.channel, self.memory, self._tasks, spec.model, inputs, outputs, owners.batches, loop
         )
         self.calls = Calls(
@@ -87,12 +87,12 @@ class Connection:
         self._lines_since = 0.0
         self._lines = 0
         handle = self.channel.handle
-        handle(Kind.STARTED, self._on_started)
-        handle(Kind.FAILED, self._on_failed)
-        handle(Kind.STOPPED, self._on_stopped)
-        handle(Kind.READY, self._on_ready)
-        handle(Kind.LOG, self._on_log)
-        handle(Kind.METRICS, self._on_metrics)
+        handle(FrameKind.STARTED, self._on_started)
+        handle(FrameKind.FAILED, self._on_failed)
+        handle(FrameKind.STOPPED, self._on_stopped)
+        handle(FrameKind.READY, self._on_ready)
+        handle(FrameKind.LOG, self._on_log)
+        handle(FrameKind.METRICS, self._on_metrics)
 
     def __repr__(self) -> str:
         sent = f"{len(self.batches)} batches, {self.channel!r}"
@@ -116,36 +116,36 @@ class Connection:
 
     async def start(self, start: Mapping[str, Any]) -> Any:
         """Send START and wait for the worker's answer. InferenceError; cancelled if the worker is lost."""
-        self.channel.send(json_frame(Kind.START, start))
+        self.channel.send(json_frame(FrameKind.START, start))
         return await self._started
 
     async def stop(self) -> None:
         """Let the model finalize, and wait for that; cancelled if the worker is lost."""
-        self.channel.send(encode_frame(Kind.STOP))
+        self.channel.send(encode_frame(FrameKind.STOP))
         await self._ended
 
     def ask_ready(self) -> None:
         """`ModelOwner.on_ready` gets the answer, once no batch is running."""
-        self.channel.send(encode_frame(Kind.ASK_READY))
+        self.channel.send(encode_frame(FrameKind.ASK_READY))
 
     def _on_started(self, body: memoryview) -> None:
         if self._started.done():
-            raise unexpected(Kind.STARTED)
+            raise unexpected(FrameKind.STARTED)
         self._started.set_result(decode_json(body))
 
     def _on_failed(self, body: memoryview) -> None:
         if self._started.done():
-            raise unexpected(Kind.FAILED)
+            raise unexpected(FrameKind.FAILED)
         self._started.set_exception(error_from_json(decode_json(body)))
 
     def _on_stopped(self, _: memoryview) -> None:
         if self._ended.done():
-            raise unexpected(Kind.STOPPED)
+            raise unexpected(FrameKind.STOPPED)
         self._ended.set_result(None)
 
     def _on_ready(self, body: memoryview) -> None:
         if len(body) != 1:
-            raise unexpected(Kind.READY)
+            raise unexpected(FrameKind.READY)
         self._owner.on_ready(bool(body[0]))
 
     def _on_log(self, body: memoryview) -> None:

@@ -25,7 +25,7 @@ from halimede.workers.frames.kinds import (
     SHARED,
     UNMAP,
     FrameError,
-    Kind,
+    FrameKind,
     encode_frame,
     unpack,
 )
@@ -66,8 +66,8 @@ class Memory:
         self._placed: list[Block] = []
         self._copies: list[tuple[Block, Buffer]] = []
         channel.released = self._outbound.released
-        channel.handle(Kind.UNUSED, self._on_unused)
-        channel.handle(Kind.MAPPED, self._on_mapped)
+        channel.handle(FrameKind.UNUSED, self._on_unused)
+        channel.handle(FrameKind.MAPPED, self._on_mapped)
 
     def close(self) -> None:
         """Free shared blocks: the worker has ended."""
@@ -192,19 +192,19 @@ class Memory:
             os.close(worker_end)
             return False
         self._segments = number
-        self._channel.send(encode_frame(Kind.SEGMENT, SEGMENT.pack(number, arena)), (worker_end,))
+        self._channel.send(encode_frame(FrameKind.SEGMENT, SEGMENT.pack(number, arena)), (worker_end,))
         return True
 
     def _send_shared(self, number: int, descriptor: int) -> None:
         """See `shared_segments.SharedSegments`."""
-        self._channel.send(encode_frame(Kind.SEGMENT, SEGMENT.pack(number, SHARED)), (descriptor,))
+        self._channel.send(encode_frame(FrameKind.SEGMENT, SEGMENT.pack(number, SHARED)), (descriptor,))
 
     def _send_unmap(self, number: int) -> None:
         """See `shared_segments.SharedSegments`."""
-        self._channel.send(encode_frame(Kind.UNMAP, UNMAP.pack(number)))
+        self._channel.send(encode_frame(FrameKind.UNMAP, UNMAP.pack(number)))
 
     def _on_mapped(self, body: memoryview) -> None:
-        number, is_mapped = unpack(MAPPED, body, Kind.MAPPED)
+        number, is_mapped = unpack(MAPPED, body, FrameKind.MAPPED)
         self._shared.on_mapped(number, bool(is_mapped))
 
     def _on_unused(self, body: memoryview) -> None:

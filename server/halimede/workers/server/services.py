@@ -5,7 +5,7 @@ from typing import Protocol
 
 from halimede.backends.service_calls import ServiceCall, ServiceResult
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.frames.kinds import MAX_CALLS, FrameError, Kind
+from halimede.workers.frames.kinds import MAX_CALLS, FrameError, FrameKind
 from halimede.workers.frames.services import decode_service_call, encode_service_result
 from halimede.workers.server.channel import Channel
 from halimede.workers.server.tasks import Tasks
@@ -29,7 +29,7 @@ class ServiceCalls:
         self._model = model
         self._owner = owner
         self._running = 0
-        channel.handle(Kind.SERVICE_CALL, self._on_call)
+        channel.handle(FrameKind.SERVICE_CALL, self._on_call)
 
     def _on_call(self, body: memoryview) -> None:
         number, call = decode_service_call(body)
