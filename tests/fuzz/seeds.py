@@ -10,7 +10,7 @@ from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, Inf
 from halimede.core.wire.protocol import ModelInferRequest
 from halimede.workers.frames.answers import encode_done, encode_response
 from halimede.workers.frames.calls import encode_infer
-from halimede.workers.frames.control import encode_blocks, json_frame
+from halimede.workers.frames.json_frames import encode_blocks, json_frame
 from halimede.workers.frames.kinds import CALL, METRIC, TAKEN, FrameKind, encode_frame
 from halimede.workers.frames.services import encode_service_call, service_call_frame
 

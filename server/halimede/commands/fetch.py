@@ -15,9 +15,9 @@ import click
 from halimede.termination import MAX_BYTES, TERMINATION_LOG, write_message
 
 if TYPE_CHECKING:
-    from halimede.fetch.errors import FetchExit
     from halimede.fetch.plan import FetchPlan
     from halimede.fetch.secrets import Secrets
+    from halimede_spec.fetch_exit import FetchExit
 
 DEFAULT_TIMEOUT_SECS = 60.0
 UNREACHABLE_FILE = "unreachable"
@@ -90,8 +90,8 @@ def _take_last_failure(into: Path) -> str | None:
 
 
 def _keep_failure(into: Path, code: "FetchExit", message: str) -> None:
-    from halimede.fetch.errors import FetchExit
     from halimede.fetch.repository import HIDDEN
+    from halimede_spec.fetch_exit import FetchExit
 
     if code in (FetchExit.UNREACHABLE, FetchExit.RECOVERED):
         with suppress(OSError):
@@ -99,8 +99,9 @@ def _keep_failure(into: Path, code: "FetchExit", message: str) -> None:
 
 
 def _read(plan_file: str) -> "FetchPlan":
-    from halimede.fetch.errors import FetchError, FetchExit
+    from halimede.fetch.errors import FetchError
     from halimede.fetch.plan import read_plan
+    from halimede_spec.fetch_exit import FetchExit
 
     try:
         plan, problems = read_plan(Path(plan_file).read_bytes())

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol, Self
 
-from halimede.fetch.errors import FetchError, FetchExit
+from halimede.fetch.errors import FetchError
 from halimede.fetch.tree import MAX_FILES
+from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.uri import path_problem
 
 MAX_RATIO = 50

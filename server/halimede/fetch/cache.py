@@ -25,8 +25,9 @@ from pathlib import Path
 
 from halimede.fetch.digest import PREFIX, folder_digest
 from halimede.fetch.download import FILES, free_bytes
-from halimede.fetch.errors import FetchError, FetchExit
+from halimede.fetch.errors import FetchError
 from halimede.fetch.retry import RetryPolicy
+from halimede_spec.fetch_exit import FetchExit
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from halimede.fetch.errors import FetchError, FetchExit
+from halimede.fetch.errors import FetchError
+from halimede_spec.fetch_exit import FetchExit
 
 KEYS = (
     "AWS_ACCESS_KEY_ID",

@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from halimede.fetch.errors import FetchError, FetchExit, TransientError
+from halimede.fetch.errors import FetchError, TransientError
 from halimede.fetch.retry import AbortedError, RetryPolicy
 from halimede.fetch.source import Source
 from halimede.fetch.tree import RemoteFile
+from halimede_spec.fetch_exit import FetchExit
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from halimede.fetch.cache import Cache, CachedContent, content_digest, file_hash
 from halimede.fetch.credentials import has_credentials, read_credentials
 from halimede.fetch.digest import listing_name
 from halimede.fetch.download import FILES, Download, full_disk_reported
-from halimede.fetch.errors import ChangedError, FetchError, FetchExit
+from halimede.fetch.errors import ChangedError, FetchError
 from halimede.fetch.layout import (
     Layout,
     archive_root,
@@ -38,6 +38,7 @@ from halimede.fetch.repository import FetchedRepository
 from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.source import Source, open_source
 from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
+from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.fetch_plan import S3Defaults
 from halimede_spec.uri import Scheme
 

@@ -10,18 +10,10 @@ from email.message import Message
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from halimede.fetch.errors import (
-    OTHER_NAME,
-    UNTRUSTED,
-    ChangedError,
-    FetchError,
-    FetchExit,
-    TransientError,
-    classify_status,
-    code_in,
-    raise_classified,
-)
+from halimede.fetch.errors import ChangedError, FetchError, TransientError
+from halimede.fetch.store_errors import OTHER_NAME, UNTRUSTED, classify_status, code_in, raise_classified
 from halimede.fetch.tree import RemoteFile
+from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.uri import Uri
 
 PIECE_BYTES = 1 << 20

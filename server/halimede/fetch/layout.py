@@ -11,8 +11,9 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.versions import select_versions
 from halimede.core.repository.layout import DEFAULT_ARTIFACTS, ENSEMBLE_PLATFORM, detect_backend, is_version
 from halimede.core.types import InferenceError
-from halimede.fetch.errors import FetchError, FetchExit
+from halimede.fetch.errors import FetchError
 from halimede.fetch.tree import RemoteFile, named
+from halimede_spec.fetch_exit import FetchExit
 
 FORMATS = {"onnx": ("onnxruntime", "model.onnx"), "python": ("python", "model.py")}
 """Backend and file name of each `format` in a plan."""

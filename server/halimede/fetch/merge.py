@@ -8,9 +8,10 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.read import ParsedConfig, read_config
 from halimede.core.config.write import to_pbtxt
 from halimede.core.repository.layout import PLATFORMS
-from halimede.fetch.errors import FetchError, FetchExit
+from halimede.fetch.errors import FetchError
 from halimede.fetch.layout import FORMATS
 from halimede.fetch.tree import named
+from halimede_spec.fetch_exit import FetchExit
 
 PARAMETERS = "parameters"
 

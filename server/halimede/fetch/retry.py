@@ -1,4 +1,4 @@
-"""How long a store may fail, and the pauses between retries."""
+"""How long a store may fail, and the pauses between retries. What is retried is in `store_errors`."""
 
 import logging
 import random
@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from halimede.fetch.errors import FetchError, FetchExit, TransientError, pause_secs
+from halimede.fetch.errors import FetchError, TransientError
+from halimede_spec.fetch_exit import FetchExit
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +21,14 @@ FIRST_TRIES_SECS = 2.0
 FIRST_ANSWER_SECS = 4.0
 """Time limit for all tries, and for each of them, if the first failure has to be reported at once."""
 REPORT_RECOVERY_SECS = 10.0
+FIRST_PAUSE_SECS = 0.25
+LONGEST_PAUSE_SECS = 10.0
+
+
+def pause_secs(failures: int, jitter: float) -> float:
+    """How long to wait after `failures` failures in a row, from 1; `jitter` from 0 to 1 shortens it by up to half."""
+    longest: float = min(FIRST_PAUSE_SECS * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE_SECS)
+    return longest * (1 - jitter / 2)
 
 
 class RetryPolicy:

@@ -13,10 +13,12 @@ import obstore
 from obstore.exceptions import BaseError, InvalidPathError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from halimede.fetch.errors import ChangedError, FetchError, FetchExit, classify_text, raise_classified
+from halimede.fetch.errors import ChangedError, FetchError
 from halimede.fetch.http import HttpSource
 from halimede.fetch.retry import RetryPolicy
+from halimede.fetch.store_errors import classify_text, raise_classified
 from halimede.fetch.tree import MAX_FILES, RemoteFile
+from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.fetch_plan import S3Defaults
 from halimede_spec.uri import Scheme, Uri
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from halimede.core.repository.layout import NOT_MODELS, model_name_problem
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.fetch.credentials import secrets_of_environment
-from halimede.fetch.errors import FetchError, FetchExit
+from halimede.fetch.errors import FetchError
 from halimede.fetch.fetcher import Fetcher
 from halimede.fetch.layout import models_in
 from halimede.fetch.repository import FetchedRepository
@@ -24,6 +24,7 @@ from halimede.fetch.secrets import Secrets
 from halimede.fetch.source import open_source
 from halimede.fetch.tree import safe_tree
 from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
+from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.fetch_plan import PlannedModel, S3Defaults
 from halimede_spec.uri import Uri
 

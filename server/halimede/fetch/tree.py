@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from halimede.fetch.errors import FetchError, FetchExit
+from halimede.fetch.errors import FetchError
+from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.uri import path_problem
 
 MAX_FILES = 100_000

@@ -26,7 +26,7 @@ from halimede.workers.frames.answers import (
     encode_response,
 )
 from halimede.workers.frames.calls import decode_infer, encode_infer
-from halimede.workers.frames.control import decode_json, error_from_json, error_json
+from halimede.workers.frames.json_frames import decode_json, error_from_json, error_json
 from halimede.workers.frames.kinds import FrameError, FrameKind
 from support.frames import OUT, OUTPUTS, Shelf, body_of, decoded, done_frame, done_of, out
 

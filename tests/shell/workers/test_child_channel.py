@@ -13,7 +13,7 @@ from halimede.backends.service_calls import LoadModel, MetricValue
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.child.requests import WINDOW_BYTES
-from halimede.workers.frames.control import encode_blocks
+from halimede.workers.frames.json_frames import encode_blocks
 from halimede.workers.frames.kinds import (
     KEY,
     MAX_CONTROL_BYTES,

@@ -7,20 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halimede.fetch.digest import folder_digest, listing_name
-from halimede.fetch.errors import (
-    LONGEST_PAUSE_SECS,
-    Classified,
-    FetchExit,
-    OnError,
-    classify_status,
-    classify_text,
-    pause_secs,
-)
 from halimede.fetch.layout import Layout, archive_root, folder_layout, models_in
 from halimede.fetch.plan import read_plan
 from halimede.fetch.report import MAX_FAILURE_BYTES, FetchedModel, failure_text, success_text
+from halimede.fetch.retry import LONGEST_PAUSE_SECS, pause_secs
 from halimede.fetch.secrets import Secrets
+from halimede.fetch.store_errors import Classified, OnError, classify_status, classify_text
 from halimede.fetch.tree import RemoteFile
+from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.fetch_plan import PlannedCache, PlannedModel, S3Defaults
 from halimede_spec.uri import parse_uri
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede.fetch.errors import FetchError, FetchExit
+from halimede.fetch.errors import FetchError
 from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
+from halimede_spec.fetch_exit import FetchExit
 
 PARTS = st.sampled_from(["a", "b", "..", ".", "", "\\", "1", "c\x01", "n" * 256, "\ud800", "%2e%2e", "~", "C:"])
 KEYS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)

@@ -38,21 +38,18 @@ from halimede_operator.core.reading import (
     text_at,
 )
 from halimede_operator.core.snapshot import Object
+from halimede_spec.fetch_exit import FetchExit
 
 _NORMAL_WAITS = frozenset({"", "PodInitializing", "ContainerCreating", "CrashLoopBackOff", "RestartingAllContainers"})
 _NEVER_STARTED = frozenset({"StartError", "ContainerCannotRun"})
-_FETCH_EXITS = {
-    10: (Reason.MODEL_FETCH_FAILED, "not allowed"),
-    11: (Reason.MODEL_FETCH_FAILED, "not found"),
-    12: (Reason.MODEL_FETCH_FAILED, "digest mismatch"),
-    13: (Reason.MODEL_FETCH_FAILED, "disk full"),
-    14: (Reason.INVALID_MODEL, "not a model"),
-    15: (Reason.MODEL_FETCH_FAILED, "unreachable"),
+_FETCH_EXITS: dict[int, tuple[Reason, str]] = {
+    FetchExit.AUTH: (Reason.MODEL_FETCH_FAILED, "not allowed"),
+    FetchExit.NOT_FOUND: (Reason.MODEL_FETCH_FAILED, "not found"),
+    FetchExit.DIGEST: (Reason.MODEL_FETCH_FAILED, "digest mismatch"),
+    FetchExit.NO_SPACE: (Reason.MODEL_FETCH_FAILED, "disk full"),
+    FetchExit.NOT_A_MODEL: (Reason.INVALID_MODEL, "not a model"),
+    FetchExit.UNREACHABLE: (Reason.MODEL_FETCH_FAILED, "unreachable"),
 }
-_UNREACHABLE_EXIT = 15
-"""The store did not answer. The next run retries until it does."""
-_RECOVERED_EXIT = 16
-"""A store that an earlier run could not reach answers again. The next run continues: nothing is wrong."""
 _SIGNALS = {
     128 + number: name
     for number, name in {
@@ -128,7 +125,7 @@ def container_failure(container: Container) -> Failure | None:
     ended = container.last_end
     if waiting not in _NORMAL_WAITS and text_at(ended, "reason") not in _NEVER_STARTED:
         return failure(Reason.CONTAINER_START_FAILED, f"{clean(waiting, 63)}: {said}".removesuffix(": "))
-    if container.name == FETCH and integer_at(ended, "exitCode") == _RECOVERED_EXIT:
+    if container.name == FETCH and integer_at(ended, "exitCode") == FetchExit.RECOVERED:
         return None
     if ended is not None and not container.is_end_past:
         return _exit_failure(container, ended)
@@ -169,7 +166,7 @@ def _exit_failure(container: Container, ended: Mapping[str, Any]) -> Failure:
         return failure(Reason.CONTAINER_START_FAILED, reason, cause)
     if container.name == FETCH:
         kind, what = _FETCH_EXITS.get(code or 0, (Reason.MODEL_FETCH_FAILED, how))
-        trying = ", trying again" if code == _UNREACHABLE_EXIT else ""
+        trying = ", trying again" if code == FetchExit.UNREACHABLE else ""
         return failure(kind, what, f"{cause}{trying}")
     if container.name == SERVER and code == _LOAD_FAILED_EXIT and not container.was_ready_in(ended):
         return failure(Reason.MODEL_LOAD_FAILED, how, cause)

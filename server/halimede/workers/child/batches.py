@@ -17,7 +17,7 @@ from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.answers import encode_done
 from halimede.workers.frames.batches import ExecuteFrame, decode_execute
-from halimede.workers.frames.control import encode_blocks
+from halimede.workers.frames.json_frames import encode_blocks
 from halimede.workers.frames.kinds import (
     FrameKind,
     encode_frame,

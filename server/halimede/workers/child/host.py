@@ -16,7 +16,7 @@ from halimede.workers.child.memory import Memory
 from halimede.workers.child.requests import OpenRequests
 from halimede.workers.child.services import ServiceCalls
 from halimede.workers.frames.answers import encode_response
-from halimede.workers.frames.control import encode_blocks
+from halimede.workers.frames.json_frames import encode_blocks
 from halimede.workers.frames.kinds import (
     LOG_LEVELS,
     MAX_LINE_BYTES,

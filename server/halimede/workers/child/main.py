@@ -21,7 +21,7 @@ from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
-from halimede.workers.frames.control import error_json, json_frame
+from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import (
     FrameKind,
 )

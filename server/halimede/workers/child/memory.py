@@ -10,7 +10,7 @@ from functools import partial
 from halimede.core.types import Buffer
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.shared_segments import SharedSegments
-from halimede.workers.frames.control import decode_blocks
+from halimede.workers.frames.json_frames import decode_blocks
 from halimede.workers.frames.kinds import FIRST_SHARED, INBOUND, MAPPED, SEGMENT, SHARED, UNMAP, FrameKind, encode_frame
 from halimede.workers.segments import Block, OwnArena, SegmentMap
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from halimede.backends.hosting import Answer, Reply
 from halimede.core.types import Buffer, ErrorCode, InferenceError, ParameterValue
-from halimede.workers.frames.control import decode_blocks
+from halimede.workers.frames.json_frames import decode_blocks
 from halimede.workers.frames.kinds import (
     BLOCK,
     DONE,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from halimede.core.types import Buffer, InferenceRequest, ParameterValue
-from halimede.workers.frames.control import decode_json
+from halimede.workers.frames.json_frames import decode_json
 from halimede.workers.frames.kinds import MAX_TEXT_BYTES, FrameError
 
 NUMERIC = 0xFFFFFFFF

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from halimede.core.types import Buffer
-from halimede.workers.frames.control import encode_blocks
+from halimede.workers.frames.json_frames import encode_blocks
 from halimede.workers.frames.kinds import HEADER, LIMITS, METRICS, FrameError, FrameKind
 from halimede.workers.segments import Block
 

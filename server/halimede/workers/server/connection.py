@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from halimede.backends.hosting import WorkerSpec
-from halimede.workers.frames.control import decode_json, error_from_json, json_frame
+from halimede.workers.frames.json_frames import decode_json, error_from_json, json_frame
 from halimede.workers.frames.kinds import (
     METRIC,
     METRIC_OPERATIONS,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from halimede.core.shm.arena import Arena
 from halimede.core.types import Buffer, Tensor
-from halimede.workers.frames.control import decode_blocks
+from halimede.workers.frames.json_frames import decode_blocks
 from halimede.workers.frames.kinds import (
     FIRST_SHARED,
     INBOUND,
