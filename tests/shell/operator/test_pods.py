@@ -8,7 +8,7 @@ import pytest
 
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed
-from halimede_operator.reconcile.observer import MOST_PODS_ASKED
+from halimede_operator.reconcile.observer import MAX_PODS_ASKED
 from halimede_operator.reconcile.reconciler import (
     DEADLINE_AGAIN_S,
     EVENTS_AFTER_S,
@@ -138,7 +138,7 @@ def test_events_are_read_for_a_few_of_many_waiting_pods(tmp_path: Path):
         for number in range(20):
             _waiting_pod(harness, harness.today - datetime.timedelta(seconds=10), f"digits-1-{number:02}")
         await harness.again()
-        assert harness.api.counted("GET .*/events") == MOST_PODS_ASKED
+        assert harness.api.counted("GET .*/events") == MAX_PODS_ASKED
 
     run(scenario, tmp_path)
 

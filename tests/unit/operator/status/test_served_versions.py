@@ -117,7 +117,7 @@ def test_a_pod_that_is_ready_without_the_model_does_not_serve():
     seen = snapshot(model_key(), serving(), child=deployment(), indexes={NAME: index(("other", "1", "READY", ""))})
     status = status_of(seen, model_spec(), (), (), (), NOW)
 
-    told = f"pod {NAME}: it is ready, and has no version of model bert that is"
+    told = f"pod {NAME}: it is ready, but no version of model bert is ready"
     assert ready_state(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {told}")
     assert status["readyReplicas"] == 0
 
