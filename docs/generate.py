@@ -64,8 +64,8 @@ Of Triton's metrics these are absent:
 
 - `nv_inference_*_summary_us`: there are no summaries. `halimede_request_duration_seconds` and
   `halimede_queue_duration_seconds` are histograms, from which `histogram_quantile` computes any quantile.
-- `nv_cache_*`: there is no response cache yet.
-- `nv_pinned_memory_pool_*`: there is no such pool.
+- `nv_cache_*`: the server has no response cache yet.
+- `nv_pinned_memory_pool_*`: the server has no pinned memory pool.
 
 ## Queries
 
@@ -77,7 +77,7 @@ histogram_quantile(0.99, sum by (le, model) (rate(halimede_request_duration_seco
 ```
 
 Conditions for alerts: model versions that should be ready and are not, processes that die repeatedly, and instances
-that are not restarted any more.
+that are no longer restarted.
 
 ```text
 halimede_model_version_state{state="READY"} == 0
