@@ -60,9 +60,9 @@ class GivenCluster(CommandLines):
             process = subprocess.Popen([*command, target, f":{port}"], stdout=subprocess.PIPE, text=True)
             self._forwards[key] = process
             assert process.stdout
-            said = re.search(r"127\.0\.0\.1:\d+", process.stdout.readline())
-            assert said, f"kubectl forwards no port of {target} in {namespace}"
-            self._doors[key] = said[0]
+            forwarded = re.search(r"127\.0\.0\.1:\d+", process.stdout.readline())
+            assert forwarded, f"kubectl forwards no port of {target} in {namespace}"
+            self._doors[key] = forwarded[0]
         return self._doors[key]
 
     def login(self, namespace: str, account: str) -> Path:

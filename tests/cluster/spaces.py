@@ -78,11 +78,11 @@ class Program:
         return self._outer.pid
 
     def check(self) -> None:
-        """AssertionError with the last that it said when it has ended."""
+        """AssertionError with its last output when it has ended."""
         assert self._outer is not None, f"{self.name} was not started"
-        assert self._outer.poll() is None, f"{self.name} ended with {self._outer.returncode}:\n{self.said()}"
+        assert self._outer.poll() is None, f"{self.name} ended with {self._outer.returncode}:\n{self.last_output()}"
 
-    def said(self) -> str:
+    def last_output(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
 
     def stop(self) -> None:

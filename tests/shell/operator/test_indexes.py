@@ -219,7 +219,7 @@ def test_a_pod_that_does_not_answer_has_an_error_and_delays_no_other():
     run(scenario, Periods(timeout_s=0.5, unready_s=1000.0, ready_s=1000.0))
 
 
-def test_deleted_pods_are_not_asked_any_more():
+def test_deleted_pods_are_no_longer_asked():
     async def scenario(pods: Pods) -> None:
         pods.indexes.of(DIGITS, [pod(pods.port)])
         await pods.until(lambda: pods.asked == 2)

@@ -113,8 +113,8 @@ def test_events_of_a_pod_without_volumes_are_read_ever_more_rarely(tmp_path: Pat
     run(scenario, tmp_path)
 
 
-@pytest.mark.parametrize(("status", "told"), [(403, "Fetching"), (503, None)])
-def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, status: int, told: str | None):
+@pytest.mark.parametrize(("status", "reason"), [(403, "Fetching"), (503, None)])
+def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, status: int, reason: str | None):
     """Without the right, the status lacks this part; while there is no answer, the status stays as it is."""
 
     async def scenario(harness: Harness) -> None:
@@ -123,11 +123,11 @@ def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, stat
         harness.api.faults.append(Fault("GET .*/events", status=status))
         before = harness.digits()["status"]
         outcome = await harness.again()
-        if told is None:
+        if reason is None:
             assert isinstance(outcome, Failed)
             assert (outcome.failure, harness.digits()["status"]) == (Failure.TRANSIENT, before)
         else:
-            assert harness.condition("ModelFetched")["reason"] == told
+            assert harness.condition("ModelFetched")["reason"] == reason
 
     run(scenario, tmp_path)
 

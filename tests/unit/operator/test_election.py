@@ -63,7 +63,7 @@ def test_the_renew_deadline_counts_from_the_start_of_the_write():
     assert not election.may_act(RENEW_DEADLINE_S)
 
 
-def test_a_holder_that_sees_another_holder_gives_up():
+def test_a_holder_that_sees_another_holder_has_lost_the_lease():
     election = taken()
     election.saw(Record("other", "t9", 1), 20.0)
     assert (election.step(20.0), election.may_act(1.0)) == (Step.LOST, False)

@@ -61,9 +61,9 @@ def test_what_a_uri_names(text: str, uri: Uri) -> None:
     ],
 )
 def test_what_is_refused(text: str, problem: str) -> None:
-    said = read_uri(text)
-    assert isinstance(said, str)
-    assert said.startswith(problem)
+    message = read_uri(text)
+    assert isinstance(message, str)
+    assert message.startswith(problem)
 
 
 @pytest.mark.parametrize(
