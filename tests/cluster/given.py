@@ -18,7 +18,7 @@ REGISTRY = "HALIMEDE_TEST_REGISTRY"
 
 
 class GivenCluster(CommandLines):
-    """It is nobody's to break, and its GPUs are what they are."""
+    """Tests must not break it, and its GPUs are fixed."""
 
     faults = None
     gpus = None

@@ -159,7 +159,7 @@ class Driver:
         self._lock = threading.Lock()
 
     def set(self, order: Any, descriptors: list[int]) -> None:
-        """`{resource: {id: device}}`; what is not named is there no more."""
+        """`{resource: {id: device}}`; devices that are not listed are removed."""
         self._wanted = order
         self.refresh()
 

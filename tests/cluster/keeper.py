@@ -95,7 +95,7 @@ def main() -> None:
             watched.append(os.pidfd_open(owner))
             if os.getppid() != owner:
                 return
-        # Who sees the file can read it.
+        # A process that sees the file can read all of it.
         (state / "keeper.early").write_text(f"{os.getpid()} {outer.pid}")
         (state / "keeper.early").rename(state / "keeper")
         select.select(watched, [], [])

@@ -37,7 +37,7 @@ KWOK_STAGES = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
 
 
 def cache() -> Path:
-    """Where what takes minutes to make is kept from one run to the next."""
+    """The folder for files that take minutes to build, kept between runs."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halimede" / "kubernetes"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
