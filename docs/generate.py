@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from halimede.commands.flag import Flag
-from halimede.commands.flag import Treatment as FlagTreatment
+from halimede.commands.flag import Flag, FlagTreatment
 from halimede.commands.flags import GROUPS
 from halimede.core.config.schema import FieldDescription, MessageDescription, descriptions
 from halimede.core.config.support import Treatment
@@ -64,8 +63,8 @@ Of Triton's metrics these are absent:
 
 - `nv_inference_*_summary_us`: there are no summaries. `halimede_request_duration_seconds` and
   `halimede_queue_duration_seconds` are histograms, from which `histogram_quantile` computes any quantile.
-- `nv_cache_*`: there is no response cache yet.
-- `nv_pinned_memory_pool_*`: there is no such pool.
+- `nv_cache_*`: the server has no response cache yet.
+- `nv_pinned_memory_pool_*`: the server has no pinned memory pool.
 
 ## Queries
 

@@ -1,6 +1,6 @@
 """manifests/base/operator.yaml, which `kubectl apply -k manifests/base` installs: the chart with its default values.
 
-`python manifests/generate.py HELM` writes it with that program; a test compares.
+`python manifests/generate.py HELM` writes it with that program; a test compares the result.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ HEAD = "# Made from helm/halimede by manifests/generate.py: change that.\n"
 
 
 def rendered(helm: str, *arguments: str) -> list[dict[str, Any]]:
-    """The chart's objects in the order in which helm prints them; CalledProcessError with what helm said."""
+    """The chart's objects in the order in which helm prints them; CalledProcessError with helm's output."""
     command = [
         helm,
         "template",

@@ -21,7 +21,7 @@ class LeaseApi(Protocol):
 
 
 class LostError(Exception):
-    """Another operator holds the lease that was ours."""
+    """Another operator holds the lease that this process held."""
 
 
 class Leadership:
@@ -83,7 +83,7 @@ class Leadership:
             log.warning("lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
         if self.may_act() != self._acted:
             self._acted = not self._acted
-            what = "ours" if self._acted else "not renewed in time, nothing is written"
+            what = "acquired" if self._acted else "not renewed in time, nothing is written"
             log.info("lease %s/%s: %s", self._namespace, self._name, what)
             if self._acted:
                 regained()
@@ -106,14 +106,14 @@ class Leadership:
                     self._namespace, self._lease_with(Record("", record.renewed, record.transitions, 1.0)), 2.0
                 )
         except (ApiError, TimeoutError) as error:
-            log.info("lease not given back: %s", error)
+            log.info("lease not released: %s", error)
         self._election.saw(None, self._clock())
 
     async def _advance(self) -> None:
         if self._lease is None or not self.may_act():
             await self._read()
         match self._election.step(self._clock()):
-            case Step.GIVE_UP:
+            case Step.LOST:
                 raise LostError(f"{_spec(self._lease).get('holderIdentity')} holds the lease now")
             case Step.WAIT:
                 # Its holder is alive as long as the record changes.

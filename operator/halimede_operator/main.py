@@ -71,7 +71,7 @@ class Operator:
         try:
             await self._connection.refresh()
         except (ConfigException, OSError) as error:
-            log.error("neither a pod's service account nor a kubeconfig: %s", error)
+            log.error("found neither a pod's service account nor a kubeconfig: %s", error)
             return EXIT_USAGE
         self._client = KubeClient(self._connection, self._may_write, self._metrics.wrote)
         self._leadership = Leadership(
@@ -94,7 +94,7 @@ class Operator:
         stop = asyncio.create_task(stopping.wait())
         await asyncio.wait({lead, work, stop}, return_when=asyncio.FIRST_COMPLETED)
         if lead.done() and isinstance(lost := lead.exception(), LostError):
-            log.error("%s; ours was lost, and what we know may be old", lost)
+            log.error("%s; this process lost it and exits, because its state may be outdated", lost)
             # Exit at once: even a clean-up must not write.
             logging.shutdown()
             os._exit(EXIT_LEASE_LOST)
@@ -109,7 +109,7 @@ class Operator:
             await server.cleanup()
         for task in (lead, work):
             if not task.cancelled() and (bug := task.exception()) is not None:
-                log.error("the operator broke", exc_info=bug)
+                log.error("a task of the operator failed", exc_info=bug)
                 return 1
         return 0
 
@@ -187,8 +187,8 @@ class Operator:
     def _readiness_problem(self) -> str | None:
         if self._watch_health is None:
             # Another operator is the leader; we are ready to take over.
-            stands_by = self._leadership.has_read and not self._leadership.may_act()
-            return None if stands_by else "the lease, or the custom resources, cannot be read yet"
+            is_standby = self._leadership.has_read and not self._leadership.may_act()
+            return None if is_standby else "the lease or the custom resources cannot be read yet"
         unlisted = self._watch_health.unlisted()
         return f"not listed yet: {', '.join(map(str, unlisted))}" if unlisted else None
 

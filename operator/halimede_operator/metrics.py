@@ -23,7 +23,7 @@ class Metrics:
         )
         self._writes = Counter(
             "halimede_operator_api_writes_total",
-            "Writes to the API server, the Lease's not among them; code 0: no answer.",
+            "Writes to the API server, except those of the Lease; code 0: no answer.",
             ["verb", "kind", "code"],
             registry=self._registry,
         )
@@ -74,16 +74,18 @@ class _ScrapeGauges(Collector):
         )
         yield GaugeMetricFamily(
             "halimede_operator_leader",
-            "1 where this operator holds the lease and may write.",
+            "1 if this operator holds the lease and may write.",
             value=int(self._is_leader()),
         )
         yield GaugeMetricFamily(
             "halimede_operator_objects_of_others",
-            "Objects that are left alone because an operator of another release has them.",
+            "Objects that are not reconciled because they belong to an operator of another release.",
             value=self._left(),
         )
         ages = GaugeMetricFamily(
-            "halimede_operator_watch_age_seconds", "Since the API server last told anything of a kind.", labels=["kind"]
+            "halimede_operator_watch_age_seconds",
+            "Seconds since the API server last sent anything about a kind.",
+            labels=["kind"],
         )
         for kind, age in self._ages().items():
             ages.add_metric([kind], age)

@@ -24,7 +24,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The object does not exist any more."""
+    """The object no longer exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +47,25 @@ class Queue:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._clock = clock
         self._slots = asyncio.Semaphore(workers)
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     def add(self, key: Key) -> None:
         """Something changed that the key's reconcile depends on."""
         self._queue.add(key, self._clock())
-        self._news.set()
+        self._changed.set()
 
     def retry(self) -> None:
-        """Retry all failed keys now, because the API server is back."""
+        """Retry all failed keys now, because the API server answers again."""
         self._queue.retry(self._clock())
-        self._news.set()
+        self._changed.set()
 
     def depth(self) -> int:
         return self._queue.depth(self._clock())
 
     async def run(self, work: Callable[[Key], Awaitable[Outcome]]) -> None:
-        """Works until `stop`, and then returns at once."""
+        """Reconcile keys until `stop` is called; return at once then."""
         while not self._stopping:
             await self._slots.acquire()
             key = await self._take()
@@ -76,9 +76,9 @@ class Queue:
             task.add_done_callback(self._running.discard)
 
     async def stop(self, within_s: float) -> None:
-        """Start no more reconciles and wait for the running ones; cancel those that take longer than `within_s`."""
+        """Start no further reconciles and wait for the running ones; cancel those that take longer than `within_s`."""
         self._stopping = True
-        self._news.set()
+        self._changed.set()
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=within_s)
             for task in late:
@@ -89,11 +89,11 @@ class Queue:
             now = self._clock()
             if (key := self._queue.take(now)) is not None:
                 return key
-            self._news.clear()
+            self._changed.clear()
             wake_at = self._queue.wake_at()
             try:
                 async with asyncio.timeout(None if wake_at is None else max(0.0, wake_at - now)):
-                    await self._news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 pass
         return None
@@ -102,7 +102,7 @@ class Queue:
         try:
             outcome = await work(key)
         except Exception as error:
-            log.exception("reconcile of %s broke", key)
+            log.exception("reconcile of %s raised an exception", key)
             outcome = Failed(Failure.TRANSIENT, repr(error))
         finally:
             self._slots.release()
@@ -117,5 +117,5 @@ class Queue:
                     key, now, failure, now + retry_after_s if retry_after_s is not None else None
                 )
                 level = logging.INFO if failure is Failure.CONFLICT else logging.WARNING
-                log.log(level, "reconcile of %s failed, again in %.1f s: %s", key, wait_s, why)
-        self._news.set()
+                log.log(level, "reconcile of %s failed, retry in %.1f s: %s", key, wait_s, why)
+        self._changed.set()

@@ -44,30 +44,34 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
 @click.command(context_settings={"auto_envvar_prefix": "HALIMEDE", "show_default": True})
 @click.option("--server-image", required=True, help="Image of models without an accelerator.")
 @click.option("--gpu-server-image", help="Image of models with GPUs or MIG devices; --server-image by default.")
-@click.option("--image-pull-policy", type=PULL_POLICIES, default="IfNotPresent", help="Of --server-image.")
-@click.option("--gpu-image-pull-policy", type=PULL_POLICIES, default="IfNotPresent", help="Of --gpu-server-image.")
+@click.option("--image-pull-policy", type=PULL_POLICIES, default="IfNotPresent", help="Pull policy of --server-image.")
+@click.option(
+    "--gpu-image-pull-policy", type=PULL_POLICIES, default="IfNotPresent", help="Pull policy of --gpu-server-image."
+)
 @click.option("--image-pull-secret", multiple=True, help="Name of a Secret in the models' namespaces; repeatable.")
-@click.option("--scheme", multiple=True, help="Of model URIs that are allowed; repeatable; all but `file` by default.")
+@click.option("--scheme", multiple=True, help="Allowed scheme of model URIs; repeatable; all but `file` by default.")
 @click.option("--file-root", multiple=True, help="Folder of the nodes below which `file` URIs may be; repeatable.")
 @click.option(
     "--cache-host-path", default="/var/lib/halimede/cache", help="Folder of the nodes for caches of medium HostPath."
 )
-@click.option("--s3-endpoint", help="Of a store other than AWS, as pods reach it.")
+@click.option("--s3-endpoint", help="Endpoint of a store other than AWS, reachable from pods.")
 @click.option("--s3-region")
 @click.option("--s3-secret", help="Name of a Secret in the models' namespaces, for models that name none.")
 @click.option(
     "--node-lost-toleration-seconds",
     type=click.IntRange(min=0),
-    help="Until Kubernetes replaces the pods of a lost node; Kubernetes' default of 300 s without.",
+    help="Seconds until Kubernetes replaces the pods of a lost node; Kubernetes' 300 s by default.",
 )
-@click.option("--watch-namespace", multiple=True, help="Serve this namespace alone; repeatable; all by default.")
+@click.option("--watch-namespace", multiple=True, help="Watch only this namespace; repeatable; all by default.")
 @click.option("--operator-namespace", help="Where the operator runs; the pod's by default.")
 @click.option("--lease-namespace", help="Where the operator's Lease is; its own namespace by default.")
 @click.option("--lease-name", default="halimede-operator")
 @click.option("--health-port", type=click.IntRange(0, 65535), default=8080, help="For /healthz and /readyz.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=9090, help="For /metrics.")
 @click.option("--log-format", type=click.Choice(["json", "text"]), default="json")
-@click.option("--kubeconfig", envvar="KUBECONFIG", help="Outside of a cluster; the pod's service account by default.")
+@click.option(
+    "--kubeconfig", envvar="KUBECONFIG", help="Credentials outside of a cluster; the pod's service account by default."
+)
 def _command(
     server_image: str,
     gpu_server_image: str | None,
@@ -90,7 +94,7 @@ def _command(
     log_format: str,
     kubeconfig: str | None,
 ) -> Settings:
-    """Turns InferenceModels and ModelEnsembles into serving pods."""
+    """Creates serving pods for InferenceModels and ModelEnsembles."""
     own_namespace = operator_namespace or _pods_namespace()
     schemes = frozenset(scheme) if scheme else Platform("", "").schemes
     platform = Platform(

@@ -14,8 +14,8 @@ TIMEOUT_S = 30.0
 class Refused(Exception):
     """The API server answered with an error."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(f"{status}: {said}")
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
         self.status = status
 
 
@@ -51,14 +51,14 @@ class Api:
             body = None if document is None else json.dumps(document)
             connection.request(method, path, body, {"Content-Type": content_type})
             response = connection.getresponse()
-            said = response.read().decode()
+            text = response.read().decode()
         except http.client.HTTPException as error:
             raise ConnectionError(repr(error)) from error
         finally:
             connection.close()
         if response.status >= http.client.BAD_REQUEST:
-            raise Refused(response.status, said)
-        return said
+            raise Refused(response.status, text)
+        return text
 
     def is_ready(self) -> bool:
         try:

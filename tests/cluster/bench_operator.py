@@ -1,8 +1,8 @@
 """`make bench-operator`: what many objects cost the operator and the API server, as JSON on stdout.
 
 The operator's process with the chart's rights against the test cluster's API server, all on the same machine. Writes
-are counted and timed by the API server's audit log. Seconds are this machine's with whatever else it does, the load in
-the notes; counts and memory are exact. A benchmark gates nothing.
+are counted and timed by the API server's audit log. Seconds depend on the machine and its other load, which the notes
+have; counts and memory are exact. No check depends on the results.
 """
 
 import datetime
@@ -110,7 +110,7 @@ class Bench:
             time.sleep(REST_S)
         written = self.place.writes() - before
         return [
-            row(f"rest-{models}-writes", written.total(), f"writes in {REST_S:g} s", 0, told(written)),
+            row(f"rest-{models}-writes", written.total(), f"writes in {REST_S:g} s", 0, as_text(written)),
             row(f"rest-{models}-cpu", cpu_s(pid) - cpu_before, f"s CPU in {REST_S:g} s", None, load()),
             row(f"rest-{models}-rss", psutil.Process(pid).memory_info().rss / 1e6, "MB"),
         ]
@@ -171,7 +171,7 @@ def measure_apply(bench: Bench, operator: Operator) -> list[Row]:
         row(f"apply-{MODELS}-status", max(told_first.values()) - begun, "s", None, "until each has its first status"),
         row(f"apply-{MODELS}-models", applied_s, "s", None, "of these until the models themselves were written"),
         row(f"apply-{MODELS}-cpu", used["operator"], "s CPU", None, ", ".join(f"{n} {s:.0f}" for n, s in used.items())),
-        row(f"apply-{MODELS}-writes", writes.total() / MODELS, "writes per model", most, told(writes)),
+        row(f"apply-{MODELS}-writes", writes.total() / MODELS, "writes per model", most, as_text(writes)),
         row(f"apply-{MODELS}-requests", len(requests) / MODELS, "requests per model", None, "reads among them"),
         row(f"apply-{MODELS}-peak-rss", peak_rss_mb(operator), "MB", MOST_MB),
     ]
@@ -192,7 +192,7 @@ def measure_restart(bench: Bench, operator: Operator, before: Counter[str], begu
     return [
         row(f"restart-{MODELS}-ready", ready_s, "s", 15, f"{ready_cpu_s:.1f} s CPU; {load()}"),
         row(f"restart-{MODELS}-looked-at", through_s, "s", None, "until each model was reconciled once"),
-        row(f"restart-{MODELS}-writes", written.total(), "writes", 0, told(written)),
+        row(f"restart-{MODELS}-writes", written.total(), "writes", 0, as_text(written)),
         row(f"restart-{MODELS}-peak-rss", peak_rss_mb(operator), "MB", MOST_MB),
     ]
 
@@ -279,7 +279,7 @@ def peak_rss_mb(operator: Operator) -> float:
     return int(kib) * 1024 / 1e6
 
 
-def told(writes: Counter[str]) -> str:
+def as_text(writes: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(writes.items()))
 
 

@@ -56,13 +56,13 @@ class Faults:
             self._frozen.append(process)
 
     def restart_program(self, name: str) -> None:
-        """A program of the control plane is killed and starts again with what it had on disk."""
+        """Kill a program of the control plane; it starts again with its data on disk."""
         program = self._control.space.programs[name]
         program.stop()
         program.start()
 
     def resume(self) -> None:
-        """All that stood still goes on."""
+        """Continue all stopped processes."""
         for process in self._frozen:
             if process.is_running():
                 process.send_signal(signal.SIGCONT)
@@ -108,7 +108,7 @@ class Faults:
         ask(socket, {"mode": mode, "rules": [asdict(rule) for rule in rules]})
 
     def heal(self) -> None:
-        """Nothing is wrong any more; returns when all nodes are ready."""
+        """End all faults; returns when all nodes are ready."""
         if "faulty-api" in self._control.space.programs:
             self.set_api()
         self.resume()

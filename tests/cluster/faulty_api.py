@@ -1,11 +1,11 @@
 """A proxy to the API server that can be broken: `python -m cluster.faulty_api SOCKET PKI`.
 
-It ends TLS by the API server's own certificate and sends on what a client's bearer token proves; certificates of clients
-prove nothing behind it, and connections are not upgraded (`kubectl exec`). Orders are `{"mode": MODE, "rules": [...]}`:
+It terminates TLS with the API server's own certificate and forwards bearer tokens. Client certificates are not
+forwarded, and connections are not upgraded (`kubectl exec`). Commands are `{"mode": MODE, "rules": [...]}`:
 
-MODE is `pass`, `refuse` (no connection is taken, and those there are end) or `hang` (nothing moves, until it passes
-again). A rule holds for the requests whose method and path match its expressions, `times` of them or all (null): they
-wait `delay_s` first, and then are answered by `status`, or with `lose` sent on and never answered, or as ever.
+MODE is `pass`, `refuse` (no connection is accepted, and open ones are closed) or `hang` (no bytes are forwarded until
+it passes again). A rule applies to requests whose method and path match its expressions, `times` of them or all (null).
+They wait `delay_s` first. Then they are answered with `status`, or with `lose` forwarded and not answered, or as usual.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Forwards ports of the machine's loopback into the cluster's network: `python -m cluster.forwarder SOCKET`.
 
-A socket belongs to the network namespace in which it was made. So others make listening sockets outside and send them
-here, and this process, which lives inside, connects from here.
+A socket belongs to the network namespace in which it was created. So other processes create listening sockets outside
+and send them to this process, which runs inside and connects from there.
 """
 
 import asyncio

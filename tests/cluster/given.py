@@ -18,7 +18,7 @@ REGISTRY = "HALIMEDE_TEST_REGISTRY"
 
 
 class GivenCluster(CommandLines):
-    """It is nobody's to break, and its GPUs are what they are."""
+    """Tests must not break it, and its GPUs are fixed."""
 
     faults = None
     gpus = None
@@ -60,9 +60,9 @@ class GivenCluster(CommandLines):
             process = subprocess.Popen([*command, target, f":{port}"], stdout=subprocess.PIPE, text=True)
             self._forwards[key] = process
             assert process.stdout
-            said = re.search(r"127\.0\.0\.1:\d+", process.stdout.readline())
-            assert said, f"kubectl forwards no port of {target} in {namespace}"
-            self._doors[key] = said[0]
+            forwarded = re.search(r"127\.0\.0\.1:\d+", process.stdout.readline())
+            assert forwarded, f"kubectl forwards no port of {target} in {namespace}"
+            self._doors[key] = forwarded[0]
         return self._doors[key]
 
     def login(self, namespace: str, account: str) -> Path:

@@ -1,7 +1,7 @@
 """A simulated GPU device plugin: `python -m cluster.gpu_plugin SOCKET FOLDER`, one in each node.
 
-To the kubelet it is a device plugin as NVIDIA's is; orders say which devices there are, and of which health. A container
-gets NVIDIA's variable and, in place of a driver that could be asked, a list of its devices in a file.
+The kubelet uses it like NVIDIA's device plugin. Commands set the devices and their health. A container gets NVIDIA's
+variable and, instead of a driver, a file with the list of its devices.
 """
 
 import json
@@ -114,14 +114,14 @@ class Plugin:
         return M["DevicePluginOptions"]()
 
     def _watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        said: dict[str, Any] | None = None
+        reported: dict[str, Any] | None = None
         while context.is_active() and not self._stopped:
             with self._changed:
                 devices = self._devices
-                if devices == said:
+                if devices == reported:
                     self._changed.wait(timeout=1)
                     continue
-            said = devices
+            reported = devices
             yield M["ListAndWatchResponse"](
                 devices=[M["Device"](ID=name, health=device["health"]) for name, device in devices.items()]
             )
@@ -149,7 +149,7 @@ def _unary(request: str, answer: Any) -> grpc.RpcMethodHandler:
 
 class Driver:
     """All resources of a node. Orders and the passing of time lead to the same: what is offered becomes what is wanted,
-    and a kubelet that has just started, which knows nobody and removes all sockets, is told everything."""
+    and a kubelet that has just started, which has no plugin and removes all sockets, gets the whole list."""
 
     def __init__(self, lists: Path) -> None:
         self._lists = lists
@@ -159,7 +159,7 @@ class Driver:
         self._lock = threading.Lock()
 
     def set(self, order: Any, descriptors: list[int]) -> None:
-        """`{resource: {id: device}}`; what is not named is there no more."""
+        """`{resource: {id: device}}`; devices that are not listed are removed."""
         self._wanted = order
         self.refresh()
 
@@ -199,7 +199,7 @@ def main() -> None:
         try:
             driver.refresh()
         except grpc.RpcError as error:
-            print(f"the kubelet cannot be told yet: {error}", flush=True)
+            print(f"the kubelet cannot be reached yet: {error}", flush=True)
         time.sleep(0.2)
 
 

@@ -116,10 +116,10 @@ class Platform:
             cluster.helm("install", "halimede", str(CHART), *platform.values(), "--wait", "--timeout=2m", limit_s=150)
         except AssertionError as error:
             found = cluster.kubectl("describe", "pods", f"--namespace={NAMESPACE}")
-            said = cluster.kubectl(
+            logs = cluster.kubectl(
                 "logs", "--selector=app.kubernetes.io/name=halimede-operator", f"--namespace={NAMESPACE}"
             )
-            raise AssertionError(f"{error}\n{found[-3000:]}\n{said[-3000:]}") from None
+            raise AssertionError(f"{error}\n{found[-3000:]}\n{logs[-3000:]}") from None
         return platform
 
     def values(self) -> list[str]:

@@ -1,8 +1,8 @@
 """The process that holds a cluster's namespaces and removes the cluster: `python -m cluster.keeper STATE OWNER FIRST`.
 
-All of the cluster lives in one process namespace, whose first process, the program FIRST, hangs on this one. When that
-ends, of whatever cause, the kernel kills everything in there, and mounts and network go with it. What the kernel does
-not take away, control groups and files, goes here: at SIGTERM, or when the process OWNER (0: nobody) is no more.
+The whole cluster runs in one process namespace, whose first process, the program FIRST, ends with this one. When it
+ends, for any cause, the kernel kills all processes in the namespace and removes its mounts and network. This process
+removes control groups and files, which the kernel keeps: at SIGTERM, or when the process OWNER (0: none) has ended.
 """
 
 import fcntl
@@ -95,7 +95,7 @@ def main() -> None:
             watched.append(os.pidfd_open(owner))
             if os.getppid() != owner:
                 return
-        # Who sees the file can read it.
+        # A process that sees the file can read all of it.
         (state / "keeper.early").write_text(f"{os.getpid()} {outer.pid}")
         (state / "keeper.early").rename(state / "keeper")
         select.select(watched, [], [])

@@ -1,4 +1,4 @@
-"""InferenceModels in tests of a whole cluster: their making, their state, and the operator's writes."""
+"""InferenceModels in tests of a whole cluster: creation, state, and the operator's writes."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A node: containerd, kubelet and kube-proxy in namespaces of their own, which look like a machine to them."""
+"""A node: containerd, kubelet and kube-proxy in their own namespaces, like on a machine."""
 
 import json
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Our own cluster: a control plane and two nodes, in Linux namespaces, for as long as it has an owner."""
+"""Our own cluster: a control plane and two nodes, in Linux namespaces, until its owner ends."""
 
 import fcntl
 import json
@@ -116,7 +116,7 @@ class OwnCluster(CommandLines):
 
     @classmethod
     def _hold(cls, programs: Path, standing: bool) -> Self:
-        """The namespaces in which all of it lives, and the process that ends it."""
+        """The namespaces in which the cluster runs, and the process that ends it."""
         first = programs / "pause"
         with only_one(cache() / START_LOCK, "the folders of clusters"):
             state = STANDING if standing else Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -203,7 +203,7 @@ def is_alive(state: Path) -> bool:
 
 
 def stop_standing() -> bool:
-    """End the cluster that the command line has started; False when there is none."""
+    """End the cluster that the command line has started; False if none runs."""
     if not is_alive(STANDING):
         sweep()
         return False

@@ -37,7 +37,7 @@ KWOK_STAGES = ("node/fast", "node/heartbeat-with-lease", "pod/fast")
 
 
 def cache() -> Path:
-    """Where what takes minutes to make is kept from one run to the next."""
+    """The folder for files that take minutes to build, kept between runs."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halimede" / "kubernetes"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -70,7 +70,7 @@ def _folder() -> Path:
 def _build(folder: Path) -> None:
     version = re.search(r"^\tk8s.io/kubernetes (v1\.(\d+)\.\d+)", (TOOLS / "go.mod").read_text(), re.MULTILINE)
     assert version, "go.mod names no version of Kubernetes"
-    # What a build without Kubernetes' own scripts must be told; kubectl fails without it.
+    # Settings that Kubernetes' own scripts pass to a build; kubectl fails without them.
     values = {
         "k8s.io/component-base/version.gitVersion": version[1],
         "k8s.io/component-base/version.gitMajor": "1",
@@ -96,7 +96,7 @@ def _build(folder: Path) -> None:
 
 def _compile(packages: int, *arguments: str) -> None:
     """`go build`, which tells now and then how far it is."""
-    said: list[str] = []
+    output: list[str] = []
     compiled = 0
     tell_at = time.monotonic() + TELL_EVERY_S
     with subprocess.Popen(
@@ -111,14 +111,14 @@ def _compile(packages: int, *arguments: str) -> None:
         limit.start()
         assert process.stderr
         for line in process.stderr:
-            said.append(line)
+            output.append(line)
             compiled += not line.startswith(("#", "go: ")) and " " not in line
             if time.monotonic() > tell_at:
                 say(f"  {compiled:,} of {packages:,} packages")
                 tell_at = time.monotonic() + TELL_EVERY_S
         limit.cancel()
     if process.returncode:
-        raise Unavailable(f"Kubernetes' programs could not be built: {''.join(said)[-2000:]}")
+        raise Unavailable(f"Kubernetes' programs could not be built: {''.join(output)[-2000:]}")
 
 
 def _go(*arguments: str) -> str:

@@ -12,11 +12,11 @@ class Refusal(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self) -> None:
-        said = f"<Error><Code>AccessDenied</Code><Message>{escape(str(self.headers))}</Message></Error>".encode()
+        body = f"<Error><Code>AccessDenied</Code><Message>{escape(str(self.headers))}</Message></Error>".encode()
         self.send_response(HTTPStatus.FORBIDDEN)
-        self.send_header("Content-Length", str(len(said)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(body)
 
 
 if __name__ == "__main__":

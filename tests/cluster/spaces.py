@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 LIMIT_S = 90.0
 CLEAN_UP_LIMIT_S = 600.0
-"""Unpacked images are some hundred thousand files, and a busy disk takes its time to remove them."""
+"""Unpacked images are some hundred thousand files, and a busy disk removes them slowly."""
 TESTS = Path(__file__).parents[1]
 
 
 def eventually(
     look: Callable[[], T | None], what: str, limit_s: float = LIMIT_S, check: Callable[[], None] = lambda: None
 ) -> T:
-    """Look until there is something, at most `limit_s`; an AssertionError says what was missing. `check` raises where
-    there is no more hope."""
+    """Poll until the result is true, for at most `limit_s`; AssertionError names what was missing. `check` raises if
+    waiting cannot help."""
     deadline = time.monotonic() + limit_s
     while not (found := look()):
         check()
@@ -47,7 +47,7 @@ def environment() -> dict[str, str]:
 
 
 def run(*command: str | Path, given: str | None = None, limit_s: float = LIMIT_S) -> str:
-    """What a command says; an AssertionError with all of it when it fails. `given` is what it reads."""
+    """The output of a command; AssertionError with all output if it fails. `given` is its input."""
     done = subprocess.run(
         command, input=given or "", capture_output=True, text=True, timeout=limit_s, check=False
     )  # fmt: skip
@@ -57,7 +57,7 @@ def run(*command: str | Path, given: str | None = None, limit_s: float = LIMIT_S
 
 @dataclass
 class Program:
-    """A process that runs until it is stopped; what it says goes into a file."""
+    """A process that runs until it is stopped; its output goes into a file."""
 
     name: str
     command: Sequence[str | Path]
@@ -78,15 +78,15 @@ class Program:
         return self._outer.pid
 
     def check(self) -> None:
-        """AssertionError with the last that it said when it has ended."""
+        """AssertionError with its last output when it has ended."""
         assert self._outer is not None, f"{self.name} was not started"
-        assert self._outer.poll() is None, f"{self.name} ended with {self._outer.returncode}:\n{self.said()}"
+        assert self._outer.poll() is None, f"{self.name} ended with {self._outer.returncode}:\n{self.last_output()}"
 
-    def said(self) -> str:
+    def last_output(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
 
     def stop(self) -> None:
-        """By SIGKILL: nothing of it is needed any more."""
+        """By SIGKILL: its state is no longer needed."""
         if self._outer is None:
             return
         # `nsenter` waits for the program itself, which is its child.
@@ -121,7 +121,7 @@ class Space:
         return ["nsenter", f"--target={self.first}", "--net", "--mount", "--pid", "--uts", "--", *map(str, command)]
 
     def run(self, *command: str | Path) -> str:
-        """What a command in here says; an AssertionError when it fails."""
+        """The output of a command in this space; AssertionError if it fails."""
         return run(*self.inside(*command))
 
     def wire(self, script: str) -> None:

@@ -47,9 +47,9 @@ def test_the_reported_cause_is_the_current_one(
         model("pulls", scaled, image=absent),
         model("crashes", scaled, podTemplate=running("import sys; print('last words'); sys.exit(3)")),
     )
-    # Told once, however often it is tried again until this test ends.
+    # Reported once, for any number of retries until this test ends.
     assert "last words" in tenant.wait_for_reason("im/crashes", "CrashLoop", START_LIMIT_S)
-    told, tried = status_writes(platform, tenant, "crashes"), restarts(tenant, "crashes")
+    writes_before, tried = status_writes(platform, tenant, "crashes"), restarts(tenant, "crashes")
 
     for name in ("frozen", "hungry", "spread"):
         tenant.wait_ready(f"im/{name}", START_LIMIT_S)
@@ -65,8 +65,8 @@ def test_the_reported_cause_is_the_current_one(
     with pytest.raises(urllib.error.HTTPError) as refused:
         tenant.infer("hungry", {"IN": ("FP32", [1, 1], [-1])})
     assert "signal 9 (possibly out of memory)" in refused.value.read().decode()
-    said = degraded(tenant, "hungry", "OutOfMemory")
-    assert "the limit is 400Mi, raise spec.resources.limits.memory" in said
+    message = degraded(tenant, "hungry", "OutOfMemory")
+    assert "the limit is 400Mi, raise spec.resources.limits.memory" in message
     assert (restarts(tenant, "hungry"), tenant.infer("hungry", {"IN": ("FP32", [1, 1], [3])})) == (0, {"OUT": [3]})
 
     assert "readiness probe fails" in tenant.wait_for_reason("im/frozen", "ProbeFailed")
@@ -91,16 +91,16 @@ def test_the_reported_cause_is_the_current_one(
     assert "pull secrets absent" in tenant.wait_for_reason("im/pulls", "ImagePullFailed")
 
     eventually(lambda: restarts(tenant, "crashes") > tried + 1, "other tries", START_LIMIT_S)
-    assert status_writes(platform, tenant, "crashes") == told
+    assert status_writes(platform, tenant, "crashes") == writes_before
 
 
 def degraded(tenant: Tenant, name: str, reason: str, words: str = "", limit_s: float = SECONDS_TO_REPORT) -> str:
     """What Degraded says, once it is True for this reason."""
 
     def look() -> str | None:
-        said = tenant.condition(f"im/{name}", "Degraded")
-        is_it = (said.get("status"), said.get("reason")) == ("True", reason) and words in said["message"]
-        return str(said["message"]) if is_it else None
+        condition = tenant.condition(f"im/{name}", "Degraded")
+        is_it = (condition.get("status"), condition.get("reason")) == ("True", reason) and words in condition["message"]
+        return str(condition["message"]) if is_it else None
 
     return eventually(look, f"{name} to be degraded by {reason}", limit_s)
 

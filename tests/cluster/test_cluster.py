@@ -145,8 +145,8 @@ def test_helm_installs_a_chart(cluster: Cluster, namespace: str, tmp_path: Path)
 
 def test_a_login_is_authenticated_as_its_service_account(cluster: Cluster, namespace: str) -> None:
     kubeconfig = cluster.login(namespace, "default")
-    said = cluster.kubectl(f"--kubeconfig={kubeconfig}", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
-    assert said == f"system:serviceaccount:{namespace}:default"
+    user = cluster.kubectl(f"--kubeconfig={kubeconfig}", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
+    assert user == f"system:serviceaccount:{namespace}:default"
 
 
 def test_each_pod_gets_its_own_gpu_slice_and_the_third_waits(cluster: Cluster, namespace: str, gpus: Gpus) -> None:
@@ -297,7 +297,7 @@ def test_connections_to_the_api_server_can_be_broken(own: OwnCluster, namespace:
     assert MESSAGE in attempt("create", "configmap", "mine").stderr
     faults.set_api("pass", Rule("GET", "/configmaps", delay_s=30))
     assert attempt("get", "configmaps", limit="1s").returncode != 0
-    # A client that is told to come again in a second does so.
+    # A client that gets Retry-After: 1 retries after a second.
     faults.set_api("pass", Rule("POST", "/configmaps", status=429, times=2))
     assert attempt("create", "configmap", "second").returncode == 0
     faults.set_api("pass", Rule("POST", "/configmaps", lose=True))
@@ -332,8 +332,8 @@ def test_an_existing_cluster_can_be_used(own: OwnCluster, namespace: str) -> Non
         assert fetch(given.forward("pod/server", 8000, namespace)) == "server"
         assert given.kubectl("get", "pod", f"--namespace={namespace}", "-o", "name") == "pod/server\n"
         login = given.login(namespace, "default")
-        said = own.kubectl(f"--kubeconfig={login}", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
-        assert said == f"system:serviceaccount:{namespace}:default"
+        user = own.kubectl(f"--kubeconfig={login}", "auth", "whoami", "-o", "jsonpath={.status.userInfo.username}")
+        assert user == f"system:serviceaccount:{namespace}:default"
     finally:
         given.stop()
 

@@ -35,21 +35,21 @@ def dry_run(api: client.CustomObjectsApi, given: Json) -> str:
 
 
 def test_good_objects_are_accepted(api: client.CustomObjectsApi) -> None:
-    assert {name: said for name, example in GOOD.items() if (said := dry_run(api, example))} == {}
+    assert {name: message for name, example in GOOD.items() if (message := dry_run(api, example))} == {}
 
 
 @pytest.mark.parametrize("bad", BAD, ids=[bad.name for bad in BAD])
 def test_an_invalid_object_is_refused_with_path_and_valid_values(bad: Bad, api: client.CustomObjectsApi) -> None:
-    said = dry_run(api, bad.object)
-    assert bad.path in said
-    assert bad.message in said
+    message = dry_run(api, bad.object)
+    assert bad.path in message
+    assert bad.message in message
 
 
 def test_an_unknown_field_is_refused(api: client.CustomObjectsApi) -> None:
     misspelt = changed(model(), {"spec.model.versionPolice": {}, "spec.autoscaling": {"provider": "HPA"}})
-    said = dry_run(api, misspelt)
-    assert 'unknown field "spec.model.versionPolice"' in said
-    assert 'unknown field "spec.autoscaling"' in said
+    message = dry_run(api, misspelt)
+    assert 'unknown field "spec.model.versionPolice"' in message
+    assert 'unknown field "spec.autoscaling"' in message
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def apply(cluster: Cluster, namespace: str, *objects: Json) -> None:
 
 def patch_status(cluster: Cluster, namespace: str, target: str, status: Json) -> Any:
     patch = json.dumps({"status": status})
-    said = cluster.kubectl(
+    answer = cluster.kubectl(
         "patch", f"--namespace={namespace}", target, "--subresource=status", "--type=merge", "--patch", patch, "-ojson"
     )
-    return json.loads(said)["status"]
+    return json.loads(answer)["status"]
 
 
 READY = {

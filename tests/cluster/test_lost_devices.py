@@ -66,11 +66,11 @@ def test_lost_devices_and_nodes_are_reported_and_replaced(
     assert time.monotonic() < begun + SECONDS_TO_REPORT
     assert (tenant.names("pods"), tenant.condition("im/slice")["status"]) == (pods, "True")
     tenant.kubectl("delete", "pod", "--selector=halimede.dev/model=slice", "--wait=false")
-    said = tenant.wait_for_reason("im/slice", "InsufficientDevices")
-    assert f"No node has {HALF}. The nodes have in all: nvidia.com/mig-1g.10gb (2)" in said
+    message = tenant.wait_for_reason("im/slice", "InsufficientDevices")
+    assert f"No node has {HALF}. The nodes have in all: nvidia.com/mig-1g.10gb (2)" in message
 
-    said = tenant.wait_for_reason("im/moves", "NodeLost")
-    assert f"its node {lost} does not answer" in said
+    message = tenant.wait_for_reason("im/moves", "NodeLost")
+    assert f"its node {lost} does not answer" in message
     gpus.repartition(home, halves)
     tenant.wait_ready("im/moves", START_LIMIT_S)
     tenant.wait_ready("im/slice", START_LIMIT_S)

@@ -123,7 +123,7 @@ def test_every_failing_model_reports_its_cause(
     }  # fmt: skip
     apply(tenant, *({**model(name, ""), "spec": spec} for name, (spec, _, _) in cases.items()))
 
-    said: dict[str, Object] = {}
+    conditions: dict[str, Object] = {}
     pods_reported_at: dict[str, float] = {}
     objects_reported_at: dict[str, float] = {}
 
@@ -132,9 +132,9 @@ def test_every_failing_model_reports_its_cause(
         for pod in tenant.get("pods")["items"]:
             if reports_a_failure(pod) or pod["metadata"]["uid"] in without_volumes:
                 pods_reported_at.setdefault(pod["metadata"]["labels"]["halimede.dev/model"], time.monotonic())
-        said.update(ready(tenant))
+        conditions.update(ready(tenant))
         for name, (_, reason, words) in cases.items():
-            condition = said.get(name, {})
+            condition = conditions.get(name, {})
             if condition.get("reason") == reason and all(word in condition["message"] for word in words):
                 objects_reported_at.setdefault(name, time.monotonic())
         return objects_reported_at.keys() == cases.keys()
@@ -142,7 +142,7 @@ def test_every_failing_model_reports_its_cause(
     try:
         eventually(all_reported, "all causes to be reported", START_LIMIT_S)
     except AssertionError as error:
-        missing = {name: condition for name, condition in said.items() if name not in objects_reported_at}
+        missing = {name: condition for name, condition in conditions.items() if name not in objects_reported_at}
         raise AssertionError(f"{error}\n{json.dumps(missing, indent=1)}") from None
     # A model whose object was read with its cause before its pod was read has no time. No pod reports a quota.
     assert pods_reported_at.keys().isdisjoint({"quota"})
@@ -164,7 +164,7 @@ def test_every_failing_model_reports_its_cause(
     pods, made = tenant.names("pods"), writes_for(platform, tenant.namespace)
     tried = restarts(tenant, "crashes")
     eventually(lambda: restarts(tenant, "crashes") > tried, "another try", START_LIMIT_S)
-    assert ready(tenant) == said
+    assert ready(tenant) == conditions
     assert (tenant.names("pods"), writes_for(platform, tenant.namespace)) == (pods, made)
 
     tenant.apply(json.dumps(model("serves", scaled)))
@@ -200,12 +200,12 @@ def test_an_unreachable_store_is_reported_and_its_return_noticed(
 
     def all_reported() -> bool:
         now = datetime.now(UTC)
-        said = ready(tenant)
+        conditions = ready(tenant)
         for pod in tenant.get("pods")["items"]:
             name = pod["metadata"]["labels"]["halimede.dev/model"]
-            message = said.get(name, {}).get("message", "")
+            message = conditions.get(name, {}).get("message", "")
             if name in causes and f"unreachable: {_at(servers[name], scaled)}: {causes[name]}, trying again" in message:
-                assert said[name]["reason"] == "ModelFetchFailed"
+                assert conditions[name]["reason"] == "ModelFetchFailed"
                 reported_after.setdefault(name, (now - _first_start(pod)).total_seconds())
         return reported_after.keys() == causes.keys()
 
@@ -312,9 +312,9 @@ def test_missing_objects_of_a_pod_are_reported_until_they_exist(
         for pod in tenant.get("pods")["items"]:
             if reports_a_failure(pod) or pod["metadata"]["uid"] in without_volumes:
                 pods_reported_at.setdefault(pod["metadata"]["labels"]["halimede.dev/model"], time.monotonic())
-        said = ready(tenant)
+        conditions = ready(tenant)
         for name, (_, reason, words) in cases.items():
-            if said[name].get("reason") == reason and words in said[name]["message"]:
+            if conditions[name].get("reason") == reason and words in conditions[name]["message"]:
                 objects_reported_at.setdefault(name, time.monotonic())
         return objects_reported_at.keys() == cases.keys()
 

@@ -254,7 +254,7 @@ def test_models_serve_through_upgrade_uninstall_and_install(
 
     helm(platform, "upgrade", changed_chart(tmp_path), "--set=stores.s3.region=eu-central-1")
     assert columns(cluster)[-1] == "Generation"
-    eventually(lambda: tenant.condition("im/twice", "UpgradeAvailable"), "the other region to be told")
+    eventually(lambda: tenant.condition("im/twice", "UpgradeAvailable"), "the other region to be reported")
     assert standing(tenant) == before
     restarted = {"metadata": {"annotations": {"example.com/restarted": "now"}}}
     tenant.apply(model("twice", scaled, podTemplate=restarted))
@@ -387,7 +387,7 @@ def test_the_examples_work_as_documented(tenant: Tenant) -> None:
 
 
 def test_one_tenants_deep_objects_delay_no_other_tenant(platform: Platform, tenant: Tenant, scaled: str) -> None:
-    """Neither when it is told by a watch, nor when it is in the list of an operator that starts."""
+    """Neither when a watch reports it, nor when it is in the list of an operator that starts."""
     path = f"/apis/halimede.dev/v1alpha1/namespaces/{tenant.namespace}/inferencemodels"
     for levels in (500, 2_000, 9_000):
         deep = model(f"deep-{levels}", scaled, podTemplate={"spec": {"x": "HERE"}})
@@ -402,7 +402,7 @@ def test_one_tenants_deep_objects_delay_no_other_tenant(platform: Platform, tena
                 lambda what=f"im/deep-{levels}", how=condition: (
                     "within one another" in tenant.kubectl("get", what, how)
                 ),
-                "what is wrong to be told",
+                "the problem to be reported",
             )
         restart = ("deployment/halimede", f"--namespace={NAMESPACE}")
         platform.cluster.kubectl("rollout", "restart", *restart)

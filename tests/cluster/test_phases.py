@@ -23,7 +23,7 @@ with only_one(Path(sys.argv[1]), "programs"):
 
 def test_a_waiting_process_reports_for_what_and_how_long(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lock = tmp_path / "lock"
-    said = ""
+    output = ""
 
     def wait() -> None:
         with only_one(lock, "programs"):
@@ -38,16 +38,16 @@ def test_a_waiting_process_reports_for_what_and_how_long(tmp_path: Path, capfd: 
         waiting = threading.Thread(target=wait)
         waiting.start()
 
-        def told() -> bool:
-            nonlocal said
-            said += capfd.readouterr().err
-            return said.endswith("\n")
+        def has_reported() -> bool:
+            nonlocal output
+            output += capfd.readouterr().err
+            return output.endswith("\n")
 
-        eventually(told, "the reason for waiting")
-        assert said == f"Waiting for process {holder.pid}, which is busy with programs ...\n"
+        eventually(has_reported, "the reason for waiting")
+        assert output == f"Waiting for process {holder.pid}, which is busy with programs ...\n"
         holder.stdin.close()
         waiting.join()
-    assert capfd.readouterr().err.startswith(said.removesuffix(" ...\n") + ": ")
+    assert capfd.readouterr().err.startswith(output.removesuffix(" ...\n") + ": ")
     assert lock.read_text() == str(os.getpid())
 
 

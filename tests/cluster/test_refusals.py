@@ -42,7 +42,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def told(place: Place, name: str, kind: str) -> dict[str, Any]:
+def condition_of(place: Place, name: str, kind: str) -> dict[str, Any]:
     conditions = (place.get("inferencemodel", name).get("status") or {}).get("conditions", ())
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
@@ -56,13 +56,13 @@ def test_pod_template_mistakes_are_reported_and_change_no_child(place: Place) ->
     for name, (spec, _) in MISTAKES.items():
         place.model(name, **spec)
     place.model("digits", serving={"ports": {"http": 9000}}, **MISTAKES["field"][0])
-    eventually(lambda: place.settled("digits", *MISTAKES), "all to be told", check=operator.check)
+    eventually(lambda: place.settled("digits", *MISTAKES), "all to be reported", check=operator.check)
     assert time.monotonic() < begun + SECONDS_TO_TELL
     for name, message in {
         **{name: text for name, (_, text) in MISTAKES.items()},
         "digits": MISTAKES["field"][1],
     }.items():
-        accepted = told(place, name, "Accepted")
+        accepted = condition_of(place, name, "Accepted")
         assert (accepted["status"], accepted["reason"]) == ("False", "ApplyRefused")
         assert message in accepted["message"]
     assert place.children() == whole
@@ -82,7 +82,7 @@ def test_taken_names_are_reported_and_retried_within_ten_seconds(place: Place) -
     eventually(lambda: place.settled("x", "twice"), "the status", check=operator.check)
     place.model("x-pods")
     eventually(lambda: place.settled("x-pods"), "the status", check=operator.check)
-    messages = {name: told(place, name, "Accepted")["message"] for name in ("twice", "x-pods")}
+    messages = {name: condition_of(place, name, "Accepted")["message"] for name in ("twice", "x-pods")}
     assert "Service twice exists and belongs to somebody else" in messages["twice"]
     assert "Service x-pods exists and belongs to InferenceModel x" in messages["x-pods"]
     assert not [name for name in place.children() if name.endswith((" x-pods-pods", "Deployment x-pods"))]

@@ -150,32 +150,32 @@ spec:
 
 def test_a_uri_without_a_model_is_reported(tenant: Tenant) -> None:
     tenant.apply(model("nothing", "s3://models/nowhere"))
-    said = tenant.wait_for_reason("im/nothing", "ModelFetchFailed", START_LIMIT_S)
-    assert "s3://models/nowhere" in said
+    message = tenant.wait_for_reason("im/nothing", "ModelFetchFailed", START_LIMIT_S)
+    assert "s3://models/nowhere" in message
 
 
 def test_an_invalid_configuration_is_reported(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
     add_scaled(tmp_path, "odd", 2)
     write_config(tmp_path / "odd", "max_batch_size: many\n")
     tenant.apply(model("odd", platform.store.put("odd", tmp_path / "odd")))
-    said = tenant.wait_for_reason("im/odd", "InvalidModel", START_LIMIT_S)
-    assert "max_batch_size" in said
+    message = tenant.wait_for_reason("im/odd", "InvalidModel", START_LIMIT_S)
+    assert "max_batch_size" in message
 
 
 def test_a_model_that_cannot_be_loaded_is_reported(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "broken" / "1").mkdir(parents=True)
     (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"this is no model")
     tenant.apply(model("broken", platform.store.put("broken", tmp_path / "broken")))
-    said = tenant.wait_for_reason("im/broken", "ModelLoadFailed", START_LIMIT_S)
-    assert "broken" in said
+    message = tenant.wait_for_reason("im/broken", "ModelLoadFailed", START_LIMIT_S)
+    assert "broken" in message
 
 
 def test_a_device_that_no_node_has_is_reported(tenant: Tenant, gpus: Gpus, scaled: str) -> None:
     gpus.install("node-1", Layout([["1g.10gb"]]))
     tenant.apply(model("hungry", scaled, "accelerator: {type: MIG, mig: {profile: 7g.80gb}}"))
-    said = tenant.wait_for_reason("im/hungry", "InsufficientDevices", SECONDS_TO_TELL)
-    assert "nvidia.com/mig-7g.80gb" in said
-    assert "1g.10gb" in said
+    message = tenant.wait_for_reason("im/hungry", "InsufficientDevices", SECONDS_TO_TELL)
+    assert "nvidia.com/mig-7g.80gb" in message
+    assert "1g.10gb" in message
 
 
 def test_a_user_scales_edits_and_deletes_a_model(tenant: Tenant, scaled: str) -> None:

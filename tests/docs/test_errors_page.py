@@ -116,7 +116,7 @@ def ask_python(name: str, times: int = 1) -> Callable[[RunningServer], Answer]:
 PROVOKED = {
     "no such model": lambda s: infer(s, "/v2/models/n/infer"),
     "no such version": lambda s: infer(s, "/v2/models/m/versions/9/infer"),
-    "the body is no JSON": lambda s: s.post("/v2/models/m/infer", "{nope"),
+    "the body is not JSON": lambda s: s.post("/v2/models/m/infer", "{nope"),
     "no inputs": lambda s: s.post("/v2/models/m/infer", {}),
     "an input that the model does not have": lambda s: infer(s, name="z"),
     "the wrong number of inputs": lambda s: s.post("/v2/models/m/infer", {"inputs": []}),

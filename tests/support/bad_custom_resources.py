@@ -224,7 +224,7 @@ _BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     "gpu-resource": (
         {"spec.resources": {"limits": {"nvidia.com/gpu": 1}}},
         "spec.resources.limits",
-        "spec.accelerator asks for GPUs",
+        "use spec.accelerator",
     ),
     "node-selector": (
         {"spec.scheduling": {"nodeSelector": {"a b": "c"}}},
@@ -306,7 +306,7 @@ _BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     "env-devices": (
         {"spec.env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
         "spec.env[0].name",
-        "would open devices of others",
+        "would open devices of other pods",
     ),
     "account": ({"spec.serviceAccountName": "Admin"}, "spec.serviceAccountName", "lower case letters"),
     "template-labels": (

@@ -38,7 +38,7 @@ REMEMBERED_DELETIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is kept of an object."""
+    """A stored object with its metadata."""
 
     kind: str
     namespace: str
@@ -48,7 +48,7 @@ class Entry:
     owner: str | None
     """Uid of its controller; None if it has none."""
     key: Key | None
-    """What to reconcile when it changes; None if it belongs to no object of ours."""
+    """What to reconcile when it changes; None if it belongs to none of our objects."""
     uses: frozenset[str]
     """Names of the InferenceModels of a ModelEnsemble."""
     json: bytes
@@ -68,7 +68,7 @@ class Cache:
         self._users: dict[tuple[str, str], set[Key]] = {}
         """Namespace and name of an InferenceModel -> the ensembles that use it."""
         self._deleted: OrderedDict[str, int] = OrderedDict()
-        """Uid -> version at which it was gone. The same uid may come back: when somebody removes our label and sets it
+        """Uid -> version at which it was gone. The same uid may come back: when a user removes our label and sets it
         again."""
         self._floors: dict[tuple[str, str | None], int] = {}
         """Version of the last complete list of a kind, in one namespace or (None) in all."""

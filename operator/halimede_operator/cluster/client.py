@@ -1,4 +1,4 @@
-"""Calls to the API server: objects as dicts, one field manager, errors that are classified by what to do next."""
+"""Calls to the API server: objects as dicts, one field manager, errors classified by how to handle them."""
 
 import datetime
 import email.utils
@@ -25,7 +25,7 @@ MOST_EVENTS = 32
 """Of one pod. A kubelet makes one for each message, but anybody may write events about a pod."""
 NO_VERSION = "1"
 """A resourceVersion that no object has, because etcd counts writes from 2. An apply that names it creates the object if
-there is none, and is a conflict otherwise."""
+the name is free, and is a conflict otherwise."""
 
 
 class NotLeaderError(Exception):
@@ -64,7 +64,7 @@ class KubeApi(Protocol):
     """What a reconcile needs of the API server. All methods raise ApiError; writes also raise NotLeaderError."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """The object; None if there is none."""
+        """The object; None if it does not exist."""
         ...
 
     async def list_labelled(
@@ -266,7 +266,7 @@ class KubeClient:
             try:
                 value: Object = decode(data)
             except orjson.JSONDecodeError as error:
-                raise ApiError(verb, path, 0, "Malformed", "the answer is no JSON") from error
+                raise ApiError(verb, path, 0, "Malformed", "the answer is not JSON") from error
             return status, value
         raise error_of(verb, path, status, headers, data)
 
@@ -306,7 +306,7 @@ def _apply_request(value: Object, is_new: bool) -> tuple[Resource, str, Object]:
 
 
 def error_of(verb: str, path: str, status: int, headers: Mapping[str, str], data: bytes) -> ApiError:
-    """The error that an answer stands for. data: a Status as JSON, or any text of a proxy in between."""
+    """The error for an answer. data: a Status as JSON, or any text of a proxy in between."""
     now = datetime.datetime.now(datetime.UTC)
     retry_after_s = retry_after(headers.get("Retry-After"), now)
     try:

@@ -1,4 +1,4 @@
-"""Decodes JSON of the API server safely, whatever users put into their objects.
+"""Decodes JSON of the API server safely: users may put anything into their objects.
 
 The API server stores objects that are nested thousands of levels deep. Python reads 1,000 levels, and orjson writes
 254. So parts that are too deep are cut out of the text before it is decoded. Whether a spec with such a cut is valid is
@@ -34,7 +34,7 @@ def decode(data: bytes) -> Any:  # Any: JSON
 
 
 def decode_list(data: bytes, kept: Callable[[Any], Any]) -> dict[str, Any]:
-    """Decode the document of a list. Raises ValueError if it is no JSON.
+    """Decode the document of a list. Raises ValueError if it is not JSON.
 
     kept: returns what to keep of an item that is longer than LARGE_CHARACTERS; called before the next item is decoded.
     """

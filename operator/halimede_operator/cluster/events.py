@@ -22,7 +22,7 @@ class Events:
         self._limit = EventLimit()
 
     async def post(self, key: Key, about: Object, drafts: Sequence[EventDraft], now: str) -> None:
-        """Post events about an object, as far as the limit of events allows. now: RFC 3339.
+        """Post events about an object, unless `EventLimit` suppresses them. now: RFC 3339.
 
         A failed post is only logged, because the status has the same information.
         """

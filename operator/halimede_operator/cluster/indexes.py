@@ -1,4 +1,4 @@
-"""Reads the repository index of each pod over HTTP, beside the reconciles, so that no reconcile waits for a pod.
+"""Reads the repository index of each pod over HTTP, apart from the reconciles, so that no reconcile waits for a pod.
 
 A pod is asked when its status changes, and periodically: often while some version is not READY, or if models have
 worker processes, because these die without a change of the pod's status; rarely otherwise. A reconcile uses the last
@@ -18,7 +18,7 @@ import orjson
 from halimede_operator.core.api.spec import Key
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion
 
-AT_ONCE = 32
+MAX_CONCURRENT = 32
 """Pods that are asked at the same time."""
 LARGEST_BYTES = 1 << 20
 MOST_VERSIONS = 4096
@@ -34,7 +34,7 @@ class Periods:
     ready_s: float = 60.0
 
     def after(self, index: PodIndex) -> float:
-        """Seconds from this answer of a pod to the next question."""
+        """Seconds from this answer of a pod to the next request."""
         if index.error is not None or any(version.state != "READY" for version in index.versions):
             return self.unready_s
         return self.workers_s if any(version.has_workers for version in index.versions) else self.ready_s
@@ -67,7 +67,7 @@ class Indexes:
         self._pods: dict[str, _Pod] = {}
         self._by_key: dict[Key, set[str]] = {}
         self._heap: list[tuple[float, str]] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def of(self, key: Key, pods: Iterable[Object]) -> Mapping[str, PodIndex]:
         """The last answers of these pods, by uid. From now on exactly these pods of the key are asked."""
@@ -96,7 +96,7 @@ class Indexes:
         return {uid: index for uid in urls if (index := self._pods[uid].index) is not None}
 
     async def run(self) -> None:
-        slots = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(MAX_CONCURRENT)
         # No cookies and no proxies: pods are asked by address. No decompression: it could exceed LARGEST_BYTES.
         async with (
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False) as session,
@@ -110,7 +110,7 @@ class Indexes:
 
     async def _next(self) -> str:
         while True:
-            self._news.clear()
+            self._changed.clear()
             wait: float | None = None
             while self._heap:
                 due, uid = self._heap[0]
@@ -126,7 +126,7 @@ class Indexes:
                 return uid
             try:
                 async with asyncio.timeout(wait):
-                    await self._news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 pass
 
@@ -149,7 +149,7 @@ class Indexes:
 
     def _push(self, due: float, uid: str) -> None:
         heapq.heappush(self._heap, (due, uid))
-        self._news.set()
+        self._changed.set()
 
 
 def index_url(pod: Object) -> str | None:
@@ -196,7 +196,7 @@ def parse_index(data: bytes) -> PodIndex:
             return PodIndex(error="the index is too long")
         versions = [_version(line) for line in lines]
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return PodIndex(error="the answer is no index")
+        return PodIndex(error="the answer is not an index")
     return PodIndex(tuple(sorted(versions, key=lambda line: (line.model, line.version))))
 
 
@@ -216,5 +216,5 @@ def _version(line: Mapping[str, Any]) -> ServedVersion:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError("no text")
+        raise TypeError("not a string")
     return value

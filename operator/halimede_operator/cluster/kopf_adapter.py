@@ -68,7 +68,7 @@ class CacheFeed:
                 entry = entry_of(where.resource, value)
                 self._collect(lambda: self._cache.learn(entry, listed=kind is None))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            log.warning("one of the %s cannot be read and is left alone: %r", where, error)
+            log.warning("one of the %s cannot be read and is ignored: %r", where, error)
         if kind is None:
             self._unreported[where] -= 1
             self._check_complete()

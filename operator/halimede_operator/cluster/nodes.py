@@ -1,4 +1,4 @@
-"""Reads the cluster's nodes: all of them on request, and beside the reconciles those on which our pods hold devices."""
+"""Reads the cluster's nodes: all of them on request, and periodically those on which our pods hold devices."""
 
 import asyncio
 from collections import Counter

@@ -11,14 +11,14 @@ from halimede_operator.core.operator_mark import FREE_AFTER_S
 KEPT_S = 10.0
 """How long the last answer about a Lease is used."""
 MOST_LEASES = 1000
-"""Bounds memory: anybody who may write statuses may name Leases."""
+"""Bounds memory: every user who may write statuses can name Leases."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     asked: float
     version: str | None
-    """None: there is no such Lease. "": we may not read it."""
+    """None: the Lease does not exist. "": we may not read it."""
     changed: float
     """When this version was first seen, by our own clock."""
 
@@ -49,7 +49,7 @@ class OtherOperators:
         return seen.version is not None and (not seen.version or now < seen.changed + FREE_AFTER_S)
 
     async def _version(self, lease: str) -> str | None:
-        """The Lease's resourceVersion; None if there is none, "" if we may not read it."""
+        """The Lease's resourceVersion; None if it does not exist, "" if we may not read it."""
         namespace, _, name = lease.partition("/")
         try:
             value = await self._api.get(LEASES, namespace, name)

@@ -1,4 +1,4 @@
-"""When each watch last heard from the API server, for readiness, liveness and the metric of the watches' age.
+"""When each watch last received anything from the API server: for readiness, liveness and the metric of watch ages.
 
 kopf's thread writes and our event loop reads. No lock is needed, because each write is one assignment in a dict.
 """
@@ -69,7 +69,7 @@ class WatchHealth:
     def stuck(self, now: float) -> list[Collection]:
         """Collections whose watch neither received anything nor sent a request for STUCK_S.
 
-        A watch whose requests fail is not stuck: a restart would not help while the API server is away.
+        A watch whose requests fail is not stuck: a restart would not help while the API server does not answer.
         """
         return [
             where

@@ -1,8 +1,8 @@
 """What an error of the API server means for the caller, and how to report it to the author of a spec.
 
-The HTTP status alone is not enough. A mistake inside `podTemplate` is a 500, as an outage is. A request in a namespace
-that is being deleted gets 403, as missing rights do. So the table also looks at the message. The first matching row
-counts.
+The HTTP status alone is not enough. A mistake inside `podTemplate` is a 500, the same as an outage. A request in a
+namespace that is being deleted gets 403, the same as missing rights. So the table also matches the message. The first
+matching row counts.
 """
 
 import re
@@ -40,25 +40,25 @@ class Meaning(Enum):
     TRANSIENT = "ApplyFailed"
     """The same request may succeed later."""
     NAMESPACE_TERMINATING = "NamespaceTerminating"
-    """The namespace is being deleted, or does not exist any more."""
+    """The namespace is being deleted, or no longer exists."""
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the same request is refused again until somebody changes something."""
+        """Whether the same request is refused again until a user changes something."""
         return self in (Meaning.FORBIDDEN, Meaning.OVER_QUOTA, Meaning.REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     statuses: range | frozenset[int]
-    says: re.Pattern[str] | None
+    pattern: re.Pattern[str] | None
     """Searched in the message followed by the reasons of its causes; None matches any message."""
     meaning: Meaning
 
 
-def _row(statuses: range | set[int], says: str | None, meaning: Meaning) -> _Row:
+def _row(statuses: range | set[int], pattern: str | None, meaning: Meaning) -> _Row:
     listed = statuses if isinstance(statuses, range) else frozenset(statuses)
-    return _Row(listed, None if says is None else re.compile(says), meaning)
+    return _Row(listed, None if pattern is None else re.compile(pattern), meaning)
 
 
 _ROWS = (
@@ -80,8 +80,8 @@ _ROWS = (
 
 def meaning_of(status: int, message: str, causes: Sequence[Cause] = ()) -> Meaning:
     """Classify an error. status: HTTP's number, 0 if there was no answer."""
-    said = " ".join((message, *(cause.reason for cause in causes)))
-    fitting = (row for row in _ROWS if status in row.statuses and (row.says is None or row.says.search(said)))
+    searched = " ".join((message, *(cause.reason for cause in causes)))
+    fitting = (row for row in _ROWS if status in row.statuses and (row.pattern is None or row.pattern.search(searched)))
     return next((row.meaning for row in fitting), Meaning.TRANSIENT)
 
 
@@ -150,7 +150,7 @@ class _Item:
 
 
 def _reach(value: Any, steps: Sequence[str | _Item]) -> list[str]:
-    """Follow the steps as far as the value has them; return those as text."""
+    """Follow the steps until the value lacks one; return the followed steps as text."""
     texts: list[str] = []
     for step in steps:
         if isinstance(step, str):

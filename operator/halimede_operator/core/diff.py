@@ -71,10 +71,10 @@ def diff(
     observed: the owner's children, and other objects that have the name of a wanted child. uid: of the owner.
     replica_sets: of its Deployment.
     """
-    standing = {_identity(child): child for child in observed}
+    existing = {_identity(child): child for child in observed}
     changes: list[Change] = []
     for child in wanted:
-        found = standing.get(_identity(child))
+        found = existing.get(_identity(child))
         if found is None:
             changes.append(Apply(child, is_new=True))
         elif found["metadata"].get("deletionTimestamp"):

@@ -1,11 +1,11 @@
 """Leader election: which of several operators acts. The rules around one Lease object, with times of one local clock.
 
 The rules are those of client-go. A holder that does not renew counts as dead when its record has not changed for the
-lease's duration *while we watched it*, by our own clock. The times written in the record are for people only. So clocks
-that differ do no harm.
+lease's duration *while we watched it*, by our own clock. The times in the record are for people only, so clock
+skew is harmless.
 
-One rule differs on purpose. A holder that cannot renew, because the API server is away, stops acting after
-`RENEW_DEADLINE_S`, but its process goes on: it renews when it can, unless it then sees that another operator holds the
+One rule differs on purpose. A holder that cannot renew, because the API server does not answer, stops acting after
+`RENEW_DEADLINE_S`, but its process keeps running. It renews as soon as it can, unless another operator then holds the
 lease. An outage of the API server is no reason to restart the operator.
 """
 
@@ -34,12 +34,12 @@ class Step(Enum):
 
     CREATE = auto()
     TAKE = auto()
-    """Write ourselves into it: it has no holder, or its holder is dead."""
+    """Become its holder: it has no holder, or the holder is dead."""
     RENEW = auto()
     WAIT = auto()
     """Another operator holds it."""
-    GIVE_UP = auto()
-    """It was ours and another operator holds it now: what we know about the cluster may be old."""
+    LOST = auto()
+    """We held it, and another operator holds it now: our view of the cluster may be outdated."""
 
 
 class Election:
@@ -72,7 +72,7 @@ class Election:
         if record.holder == self.identity:
             return Step.RENEW
         if self._renewed_at is not None and record.holder:
-            return Step.GIVE_UP
+            return Step.LOST
         if not record.holder or now >= self._changed_at + record.duration_s:
             return Step.TAKE
         return Step.WAIT

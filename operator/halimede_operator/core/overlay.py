@@ -2,9 +2,9 @@
 
 - Objects merge field by field. Nothing is removed.
 - Lists of named items merge by Kubernetes' own keys: containers, volumes, env and so on by name, ports by number and
-  protocol, volumeMounts by mountPath, topologySpreadConstraints by key and policy. New items come after ours.
-- Tolerations are added to ours: they have no names, and there is no reason to remove one of ours.
-- Any other value replaces ours.
+  protocol, volumeMounts by mountPath, topologySpreadConstraints by key and policy. New items come last.
+- Tolerations are added to those of the template: they have no names, and no reason exists to remove one.
+- Any other value replaces that of the template.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,21 +23,21 @@ def overlay(template: Json, patch: Json) -> dict[str, Any]:
     return {**template, **{field: _merged(field, template.get(field), value) for field, value in patch.items()}}
 
 
-def _merged(field: str, ours: Any, theirs: Any) -> Any:
-    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
-        return overlay(ours, theirs)
-    if isinstance(theirs, list | tuple) and isinstance(ours, list | tuple):
-        return _merged_list(field, ours, theirs)
-    return theirs
+def _merged(field: str, template: Any, patch: Any) -> Any:
+    if isinstance(patch, Mapping) and isinstance(template, Mapping):
+        return overlay(template, patch)
+    if isinstance(patch, list | tuple) and isinstance(template, list | tuple):
+        return _merged_list(field, template, patch)
+    return patch
 
 
-def _merged_list(field: str, ours: Sequence[Any], theirs: Sequence[Any]) -> list[Any]:
+def _merged_list(field: str, template: Sequence[Any], patch: Sequence[Any]) -> list[Any]:
     if field == _ADDED:
-        return [*ours, *(each for each in theirs if each not in ours)]
-    if any(map_key(field, each) is None for each in theirs):
-        return list(theirs)
-    merged = {map_key(field, each): each for each in ours}
-    for each in theirs:
+        return [*template, *(each for each in patch if each not in template)]
+    if any(map_key(field, each) is None for each in patch):
+        return list(patch)
+    merged = {map_key(field, each): each for each in template}
+    for each in patch:
         key = map_key(field, each)
         merged[key] = overlay(merged.get(key, {}), each)
     return list(merged.values())

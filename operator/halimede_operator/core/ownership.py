@@ -4,7 +4,7 @@ Server-side apply sets our fields and leaves those of other managers. The API se
 beside `valueFrom`, two handlers in one probe, two ports of one name. So a hand edit could keep a child wrong forever.
 We therefore take over the fields that such a refusal points at, if others own them and we do not want them: they are
 written into our entry of `managedFields`. That changes no value, and the apply that follows removes these fields in the
-same write that sets ours. All other fields of other managers stay theirs.
+same write that sets ours. All other fields remain with their managers.
 
 Which fields are in the way depends on the field that the refusal names:
 - in items of lists that we want, only items that differ from what is wanted;
@@ -73,7 +73,7 @@ def _all_in_the_way(owned: Any, wanted: Object, found: Object, causes: Sequence[
     paths: list[Path] = []
     for cause in causes:
         steps = _steps(cause.field)
-        # Anybody may set labels, annotations and finalizers, and none of them conflicts with ours.
+        # Any manager may set labels, annotations and finalizers; none of them conflicts with ours.
         if steps and steps[0] != "metadata":
             paths += _in_the_way(owned, wanted, found, steps, "", cause.reason == DUPLICATE)
     return paths

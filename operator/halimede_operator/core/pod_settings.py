@@ -52,17 +52,17 @@ def _is_value(name: str, value: Any) -> bool:  # Any: JSON
 def with_kept_settings(
     make: Callable[[Platform], tuple[Object, ...]],
     platform: Platform,
-    standing: Sequence[Object],
+    existing: Sequence[Object],
     pods: Sequence[Object],
 ) -> tuple[tuple[Object, ...], str]:
     """The wanted children, and the settings that wait for the object's next pods as a text ("" if there are none).
 
-    make: builds the children for a platform. standing: the existing children.
+    make: builds the children for a platform. existing: the object's children in the cluster.
     """
     wanted = make(platform)
     (deployment,) = (child for child in wanted if child["kind"] == "Deployment")
     name = deployment["metadata"]["name"]
-    found = next((each for each in standing if (each["kind"], each["metadata"]["name"]) == ("Deployment", name)), None)
+    found = next((each for each in existing if (each["kind"], each["metadata"]["name"]) == ("Deployment", name)), None)
     kept = read(text_at(found, "metadata", "annotations", POD_SETTINGS), platform)
     if kept == platform or _template_hash(found) == _template_hash(deployment) or not _is_serving(found, pods):
         return wanted, ""

@@ -1,6 +1,6 @@
 """Reads untrusted input: objects of any shape and texts of any content become well-formed values.
 
-Reading never raises, whatever the API server, a kubelet, a pod or a person put into an object. Texts in a status must
+Reading never raises for any content of an object. Texts in a status must
 stay the same as long as nothing happens, or every reconcile would write the status. So the parts of a message that
 change on every attempt (back-offs, request ids, times) are removed here.
 """
@@ -149,18 +149,18 @@ def root_cause(message: str) -> str:
     """Why a container ended, from its termination message.
 
     If the container wrote none, the message is the end of its log: the result is then the errors in it. If it has no
-    errors, the result is the lines that are no log lines; of a Python traceback only the last line.
+    errors, the result is the lines that are not log lines; of a Python traceback only the last line.
     """
     lines = _whole_lines(message)
-    errors = list(dict.fromkeys(_last_words(text) for text in _errors(lines)))
+    errors = list(dict.fromkeys(_without_traceback(text) for text in _errors(lines)))
     if errors:
         return at_rest("; ".join(errors))
-    return at_rest(_last_words("\n".join(line for line in lines if _log_entry(line) is None)))
+    return at_rest(_without_traceback("\n".join(line for line in lines if _log_entry(line) is None)))
 
 
 def last_error(message: str) -> str:
     """The last error in the end of a log; "" if no complete line of it is an error."""
-    errors = [_last_words(text) for text in _errors(_whole_lines(message))]
+    errors = [_without_traceback(text) for text in _errors(_whole_lines(message))]
     return at_rest(errors[-1]) if errors else ""
 
 
@@ -175,11 +175,11 @@ def _whole_lines(message: str) -> list[str]:
 def _errors(lines: Sequence[str]) -> Iterator[str]:
     """The messages of the error lines in a log of the server, whose format is text or JSON."""
     entries = (entry for line in lines if (entry := _log_entry(line)) is not None)
-    return (said for is_error, said in entries if is_error and said)
+    return (message for is_error, message in entries if is_error and message)
 
 
 def _log_entry(line: str) -> tuple[bool, str] | None:
-    """Whether a log line is an error, and its message ("" if it was cut off). None if it is no log line."""
+    """Whether a log line is an error, and its message ("" if it was cut off). None if it is not a log line."""
     if line.startswith("{"):
         entry = json_object(line) or {}
         level = text_at(entry, "level").upper()
@@ -189,17 +189,17 @@ def _log_entry(line: str) -> tuple[bool, str] | None:
     return None
 
 
-def _unquoted(said: str) -> str:
-    if not said.startswith('"'):
-        return said
+def _unquoted(text: str) -> str:
+    if not text.startswith('"'):
+        return text
     try:
-        found = json.loads(said)
+        found = json.loads(text)
     except ValueError:
         return ""
     return found if isinstance(found, str) else ""
 
 
-def _last_words(text: str) -> str:
+def _without_traceback(text: str) -> str:
     head, traceback, tail = text.partition(_TRACEBACK)
     if not traceback:
         return text
@@ -208,7 +208,7 @@ def _last_words(text: str) -> str:
 
 
 def json_object(text: str) -> Mapping[str, Any] | None:
-    """Parse a JSON object; None if the text is none, or is too long."""
+    """Parse a JSON object; None if the text is not one, or is too long."""
     if len(text) > _MAX_READ_CHARACTERS:
         return None
     try:

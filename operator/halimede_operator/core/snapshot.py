@@ -20,7 +20,7 @@ class ServedVersion:
     """READY, UNAVAILABLE, LOADING, UNLOADING or '', as in the v2 index."""
     reason: str
     has_workers: bool = False
-    """Its instances are worker processes, which may die while the server lives on."""
+    """Its instances are worker processes, which may die while the server keeps running."""
     worker_failure: str = ""
     """Why a worker process died. Kept for some minutes after its restart."""
     out_of_memory: bool = False

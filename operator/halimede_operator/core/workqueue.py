@@ -2,9 +2,9 @@
 
 - A key is queued at most once, however often it is added. If it is added while it is in work, it is queued again when
   that work is done.
-- A key that failed waits longer each time (1 s to 5 minutes; 10 minutes if only a person can help). A success resets
-  the wait. A change (`add`) shortens the wait to `WAIT_AFTER_CHANGE_S`, because it may have fixed the cause; the wait
-  that the API server asked for (`not_before`) stays.
+- A key that failed waits longer each time (1 s to 5 minutes; 10 minutes if only a user can fix the cause). A success
+  resets the wait. A change (`add`) shortens the wait to `WAIT_AFTER_CHANGE_S`, because it may have fixed the cause; the
+  wait that the API server asked for (`not_before`) stays.
 - Two runs of one key start at least `SPACING_S` apart, so that a burst of events costs one run.
 - Every key is reconciled again about every `RESYNC_S`, at a time of its own within that period.
 - Keys run in the order in which they are due. A failing key does not delay others.
@@ -32,7 +32,7 @@ class Failure(Enum):
     """The object was changed by another write."""
     TRANSIENT = (1.0, 300.0)
     PERMANENT = (300.0, 600.0)
-    """The API server refuses the write until somebody changes something."""
+    """The API server refuses the write until a user changes something."""
 
     def wait_s(self, failures: int) -> float:
         """Seconds to wait after this many failures in a row, at least 1."""
@@ -52,7 +52,7 @@ class _Entry:
     floor: float = float("-inf")
     """Earliest time to work on it."""
 
-    def forgive(self) -> None:
+    def reset(self) -> None:
         self.failures = 0
         self.spacing = SPACING_S
         self.floor = float("-inf")
@@ -93,7 +93,7 @@ class WorkQueue(Generic[KeyT]):
     def done(self, key: KeyT, now: float, again_in: float | None = None) -> None:
         """The work succeeded. The key is due again after `again_in` seconds, or at its resync."""
         entry = self._finish(key)
-        entry.forgive()
+        entry.reset()
         wait = now + min(RESYNC_S * _jitter(key), again_in if again_in is not None else float("inf"))
         entry.due = wait if entry.due is None else min(entry.due, wait)
         self._push(key, entry.due)
@@ -108,8 +108,8 @@ class WorkQueue(Generic[KeyT]):
         entry.floor = not_before if not_before is not None else float("-inf")
         wait = failure.wait_s(entry.failures)
         entry.spacing = max(SPACING_S, min(wait, WAIT_AFTER_CHANGE_S))
-        heard = entry.due is not None
-        entry.due = max(min(now + wait, entry.started + entry.spacing) if heard else now + wait, entry.floor)
+        was_added = entry.due is not None
+        entry.due = max(min(now + wait, entry.started + entry.spacing) if was_added else now + wait, entry.floor)
         self._push(key, entry.due)
         return entry.due - now
 
@@ -126,7 +126,7 @@ class WorkQueue(Generic[KeyT]):
         if entry.due is None:
             del self._entries[key]
             return
-        entry.forgive()
+        entry.reset()
         self._push(key, entry.due)
 
     def wake_at(self) -> float | None:

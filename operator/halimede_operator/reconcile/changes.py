@@ -43,7 +43,7 @@ class ChildWriter:
         """When a Deployment's template was last changed."""
 
     def forget(self, key: Key) -> None:
-        """The object does not exist any more."""
+        """The object no longer exists."""
         self._rolled_out_at.pop(key, None)
 
     async def perform_all(self, snapshot: Snapshot, planned: Plan) -> Performed:

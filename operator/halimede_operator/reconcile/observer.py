@@ -17,12 +17,12 @@ from halimede_operator.core.plan import member_names
 from halimede_operator.core.snapshot import Contender, Object, Snapshot
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
-MOST_PODS_ASKED = 4
+MAX_PODS_ASKED = 4
 """Of one object, when asking for events: all its pods have the same volumes."""
 
 
 class Observer:
-    """What the reconciler knows of the API server's objects and of pods."""
+    """Observes the API server's objects and the pods for the reconciler."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Observer:
     ) -> Snapshot:
         """The snapshot with the kubelets' events about the newest of these pods."""
         newest = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
-        uids = [pod["metadata"]["uid"] for pod in newest[:MOST_PODS_ASKED]]
+        uids = [pod["metadata"]["uid"] for pod in newest[:MAX_PODS_ASKED]]
         try:
             found = await asyncio.gather(*[ask(snapshot.key.namespace, uid) for uid in uids])
         except ApiError as error:

@@ -72,16 +72,16 @@ def test_index_url_is_the_servers_http_port(value: dict[str, Any], url: str | No
                 )
             ),
         ),
-        (b'[{"name":"a","workers":[1]}]', PodIndex(error="the answer is no index")),
-        (b'[{"name":"a","workers":{"failure":7}}]', PodIndex(error="the answer is no index")),
-        (b"<html>", PodIndex(error="the answer is no index")),
+        (b'[{"name":"a","workers":[1]}]', PodIndex(error="the answer is not an index")),
+        (b'[{"name":"a","workers":{"failure":7}}]', PodIndex(error="the answer is not an index")),
+        (b"<html>", PodIndex(error="the answer is not an index")),
         (b"{}", PodIndex()),
-        (b"[1]", PodIndex(error="the answer is no index")),
-        (b"1", PodIndex(error="the answer is no index")),
-        (b'[{"name":"a"},{"name":1}]', PodIndex(error="the answer is no index")),
-        (b'[{"name":"a","state":{}}]', PodIndex(error="the answer is no index")),
-        (b'[{"name":"a","reason":[]}]', PodIndex(error="the answer is no index")),
-        (b"[" * 2000 + b"]" * 2000, PodIndex(error="the answer is no index")),
+        (b"[1]", PodIndex(error="the answer is not an index")),
+        (b"1", PodIndex(error="the answer is not an index")),
+        (b'[{"name":"a"},{"name":1}]', PodIndex(error="the answer is not an index")),
+        (b'[{"name":"a","state":{}}]', PodIndex(error="the answer is not an index")),
+        (b'[{"name":"a","reason":[]}]', PodIndex(error="the answer is not an index")),
+        (b"[" * 2000 + b"]" * 2000, PodIndex(error="the answer is not an index")),
         (b"[" + b"1," * 9999 + b"1]", PodIndex(error="the index is too long")),
         (b" " * (2 << 20), PodIndex(error="the index is too long")),
     ],
@@ -219,7 +219,7 @@ def test_a_pod_that_does_not_answer_has_an_error_and_delays_no_other():
     run(scenario, Periods(timeout_s=0.5, unready_s=1000.0, ready_s=1000.0))
 
 
-def test_deleted_pods_are_not_asked_any_more():
+def test_deleted_pods_are_no_longer_asked():
     async def scenario(pods: Pods) -> None:
         pods.indexes.of(DIGITS, [pod(pods.port)])
         await pods.until(lambda: pods.asked == 2)
@@ -261,6 +261,6 @@ def test_a_compressed_answer_is_not_decompressed():
         pods.answer = packed
         pods.indexes.of(DIGITS, [pod(pods.port)])
         await pods.until(lambda: pods.woken == [DIGITS])
-        assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {"pod": PodIndex(error="the answer is no index")}
+        assert pods.indexes.of(DIGITS, [pod(pods.port)]) == {"pod": PodIndex(error="the answer is not an index")}
 
     run(scenario, Periods(unready_s=30))

@@ -74,7 +74,7 @@ def test_a_lost_device_wakes_the_objects_with_pods_on_its_node(tmp_path: Path) -
         assert set(woken) == {ONE, OTHER}
         assert nodes.short_of(ONE, [pod("a")]) == {"a": (Shortage(HALF, 1, 2),)}
         await looked(api)
-        assert len(woken) == 2, "told once"
+        assert len(woken) == 2, "reported once"
 
         # One of the two pods goes, and the other's device is there.
         assert nodes.short_of(ONE, []) == {}

@@ -8,7 +8,7 @@ import pytest
 
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed
-from halimede_operator.reconcile.observer import MOST_PODS_ASKED
+from halimede_operator.reconcile.observer import MAX_PODS_ASKED
 from halimede_operator.reconcile.reconciler import (
     DEADLINE_AGAIN_S,
     EVENTS_AFTER_S,
@@ -113,8 +113,8 @@ def test_events_of_a_pod_without_volumes_are_read_ever_more_rarely(tmp_path: Pat
     run(scenario, tmp_path)
 
 
-@pytest.mark.parametrize(("status", "told"), [(403, "Fetching"), (503, None)])
-def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, status: int, told: str | None):
+@pytest.mark.parametrize(("status", "reason"), [(403, "Fetching"), (503, None)])
+def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, status: int, reason: str | None):
     """Without the right, the status lacks this part; while there is no answer, the status stays as it is."""
 
     async def scenario(harness: Harness) -> None:
@@ -123,11 +123,11 @@ def test_a_reconcile_works_without_the_right_to_read_events(tmp_path: Path, stat
         harness.api.faults.append(Fault("GET .*/events", status=status))
         before = harness.digits()["status"]
         outcome = await harness.sync()
-        if told is None:
+        if reason is None:
             assert isinstance(outcome, Failed)
             assert (outcome.failure, harness.digits()["status"]) == (Failure.TRANSIENT, before)
         else:
-            assert harness.condition("ModelFetched")["reason"] == told
+            assert harness.condition("ModelFetched")["reason"] == reason
 
     run(scenario, tmp_path)
 
@@ -138,7 +138,7 @@ def test_events_are_read_for_a_few_of_many_waiting_pods(tmp_path: Path):
         for number in range(20):
             _waiting_pod(harness, harness.today - datetime.timedelta(seconds=10), f"digits-1-{number:02}")
         await harness.sync()
-        assert harness.api.counted("GET .*/events") == MOST_PODS_ASKED
+        assert harness.api.counted("GET .*/events") == MAX_PODS_ASKED
 
     run(scenario, tmp_path)
 

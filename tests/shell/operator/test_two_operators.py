@@ -85,7 +85,7 @@ def test_an_object_of_a_removed_release_is_taken_over(tmp_path: Path, is_deleted
             # The one that comes back sees it before it writes.
             harness.api.put("leases", "elsewhere", "other", spec={"holderIdentity": "b"})
             harness.api.remove("services", "prod", "digits")
-            # Its watches have not told yet: it still believes that the object is its own, and misses a child.
+            # Its watches have not reported the change yet: its cache still has the object as its own, without a child.
             version = int(harness.api.objects["leases", "elsewhere", "other"]["metadata"]["resourceVersion"])
             harness.cache.listed(BY_KIND["Service"], None, version + 1, frozenset())
             outcome = await harness.reconcile(DIGITS)

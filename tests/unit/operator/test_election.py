@@ -63,10 +63,10 @@ def test_the_renew_deadline_counts_from_the_start_of_the_write():
     assert not election.may_act(RENEW_DEADLINE_S)
 
 
-def test_a_holder_that_sees_another_holder_gives_up():
+def test_a_holder_that_sees_another_holder_has_lost_the_lease():
     election = taken()
     election.saw(Record("other", "t9", 1), 20.0)
-    assert (election.step(20.0), election.may_act(1.0)) == (Step.GIVE_UP, False)
+    assert (election.step(20.0), election.may_act(1.0)) == (Step.LOST, False)
 
 
 def test_a_lease_with_our_name_that_we_did_not_write_is_not_enough():
@@ -121,4 +121,4 @@ def test_two_operators_never_act_at_the_same_time(skew: float, script: list[tupl
                 if how[election.identity] != "frozen" and now % RETRY_S == 0:
                     world.turn(election, clock, reachable=how[election.identity] == "up")
             assert not (a.may_act(now) and b.may_act(now + skew))
-    assert a.may_act(now) or b.may_act(now + skew) or Step.GIVE_UP in (a.step(now), b.step(now + skew))
+    assert a.may_act(now) or b.may_act(now + skew) or Step.LOST in (a.step(now), b.step(now + skew))

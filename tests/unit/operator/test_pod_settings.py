@@ -153,10 +153,10 @@ def test_waiting_settings_are_a_condition_and_one_event(standing: tuple[Object, 
     snapshot = seen(standing)
     planned = plan(snapshot, NEW)
 
-    def told(waiting_settings: str) -> Object:
+    def status_with(waiting_settings: str) -> Object:
         return status_of(snapshot, planned.spec, (), (), (), NOW, waiting_settings=waiting_settings)
 
-    before, after = told(""), told(planned.waiting_settings)
+    before, after = status_with(""), status_with(planned.waiting_settings)
     (condition,) = (each for each in after["conditions"] if each["type"] == "UpgradeAvailable")
     assert (condition["status"], condition["reason"]) == ("True", "PlatformChanged")
     assert "(server image, s3 endpoint)" in condition["message"]

@@ -179,7 +179,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _circle(names: Sequence[str], flow: Flow) -> Sequence[int]:
-    """Steps of which each waits for the next and the last for the first; () where there are none. By name, so that the
+    """Steps of which each waits for the next and the last for the first; () if there are none. By name, so that the
     order of the list does not matter."""
 
     def following(step: int) -> int:

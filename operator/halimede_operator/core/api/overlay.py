@@ -15,11 +15,9 @@ FETCH = "fetch"
 """The init container that fetches models."""
 SERVER = "server"
 NVIDIA_DEVICES = "NVIDIA_VISIBLE_DEVICES"
-DEVICES_ARE_ASKED_FOR = (
-    f"must not be {NVIDIA_DEVICES}, which would open devices of others; spec.accelerator asks for GPUs"
-)
+NO_DEVICE_VARIABLE = f"must not be {NVIDIA_DEVICES}, which would open devices of other pods; use spec.accelerator"
 
-_DEVICES_ELSEWHERE = "must not be here: spec.accelerator asks for devices"
+_DEVICES_ELSEWHERE = "must not be set here: use spec.accelerator"
 _NO_AUTOMOUNT = (
     "must not be true, which would give every container a token of the API server; mount a projected volume with a"
     " serviceAccountToken in the container that needs one"
@@ -37,9 +35,9 @@ _VOLUMES = (
     "secret",
 )
 _ELSEWHERE = {
-    "serviceAccountName": "must not be here: spec.serviceAccountName says it",
-    "serviceAccount": "must not be here: spec.serviceAccountName says it",
-    "nodeName": "must not be set, which would pass the scheduler by: spec.scheduling says where pods may run",
+    "serviceAccountName": "must not be set here: use spec.serviceAccountName",
+    "serviceAccount": "must not be set here: use spec.serviceAccountName",
+    "nodeName": "must not be set, because it bypasses the scheduler: use spec.scheduling",
     "ephemeralContainers": "must not be in a template",
     "resourceClaims": _DEVICES_ELSEWHERE,
 }
@@ -50,7 +48,7 @@ _ANNOTATION_NAME = Rule(LABEL_NAME.pattern, "must be the name of an annotation, 
 
 
 def read_overlay(template: Field, ports: Iterable[int]) -> Json:
-    """The overlay: `metadata.labels`, `metadata.annotations` and `spec`, as far as given.
+    """The overlay: `metadata.labels`, `metadata.annotations` and `spec`, each if given.
 
     ports: those of the server's container.
     """
@@ -95,12 +93,12 @@ def _check_values(spec: Field) -> None:
         field = waiting.pop()
         match field.value:
             case None:
-                field.refuse("must not be null: leave out what is not to be changed")
+                field.refuse("must not be null: leave out fields that are not changed")
             case Mapping():
                 for key, value in field.value.items():
                     inner = Field(f"{field.path}.{key}", value, field.problems)
                     if str(key).startswith("$"):
-                        inner.refuse("must not be a directive: an overlay adds and changes, and takes nothing away")
+                        inner.refuse("must not be a directive: an overlay adds and changes fields, and removes none")
                     else:
                         waiting.append(inner)
                 if field.path.endswith(_QUANTITY_MAPS):
@@ -118,7 +116,7 @@ def _check_values(spec: Field) -> None:
 
 def _check_pod(spec: Field, ports: frozenset[int]) -> None:
     for name in ("hostNetwork", "hostPID", "hostIPC"):
-        _refuse_unless(spec.get(name), False, "must not be set: pods have no access to what is the node's")
+        _refuse_unless(spec.get(name), False, "must not be set: pods have no access to the node")
     for name, message in _ELSEWHERE.items():
         if spec.get(name).given:
             spec.get(name).refuse(message)
@@ -126,9 +124,7 @@ def _check_pod(spec: Field, ports: frozenset[int]) -> None:
     _refuse_unless(spec.get("automountServiceAccountToken"), False, _NO_AUTOMOUNT)
     _check_security(spec.section("securityContext"))
     if spec.section("securityContext").get("sysctls").given:
-        spec.section("securityContext").get("sysctls").refuse(
-            "must not be set: pods have no access to what is the node's"
-        )
+        spec.section("securityContext").get("sysctls").refuse("must not be set: pods have no access to the node")
     for volume in spec.get("volumes").objects("name"):
         for kind in volume.value:
             if kind not in ("name", *_VOLUMES):
@@ -139,7 +135,7 @@ def _check_pod(spec: Field, ports: frozenset[int]) -> None:
             if name == "initContainers" and container.get("name").value == FETCH:
                 for part in ("command", "args", "restartPolicy"):
                     if container.get(part).given:
-                        container.get(part).refuse(f"must not be changed: it is how '{FETCH}' fetches models")
+                        container.get(part).refuse(f"must not be changed: '{FETCH}' needs it to fetch models")
 
 
 def _check_container(container: Field, ports: frozenset[int]) -> None:
@@ -159,7 +155,7 @@ def _check_container(container: Field, ports: frozenset[int]) -> None:
     _check_devices(container)
     for variable in container.get("env").objects("name"):
         if variable.get("name").value == NVIDIA_DEVICES:
-            variable.get("name").refuse(DEVICES_ARE_ASKED_FOR)
+            variable.get("name").refuse(NO_DEVICE_VARIABLE)
     for port in container.get("ports").objects():
         if port.get("name").value in PORT_NAMES:
             port.get("name").refuse(f"must not be one of {', '.join(PORT_NAMES)}: clients find the server by them")
@@ -168,7 +164,7 @@ def _check_container(container: Field, ports: frozenset[int]) -> None:
             port.get("containerPort").refuse(f"must not be {shown(number)}: spec.serving.ports has it")
         for name in ("hostPort", "hostIP"):
             if port.get(name).given:
-                port.get(name).refuse("must not be set: pods have no access to what is the node's")
+                port.get(name).refuse("must not be set: pods have no access to the node")
 
 
 def _check_devices(container: Field) -> None:
@@ -181,7 +177,7 @@ def _check_devices(container: Field) -> None:
             if name.startswith("nvidia.com/"):
                 amount.refuse(_DEVICES_ELSEWHERE)
             elif "/" in name and container.get("name").value == SERVER:
-                amount.refuse("must not be here: spec.resources has the server's extended resources")
+                amount.refuse("must not be set here: use spec.resources for the server's extended resources")
 
 
 def _check_security(context: Field) -> None:

@@ -36,7 +36,7 @@ _OBJECT_NAME = Rule(
 )
 _MODEL_NAME = Rule(
     re.compile(r"(?!.*\.\.)[A-Za-z0-9_]([-A-Za-z0-9_.]*[A-Za-z0-9_])?", re.ASCII),
-    "must be of letters, digits, '_', '-' and '.', start and end with none of '-' and '.', and not contain '..'",
+    "must be of letters, digits, '_', '-' and '.', neither start nor end with '-' or '.', and not contain '..'",
     128,
 )
 _DIGEST = Rule(DIGEST, "must be sha256: and 64 digits of 0-9 and a-f", 71)
@@ -141,7 +141,7 @@ def _distinct(field: Field, maximum: int, least: int = 0) -> list[int]:
     for entry in field.items(least=least):
         number = entry.required("a number").integer(0, 1, maximum)
         if number in numbers and number:
-            entry.refuse(f"must not be there twice: {number}")
+            entry.refuse(f"must not be listed twice: {number}")
         numbers.append(number)
     return numbers
 

@@ -1,6 +1,6 @@
 """Where a model's files are, as text: `s3://models/bert`.
 
-`halimede_spec.uri` reads it, as in the fetcher: a URI that it would refuse is told before there is a pod.
+`halimede_spec.uri` reads it, as in the fetcher: a URI that it would refuse is reported before a pod exists.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from halimede_spec.uri import MAX_NAME_BYTES, UriError, UriFault, parse_uri
 
 SCHEMES = ("s3", "gs", "azure", "http", "https", "pvc", "file")
 MOUNTED = ("pvc", "file")
-"""Whose files are read from a volume of the pod; all others are fetched over the network."""
+"""Schemes whose files are read from a volume of the pod; files of all others are fetched over the network."""
 
 _MAX_LENGTH = 1024
 
@@ -22,7 +22,7 @@ class Uri:
     authority: str
     """Bucket, container, host or claim; '' for `file`."""
     path: str
-    """With its leading '/' and without one at the end; '' without any."""
+    """With a leading '/', without a trailing '/'; '' if the URI has no path."""
 
 
 def read_uri(text: str) -> Uri | str:
@@ -32,7 +32,7 @@ def read_uri(text: str) -> Uri | str:
         return (
             f"must be a URI such as s3://models/bert of at most {_MAX_LENGTH} bytes, with one of {', '.join(SCHEMES)}"
         )
-    # The fetcher could be given a node's whole disk; a pod cannot.
+    # The fetcher accepts a node's whole disk; a pod must not have it.
     if scheme == "file" and rest and not rest.strip("/"):
         return "must name a folder or a file of the node, as file:///models/bert"
     try:
@@ -59,13 +59,13 @@ def _problem(fault: UriFault, scheme: str) -> str:
         case UriFault.NO_HOST:
             return f"must name the host after {scheme}://"
         case UriFault.USER:
-            return "must not carry a user or a password; they belong into a Secret that credentials.secretRef names"
+            return "must not carry a user or a password; they belong in a Secret that credentials.secretRef names"
         case UriFault.NOT_ENCODED:
-            return "must have characters percent-encoded that are no ASCII, and spaces"
+            return "must have spaces and characters other than ASCII percent-encoded"
         case UriFault.NO_FILE:
-            return "must name a file: over http there are no folders to list"
+            return "must name a file: over http, folders cannot be listed"
         case UriFault.SCHEME | UriFault.ACCOUNT:
-            raise AssertionError(f"{fault} of scheme {scheme}, which is none of {SCHEMES}")
+            raise AssertionError(f"{fault} of scheme {scheme}, which is not one of {SCHEMES}")
 
 
 def is_below(path: str, root: str) -> bool:

@@ -1,7 +1,7 @@
 """Conditions of an ensemble's steps, `lang.score > 0.5 and not parameters.fast`.
 
 The language is the server's (`halimede_spec.condition`); a tensor is written as everywhere in an ensemble,
-`request.TENSOR` or `step.output`, in backticks where it is not made of words.
+`request.TENSOR` or `step.output`, in backticks if it is not made of words.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from halimede_spec.condition import MAX_DEPTH, MAX_LENGTH, ConditionError, Diale
 
 
 def read_when(text: str) -> tuple[Reference, ...] | str:
-    """The tensors that a condition names, in order; or what is wrong with it."""
+    """The tensors that a condition names, in order; or a text that describes its mistake."""
     try:
         return parse(text, Dialect.OPERATOR).references
     except ConditionError as error:
@@ -18,7 +18,7 @@ def read_when(text: str) -> tuple[Reference, ...] | str:
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
-    """A readable condition as the server takes it: each `request.TENSOR` and `step.output` by the name given for it."""
+    """A valid condition with each `request.TENSOR` and `step.output` replaced by its name in `names`."""
     references = read_when(text)
     if isinstance(references, str):
         raise ValueError(references)

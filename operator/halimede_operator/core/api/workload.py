@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from halimede_operator.core.api.overlay import DEVICES_ARE_ASKED_FOR, NVIDIA_DEVICES, PORT_NAMES, read_overlay
+from halimede_operator.core.api.overlay import NO_DEVICE_VARIABLE, NVIDIA_DEVICES, PORT_NAMES, read_overlay
 from halimede_operator.core.api.reading import (
     DNS_NAME,
     INT32_MAX,
@@ -120,7 +120,7 @@ def _amounts(field: Field) -> dict[str, Fraction]:
     amounts = {}
     for name, entry in field.entries().items():
         if name.startswith("nvidia.com/"):
-            entry.refuse("must not be a resource of nvidia.com; spec.accelerator asks for GPUs")
+            entry.refuse("must not be a resource of nvidia.com; use spec.accelerator")
         amount = entry.quantity("a quantity such as 500m or 8Gi")
         if amount is not None and amount < 0:
             entry.refuse(f"must not be negative, got {shown(entry.value)}")
@@ -164,7 +164,7 @@ def _toleration(field: Field) -> Json:
     effect = field.get("effect").choice(None, "NoSchedule", "PreferNoSchedule", "NoExecute")
     seconds = field.get("tolerationSeconds").integer(None, -INT64_MAX, INT64_MAX)
     if key is None and operator != "Exists":
-        field.get("operator").refuse("must be Exists where there is no key")
+        field.get("operator").refuse("must be Exists if there is no key")
     if operator == "Exists" and value:
         field.get("value").refuse("must not be set with operator Exists")
     if seconds is not None and effect != "NoExecute":
@@ -229,11 +229,11 @@ def _image(field: Field) -> Image:
 def _variable(field: Field) -> Json:
     name = field.get("name").required("the variable's name").text("", _VARIABLE)
     if name == NVIDIA_DEVICES:
-        field.get("name").refuse(DEVICES_ARE_ASKED_FOR)
+        field.get("name").refuse(NO_DEVICE_VARIABLE)
     value = field.get("value").text(None, max_length=32768, empty=True)
     source = field.section("valueFrom")
     if source.given and field.get("value").given:
-        source.refuse("must not be there beside a value")
+        source.refuse("must not be set together with a value")
     return without_none(name=name, value=value, valueFrom=_source(source) if source.given else None)
 
 
@@ -297,7 +297,7 @@ def _expression(field: Field) -> Json:
     kind = operator.choice("Exists", "In", "NotIn", "Exists", "DoesNotExist")
     values = [value.text("", LABEL_VALUE, empty=True) for value in field.get("values").items()]
     if (kind in ("In", "NotIn")) != bool(values):
-        field.get("values").refuse("must be there for In and NotIn, and for no other operator")
+        field.get("values").refuse("must be set for In and NotIn, and for no other operator")
     return without_none(key=key, operator=kind, values=values or None)
 
 

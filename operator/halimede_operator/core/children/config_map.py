@@ -1,5 +1,5 @@
-"""The ConfigMap with the fetch plan. Its name has a hash of its content, so that it never changes: a new content is a
-new ConfigMap, and so a new pod template, while pods of the old one still find theirs."""
+"""The ConfigMap with the fetch plan. Its name has a hash of its content, so that it never changes: new content is a
+new ConfigMap and so a new pod template, and pods of the old template keep their ConfigMap."""
 
 import math
 
@@ -17,7 +17,7 @@ CACHE = "/cache"
 
 
 def fetch_plan(content: Content, sources: tuple[Source, ...], workload: Workload, platform: Platform) -> str:
-    """The plan that `halimede fetch` reads, as canonical JSON; what says nothing is left out."""
+    """The plan that `halimede fetch` reads, as canonical JSON without empty parts."""
     plan: PlanDocument = {"models": [source.plan for source in sources]}
     if content.ensembles:
         plan["ensembles"] = [{"name": each.name, "config": each.config} for each in content.ensembles]

@@ -1,4 +1,4 @@
-"""The Deployment. We own its `replicas`: so far only the object's `spec.replicas` scales it."""
+"""The Deployment. The operator owns its `replicas`: only the object's `spec.replicas` scales it."""
 
 from halimede_operator.core.api.spec import Json, Key, Workload
 from halimede_operator.core.children.metadata import metadata

@@ -1,4 +1,4 @@
-"""What every child has: its metadata, and an annotation with the hash of the wanted child."""
+"""The metadata of every child, and the annotation with the hash of the wanted child."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """How a model's files reach the pod: the URI, and what is mounted for it.
 
-Secrets are mounted in the fetcher alone, where its one user has to read them: their files belong to root, and without a
-group of the pod's own (see `pod`) mode 0440 would keep them from it. Claims and the node's folders are read-only, in
+Secrets are mounted only in the fetcher. Its user must be able to read them, and their files belong to root. The pods
+set no group (see `pod`), so the user could not read files of mode 0440. Claims and the node's folders are read-only, in
 both containers, since the repository may hold links into them.
 """
 
@@ -31,7 +31,7 @@ class Source:
     plan: ModelDocument
     volumes: tuple[Json, ...]
     fetch_mounts: tuple[Json, ...]
-    """Of the fetcher alone."""
+    """Of the fetcher only."""
     mounts: tuple[Json, ...]
     """Of both containers."""
 
@@ -72,7 +72,7 @@ def source_of(model: Model, platform: Platform) -> Source:
             volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
             mounts.append({"name": name, "mountPath": plan["mount"], "readOnly": True})
         case Uri("file", _, path):
-            # That path alone. It may have a colon in it, which no mount path may.
+            # Only that path. It may contain a colon, which a mount path may not.
             plan["mount"] = f"{NODE_PATHS}/{hash_of(path)}"
             name = f"node-{hash_of(path)}"
             volumes.append({"name": name, "hostPath": {"path": path}})
@@ -83,12 +83,12 @@ def source_of(model: Model, platform: Platform) -> Source:
 
 
 def each_once(items: tuple[Json, ...]) -> tuple[Json, ...]:
-    """What several models ask for is in the pod once."""
+    """Remove duplicates: volumes and mounts that several models need."""
     return tuple({canonical_json(item): item for item in items}.values())
 
 
 def stores(platform: Platform) -> StoresDocument | None:
-    """What the platform says of stores, for models whose credentials do not."""
+    """The platform's settings of stores, for models whose credentials have none."""
     s3: S3Document = {}
     if platform.s3_endpoint is not None:
         s3["endpoint"] = platform.s3_endpoint

@@ -107,30 +107,30 @@ class Container:
             return at(self.status, "ready") is True or self.was_ready_in(run)
         return self.waits_for == "PodInitializing"
 
-    def failure(self, reason: Reason, said: str, exit_code: int | None = None, time: str | None = None) -> Failure:
+    def failure(self, reason: Reason, text: str, exit_code: int | None = None, time: str | None = None) -> Failure:
         image = image_of(self.pod, self.name) or name_at(self.status, "image")
         stage = Stage.FETCHED if self.is_init else Stage.LOADED
-        message = clean(f"pod {self.pod_name}: container {self.name} (image {image}): {said}")
+        message = clean(f"pod {self.pod_name}: container {self.name} (image {image}): {text}")
         return Failure(reason, message, stage, self.pod_name, self.name, exit_code, time)
 
 
 def container_failure(container: Container) -> Failure | None:
     """Why the container is not ready; None if nothing is wrong with it."""
     waiting, failure = container.waits_for, container.failure
-    said = at_rest(text_at(container.status, "state", "waiting", "message"))
+    text = at_rest(text_at(container.status, "state", "waiting", "message"))
     if waiting in PULL_REASONS:
-        return failure(Reason.IMAGE_PULL_FAILED, said or waiting)
+        return failure(Reason.IMAGE_PULL_FAILED, text or waiting)
     if waiting == "CreateContainerConfigError":
-        return failure(missing_object_reason(said, Reason.CONTAINER_CONFIG_ERROR), said or waiting)
+        return failure(missing_object_reason(text, Reason.CONTAINER_CONFIG_ERROR), text or waiting)
     ended = container.last_end
     if waiting not in _NORMAL_WAITS and text_at(ended, "reason") not in _NEVER_STARTED:
-        return failure(Reason.CONTAINER_START_FAILED, f"{clean(waiting, 63)}: {said}".removesuffix(": "))
+        return failure(Reason.CONTAINER_START_FAILED, f"{clean(waiting, 63)}: {text}".removesuffix(": "))
     if container.name == FETCH and integer_at(ended, "exitCode") == FetchExit.RECOVERED:
         return None
     if ended is not None and not container.is_end_past:
         return _exit_failure(container, ended)
     if waiting == "CrashLoopBackOff":
-        return failure(Reason.CRASH_LOOP, said or waiting)
+        return failure(Reason.CRASH_LOOP, text or waiting)
     if _has_lost_readiness(container):
         time = moment_at(condition(container.pod, "ContainersReady"), "lastTransitionTime")
         return failure(Reason.PROBE_FAILED, "it runs, and its readiness probe fails", time=time)
@@ -195,7 +195,7 @@ def past_failure(pod: Object, name: str) -> Failure | None:
 
 
 def _has_lost_readiness(container: Container) -> bool:
-    """Whether a running container was ready and is not any more.
+    """Whether a running container was ready and no longer is.
 
     False between the end of the startup probe and the first readiness probe, when a container is not ready yet.
     """

@@ -15,9 +15,9 @@ _MISSING = (
 )
 
 
-def missing_object_reason(said: str, otherwise: Reason) -> Reason:
+def missing_object_reason(message: str, otherwise: Reason) -> Reason:
     """The reason for a missing Secret or ConfigMap. Kubelets use the same words for variables and volumes."""
-    return next((reason for pattern, reason in _MISSING if pattern.search(said)), otherwise)
+    return next((reason for pattern, reason in _MISSING if pattern.search(message)), otherwise)
 
 
 def waits_for_volumes(pod: Object) -> bool:
@@ -41,14 +41,14 @@ def mount_failures(pod: Object, name: str, events: Sequence[Object]) -> Iterator
         return
     last: dict[str, tuple[str, str]] = {}
     for event in events:
-        if event.get("reason") == NO_PULL_SECRET or not (said := at_rest(text_at(event, "message"))):
+        if event.get("reason") == NO_PULL_SECRET or not (message := at_rest(text_at(event, "message"))):
             continue
-        volume = match[1] if (match := _OF_VOLUME.search(said)) else said
-        last[volume] = max(last.get(volume, ("", "")), (moment_at(event, "lastTimestamp") or "", said))
+        volume = match[1] if (match := _OF_VOLUME.search(message)) else message
+        last[volume] = max(last.get(volume, ("", "")), (moment_at(event, "lastTimestamp") or "", message))
     since = seconds_before(max((time for time, _ in last.values()), default=""), MOUNT_RETRIES_S)
-    for said in sorted({said for time, said in last.values() if time >= since}):
-        reason = missing_object_reason(said, Reason.VOLUME_MOUNT_FAILED)
-        yield Failure(reason, clean(f"pod {name}: {said}"), Stage.FETCHED, pod=name)
+    for message in sorted({message for time, message in last.values() if time >= since}):
+        reason = missing_object_reason(message, Reason.VOLUME_MOUNT_FAILED)
+        yield Failure(reason, clean(f"pod {name}: {message}"), Stage.FETCHED, pod=name)
 
 
 PULL_REASONS = frozenset({
@@ -70,14 +70,14 @@ def waits_for_pull_secrets(pod: Object) -> bool:
 def missing_pull_secrets(events: Sequence[Object], now: str) -> str:
     """The pull secrets that a kubelet could not read, as it lists them; "" if it has not reported any lately."""
     since = seconds_before(now, PULL_SECRET_RETRIES_S)
-    said = [
+    found = [
         (time, match[1])
         for event in events
         if event.get("reason") == NO_PULL_SECRET
         and (time := moment_at(event, "lastTimestamp") or "") >= since
         and (match := _PULL_SECRETS.search(text_at(event, "message")))
     ]
-    return max(said, default=("", ""))[1]
+    return max(found, default=("", ""))[1]
 
 
 def with_missing_secrets(failure: Failure, secrets: str) -> Failure:

@@ -1,4 +1,4 @@
-"""Failures before and around the containers: of scheduling, of the node and of its devices."""
+"""Failures outside the containers: of scheduling, of the node and of its devices."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -23,8 +23,8 @@ from halimede_operator.core.snapshot import Object, Shortage
 def ended_pod_failure(pod: Object, name: str) -> Failure:
     """Why a pod of phase Failed or Succeeded has ended."""
     reason = name_at(pod, "status", "reason") or name_at(pod, "status", "phase")
-    said = at_rest(text_at(pod, "status", "message"))
-    if reason == "UnexpectedAdmissionError" and "devices unavailable" in said:
+    text = at_rest(text_at(pod, "status", "message"))
+    if reason == "UnexpectedAdmissionError" and "devices unavailable" in text:
         kind = Reason.INSUFFICIENT_DEVICES
     elif reason == "NodeLost":
         kind = Reason.NODE_LOST
@@ -33,7 +33,7 @@ def ended_pod_failure(pod: Object, name: str) -> Failure:
     on = f" on node {node}" if (node := name_at(pod, "spec", "nodeName")) else ""
     times = (moment_at(status, "state", "terminated", "finishedAt") for status in container_statuses(pod))
     time = max((t for t in times if t), default=moment_at(pod, "status", "startTime"))
-    return Failure(kind, clean(f"pod {name}{on}: {reason}: {said}"), Stage.PLACED, pod=name, time=time)
+    return Failure(kind, clean(f"pod {name}{on}: {reason}: {text}"), Stage.PLACED, pod=name, time=time)
 
 
 _LACKS_DEVICE = re.compile(r"Insufficient nvidia\.com/")
@@ -44,11 +44,11 @@ def scheduling_failures(pod: Object, name: str) -> Iterator[Failure]:
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("status") != "False":
         return
-    said = at_rest(text_at(scheduled, "message"))
-    reason = Reason.INSUFFICIENT_DEVICES if _LACKS_DEVICE.search(said) else Reason.UNSCHEDULABLE
+    text = at_rest(text_at(scheduled, "message"))
+    reason = Reason.INSUFFICIENT_DEVICES if _LACKS_DEVICE.search(text) else Reason.UNSCHEDULABLE
     why = "" if text_at(scheduled, "reason") == "Unschedulable" else f"{name_at(scheduled, 'reason')}: "
     time = moment_at(scheduled, "lastTransitionTime")
-    yield Failure(reason, clean(f"pod {name}: {why}{said}"), Stage.PLACED, pod=name, time=time)
+    yield Failure(reason, clean(f"pod {name}: {why}{text}"), Stage.PLACED, pod=name, time=time)
 
 
 SCHEDULER_LIMIT_S = 10.0
@@ -71,8 +71,8 @@ def scheduler_failures(pod: Object, name: str, now: str) -> Iterator[Failure]:
     if not waits_for_scheduler(pod) or created is None or created > seconds_before(now, SCHEDULER_LIMIT_S):
         return
     scheduler = name_at(pod, "spec", "schedulerName")
-    said = f"no scheduler has looked at it: its schedulerName is '{scheduler}'; does that scheduler run?"
-    yield Failure(Reason.UNSCHEDULABLE, clean(f"pod {name}: {said}"), Stage.PLACED, pod=name, time=created)
+    text = f"no scheduler has looked at it: its schedulerName is '{scheduler}'; does that scheduler run?"
+    yield Failure(Reason.UNSCHEDULABLE, clean(f"pod {name}: {text}"), Stage.PLACED, pod=name, time=created)
 
 
 def node_failures(pod: Object, name: str) -> Iterator[Failure]:
@@ -86,8 +86,8 @@ def node_failures(pod: Object, name: str) -> Iterator[Failure]:
         and condition(pod, "ContainersReady").get("status") == "True"
         and not objects_at(pod, "spec", "readinessGates")
     )
-    said_so = "NodeLost" in {text_at(pod, "status", "reason"), text_at(ready, "reason")}
-    if not (by_controller or said_so or text_at(pod, "status", "phase") == "Unknown"):
+    is_reported_lost = "NodeLost" in {text_at(pod, "status", "reason"), text_at(ready, "reason")}
+    if not (by_controller or is_reported_lost or text_at(pod, "status", "phase") == "Unknown"):
         return
     node = name_at(pod, "spec", "nodeName") or "unknown"
     message = clean(f"pod {name}: its node {node} does not answer. {at_rest(text_at(pod, 'status', 'message'))}")
@@ -102,17 +102,17 @@ def unhealthy_device_failures(pod: Object, name: str) -> Iterator[Failure]:
                 if text_at(device, "health") != "Unhealthy":
                     continue
                 which = f"device {name_at(device, 'resourceID')} ({name_at(resource, 'name')})"
-                said = f"{which} is unhealthy: {at_rest(text_at(device, 'message'))}".removesuffix(": ")
+                text = f"{which} is unhealthy: {at_rest(text_at(device, 'message'))}".removesuffix(": ")
                 container = name_at(status, "name")
-                message = clean(f"pod {name}: container {container}: {said}")
+                message = clean(f"pod {name}: container {container}: {text}")
                 yield Failure(Reason.DEVICE_UNHEALTHY, message, Stage.SERVING, pod=name, container=container)
 
 
 def lost_device_failures(pod: Object, name: str, shortages: Sequence[Shortage]) -> Iterator[Failure]:
-    """Failures for devices that the node does not have any more: a kubelet reports them as healthy."""
+    """Failures for devices that the node no longer has: a kubelet reports them as healthy."""
     for node, held in held_devices([pod]).items():
         for short in shortages:
             if short.resource in held:
                 whose = "one that a pod of ours has is gone" if short.has else "the pod's is gone"
-                said = f"node {node} has {short.has} {short.resource}, and pods hold {short.held}: {whose}"
-                yield Failure(Reason.DEVICE_LOST, clean(f"pod {name}: {said}"), Stage.SERVING, pod=name)
+                text = f"node {node} has {short.has} {short.resource}, and pods hold {short.held}: {whose}"
+                yield Failure(Reason.DEVICE_LOST, clean(f"pod {name}: {text}"), Stage.SERVING, pod=name)

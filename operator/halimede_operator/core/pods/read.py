@@ -52,7 +52,7 @@ def read_pod(
     events: Sequence[Object] = (),
     shortages: Sequence[Shortage] = (),
 ) -> PodView:
-    """Read one pod; never raises, whatever the object contains.
+    """Read one pod. Never raises, for any content of the object.
 
     index: the pod's, None if it was not asked yet. served: the name under which the model or ensemble is served. now:
     UTC time as `moment_at` writes it. events: of its kubelet, about volumes and pull secrets. shortages: of its node.
@@ -170,7 +170,7 @@ def _fetched(pod: Object) -> tuple[FetchedModel, ...]:
     ended = at(container_status(pod, FETCH), "state", "terminated")
     if integer_at(ended, "exitCode") != 0:
         return ()
-    said = json_object(text_at(ended, "message")) or {}
+    report = json_object(text_at(ended, "message")) or {}
     return tuple(
         FetchedModel(
             name=name_at(model, "name"),
@@ -178,5 +178,5 @@ def _fetched(pod: Object) -> tuple[FetchedModel, ...]:
             size_bytes=decimal(at(model, "size_bytes")),
             fetched_at=moment_at(model, "fetched_at"),
         )
-        for model in objects_at(said, "models")
+        for model in objects_at(report, "models")
     )

@@ -16,14 +16,14 @@ def index_failures(pod: Object, name: str, index: PodIndex | None, served: str, 
     if index is None or index.error is not None or at(container_status(pod, SERVER), "state", "running") is None:
         return
     found = [
-        Failure(reason, clean(f"pod {name}: {_version_text(entry)}: {said}"), stage, name, SERVER)
+        Failure(reason, clean(f"pod {name}: {_version_text(entry)}: {text}"), stage, name, SERVER)
         for entry in sorted(index.versions, key=lambda v: (v.model, v.version))
-        for reason, said, stage in _version_failures(pod, entry)
+        for reason, text, stage in _version_failures(pod, entry)
     ]
     yield from found
     if not found and reached < Stage.LOADED and condition(pod, "Ready").get("status") == "True":
-        said = f"it is ready, and has no version of model {clean(served, 253)} that is"
-        yield Failure(Reason.MODEL_LOAD_FAILED, clean(f"pod {name}: {said}"), Stage.LOADED, name, SERVER)
+        text = f"it is ready, but no version of model {clean(served, 253)} is ready"
+        yield Failure(Reason.MODEL_LOAD_FAILED, clean(f"pod {name}: {text}"), Stage.LOADED, name, SERVER)
 
 
 def _version_text(entry: ServedVersion) -> str:
@@ -34,13 +34,13 @@ def _version_text(entry: ServedVersion) -> str:
 def _version_failures(pod: Object, entry: ServedVersion) -> Iterator[tuple[Reason, str, Stage]]:
     is_up = entry.state != "UNAVAILABLE"
     if entry.worker_failure:
-        said = root_cause(entry.worker_failure)
+        text = root_cause(entry.worker_failure)
         stage = Stage.SERVING if is_up else Stage.LOADED
         if entry.out_of_memory:
             limit = memory_limit(pod, SERVER)
             hint = f"; the limit is {limit}, raise spec.resources.limits.memory" if limit else ""
-            yield Reason.OUT_OF_MEMORY, said + hint, stage
+            yield Reason.OUT_OF_MEMORY, text + hint, stage
         else:
-            yield Reason.WORKER_CRASHED, said, stage
+            yield Reason.WORKER_CRASHED, text, stage
     elif not is_up and entry.reason not in {"", _UNLOADED}:
         yield Reason.MODEL_LOAD_FAILED, root_cause(entry.reason), Stage.LOADED

@@ -1,4 +1,4 @@
-"""A pod, as far as the status needs it."""
+"""The part of a pod's state that the status needs."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class FetchedModel:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod, as far as the status needs it."""
+    """The part of a pod's state that the status needs."""
 
     name: str
     uid: str
@@ -35,7 +35,7 @@ class PodView:
     is_terminating: bool
     """It is being deleted."""
     has_ended: bool
-    """Phase Failed or Succeeded: nothing runs in it any more, and its ReplicaSet creates another pod."""
+    """Phase Failed or Succeeded: nothing runs in it, and its ReplicaSet creates another pod."""
     has_started: bool
     """One of its containers has been started."""
     stage: Stage

@@ -254,7 +254,7 @@ def _failure_json(failure: Failure, now: str) -> Object:
 
 
 def _old_failure(observed: Observed) -> Object | None:
-    """The last failure of the old status; malformed parts are dropped, because anybody may have written it."""
+    """The last failure of the old status; malformed parts are dropped, because any user may have written it."""
     old = at(observed.old, "lastFailure")
     reason, time = name_at(old, "reason"), moment_at(old, "time")
     code = integer_at(old, "exitCode")

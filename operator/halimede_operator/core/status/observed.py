@@ -49,7 +49,7 @@ class Observed:
     is_settled: bool
     """The whole Deployment is that of the spec, and its controller has seen it."""
     is_paused: bool
-    """Somebody has set `paused` in the Deployment: its controller creates no pods of a new template."""
+    """A user has set `paused` in the Deployment: its controller creates no pods of a new template."""
     newest: tuple[PodView, ...]
     """Active pods of the newest template, oldest first."""
     older: tuple[PodView, ...]

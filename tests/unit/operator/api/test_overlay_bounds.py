@@ -182,11 +182,11 @@ def test_the_bounds_hold_for_added_containers_and_for_ensembles() -> None:
 
 
 def test_ports_of_the_spec_are_the_servers_wherever_they_are() -> None:
-    told = changed(
+    resource = changed(
         model(),
         {"spec.serving": {"ports": {"http": 9000}}, "spec.podTemplate": container(ports=[{"containerPort": 9000}])},
     )
-    _, problems = parse(Kind.INFERENCE_MODEL, told, PLATFORM)
+    _, problems = parse(Kind.INFERENCE_MODEL, resource, PLATFORM)
     assert [problem.message for problem in problems] == ["must not be 9000: spec.serving.ports has it"]
 
 
@@ -205,26 +205,26 @@ def nested(depth: int) -> Any:
     ],
 )
 def test_a_deep_overlay_is_refused_at_any_depth(part: str, path: str) -> None:
-    def told(depth: int) -> Json:
+    def model_nested(depth: int) -> Json:
         deep = {"podTemplate": {"spec": nested(depth)}, "scheduling": {"affinity": {"podAffinity": nested(depth)}}}
         object_ = model()
         object_["spec"][part] = deep[part]
         return object_
 
-    assert parse(Kind.INFERENCE_MODEL, told(32), PLATFORM)[1] == ()
+    assert parse(Kind.INFERENCE_MODEL, model_nested(32), PLATFORM)[1] == ()
     for depth in (33, 50_000):
-        assert parse(Kind.INFERENCE_MODEL, told(depth), PLATFORM) == (
+        assert parse(Kind.INFERENCE_MODEL, model_nested(depth), PLATFORM) == (
             None,
             (Problem(path, "must not have more than 32 objects and lists within one another"),),
         )
 
 
 def test_an_overlay_with_too_many_values_is_refused() -> None:
-    def told(values: int) -> list[tuple[str, str]]:
+    def problems_with(values: int) -> list[tuple[str, str]]:
         return problems_of({"spec": {"hostAliases": [{} for _ in range(values - 1)]}})
 
-    assert told(8192) == []
-    assert told(50_000) == [("spec", "must not have more than 8192 values in all, got 50000")]
+    assert problems_with(8192) == []
+    assert problems_with(50_000) == [("spec", "must not have more than 8192 values in all, got 50000")]
 
 
 def test_a_long_list_or_map_is_refused_and_its_rest_is_not_read() -> None:
@@ -233,7 +233,7 @@ def test_a_long_list_or_map_is_refused_and_its_rest_is_not_read() -> None:
     _, problems = parse(
         Kind.INFERENCE_MODEL, model(env=variables, podTemplate={"metadata": {"annotations": annotations}}), PLATFORM
     )
-    told = {problem.path: problem.message for problem in problems}
-    assert told["spec.env"] == "must have at most 1024 entries, got 5000"
-    assert told["spec.podTemplate.metadata.annotations"] == "must have at most 1024 entries, got 5000"
+    messages = {problem.path: problem.message for problem in problems}
+    assert messages["spec.env"] == "must have at most 1024 entries, got 5000"
+    assert messages["spec.podTemplate.metadata.annotations"] == "must have at most 1024 entries, got 5000"
     assert len(problems) == 2 + 2 * 1024

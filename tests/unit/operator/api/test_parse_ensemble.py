@@ -17,11 +17,11 @@ def problems_of(example: Json) -> list[tuple[str, str]]:
 
 
 def test_an_ensemble_of_three_steps_is_parsed() -> None:
-    told = changed(
+    resource = changed(
         ensemble(),
         {"spec.maxBatchSize": 8, "spec.steps[1].modelRef.version": 2, "spec.steps[2].when": "tok.ids.present"},
     )
-    spec, problems = parse(Kind.MODEL_ENSEMBLE, told, PLATFORM)
+    spec, problems = parse(Kind.MODEL_ENSEMBLE, resource, PLATFORM)
     assert problems == ()
     assert spec == EnsembleSpec(
         name="search",
@@ -95,29 +95,29 @@ def test_steps_that_do_not_fit_together_are_refused(changes: Json, path: str, me
 
 
 def test_an_unused_input_is_refused() -> None:
-    told = ensemble()
-    told["spec"]["inputs"].append({"name": "LANG", "dataType": "BYTES", "shape": [1]})
-    assert problems_of(told) == [("spec.inputs[1]", "is not used: no step has request.LANG as an input")]
-    told["spec"]["steps"][0]["when"] = "request.LANG == 'de'"
-    assert problems_of(told) == []
+    resource = ensemble()
+    resource["spec"]["inputs"].append({"name": "LANG", "dataType": "BYTES", "shape": [1]})
+    assert problems_of(resource) == [("spec.inputs[1]", "is not used: no step has request.LANG as an input")]
+    resource["spec"]["steps"][0]["when"] = "request.LANG == 'de'"
+    assert problems_of(resource) == []
 
 
 def test_an_unused_step_is_refused() -> None:
-    told = ensemble()
-    told["spec"]["steps"].append(
+    resource = ensemble()
+    resource["spec"]["steps"].append(
         {"name": "extra", "modelRef": {"name": "x"}, "inputs": {"a": "tok.ids"}, "outputs": {"b": "b", "c": "c"}}
     )
-    assert problems_of(told) == [
+    assert problems_of(resource) == [
         ("spec.steps[3].outputs", "are not used: neither a step nor an output of the ensemble has one of extra's")
     ]
-    told["spec"]["steps"][2]["when"] = "extra.c.present"
-    assert problems_of(told) == []
+    resource["spec"]["steps"][2]["when"] = "extra.c.present"
+    assert problems_of(resource) == []
 
 
 def test_one_tensor_as_two_outputs_is_refused() -> None:
-    told = ensemble()
-    told["spec"]["outputs"].append({**told["spec"]["outputs"][0], "name": "AGAIN"})
-    assert problems_of(told) == [
+    resource = ensemble()
+    resource["spec"]["outputs"].append({**resource["spec"]["outputs"][0], "name": "AGAIN"})
+    assert problems_of(resource) == [
         ("spec.outputs[1].from", "must not be that of output VECTOR too: pool.vector can have one name")
     ]
 
@@ -137,8 +137,8 @@ def test_steps_that_depend_on_themselves_are_refused(changes: Json, circle: str)
 
 
 def test_steps_are_checked_even_if_pod_settings_have_problems() -> None:
-    told = changed(ensemble(), {"spec.replicas": -1, "spec.steps[1].inputs[ids]": "tok.idz"})
-    assert [path for path, _ in problems_of(told)] == [
+    resource = changed(ensemble(), {"spec.replicas": -1, "spec.steps[1].inputs[ids]": "tok.idz"})
+    assert [path for path, _ in problems_of(resource)] == [
         "spec.replicas",
         "spec.steps[1].inputs[ids]",
         "spec.steps[0].outputs",
@@ -146,20 +146,20 @@ def test_steps_are_checked_even_if_pod_settings_have_problems() -> None:
 
 
 def test_the_order_of_steps_has_no_meaning() -> None:
-    told = ensemble()
-    told["spec"]["steps"].reverse()
-    assert problems_of(told) == []
+    resource = ensemble()
+    resource["spec"]["steps"].reverse()
+    assert problems_of(resource) == []
 
 
 def test_too_many_steps_are_refused() -> None:
-    told = ensemble()
-    told["spec"]["steps"] *= 11
-    assert ("spec.steps", "must have at most 32 entries, got 33") in problems_of(told)
+    resource = ensemble()
+    resource["spec"]["steps"] *= 11
+    assert ("spec.steps", "must have at most 32 entries, got 33") in problems_of(resource)
 
 
 def test_messages_list_a_limited_number_of_names() -> None:
-    told = changed(ensemble(), {"spec.steps[0].outputs": {f"o{i}": f"o{i}" for i in range(64)}})
-    ((_, message), *_) = problems_of(told)
+    resource = changed(ensemble(), {"spec.steps[0].outputs": {f"o{i}": f"o{i}" for i in range(64)}})
+    ((_, message), *_) = problems_of(resource)
     assert message.endswith(
         "it has tok.o0, tok.o1, tok.o2, tok.o3, tok.o4, tok.o5, tok.o6, tok.o7, tok.o8, tok.o9 and 54 more"
     )

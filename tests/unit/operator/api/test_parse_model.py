@@ -179,8 +179,10 @@ def test_parse_returns_either_a_spec_or_problems() -> None:
 
 
 def test_null_means_absent_and_unknown_fields_are_ignored() -> None:
-    told = changed(model(), {"spec.replicas": None, "spec.model.name": None, "spec.autoscaling": {"provider": "KEDA"}})
-    assert spec_of(told) == spec_of(model())
+    resource = changed(
+        model(), {"spec.replicas": None, "spec.model.name": None, "spec.autoscaling": {"provider": "KEDA"}}
+    )
+    assert spec_of(resource) == spec_of(model())
 
 
 def test_only_schemes_allowed_by_the_platform_are_accepted() -> None:
@@ -218,9 +220,9 @@ def test_file_uris_are_refused_by_default() -> None:
 
 
 def test_service_accounts_are_refused_in_the_operators_namespace() -> None:
-    told = changed(model(), {"spec.serviceAccountName": "halimede-operator"})
-    assert spec_of(told).workload.service_account_name == "halimede-operator"
-    assert problems_of(changed(told, {"metadata.namespace": PLATFORM.operator_namespace})) == [
+    resource = changed(model(), {"spec.serviceAccountName": "halimede-operator"})
+    assert spec_of(resource).workload.service_account_name == "halimede-operator"
+    assert problems_of(changed(resource, {"metadata.namespace": PLATFORM.operator_namespace})) == [
         (
             "spec.serviceAccountName",
             "must not be set in namespace halimede, where the operator's own ServiceAccount is",
@@ -294,8 +296,8 @@ def test_problems_that_the_schema_does_not_find_are_reported(changes: Json, path
 )
 def test_blocks_of_addresses(block: str, hole: str, is_good: bool) -> None:
     peer = {"ipBlock": {"cidr": block, "except": [hole]}}
-    told = changed(model(), {"spec.networkPolicy": {"enabled": True, "allowFrom": [peer]}})
-    _, problems = parse(Kind.INFERENCE_MODEL, told, PLATFORM)
+    resource = changed(model(), {"spec.networkPolicy": {"enabled": True, "allowFrom": [peer]}})
+    _, problems = parse(Kind.INFERENCE_MODEL, resource, PLATFORM)
     assert (problems == ()) is is_good
 
 

@@ -43,9 +43,9 @@ def test_the_tensors_that_a_condition_names(text: str, sources: list[str]) -> No
     ],
 )
 def test_what_is_wrong_with_a_condition(text: str, problem: str) -> None:
-    said = read_when(text)
-    assert isinstance(said, str)
-    assert said.startswith(problem)
+    message = read_when(text)
+    assert isinstance(message, str)
+    assert message.startswith(problem)
 
 
 def test_the_server_is_given_its_own_names_in_backticks() -> None:

@@ -27,12 +27,13 @@ def test_insufficient_devices_lists_what_the_nodes_have():
 
 
 def test_devices_that_others_hold_are_counted():
-    said = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
-    seen = snapshot(model_key(), unscheduled(said), child=deployment(), nodes=(gpu_node("a", gpu="2"),))
+    message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    seen = snapshot(model_key(), unscheduled(message), child=deployment(), nodes=(gpu_node("a", gpu="2"),))
     status = status_of(seen, model_spec(), (), (), (), NOW)
 
     assert (
-        ready_state(status)[2] == f"0/1 replicas serving: pod {NAME}: {said} The nodes have in all: nvidia.com/gpu (2)"
+        ready_state(status)[2]
+        == f"0/1 replicas serving: pod {NAME}: {message} The nodes have in all: nvidia.com/gpu (2)"
     )
 
 
@@ -53,8 +54,8 @@ def test_an_unhealthy_device_is_reported_before_its_effects():
     ]
     status = status_of(snapshot(model_key(), dead, child=deployment()), model_spec(), (), (), (), NOW)
 
-    said = f"pod {NAME}: container server: device GPU-1 (nvidia.com/gpu) is unhealthy"
-    assert ready_state(status) == ("False", "DeviceUnhealthy", f"0/1 replicas serving: {said}")
+    message = f"pod {NAME}: container server: device GPU-1 (nvidia.com/gpu) is unhealthy"
+    assert ready_state(status) == ("False", "DeviceUnhealthy", f"0/1 replicas serving: {message}")
 
 
 def test_a_device_that_breaks_under_a_serving_pod_is_reported():
@@ -68,8 +69,8 @@ def test_a_device_that_breaks_under_a_serving_pod_is_reported():
 
     assert (ready_state(status)[:2], status["phase"]) == (("True", "Serving"), "Degraded")
     degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
-    said = "pod bert-7f9c66d5b8-bbbbb: container server: device GPU-1 (nvidia.com/gpu) is unhealthy"
-    assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", "DeviceUnhealthy", said)
+    message = "pod bert-7f9c66d5b8-bbbbb: container server: device GPU-1 (nvidia.com/gpu) is unhealthy"
+    assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", "DeviceUnhealthy", message)
 
 
 def test_a_device_that_disappears_under_a_serving_pod_is_reported():
@@ -78,7 +79,7 @@ def test_a_device_that_disappears_under_a_serving_pod_is_reported():
     for each in pods[:2]:
         each["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/mig-3g.40gb": "1"}}
     spec = model_spec(workload=Workload(replicas=3))
-    told = {}
+    messages = {}
     for has in (0, 1):
         short = {"node-1": (Shortage("nvidia.com/mig-3g.40gb", has, 2), Shortage("nvidia.com/gpu", 0, 1))}
         seen = snapshot(model_key(), *pods, child=deployment(3), shortages=short)
@@ -86,9 +87,9 @@ def test_a_device_that_disappears_under_a_serving_pod_is_reported():
         assert ready_state(status)[:2] == ("True", "Serving")
         degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
         assert (degraded["status"], degraded["reason"]) == ("True", "DeviceLost")
-        told[has] = degraded["message"]
+        messages[has] = degraded["message"]
 
-    assert told == {
+    assert messages == {
         0: f"pod {NAME}: node node-1 has 0 nvidia.com/mig-3g.40gb, and pods hold 2: the pod's is gone",
         1: f"pod {NAME}: node node-1 has 1 nvidia.com/mig-3g.40gb, and pods hold 2: one that a pod of ours has is gone",
     }

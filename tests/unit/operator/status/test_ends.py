@@ -31,7 +31,7 @@ KILLED = (
 )
 
 
-def told(*pods: Object, replicas: int = 1) -> Object:
+def status_with(*pods: Object, replicas: int = 1) -> Object:
     spec = model_spec(workload=Workload(replicas=replicas))
     return status_of(snapshot(model_key(), *pods, child=deployment(replicas)), spec, (), (), (), NOW)
 
@@ -42,7 +42,7 @@ def ready_of(status: Object) -> tuple[str, str]:
 
 def said_of(pod_: Object) -> str:
     """The reported state of the server's container."""
-    return ready_of(told(pod_))[1].partition(f"{SERVER}: ")[2]
+    return ready_of(status_with(pod_))[1].partition(f"{SERVER}: ")[2]
 
 
 def with_server(state: Object, last: Object, *, lost: int | None, started: bool = True) -> Object:
@@ -67,7 +67,7 @@ def initializing_again() -> Object:
 
 
 ENDS = {
-    # The module's table: the container, when readiness was lost, what is told.
+    # The module's table: the container, when readiness was lost, what is reported.
     "it has ended": (with_server(OLD_CRASH, {}, lost=50), "OutOfMemory"),
     "it waits to be started again": (with_server(back_off("x"), OLD_CRASH, lost=50), "OutOfMemory"),
     "it never was ready, and has ended": (with_server(OLD_CRASH, {}, lost=None), "OutOfMemory"),
@@ -95,18 +95,18 @@ ENDS = {
 def test_only_an_end_after_the_last_readiness_is_the_cause_of_failure(case: str):
     pod_, reason = ENDS[case]
 
-    assert ready_of(told(pod_))[0] == reason
+    assert ready_of(status_with(pod_))[0] == reason
 
 
 def test_the_unready_container_is_reported_not_one_that_recovered():
-    assert "container proxy" in ready_of(told(with_proxy(ended(3, "no config"))))[1]
+    assert "container proxy" in ready_of(status_with(with_proxy(ended(3, "no config"))))[1]
 
 
 def test_a_failing_probe_of_another_container_is_reported():
     made = with_proxy({**running(100)})
     made["status"]["containerStatuses"][1]["started"] = True
 
-    reason, message = ready_of(told(made))
+    reason, message = ready_of(status_with(made))
 
     assert (reason, "container proxy" in message) == ("ProbeFailed", True)
 
@@ -116,7 +116,7 @@ def test_a_serving_pod_reports_its_newest_container_end():
     newer = ended(3, "no config", started=60, finished=80)
     made["status"]["containerStatuses"].append(container("proxy", running(81), newer, is_ready=True))
 
-    assert told(made)["lastFailure"]["container"] == "proxy"
+    assert status_with(made)["lastFailure"]["container"] == "proxy"
 
 
 LOG = (
@@ -204,7 +204,7 @@ OUT_OF_MEMORY = {
 def test_out_of_memory_is_reported_with_the_limit(case: str):
     pod_, expected = OUT_OF_MEMORY[case]
 
-    assert ready_of(told(pod_))[0] == "OutOfMemory"
+    assert ready_of(status_with(pod_))[0] == "OutOfMemory"
     assert said_of(pod_) == expected
 
 
@@ -212,4 +212,4 @@ def test_a_kill_without_oom_report_is_not_reported_as_out_of_memory():
     made = stopped(ended(137))
     made["spec"]["containers"][0]["resources"] = {"limits": {"memory": "512Mi"}}
 
-    assert ready_of(told(made)) == ("CrashLoop", f"0/1 replicas serving: {SERVER}: {KILLED}")
+    assert ready_of(status_with(made)) == ("CrashLoop", f"0/1 replicas serving: {SERVER}: {KILLED}")

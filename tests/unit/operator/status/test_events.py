@@ -24,15 +24,15 @@ SPEC = model_spec()
 def scenario(*looks: Snapshot | tuple[Snapshot, Spec | None, tuple[Problem, ...]]) -> list[tuple[str, str]]:
     """The events of successive reconciles, each with the status of the one before."""
     status: Object | None = None
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     for number, look in enumerate(looks):
         seen, spec, problems = look if isinstance(look, tuple) else (look, SPEC, ())
         if status is not None:
             seen.object["status"] = status
         after = status_of(seen, spec, problems, (), (), f"2026-11-22T10:00:{number:02}Z")
-        told += [(event.type, event.reason) for event in events_of(status, after)]
+        reported += [(event.type, event.reason) for event in events_of(status, after)]
         status = after
-    return told
+    return reported
 
 
 def seen(*pods: Object, replicas: int = 1, **fields: object) -> Snapshot:

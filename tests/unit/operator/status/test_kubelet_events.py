@@ -32,7 +32,7 @@ MOUNTS = {
         "VolumeMountFailed",
         SETUP % ("ca", "references non-existent config key: ca.crt"),
     ),
-    "several, of which one is told": (
+    "several, of which one is reported": (
         [(1, SETUP % ("ca", NO_MAP)), (1, SETUP % ("keys", NO_SECRET))],
         "SecretMissing",
         SETUP % ("keys", NO_SECRET),
@@ -42,7 +42,7 @@ MOUNTS = {
         "VolumeMountFailed",
         SETUP % ("keys", "references non-existent secret key: TOKEN"),
     ),
-    "what is not tried any more is over": (
+    "a volume that is no longer tried is over": (
         [(1, SETUP % ("keys", NO_SECRET)), (152, SETUP % ("ca", NO_MAP))],
         "ConfigMapMissing",
         SETUP % ("ca", NO_MAP),
@@ -52,20 +52,20 @@ MOUNTS = {
         "VolumeMountFailed",
         SETUP % ("ca", "no such host"),
     ),
-    "a summary where there is no more": ([(124, SUMMARY)], "VolumeMountFailed", SUMMARY),
+    "only a summary event": ([(124, SUMMARY)], "VolumeMountFailed", SUMMARY),
 }
 
 
-def events_of_mounts(*said: tuple[int, str]) -> dict[str, tuple[Object, ...]]:
-    events = ({"reason": "FailedMount", "lastTimestamp": second(at), "message": message} for at, message in said)
+def events_of_mounts(*reported: tuple[int, str]) -> dict[str, tuple[Object, ...]]:
+    events = ({"reason": "FailedMount", "lastTimestamp": second(at), "message": message} for at, message in reported)
     return {f"uid-{NAME}": tuple(events)}
 
 
 @pytest.mark.parametrize("case", MOUNTS)
 @pytest.mark.parametrize("turn", [1, -1])
 def test_failed_mounts_are_reported_from_kubelet_events(case: str, turn: int):
-    said, reason, message = MOUNTS[case]
-    events = events_of_mounts(*said[::turn])
+    reported, reason, message = MOUNTS[case]
+    events = events_of_mounts(*reported[::turn])
     seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), kubelet_events=events)
 
     status = status_of(seen, model_spec(), (), (), (), NOW)
@@ -78,7 +78,7 @@ def test_failed_mounts_are_reported_from_kubelet_events(case: str, turn: int):
 def test_a_failed_mount_is_not_reported_once_it_succeeded():
     """Events exist for an hour."""
     events = events_of_mounts((1, SETUP % ("keys", NO_SECRET)))
-    told = [
+    reasons = [
         ready_state(
             status_of(
                 snapshot(model_key(), each, child=deployment(), kubelet_events=events), model_spec(), (), (), (), NOW
@@ -86,7 +86,7 @@ def test_a_failed_mount_is_not_reported_once_it_succeeded():
         )[1]
         for each in (pod(has_sandbox=False), pod(), serving(), leaving(pod(has_sandbox=False)))
     ]
-    assert told == ["SecretMissing", "Fetching", "Serving", "Pending"]
+    assert reasons == ["SecretMissing", "Fetching", "Serving", "Pending"]
 
 
 def unseen(scheduler: str, created: int) -> Object:
@@ -104,8 +104,8 @@ def test_a_scheduler_that_does_not_react_is_named(age_s: int, reason: str):
     status = status_of(made, model_spec(), (), (), (), second(100 + age_s))
 
     assert ready_state(status)[1] == reason
-    told = f"pod {NAME}: no scheduler has looked at it: its schedulerName is 'nobody'; does that scheduler run?"
-    assert (reason == "Scheduling") or ready_state(status)[2] == f"0/1 replicas serving: {told}"
+    expected = f"pod {NAME}: no scheduler has looked at it: its schedulerName is 'nobody'; does that scheduler run?"
+    assert (reason == "Scheduling") or ready_state(status)[2] == f"0/1 replicas serving: {expected}"
 
 
 def test_a_scheduler_that_has_reacted_is_not_reported():
@@ -121,9 +121,9 @@ NO_SECRETS = (
     "Unable to retrieve some image pull secrets (registry, other); attempting to pull the image may not succeed."
 )
 PULL_SECRETS = {
-    "said lately": ([(100, NO_SECRETS)], "; the node cannot read the pull secrets registry, other: are they in the pod's namespace?"),
-    "said long ago": ([(9, NO_SECRETS)], ""),
-    "said of others later": (
+    "reported lately": ([(100, NO_SECRETS)], "; the node cannot read the pull secrets registry, other: are they in the pod's namespace?"),
+    "reported long ago": ([(9, NO_SECRETS)], ""),
+    "reported of others later": (
         [(100, NO_SECRETS), (110, NO_SECRETS.replace("registry, other", "third"))],
         "; the node cannot read the pull secrets third: are they in the pod's namespace?",
     ),
@@ -133,9 +133,10 @@ PULL_SECRETS = {
 
 @pytest.mark.parametrize("case", PULL_SECRETS)
 def test_a_missing_pull_secret_is_named_beside_the_failed_pull(case: str):
-    said, hint = PULL_SECRETS[case]
+    reported, hint = PULL_SECRETS[case]
     events = tuple(
-        {"reason": "FailedToRetrieveImagePullSecret", "lastTimestamp": second(at), "message": text} for at, text in said
+        {"reason": "FailedToRetrieveImagePullSecret", "lastTimestamp": second(at), "message": text}
+        for at, text in reported
     )
     seen = snapshot(
         model_key(),
@@ -146,8 +147,8 @@ def test_a_missing_pull_secret_is_named_beside_the_failed_pull(case: str):
 
     status = status_of(seen, model_spec(), (), (), (), second(370))
 
-    told = f"0/1 replicas serving: {SERVER}: pull access denied{hint}"
-    assert ready_state(status) == ("False", "ImagePullFailed", told)
+    expected = f"0/1 replicas serving: {SERVER}: pull access denied{hint}"
+    assert ready_state(status) == ("False", "ImagePullFailed", expected)
 
 
 def test_malformed_events_are_ignored():

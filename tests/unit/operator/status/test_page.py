@@ -22,8 +22,8 @@ def test_the_page_documents_every_reason_of_a_pod():
 
 
 def test_the_page_documents_every_normal_reason():
-    said = cells("Starting and stopping") | set(re.findall(r"`(\w+)`", PAGE.split("## Starting and stopping")[0]))
-    assert set(NormalReason) - said == set()
+    documented = cells("Starting and stopping") | set(re.findall(r"`(\w+)`", PAGE.split("## Starting and stopping")[0]))
+    assert set(NormalReason) - documented == set()
 
 
 def test_the_page_documents_every_field():
@@ -32,5 +32,5 @@ def test_the_page_documents_every_field():
         crd = yaml.safe_load((ROOT / "crds" / f"{plural}.yaml").read_text())
         known |= set(crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"])
 
-    told = cells("Other fields") | set(re.findall(r"`(placementsTruncated)`", PAGE))
-    assert known - told == {"conditions", "observedGeneration", "selector"}
+    documented = cells("Other fields") | set(re.findall(r"`(placementsTruncated)`", PAGE))
+    assert known - documented == {"conditions", "observedGeneration", "selector"}

@@ -229,17 +229,17 @@ def test_a_pod_that_waits_for_a_readiness_gate_is_not_lost():
     gated["spec"]["readinessGates"] = [{"conditionType": "example.com/routed"}]
     status = status_of(snapshot(model_key(), gated, child=deployment()), model_spec(), (), (), (), NOW)
 
-    told = f"0/1 replicas serving: {ON} has loaded the model and is about to be ready"
-    assert ready_state(status) == ("False", "Loading", told)
+    expected = f"0/1 replicas serving: {ON} has loaded the model and is about to be ready"
+    assert ready_state(status) == ("False", "Loading", expected)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reported",
     [{"phase": "Unknown"}, {"reason": "NodeLost", "phase": "Running"}, {"reason": "NodeLost", "phase": "Failed"}],
 )
-def test_a_lost_node_is_reported_in_each_form_of_pod_status(said: Object):
+def test_a_lost_node_is_reported_in_each_form_of_pod_status(reported: Object):
     lost = pod(fetch=fetched(), server=container("server", running(5)))
-    lost["status"] |= said
+    lost["status"] |= reported
     status = status_of(snapshot(model_key(), lost, child=deployment()), model_spec(), (), (), (), NOW)
 
     assert ready_state(status)[:2] == ("False", "NodeLost")
@@ -314,11 +314,11 @@ def test_a_crash_loop_has_the_same_status_at_each_step():
 
 
 def test_a_failing_image_pull_has_the_same_status_all_the_time():
-    said = [PULL + f"read udp 10.244.0.12:{port}->10.255.255.53:53: i/o timeout" for port in (43588, 50658)]
+    messages = [PULL + f"read udp 10.244.0.12:{port}->10.255.255.53:53: i/o timeout" for port in (43588, 50658)]
     turns = [
-        stopped(waiting("ErrImagePull", said[0])),
-        stopped(waiting("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": ErrImagePull: {said[0]}')),
-        stopped(waiting("ErrImagePull", said[1])),
+        stopped(waiting("ErrImagePull", messages[0])),
+        stopped(waiting("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": ErrImagePull: {messages[0]}')),
+        stopped(waiting("ErrImagePull", messages[1])),
     ]
     statuses = [
         status_of(snapshot(model_key(), turn, child=deployment()), model_spec(), (), (), (), NOW) for turn in turns
@@ -360,8 +360,8 @@ def test_another_container_of_the_pod_that_fails_is_named():
     made["status"]["conditions"][2]["status"] = made["status"]["conditions"][3]["status"] = "False"
     status = status_of(snapshot(model_key(), made, child=deployment()), model_spec(), (), (), (), NOW)
 
-    told = f"pod {NAME}: container proxy (image {IMAGE}): exited with code 3: no config"
-    assert ready_state(status) == ("False", "CrashLoop", f"0/1 replicas serving: {told}")
+    expected = f"pod {NAME}: container proxy (image {IMAGE}): exited with code 3: no config"
+    assert ready_state(status) == ("False", "CrashLoop", f"0/1 replicas serving: {expected}")
 
 
 WORST = {
@@ -393,13 +393,13 @@ def test_the_worst_failure_is_reported_in_any_order_of_pods(case: str):
 
 def test_an_eviction_is_reported_until_the_next_pod_starts():
     evicted = rejected("Evicted", "low on memory", "bert-1-a", created=1)
-    told = [
+    reasons = [
         ready_state(
             status_of(snapshot(model_key(), evicted, next_, child=deployment()), model_spec(), (), (), (), NOW)
         )[1]
         for next_ in (pod("bert-1-b", created=2), fetching("bert-1-b", created=2), serving("bert-1-b", created=2))
     ]
-    assert told == ["Evicted", "Fetching", "Serving"]
+    assert reasons == ["Evicted", "Fetching", "Serving"]
 
 
 def test_conditions_are_those_of_metav1():

@@ -70,7 +70,7 @@ ROLLOUTS: dict[str, tuple[tuple[Object, ...], Object, str, dict[str, str]]] = {
         "2/2 replicas serving version 1",
         {"Ready": "True Serving", "Available": "True Serving", "Progressing": "False Complete", "Degraded": "False AsExpected", "phase": "Serving"},
     ),
-    "nobody has looked at the change yet": (
+    "no controller has seen the change yet": (
         (serving("bert-1-a"), serving("bert-1-b")),
         deployment(2, generation=2, seen=1, template="9d5f7b6c88"),
         "the Deployment is not yet that of the spec",
@@ -98,7 +98,7 @@ ROLLOUTS: dict[str, tuple[tuple[Object, ...], Object, str, dict[str, str]]] = {
         {"Ready": "True Serving", "Available": "True Serving", "Progressing": "True Applying", "Degraded": "False AsExpected",
          "Reconciling": "True Serving", "phase": "Serving"},
     ),
-    "it is scaled, and nobody has looked at that": (
+    "it is scaled, and no controller has seen that": (
         (serving("bert-1-a"),),
         deployment(2, generation=2, seen=1),
         "1/2 replicas serving version 1: the pods are being made",
@@ -140,21 +140,21 @@ ROLLOUTS: dict[str, tuple[tuple[Object, ...], Object, str, dict[str, str]]] = {
         {"Ready": "False ModelFetchFailed", "Available": "False ModelFetchFailed", "Progressing": "False Complete",
          "Degraded": "False AsExpected", "Reconciling": "True ModelFetchFailed", "phase": "Failed"},
     ),
-    "somebody has paused it before a new spec": (
+    "a user paused it before a new spec": (
         (serving("bert-1-a"), serving("bert-1-b")),
         deployment(2, generation=2, progress="DeploymentPaused", template="9d5f7b6c88", is_paused=True),
         PAUSED,
         {"Ready": "False RolloutPaused", "Available": "True Serving", "Progressing": "False RolloutPaused",
          "Degraded": "True RolloutPaused", "Stalled": "True RolloutPaused", "phase": "Degraded"},
     ),
-    "somebody has paused it halfway": (
+    "a user paused it halfway": (
         (serving("bert-0-a", template=OLD), serving("bert-1-a")),
         deployment(2, generation=2, progress="DeploymentPaused", is_paused=True),
         f"1/2 replicas serving, 1 of the spec before: {PAUSED}",
         {"Ready": "False RolloutPaused", "Available": "True Serving", "Progressing": "False RolloutPaused",
          "Degraded": "True RolloutPaused", "Stalled": "True RolloutPaused", "phase": "Degraded"},
     ),
-    "somebody has paused it, and it has nothing to do": (
+    "a user paused it, and it has nothing to do": (
         (serving("bert-1-a"), serving("bert-1-b")),
         deployment(2, generation=2, progress="DeploymentPaused", is_paused=True),
         "2/2 replicas serving version 1",
@@ -178,7 +178,7 @@ def test_a_rollout(case: str):
 
     found = conditions(status)
     kept = {"Ready", "Available", "Progressing", "Degraded", "Reconciling", "Stalled"}
-    assert {**{type_: said for type_, said in found.items() if type_ in kept}, "phase": status["phase"]} == expected
+    assert {**{type_: state for type_, state in found.items() if type_ in kept}, "phase": status["phase"]} == expected
     assert message(status) == text
 
 

@@ -38,16 +38,16 @@ def test_an_index_from_before_a_restart_is_not_used():
 
 
 def test_a_load_failure_is_reported_from_the_index():
-    said = index(
+    pod_index = index(
         ("bert", "1", "UNAVAILABLE", "Internal: no weights"),
         ("bert", "2", "READY", ""),
         ("bert", "0", "UNAVAILABLE", "unloaded"),
     )
-    seen = snapshot(model_key(), loading(), child=deployment(), indexes={NAME: said})
+    seen = snapshot(model_key(), loading(), child=deployment(), indexes={NAME: pod_index})
     status = status_of(seen, model_spec(), (), (), (), NOW)
 
-    told = f"pod {NAME}: model bert version 1: Internal: no weights"
-    assert ready_state(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {told}")
+    expected = f"pod {NAME}: model bert version 1: Internal: no weights"
+    assert ready_state(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {expected}")
 
 
 MEMORY = "worker exited: signal 9 (possibly out of memory)"
@@ -58,10 +58,10 @@ def worker(state: str, failure: str = "", *, out_of_memory: bool = False, reason
     return PodIndex((ServedVersion("bert", "1", state, reason, True, failure, out_of_memory),))
 
 
-def looked_at(made: Object, said: PodIndex, limit: str = "400Mi") -> Object:
+def looked_at(made: Object, pod_index: PodIndex, limit: str = "400Mi") -> Object:
     made["spec"]["containers"][0]["resources"] = {"limits": {"memory": limit}} if limit else {}
     return status_of(
-        snapshot(model_key(), made, child=deployment(), indexes={NAME: said}), model_spec(), (), (), (), NOW
+        snapshot(model_key(), made, child=deployment(), indexes={NAME: pod_index}), model_spec(), (), (), (), NOW
     )
 
 
@@ -80,13 +80,13 @@ WORKERS = {
 
 @pytest.mark.parametrize("case", WORKERS)
 def test_a_worker_that_dies_under_a_serving_server_is_reported(case: str):
-    said, limit, reason, text = WORKERS[case]
-    status = looked_at(serving(), said, limit)
+    pod_index, limit, reason, text = WORKERS[case]
+    status = looked_at(serving(), pod_index, limit)
 
     assert ready_state(status)[:2] == ("True", "Serving")
     degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
-    told = f"pod {NAME}: model bert version 1: {text}"
-    assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", reason, told)
+    expected = f"pod {NAME}: model bert version 1: {text}"
+    assert (degraded["status"], degraded["reason"], degraded["message"]) == ("True", reason, expected)
 
 
 def test_a_recovered_worker_is_not_reported():
@@ -94,9 +94,9 @@ def test_a_recovered_worker_is_not_reported():
 
 
 def test_a_model_whose_workers_stay_down_is_reported_with_the_cause():
-    said = worker("UNAVAILABLE", PARKED, reason=f"Unavailable: model 'bert' is not ready: {PARKED}")
+    pod_index = worker("UNAVAILABLE", PARKED, reason=f"Unavailable: model 'bert' is not ready: {PARKED}")
     for made in (serving(), lost_readiness()):
-        assert ready_state(looked_at(made, said)) == (
+        assert ready_state(looked_at(made, pod_index)) == (
             "False",
             "WorkerCrashed",
             f"0/1 replicas serving: pod {NAME}: model bert version 1: {PARKED}",
@@ -117,8 +117,8 @@ def test_a_pod_that_is_ready_without_the_model_does_not_serve():
     seen = snapshot(model_key(), serving(), child=deployment(), indexes={NAME: index(("other", "1", "READY", ""))})
     status = status_of(seen, model_spec(), (), (), (), NOW)
 
-    told = f"pod {NAME}: it is ready, and has no version of model bert that is"
-    assert ready_state(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {told}")
+    expected = f"pod {NAME}: it is ready, but no version of model bert is ready"
+    assert ready_state(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {expected}")
     assert status["readyReplicas"] == 0
 
 
@@ -127,8 +127,8 @@ def test_an_unreadable_index_does_not_make_an_object_ready():
     seen = snapshot(model_key(), serving(), child=deployment(), indexes={NAME: silent})
     status = status_of(seen, model_spec(), (), (), (), NOW)
 
-    told = f"pod {NAME}: what it serves is not known: connection refused"
-    assert ready_state(status) == ("Unknown", "IndexUnreachable", told)
+    expected = f"pod {NAME}: what it serves is not known: connection refused"
+    assert ready_state(status) == ("Unknown", "IndexUnreachable", expected)
     assert condition_state(status, "ModelLoaded") == ("Unknown", "IndexUnreachable")
     assert condition_state(status, "Available") == ("True", "Serving")
     assert "versions" not in status["current"]

@@ -46,8 +46,8 @@ def ready_of(status: Object) -> tuple[str, str]:
     return next((c["reason"], c["message"]) for c in status["conditions"] if c["type"] == "Ready")
 
 
-def seen(pod_: Object, said: PodIndex | None = None) -> Snapshot:
-    return snapshot(model_key(), pod_, child=deployment(), indexes={NAME: said} if said else {})
+def seen(pod_: Object, pod_index: PodIndex | None = None) -> Snapshot:
+    return snapshot(model_key(), pod_, child=deployment(), indexes={NAME: pod_index} if pod_index else {})
 
 
 def test_a_starting_model_writes_one_status_per_stage():
@@ -62,8 +62,8 @@ def test_a_starting_model_writes_one_status_per_stage():
         snapshot(model_key(), child=new, replica_sets=(replica_set(),)),
         snapshot(model_key(), child=made),
         *(
-            snapshot(model_key(), each, child=made, indexes={NAME: said} if said else {})
-            for each, said in (
+            snapshot(model_key(), each, child=made, indexes={NAME: pod_index} if pod_index else {})
+            for each, pod_index in (
                 (unscheduled, None),
                 (pod(has_sandbox=False, created=4), None),
                 (pod(created=4), None),
@@ -77,10 +77,10 @@ def test_a_starting_model_writes_one_status_per_stage():
         seen(serving(created=4), index(("bert", "1", "READY", ""))),
     ]
 
-    told = [ready_of(status)[0] for status in written(looks)]
+    reasons = [ready_of(status)[0] for status in written(looks)]
 
     # The last one is the Deployment's own word that the rollout is complete, which Progressing knew before.
-    assert told == ["Pending", "Scheduling", "Fetching", "Loading", "Serving"]
+    assert reasons == ["Pending", "Scheduling", "Fetching", "Loading", "Serving"]
 
 
 def test_a_recorded_crash_loop_writes_one_status():
@@ -102,8 +102,8 @@ def test_a_recorded_crash_loop_writes_one_status():
 def crash(number: int) -> Object:
     """One end of a server that dies 1 s after each start. Its last message varies in irrelevant parts."""
     address = f"0x7f{number:010x}"
-    said = f"Traceback (most recent call last):\n  File m.py\nValueError: <Model object at {address}> has no weights\n"
-    return ended(1, said, started=5 + 20 * number, finished=6 + 20 * number)
+    log = f"Traceback (most recent call last):\n  File m.py\nValueError: <Model object at {address}> has no weights\n"
+    return ended(1, log, started=5 + 20 * number, finished=6 + 20 * number)
 
 
 def test_a_crash_loop_with_varying_messages_writes_one_status():
@@ -123,10 +123,10 @@ def test_a_crash_loop_with_varying_messages_writes_one_status():
 
     reasons = [ready_of(status) for status in written(looks)]
 
-    told = f"pod {NAME}: container server (image {IMAGE}): exited with code 1: ValueError: <Model object at 0x…> has no weights"
+    expected = f"pod {NAME}: container server (image {IMAGE}): exited with code 1: ValueError: <Model object at 0x…> has no weights"
     assert reasons == [
         ("Loading", f"0/1 replicas serving: pod {NAME} on node node-1 starts the server and loads the model"),
-        ("ModelLoadFailed", f"0/1 replicas serving: {told}"),
+        ("ModelLoadFailed", f"0/1 replicas serving: {expected}"),
     ]
 
 
