@@ -188,12 +188,14 @@ def test_an_unreachable_store_is_reported_and_its_return_noticed(
         "refused": f"http://{ADDRESS}:9004",
         "silent": f"http://{ADDRESS}:9002",
         "error": f"http://{ADDRESS}:9003",
+        "tls": f"https://{ADDRESS}:9003",
     }
     causes = {
         "unknown": f"the store {servers['unknown']} cannot be reached: its name is not known",
         "refused": f"the store {servers['refused']} cannot be reached: connection refused",
         "silent": f"the store {servers['silent']} cannot be reached: no answer in time",
         "error": f"the store {servers['error']} answers with an error (500)",
+        "tls": f"the store {servers['tls']} cannot be reached: it does not speak TLS",
     }
     apply(tenant, model("private", private), *(model(each, _at(server, scaled)) for each, server in servers.items()))
     reported_after: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """A store in trouble: `python -m cluster.troubled_store ADDRESS PORT MODE`.
 
-`silent` accepts connections and never answers, `error` answers 500, and a port is where the store is that all is passed
-on to.
+`silent` accepts connections and never answers, `error` answers 500, and a port number forwards every connection
+to the store at this port.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ async def main(address: str, port: int, mode: str) -> None:
         if mode == "silent":
             await reader.read()
         elif mode == "error":
-            await reader.readuntil(b"\r\n\r\n")
+            # A client that begins with TLS gets the same answer, and no head of a request ends its message.
+            await reader.read(1 << 16)
             writer.write(ERROR)
             await writer.drain()
         else:

@@ -160,7 +160,7 @@ def test_end_drops_unsent_answers_and_cancels_running_requests() -> None:
     assert (len(session.unsent), session.unsent_bytes) == (0, 0)
 
 
-def test_session_that_ends_while_a_request_starts_cancels_it_and_not_one_that_is_answered() -> None:
+def test_a_session_that_ends_cancels_a_starting_but_no_answered_request() -> None:
     session, server = make()
     slow, quick = session.open(is_ordered=False), session.open(is_ordered=False)
     session.put(quick, "x", 1, is_final=True)

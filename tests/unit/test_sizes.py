@@ -58,6 +58,11 @@ def test_a_larger_class_has_a_reason_at_the_top_of_its_file(name: str) -> None:
     assert EXCEPTIONS[name] in re.sub(r"\s+", " ", ast.get_docstring(ast.parse(source)) or "")
 
 
+def test_names_of_tests_are_at_most_70_characters_long() -> None:
+    found = [name for path in FILES for name in re.findall(r"def test_(\w{71,})\(", path.read_text())]
+    assert found == []
+
+
 def test_what_is_too_large_is_found() -> None:
     methods = "\n".join(f"    def m{number}(self): self.a{number % 21} = 0" for number in range(31))
     assert list(breaches(f"class A:\n{methods}\n" + "\n" * 500)) == [
