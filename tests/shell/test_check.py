@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from halimede.commands.check import Verdict, check, table
+from halimede.commands.check import CheckResult, check, table
 from support.models import add_identity, add_onnx_identity, add_scaled, write_config
 from support.served import add_python, write_model
 
@@ -90,7 +90,9 @@ def test_a_repository_whose_models_all_load(tmp_path: Path) -> None:
 
 def test_long_reasons_are_wrapped_below_themselves() -> None:
     reasons = ("a reason that is much longer than the line has room for, " * 2, "short")
-    lines = table([Verdict("m", versions=(1, 2), refused=reasons, honoured=("input",)), Verdict("n\x1b[2J")], 70)
+    lines = table(
+        [CheckResult("m", versions=(1, 2), refused=reasons, honoured=("input",)), CheckResult("n\x1b[2J")], 70
+    )
     assert lines == [
         "MODEL     LOADS  BACKEND  VERSIONS  WHAT",
         "m         NO              1,2       refused   a reason that is much longer than the",

@@ -25,7 +25,7 @@ NARROWEST = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """The result of planning a load: the model is refused for the reasons in `refused`, else it would load.
 
     `honoured` are fields that the configuration file sets, `ignored` explains why other fields have no effect.
@@ -45,7 +45,7 @@ class Verdict:
 
 
 def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int:
-    """Print the verdict on each model; 0 if all repositories are readable and have models that would all load."""
+    """Print the result for each model; 0 if all repositories are readable and have models that would all load."""
     # Imported here, so that --help and a mistyped flag answer quickly, without the serving libraries.
     from halimede.commands.planner import Planner
     from halimede.core.types import InferenceError
@@ -58,7 +58,7 @@ def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int
         listing = repository.scan()
         with flags.load_options() as options:
             planner = Planner(repository, options)
-            verdicts = [examine(repository, planner, name) for name in listing.names]
+            results = [examine(repository, planner, name) for name in listing.names]
     except (InferenceError, OSError) as error:
         print_line(str(error))
         return 1
@@ -67,14 +67,14 @@ def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int
     for warning in warnings:
         print_line(warning)
     if as_json:
-        click.echo(document(verdicts, warnings))
-    elif verdicts:
-        click.echo("\n".join(table(verdicts, shutil.get_terminal_size((120, 24)).columns)))
-    return 0 if verdicts and not unreadable and all(verdict.loads for verdict in verdicts) else 1
+        click.echo(document(results, warnings))
+    elif results:
+        click.echo("\n".join(table(results, shutil.get_terminal_size((120, 24)).columns)))
+    return 0 if results and not unreadable and all(result.loads for result in results) else 1
 
 
-def examine(repository: "ModelRepository", planner: "Planner", name: str) -> Verdict:
-    """The verdict on one model."""
+def examine(repository: "ModelRepository", planner: "Planner", name: str) -> CheckResult:
+    """The result for one model."""
     from halimede.core.repository.load_errors import ConfigError
     from halimede.core.types import InferenceError
     from halimede.runtime.prepare import support_in_file
@@ -82,7 +82,7 @@ def examine(repository: "ModelRepository", planner: "Planner", name: str) -> Ver
     try:
         entry = repository.find(name)
     except (LookupError, OSError) as error:
-        return Verdict(name, refused=(str(error),))
+        return CheckResult(name, refused=(str(error),))
     honoured, ignored = support_in_file(entry)
     refused: tuple[str, ...] = ()
     try:
@@ -92,10 +92,10 @@ def examine(repository: "ModelRepository", planner: "Planner", name: str) -> Ver
     except InferenceError as error:
         refused = (error.message,)
     if refused:
-        return Verdict(name, "", _versions(entry), honoured, ignored, refused, entry.warnings)
+        return CheckResult(name, "", _versions(entry), honoured, ignored, refused, entry.warnings)
     notes = tuple(note.message for note in plan.notes)
     backend = plan.config.backend or plan.config.platform
-    return Verdict(name, backend, plan.versions, honoured, notes, (), (*entry.warnings, *plan.warnings))
+    return CheckResult(name, backend, plan.versions, honoured, notes, (), (*entry.warnings, *plan.warnings))
 
 
 def _versions(entry: "ModelEntry") -> tuple[int, ...]:
@@ -105,9 +105,9 @@ def _versions(entry: "ModelEntry") -> tuple[int, ...]:
 HEADS = ("MODEL", "LOADS", "BACKEND", "VERSIONS", "WHAT", "")
 
 
-def table(verdicts: Sequence[Verdict], width: int) -> list[str]:
+def table(results: Sequence[CheckResult], width: int) -> list[str]:
     """The lines of the table, as wide as `width` if that is wide enough, and of the count below it."""
-    rows = [row for verdict in verdicts for row in _rows(verdict)]
+    rows = [row for result in results for row in _rows(result)]
     widths = [max(len(row[at]) for row in (HEADS, *rows)) for at in range(len(HEADS) - 1)]
     room = max(NARROWEST, width - sum(widths) - 2 * len(widths))
     lines = []
@@ -117,30 +117,30 @@ def table(verdicts: Sequence[Verdict], width: int) -> list[str]:
             cells = (*row[:-1], text) if text is texts[0] else (*[""] * len(widths), text)
             padded = [cell.ljust(columns) for cell, columns in zip(cells, (*widths, 0), strict=True)]
             lines.append("  ".join(padded).rstrip())
-    loading = sum(verdict.loads for verdict in verdicts)
-    return [*lines, "", f"{loading} of {len(verdicts)} models load"]
+    loading = sum(result.loads for result in results)
+    return [*lines, "", f"{loading} of {len(results)} models load"]
 
 
-def _rows(verdict: Verdict) -> Iterator[tuple[str, ...]]:
+def _rows(result: CheckResult) -> Iterator[tuple[str, ...]]:
     """One row per finding; the first row has the model's name."""
-    versions = ",".join(map(str, verdict.versions))
-    head = (printable(verdict.name), "yes" if verdict.loads else "NO", verdict.backend, versions)
+    versions = ",".join(map(str, result.versions))
+    head = (printable(result.name), "yes" if result.loads else "NO", result.backend, versions)
     rows = [
-        *(("refused", text) for text in verdict.refused),
-        *(("ignored", text) for text in verdict.ignored),
-        *(("warning", text) for text in verdict.warnings),
-        ("honoured", ", ".join(verdict.honoured) or "(nothing is configured)"),
+        *(("refused", text) for text in result.refused),
+        *(("ignored", text) for text in result.ignored),
+        *(("warning", text) for text in result.warnings),
+        ("honoured", ", ".join(result.honoured) or "(nothing is configured)"),
     ]
     for what, text in rows:
         yield (*head, what, printable(text))
         head = ("", "", "", "")
 
 
-def document(verdicts: Sequence[Verdict], warnings: Sequence[str]) -> str:
-    """The verdicts and the warnings about the repository, as JSON."""
+def document(results: Sequence[CheckResult], warnings: Sequence[str]) -> str:
+    """The results and the warnings about the repository, as JSON."""
     import orjson
 
-    models = [{"loads": verdict.loads, **asdict(verdict)} for verdict in verdicts]
+    models = [{"loads": result.loads, **asdict(result)} for result in results]
     return orjson.dumps({"models": models, "warnings": warnings}, option=orjson.OPT_INDENT_2).decode()
 
 

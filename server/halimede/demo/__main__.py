@@ -136,7 +136,7 @@ def pipelines_act(console: Console, server: ServerProcess, export: Export) -> bo
                 f"{photo.name} looks like a {word}"
                 for photo, word in zip(samples, reading.words[PICTURES:], strict=True)
             )
-            + f": {verdict(is_right, 'as the same steps do here')}",
+            + f": {comparison(is_right, 'as the same steps do here')}",
             soft_wrap=True,
         )
         are_right.append(is_right)
@@ -156,7 +156,7 @@ def show_pixels(console: Console, server: ServerProcess, photo: photos.Photo) ->
     answer = photos.ask_pixels(server.address("http"), photo)
     is_right = photos.is_right(photo, answer.pixels)
     size = " x ".join(map(str, answer.pixels.shape))
-    console.print(f"  {photo.name} ({len(photo.jpeg):,} bytes) to {size} in {ms(answer)}: {verdict(is_right)}")
+    console.print(f"  {photo.name} ({len(photo.jpeg):,} bytes) to {size} in {ms(answer)}: {comparison(is_right)}")
     return is_right
 
 
@@ -168,7 +168,7 @@ def show_rows(console: Console, server: ServerProcess, photo: photos.Photo) -> b
         rows.append(row)
     is_right = photos.is_right(photo, np.stack([row.pixels for row in rows]))
     console.print(
-        f"  {len(rows)} answers, the first after {ms(rows[0])}, the last after {ms(rows[-1])}: {verdict(is_right)}"
+        f"  {len(rows)} answers, the first after {ms(rows[0])}, the last after {ms(rows[-1])}: {comparison(is_right)}"
     )
     return is_right
 
@@ -177,7 +177,7 @@ def ms(timed: photos.Timed) -> str:
     return f"{timed.seconds * 1000:.0f} ms"
 
 
-def verdict(is_right: bool, same: str = "as opencv does here") -> str:
+def comparison(is_right: bool, same: str = "as opencv does here") -> str:
     return same if is_right else f"[bold red]NOT {same}[/]"
 
 

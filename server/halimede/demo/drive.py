@@ -19,7 +19,7 @@ from halimede.demo.digits import INPUT, MODEL, OUTPUT
 CALLERS = 16
 WARM_UP_REQUESTS = 10
 PROGRESS_INTERVAL_S = 0.1
-PATIENCE_S = 60
+REQUEST_TIMEOUT_S = 60
 
 Ask = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """Maps one image [1, 64] to its probabilities [1, 10]."""
@@ -31,7 +31,7 @@ def connection(library: str, address: str) -> Iterator[Ask]:
     triton = import_module(library)
     client = triton.InferenceServerClient(address)
     # The HTTP client has a timeout of 60 s by default, the gRPC client none.
-    limit = {"client_timeout": PATIENCE_S} if library.endswith("grpc") else {}
+    limit = {"client_timeout": REQUEST_TIMEOUT_S} if library.endswith("grpc") else {}
 
     def ask(image: NDArray[np.float32]) -> NDArray[np.float32]:
         tensor = triton.InferInput(INPUT, list(image.shape), "FP32")
@@ -79,7 +79,7 @@ def drive(
         batches_before = batches_formed(http_address)
         started_s = time.perf_counter()
 
-    start = threading.Barrier(CALLERS, action=when_all_are_warm, timeout=PATIENCE_S)
+    start = threading.Barrier(CALLERS, action=when_all_are_warm, timeout=REQUEST_TIMEOUT_S)
 
     def call(caller: int) -> None:
         with connection(library, address) as ask:
@@ -109,6 +109,6 @@ def drive(
 
 def batches_formed(http_address: str) -> Counter[int]:
     """Executions by batch size since the model was loaded, from the server's statistics."""
-    with urllib.request.urlopen(f"http://{http_address}/v2/models/{MODEL}/stats", timeout=PATIENCE_S) as answer:
+    with urllib.request.urlopen(f"http://{http_address}/v2/models/{MODEL}/stats", timeout=REQUEST_TIMEOUT_S) as answer:
         (model,) = json.load(answer)["model_stats"]
     return Counter({each["batch_size"]: each["compute_infer"]["count"] for each in model["batch_stats"]})

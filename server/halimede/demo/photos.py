@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.demo.drive import PATIENCE_S
+from halimede.demo.drive import REQUEST_TIMEOUT_S
 
 REPOSITORY = Path(__file__).parent / "models"
 PHOTOS, SKETCH = "photos", "sketch"
@@ -53,7 +53,7 @@ def ask_pixels(address: str, photo: Photo) -> Timed:
     """The photograph as decoded and resized by `photos`, [224, 224, 3], requested over HTTP."""
     import tritonclient.http as client  # type: ignore[import-untyped]  # no types there
 
-    with closing(client.InferenceServerClient(address, network_timeout=PATIENCE_S)) as server:
+    with closing(client.InferenceServerClient(address, network_timeout=REQUEST_TIMEOUT_S)) as server:
         begun_s = time.perf_counter()
         result = server.infer(PHOTOS, [jpeg_input(client, photo, [1, 1])])
         (pixels,) = result.as_numpy("PIXELS")
@@ -73,7 +73,7 @@ def stream_rows(address: str, photo: Photo) -> Iterator[Timed]:
         inputs = [jpeg_input(client, photo, [1]), columns]
         server.async_stream_infer(SKETCH, inputs, enable_empty_final_response=True)
         while True:
-            result, error = answers.get(timeout=PATIENCE_S)
+            result, error = answers.get(timeout=REQUEST_TIMEOUT_S)
             if error is not None:
                 raise error
             if result.get_response().parameters["triton_final_response"].bool_param:

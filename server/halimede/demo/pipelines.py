@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.demo.digits import LABELS, Export, answers_outside
-from halimede.demo.drive import PATIENCE_S
+from halimede.demo.drive import REQUEST_TIMEOUT_S
 
 ENSEMBLE, BLS, SPELL = "read_digits", "read_digits_bls", "spell"
 ENLARGED = 8
@@ -51,7 +51,7 @@ def read(address: str, model: str, files: Sequence[bytes]) -> Reading:
 
     tensor = client.InferInput("FILE", [len(files), 1], "BYTES")
     tensor.set_data_from_numpy(np.array(files, np.object_).reshape(-1, 1))
-    with closing(client.InferenceServerClient(address, network_timeout=PATIENCE_S)) as server:
+    with closing(client.InferenceServerClient(address, network_timeout=REQUEST_TIMEOUT_S)) as server:
         begun_s = time.perf_counter()
         result = server.infer(model, [tensor])
         words = [word.decode() for word in result.as_numpy("WORD").ravel()]
@@ -85,7 +85,7 @@ def spell(address: str, number: str) -> Iterator[str]:
     """The words that `spell` streams, as they arrive as server-sent events."""
     body = json.dumps({"number": number}).encode()
     url = f"http://{address}/v2/models/{SPELL}/generate_stream"
-    with urllib.request.urlopen(url, body, timeout=PATIENCE_S) as answer:
+    with urllib.request.urlopen(url, body, timeout=REQUEST_TIMEOUT_S) as answer:
         for line in answer:
             if line.startswith(_EVENT):
                 yield str(json.loads(line.removeprefix(_EVENT))["word"])

@@ -12,8 +12,8 @@ from halimede.backends.discover import installed_backend
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, RunningBatch
 from halimede.core.types.tensor import tensor_from_array
-from support.ensemble_house import House, in_a_loop, unknown, until, until_rest, value_of
 from support.ensemble_models import Step, Tensors, add_ensemble, chain
+from support.ensemble_server import BareServer, in_a_loop, unknown, until, until_rest, value_of
 from support.models import add_identity, add_scaled
 from support.plugin import FaultyBackend
 
@@ -45,7 +45,7 @@ async def test_loading_an_ensemble_loads_its_steps_and_what_they_need(repository
     add_scaled(repository, "three", 3)
     add_ensemble(repository, "e", chain("two", "three"))
     add_ensemble(repository, "outer", chain("e", "two"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("outer")
     assert await bench.states() == dict.fromkeys(["e", "outer", "three", "two"], READY)
     assert (await bench.value("e"), await bench.value("outer")) == (6, 12)
@@ -59,7 +59,7 @@ async def test_a_start_loads_ensembles_and_models_with_one_load_thread(repositor
     for name in ("a_first", "z_last"):
         add_ensemble(repository, name, chain("m0", "m1", "m2"))
     add_ensemble(repository, "outer", chain("z_last", "a_first"))
-    bench = House(repository, load_threads=1)
+    bench = BareServer(repository, load_threads=1)
     assert await bench.core.start(None) == []
     assert bench.core.is_ready()
     assert await bench.value("outer") == 64
@@ -71,7 +71,7 @@ async def test_a_loaded_step_is_not_loaded_again(repository: Path, faulty: Fault
     faulty.add_model(repository, "step")
     add_ensemble(repository, "e", chain("step", "step"))
     add_ensemble(repository, "other", chain("step"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("step", "e", "other")
     assert faulty.events("step").count("load step") == 1
     await bench.core.close()
@@ -85,7 +85,7 @@ async def test_the_error_of_a_load_names_the_problems_of_the_steps(repository: P
     add_ensemble(repository, "weak", chain("fine", "broken"))
     add_ensemble(repository, "future", [Step("fine", {"IN": "IN"}, {"OUT": "OUT"}, version=7)])
     add_ensemble(repository, "misfit", [Step("fine", {"IN": "IN"}, {"OTHER": "OUT"})])
-    bench = House(repository)
+    bench = BareServer(repository)
     assert await bench.refused("lost") == ("ensemble lost contains models that are not available or ambiguous: nowhere")
     assert (await bench.refused("weak")).startswith(
         "ensemble 'weak' depends on 'broken' which has no loaded version. Model 'broken' loading failed with error: "
@@ -110,7 +110,7 @@ async def test_a_failed_start_names_the_failed_models_and_tries_each_once(
     faulty.add_model(repository, "broken", faults={"load": "ValueError"})
     add_ensemble(repository, "a_first", chain("broken"))
     add_ensemble(repository, "z_last", chain("broken"))
-    bench = House(repository)
+    bench = BareServer(repository)
     assert sorted(await bench.core.start(None)) == ["a_first", "broken", "z_last"]
     # A second load request for a model waits for the load under way and gets its result.
     assert faulty.events("broken").count("load broken") <= 2
@@ -120,7 +120,7 @@ async def test_a_failed_start_names_the_failed_models_and_tries_each_once(
 async def test_the_error_of_a_configuration_names_the_place(repository: Path) -> None:
     add_scaled(repository, "fine", 2)
     add_ensemble(repository, "e", [Step("fine", {"IN": "IN"}, {"OUT": "elsewhere"})])
-    bench = House(repository)
+    bench = BareServer(repository)
     with pytest.raises(InferenceError) as error:
         await bench.load("e")
     assert "e/config.pbtxt:4:" in error.value.message
@@ -132,7 +132,7 @@ async def test_the_error_of_a_configuration_names_the_place(repository: Path) ->
 async def test_a_cycle_of_ensembles_is_an_error_that_shows_the_cycle(repository: Path, at_once: bool) -> None:
     for name, step in (("c1", "c2"), ("c2", "c3"), ("c3", "c1"), ("own", "own")):
         add_ensemble(repository, name, chain(step))
-    bench = House(repository, load_threads=1)
+    bench = BareServer(repository, load_threads=1)
     if at_once:
         assert sorted(await bench.core.start(None)) == ["c1", "c2", "c3", "own"]
     else:
@@ -147,7 +147,7 @@ async def test_a_reload_that_would_make_a_cycle_changes_nothing(repository: Path
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "inner", chain("two"))
     add_ensemble(repository, "outer", chain("inner"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("outer")
     add_ensemble(repository, "inner", chain("outer"), extra="# changed")
     assert await bench.refused("inner") == "circular dependency between ensembles: inner -> outer -> inner"
@@ -161,7 +161,7 @@ async def test_an_ensemble_is_unavailable_while_its_step_is_unloaded(repository:
     add_scaled(repository, "three", 3)
     add_ensemble(repository, "e", chain("two", "three"))
     add_ensemble(repository, "outer", chain("e"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("outer")
     await bench.unload("three")
     assert (await bench.value("e"), await bench.value("outer")) == (unknown("e"), unknown("outer"))
@@ -178,7 +178,7 @@ async def test_an_ensemble_is_unavailable_while_its_step_is_unloaded(repository:
 async def test_an_unloaded_ensemble_stays_unloaded_when_its_step_is_loaded(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("e")
     await bench.unload("two")
     await bench.unload("e")
@@ -194,7 +194,7 @@ async def test_an_ensemble_follows_a_step_whose_configuration_has_changed(reposi
     add_identity(repository, "step", dims="4")
     add_ensemble(repository, "e", chain("step"))
     add_ensemble(repository, "outer", chain("e"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("outer")
     before = bench.core.model("e")
     add_identity(repository, "step", dims="-1", max_batch_size=16)
@@ -221,7 +221,7 @@ async def test_an_ensemble_follows_a_step_whose_configuration_has_changed(reposi
 async def test_reload_without_changes_for_the_ensemble_leaves_it_unchanged(repository: Path) -> None:
     add_scaled(repository, "step", 2)
     add_ensemble(repository, "e", chain("step"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("e")
     await bench.value()
     add_scaled(repository, "step", 5)
@@ -239,7 +239,7 @@ async def test_a_running_request_finishes_when_its_next_step_is_unloaded(
     faulty.add_model(repository, "next")
     add_ensemble(repository, "e", chain("slow", "next"))
     add_ensemble(repository, "outer", chain("e", "next"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("outer")
     answer = bench.ask("outer")
     await until(lambda: "run slow_0_0" in faulty.events("slow"))
@@ -261,7 +261,7 @@ async def test_a_stop_waits_for_all_steps_of_accepted_requests(repository: Path,
     for name in ("a_next", "z_next"):
         faulty.add_model(repository, name)
     add_ensemble(repository, "e", chain("slow", "a_next", "z_next"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("a_next", "e")
     answer = bench.ask()
     await until(lambda: "run slow_0_0" in faulty.events("slow"))
@@ -279,7 +279,7 @@ async def test_a_stop_that_times_out_answers_each_request_once(repository: Path,
     faulty.add_model(repository, "slow", faults={"run": "hang"})
     add_ensemble(repository, "e", chain("slow", "slow"))
     add_ensemble(repository, "outer", chain("e"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("outer")
     answers = [bench.ask(name) for name in ("e", "outer") for _ in range(3)]
     await until(lambda: "run slow_0_0" in faulty.events("slow"))
@@ -298,7 +298,7 @@ async def test_an_unload_with_dependents_unloads_unused_steps(repository: Path) 
     add_ensemble(repository, "inner", chain("alone"))
     add_ensemble(repository, "e", chain("inner", "asked", "shared"))
     add_ensemble(repository, "other", chain("shared"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("asked", "e", "other")
     await bench.unload("e", dependents=True)
     await until_rest(bench)
@@ -320,7 +320,7 @@ async def test_an_unload_with_dependents_unloads_unused_steps(repository: Path) 
 async def test_an_unload_ends_a_load_that_waits_for_a_step(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "hung", faults={"load": "hang"})
     add_ensemble(repository, "e", chain("hung"))
-    bench = House(repository)
+    bench = BareServer(repository)
     loading = asyncio.create_task(bench.load("e"))
     await until(lambda: faulty.events("hung") == ["load hung"])
     async with asyncio.timeout(20):
@@ -334,7 +334,7 @@ async def test_an_unload_ends_a_load_that_waits_for_a_step(repository: Path, fau
 async def test_an_ensemble_is_ready_when_its_steps_are_ready(repository: Path) -> None:
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("e")
     assert await bench.core.is_model_ready("e")
     await bench.unload("two")
@@ -356,7 +356,7 @@ async def test_labels_come_from_the_step_or_from_the_ensemble(repository: Path) 
     add_ensemble(repository, "e", steps, outputs=outputs)
     add_ensemble(repository, "outer", chain("e"))
     (repository / "e" / "own.txt").write_text("mine\n")
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("outer")
     assert bench.core.model("e").labels == {"OUT": ("step0", "step1"), "OWN": ("mine",)}
     assert bench.core.model("outer").labels == {"OUT": ("step0", "step1")}
@@ -372,7 +372,7 @@ async def test_ensembles_and_steps_have_versions_of_their_own(repository: Path) 
     add_ensemble(repository, "e", [first], extra="version_policy { all { } }")
     (repository / "e" / "4").mkdir()
     add_ensemble(repository, "latest", chain("scaled"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("e", "latest")
     response = await bench.ask("e")
     assert (response.model_name, response.model_version, value_of(response)) == ("e", "4", 2)
@@ -390,7 +390,7 @@ async def test_the_depth_of_nested_calls_is_bounded(repository: Path) -> None:
     names = ["two", *(f"e{number:02}" for number in range(33))]
     for step, name in pairwise(names):
         add_ensemble(repository, name, chain(step))
-    bench = House(repository)
+    bench = BareServer(repository)
     way = " -> ".join(reversed(names))
     deep = f"nests ensembles 33 deep: calls within one another are at most 32: {way}"
     assert (await bench.refused("e32")).endswith(f"ensemble 'e32' {deep}")
@@ -404,7 +404,7 @@ async def test_a_reload_that_nests_an_ensemble_too_deep_makes_it_unavailable(rep
     names = ["two", *(f"e{number:02}" for number in range(32))]
     for step, name in pairwise(names):
         add_ensemble(repository, name, chain(step))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("e31")
     add_ensemble(repository, "between", chain("two"))
     add_ensemble(repository, "e00", chain("between"))
@@ -423,7 +423,7 @@ async def test_a_call_that_needs_the_instance_of_its_caller_fails_at_once(
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two", "busy"))
     add_ensemble(repository, "outer", chain("e"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("outer")
     caller = bench.ask("busy")
     await until(lambda: "run busy_0_0" in faulty.events("busy"))
@@ -447,7 +447,7 @@ async def test_a_step_that_a_model_calls_fails_after_its_queue_timeout(repositor
     faulty.add_model(repository, "busy", faults={"run": "hang"})
     add_scaled(repository, "two", 2)
     add_ensemble(repository, "e", chain("two", "busy"))
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("e")
     first = bench.ask("busy")
     await until(lambda: "run busy_0_0" in faulty.events("busy"))
@@ -468,7 +468,7 @@ async def test_a_step_that_a_model_calls_fails_after_its_queue_timeout(repositor
 @in_a_loop
 async def test_a_call_queued_at_an_unloaded_model_ends_too(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "busy", faults={"run": "hang"})
-    bench = House(repository)
+    bench = BareServer(repository)
     await bench.load("busy")
     first = bench.ask("busy")
     await until(lambda: "run busy_0_0" in faulty.events("busy"))

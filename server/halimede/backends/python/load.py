@@ -17,7 +17,7 @@ from halimede.core.types import ErrorCode, InferenceError
 _SPAWNED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawned")
 
 
-class Faults:
+class ModelErrors:
     """Converts exceptions of a model to errors: the cause for the caller, the traceback for the log."""
 
     __slots__ = ("_directories", "_host", "_own", "_who")
@@ -56,12 +56,12 @@ def version_directory(spec: WorkerSpec) -> str:
     return os.path.join(spec.repository, str(spec.version))
 
 
-def model_class(spec: WorkerSpec, faults: Faults) -> Any:
+def model_class(spec: WorkerSpec, errors: ModelErrors) -> Any:
     """The TritonPythonModel of the file. InferenceError with the cause."""
     try:
         module = _import_model(spec)
     except BaseException as error:  # noqa: BLE001  a model may raise what it likes, SystemExit too
-        raise faults.error("the import of its file", error) from None
+        raise errors.error("the import of its file", error) from None
     found = getattr(module, "TritonPythonModel", None)
     if found is None:
         raise InferenceError(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from halimede.backends.hosting import Host, HostedRequest, Reply, Runner, WorkerSpec
-from halimede.backends.python.load import Faults, model_class, version_directory
+from halimede.backends.python.load import ModelErrors, model_class, version_directory
 from halimede.backends.python.utils.config import ModelConfig
 from halimede.backends.python.utils.errors import code_of, is_device_lost
 from halimede.backends.python.utils.metrics import report_released
@@ -31,26 +31,26 @@ from halimede.core.types import ErrorCode, InferenceError
 
 def make_runner(spec: WorkerSpec, host: Host) -> Runner:
     """Import the model, create its object and initialize it. InferenceError with the cause of a failure."""
-    faults, session = _prepare(spec, host)
-    found = model_class(spec, faults)
+    errors, session = _prepare(spec, host)
+    found = model_class(spec, errors)
     try:
         model = found()
     except BaseException as error:  # noqa: BLE001  a model may raise what it likes
-        raise faults.error("the making of its TritonPythonModel", error) from None
+        raise errors.error("the making of its TritonPythonModel", error) from None
     try:
         initialize = getattr(model, "initialize", None)
         if initialize is not None:
             initialize(_arguments(spec))
     except BaseException as error:  # noqa: BLE001  a model may raise what it likes
-        raise faults.error("initialize", error) from None
+        raise errors.error("initialize", error) from None
     session.serves = True
-    return PythonRunner(spec, session, faults, model)
+    return PythonRunner(spec, session, errors, model)
 
 
 def complete_config(spec: WorkerSpec, host: Host) -> dict[str, Any]:
     """The configuration as completed by the model's `auto_complete_config`. InferenceError with the cause."""
-    faults, _ = _prepare(spec, host)
-    found = model_class(spec, faults)
+    errors, _ = _prepare(spec, host)
+    found = model_class(spec, errors)
     try:
         complete = getattr(found, "auto_complete_config", None)
         if complete is None:
@@ -64,17 +64,17 @@ def complete_config(spec: WorkerSpec, host: Host) -> dict[str, Any]:
         # Values that are not JSON are found here, where the model's name is known.
         return dict(json.loads(json.dumps(completed.as_dict())))
     except BaseException as error:  # noqa: BLE001  a model may raise what it likes
-        raise faults.error("auto_complete_config", error) from None
+        raise errors.error("auto_complete_config", error) from None
 
 
 class PythonRunner:
     """An initialized model; see `hosting.Runner`."""
 
-    __slots__ = ("_execute", "_failed", "_faults", "_instance", "_model", "_session", "answers_is_ready", "is_async")
+    __slots__ = ("_errors", "_execute", "_failed", "_instance", "_model", "_session", "answers_is_ready", "is_async")
 
-    def __init__(self, spec: WorkerSpec, session: Session, faults: Faults, model: Any) -> None:
+    def __init__(self, spec: WorkerSpec, session: Session, errors: ModelErrors, model: Any) -> None:
         self._session = session
-        self._faults = faults
+        self._errors = errors
         self._model = model
         self._instance = spec.instance
         self._failed = f"Failed to process the request(s) for model instance '{spec.instance}', message: "
@@ -126,7 +126,7 @@ class PythonRunner:
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001  a model may raise what it likes
-            self._faults.log("is_ready", error)
+            self._errors.log("is_ready", error)
             return False
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class PythonRunner:
             if finalize is not None:
                 finalize()
         except BaseException as error:  # noqa: BLE001  a model may raise what it likes
-            self._faults.log("finalize", error)
+            self._errors.log("finalize", error)
 
     def _replies(self, received: list[ReceivedRequest], result: Any) -> list[Reply]:
         if self._session.decoupled:
@@ -189,7 +189,7 @@ class PythonRunner:
             code, cause = ErrorCode.INTERNAL, str(error)
             self._session.host.log("ERROR", self._failed + cause)
         else:
-            code, cause = code_of(error), self._faults.log("execute", error, _unchecked_error())
+            code, cause = code_of(error), self._errors.log("execute", error, _unchecked_error())
             if is_device_lost(error):
                 self._session.host.end(f"instance '{self._instance}' has lost its device's context: {cause}")
         failure = InferenceError(code, self._failed + cause)
@@ -199,7 +199,7 @@ class PythonRunner:
         try:
             report_released(self._session)
         except Exception as error:  # noqa: BLE001  a batch does not fail for the server's figures
-            self._faults.log("the removal of a metric family", error)
+            self._errors.log("the removal of a metric family", error)
 
 
 def _unchecked_error() -> str:
@@ -236,15 +236,15 @@ def _checked(received: list[ReceivedRequest], result: Any) -> Sequence[Inference
     return result
 
 
-def _prepare(spec: WorkerSpec, host: Host) -> tuple[Faults, Session]:
-    faults = Faults(spec, host)
+def _prepare(spec: WorkerSpec, host: Host) -> tuple[ModelErrors, Session]:
+    errors = ModelErrors(spec, host)
     config = json.loads(spec.config_json)
     outputs = tuple(output["name"] for output in config.get("output", ()))
     # The server has checked that it is one of the two words.
     strict = config.get("parameters", {}).get("STRICT_OUTPUTS", {}).get("string_value", "").lower() == "true"
     session = Session(host, version_directory(spec), spec.decoupled, outputs, strict_outputs=strict)
     install(session)
-    return faults, session
+    return errors, session
 
 
 def _arguments(spec: WorkerSpec) -> dict[str, str]:

@@ -24,7 +24,7 @@ from halimede.settings import MetricsConfig, ModelControlMode
 
 
 @dataclass
-class House:
+class BareServer:
     """A server without front ends, with a repository for one test."""
 
     repository: Path
@@ -104,8 +104,8 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def until_rest(house: House) -> None:
-    await until(lambda: house.lifecycle.busy()[1] == sum(len(r.versions) for r in house.lifecycle.records.values()))
+async def until_rest(server: BareServer) -> None:
+    await until(lambda: server.lifecycle.busy()[1] == sum(len(r.versions) for r in server.lifecycle.records.values()))
 
 
 def unknown(name: str) -> InferenceError:
