@@ -55,7 +55,7 @@ def test_an_unknown_field_is_refused(api: client.CustomObjectsApi) -> None:
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        ("im", "A trained model, served by pods"),
+        ("im", "A trained model. The operator creates pods that serve it"),
         ("im.spec.model.uri", "For instance s3://models/bert."),
         ("imodel.spec.accelerator.mig.profile", "for instance 1g.10gb"),
         ("mens.spec.steps.inputs", "as request.TENSOR or STEP.OUTPUT"),

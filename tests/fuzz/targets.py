@@ -30,8 +30,8 @@ from halimede.frontends.http.protocol import HttpConnection
 from halimede.workers.frames.answers import Done, Response
 from halimede.workers.frames.calls import Infer
 from halimede.workers.server.batches import SentBatch
-from halimede.workers.server.connection import HttpConnection as Channel
 from halimede.workers.server.connection import Owners
+from halimede.workers.server.connection import WorkerConnection as Channel
 from halimede.workers.worker import BatchItem
 
 CLIENT_FAULTS = {ErrorCode.INVALID_ARG, ErrorCode.UNSUPPORTED}

@@ -5,6 +5,7 @@ See `runtime.requests` for the stages that follow.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from halimede.core.config.check_request import Checked
@@ -44,7 +45,9 @@ class Admission:
         self._table = table
         self._calls = ModelCalls(table)
         self._next_ticket = 1
-        self._checking: dict[int, asyncio.Task[None]] = {}
+        self._checking: dict[int, Callable[[InferenceError], None]] = {}
+        """How to answer each request that is checked on a thread, or waits for one."""
+        self._checks: set[asyncio.Task[None]] = set()
         self._checking_slots = asyncio.Semaphore(CHECKING_THREADS)
 
     def __repr__(self) -> str:
@@ -79,8 +82,9 @@ class Admission:
         flight = self._table.by_ticket.get(ticket)
         if flight is not None:
             flight.requests.executor.cancel(ticket)
-        elif ticket in self._checking:
-            self._checking[ticket].cancel()
+        elif (answer := self._checking.pop(ticket, None)) is not None:
+            # A check on a thread cannot be stopped: the request's bytes and its thread count until the check ends.
+            answer(CANCELLED)
 
     def acknowledge(self, ticket: int, responses: int) -> None:
         flight = self._table.by_ticket.get(ticket)
@@ -117,31 +121,37 @@ class Admission:
         def answer(error: InferenceError) -> None:
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))
 
-        async def check_then_submit() -> None:
-            try:
-                async with self._checking_slots:
+        async def check() -> None:
+            async with self._checking_slots:
+                if ticket in self._checking:
                     await run_in_thread(f"frame-{model.name}", lambda: model.checker.check_framing(request))
-            except InferenceError as error:
-                requests.release(checked.size_bytes)
-                answer(error)
-            except asyncio.CancelledError:
-                requests.release(checked.size_bytes)
-                answer(CANCELLED)
-            except Exception:
-                # The server has no thread or no memory left: only this request fails.
-                log.exception("model '%s': a request could not be checked", model.name, extra={"model": model.name})
-                requests.release(checked.size_bytes)
-                answer(InferenceError(ErrorCode.INTERNAL, f"request for model '{model.name}' could not be checked"))
-            else:
-                # Submitted before it is released: a version without requests may close.
+
+        # A callback, because a task that is cancelled before its first step never runs.
+        def checked_or_failed(task: asyncio.Task[None]) -> None:
+            self._checks.discard(task)
+            requests.release(checked.size_bytes)
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            if self._checking.pop(ticket, None) is None:
+                return  # it was cancelled, and answered then
+            if error is None:
                 self._submit(ticket, model, request, checked, on_response, received_ns, caller)
-                requests.release(checked.size_bytes)
+            elif isinstance(error, InferenceError):
+                answer(error)
+            elif isinstance(error, asyncio.CancelledError):
+                answer(CANCELLED)
+            else:
+                # The server has no thread or no memory left: only this request fails.
+                text = f"request for model '{model.name}' could not be checked"
+                about = {"model": model.name}
+                log.error("model '%s': a request could not be checked", model.name, exc_info=error, extra=about)
+                answer(InferenceError(ErrorCode.INTERNAL, text))
 
         try:
             requests.hold(checked.size_bytes)
         except InferenceError as error:
             answer(error)
             return
-        task = asyncio.get_running_loop().create_task(check_then_submit())
-        self._checking[ticket] = task
-        task.add_done_callback(lambda _: self._checking.pop(ticket))
+        self._checking[ticket] = answer
+        task = asyncio.get_running_loop().create_task(check())
+        self._checks.add(task)
+        task.add_done_callback(checked_or_failed)

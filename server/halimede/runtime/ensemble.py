@@ -218,6 +218,11 @@ class Ensemble:
                     self._acknowledge_steps(running)
                 else:
                     self._cancel_call(running, action.call)
+            if self._gates and running.run.has_failed:
+                # Its calls that still wait at gates are not made.
+                for number, ticket in list(running.calls.items()):
+                    if not ticket:
+                        self._cancel_call(running, number)
         except Exception:
             # Every error must end the request, so that it does not stay unanswered.
             about = {"model": self._name, "version": self._requests.version}
@@ -263,11 +268,6 @@ class Ensemble:
         if running.is_over:
             return
         self._act(running, running.run.on_response, number, response)
-        if response.error is not None and self._gates:
-            # The request has failed: its calls that still wait at gates are not made.
-            for other, ticket in list(running.calls.items()):
-                if not ticket:
-                    self._cancel_call(running, other)
 
     def _answered_behind_gate(self, running: Running, number: int, step: int, response: InferenceResponse) -> None:
         self._answered(running, number, response)

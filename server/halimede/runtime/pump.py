@@ -234,16 +234,23 @@ class Pump:
     def _on_down(self, down: WorkerDown) -> None:
         if not self._instances.take_down(down):
             return
-        for slot in self._instances.slots[down.worker.ordinal]:
-            self._remove(slot, down)
+        # Requests fail after all slots are removed: a callback may submit a request, which must not get such a slot.
+        lost = [flight for slot in self._instances.slots[down.worker.ordinal] for flight in self._remove(slot, down)]
         self._refuse_if_parked()
+        text = f"Failed to process the request(s) for model instance '{down.worker.name}', message: {down.reason}"
+        for flight in lost:
+            if flight.cancelled:
+                self._requests.fail(flight, CANCELLED, FailureReason.CANCELED)
+            else:
+                self._requests.fail(flight, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
         # For what was queued again, and for queued requests that have lost their sequence with the slot.
         self._poll()
 
-    def _remove(self, slot: Slot, down: WorkerDown) -> None:
+    def _remove(self, slot: Slot, down: WorkerDown) -> list[InFlight]:
         """Remove a slot. Requests that the worker has not begun return to the scheduler if it takes them back.
 
-        All other requests are open until the worker's own events fail them.
+        Returns the requests of batches that were not begun and that the scheduler does not take back. All other
+        requests are open until the worker's own events fail them.
         """
         unread: list[list[InFlight]] = []
         for batch in self._batches.remove(slot):
@@ -265,12 +272,7 @@ class Pump:
             for batch in unread
         ]
         again = self._scheduler.remove_slot(slot, [batch for batch in waiting if batch], monotonic_ns())
-        text = f"Failed to process the request(s) for model instance '{down.worker.name}', message: {down.reason}"
-        for flight in (flight for batch in unread for flight in batch if flight.key not in again):
-            if flight.cancelled:
-                self._requests.fail(flight, CANCELLED, FailureReason.CANCELED)
-            else:
-                self._requests.fail(flight, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
+        return [flight for batch in unread for flight in batch if flight.key not in again]
 
     def _refuse_if_parked(self) -> None:
         """Refuse all requests when no worker runs or will be restarted."""

@@ -202,7 +202,8 @@ class VersionRequests:
 
     async def drained(self) -> None:
         """Wait until every request is finished."""
-        if self.count:
+        # Again: a request that was checked is released before it is submitted.
+        while self.count:
             self._idle = self._idle or asyncio.Event()
             await self._idle.wait()
 

@@ -97,5 +97,8 @@ class StepGates(Generic[R]):
         now = monotonic_ns()
         for gate in self._gates:
             for key in gate.expire(now):
-                self._on_expired(self._waiting.pop(key))
+                # The end of one call may remove other calls of its request that expire now, too.
+                waiting = self._waiting.pop(key, None)
+                if waiting is not None:
+                    self._on_expired(waiting)
         self._arm()

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -206,6 +207,36 @@ async def test_a_failed_request_does_not_wait_at_a_gate() -> None:
     bench.server.take("b").answer()
     assert bench.server.called == []
     bench.assert_at_rest()
+
+
+@run_on_loop
+async def test_calls_of_one_request_that_expire_together_fail_only_that_request() -> None:
+    bench = Bench("many", "s", limit=1, decoupled=("many",))
+    bench.submit(1, 2, timeout_us=50_000)
+    many = bench.server.take("many")
+    for _ in range(3):
+        many.answer(final=False)
+    many.end()
+    second = bench.server.take("many")
+    second.answer(final=False)
+    assert bench.server.called == ["s"]  # two more calls of request 1 and one of request 2 wait
+    time.sleep(0.1)  # noqa: ASYNC251  # the loop is busy while they expire
+    await asyncio.sleep(0.02)
+    bench.server.take("s").answer()
+    second.end()
+    expired = of_e(refused("Request timeout expired", 1)), of_e(refused("Request timeout expired", 2))
+    assert [each for each in bench.answers if each[2]] == [(1, expired[0], True), (2, expired[1], True)]
+    bench.assert_at_rest()
+
+
+@run_on_loop
+async def test_a_waiting_call_is_not_made_after_its_request_failed_without_an_error() -> None:
+    bench = Bench("a", "b", side_by_side=True, limit=1)
+    bench.submit(1, 2)
+    bench.server.take("a").answer()
+    bench.server.take("a").answer(final=False)  # not the one answer that a step gives
+    bench.server.take("b").answer()
+    assert [call.request.id for call in bench.server.calls.values()] == []
 
 
 @run_on_loop

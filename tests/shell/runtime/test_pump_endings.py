@@ -34,6 +34,29 @@ def test_a_cancelled_running_request_is_ended_by_its_worker() -> None:
     run_on_loop(scenario)
 
 
+def test_a_request_made_while_a_dead_workers_requests_fail_waits_for_a_new_one() -> None:
+    async def scenario() -> None:
+        bench = Bench(concurrency=2, preferred_batch_size=(1,))
+        worker = bench.workers[0]
+
+        def submit_next(response: InferenceResponse) -> None:
+            assert response.error == InferenceError(CANCELLED, "request was cancelled")
+            bench.submit(2)
+
+        request = InferenceRequest("m", id="1")
+        bench.requests.submit(1, request, Checked(1, 4, ()), submit_next, monotonic_ns())
+        bench.pump.cancel(1)
+        worker.die(has_read=False)  # the second slot must not run request 2: `execute` asserts that the worker is up
+        assert (bench.answers, bench.pump.queued) == ([], 1)
+        worker.restart()
+        await bench.turn()
+        worker.finish(0, outputs())
+        assert bench.answers == [(2, "ok", True)]
+        await bench.pump.close()
+
+    run_on_loop(scenario)
+
+
 def test_a_cancelled_request_is_never_counted_as_a_success() -> None:
     async def scenario() -> None:
         bench = Bench()

@@ -4,9 +4,9 @@ import contextlib
 import importlib.util
 import os
 import sys
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from halimede.backends.access import denied
@@ -77,6 +77,18 @@ def model_class(spec: WorkerSpec, errors: ModelErrors) -> Any:
     return found
 
 
+class _Loader(SourceFileLoader):
+    """Compiles the file at each load.
+
+    Python's compiled files have the time of the source in whole seconds and its size. So a reload of a model that was
+    changed twice within a second would run the old code.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def _import_model(spec: WorkerSpec) -> ModuleType:
     directory, file = os.path.split(spec.artifact)
     stem, extension = os.path.splitext(file)
@@ -101,7 +113,7 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
     sys.path.append(os.getcwd())
     # For processes that the model spawns; this process already has the module.
     sys.path.append(_SPAWNED)
-    module_spec = importlib.util.spec_from_file_location(name, spec.artifact)
+    module_spec = importlib.util.spec_from_file_location(name, spec.artifact, loader=_Loader(name, spec.artifact))
     if module_spec is None or module_spec.loader is None:
         raise InferenceError(ErrorCode.INTERNAL, f"Python model file {file} cannot be imported")
     module = importlib.util.module_from_spec(module_spec)

@@ -184,7 +184,7 @@ class _Scopes:
 
 def _order(config: ModelConfig, steps: Sequence[EnsembleStep], conditions: Sequence[Condition | None]) -> Sequence[int]:
     """The steps in an order in which each follows those that make its tensors. The steps must not form a circle."""
-    inputs = {tensor.name for tensor in config.input}
+    inputs = [tensor.name for tensor in config.input]
     needs = [
         {*step.input_map.values(), *(condition.tensors if condition is not None else ())}
         for step, condition in zip(steps, conditions, strict=True)

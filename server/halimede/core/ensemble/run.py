@@ -121,6 +121,11 @@ class EnsembleRun:
         return f"<EnsembleRun {self._graph.name} calls={len(self._calls)} held={len(self.held)}>"
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the run ends with an error, or was cancelled."""
+        return self._failure is not None
+
+    @property
     def held(self) -> tuple[str, ...]:
         """The names of the tensors that the run holds, once per scope."""
         held = [tensor.name for tensor in self._request.inputs] if self._request is not None else []

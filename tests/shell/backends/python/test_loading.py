@@ -1,6 +1,7 @@
 """The import of a model's file, and the errors of failed loads."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,18 @@ def seen(model):
     return json.dumps([__name__, __package__, helper.name, package.inner, beside.name, plain.inner])
 """
     assert seen(tmp_path, code) == ["1.model", "1", "1.helper", "inner", "beside", "inner"]
+
+
+def test_a_changed_file_of_the_same_size_and_second_is_compiled_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    code = "def seen(model): return '[%d]'\n"
+    assert seen(tmp_path, code % 1) == [1]
+    file = tmp_path / "m" / "1" / "model.py"
+    before = file.stat()
+    spec = write(tmp_path, code % 2 + RETURN_NAMES)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    [text] = values(make_runner(spec, FakeHost()).execute([asked()])[0])["OUT"]
+    assert json.loads(text) == [2]
 
 
 def test_working_directory_is_last_on_the_search_path(tmp_path, monkeypatch):
