@@ -167,7 +167,7 @@ class Place:
             for line in self.own.audit_lines()
             if user in line
             and (entry := json.loads(line))["stage"] == "ResponseComplete"
-            and entry["user"]["username"].startswith(user)
+            and entry["user"].get("username", "").startswith(user)
         ]
 
     def writes(self, account: str = "operator") -> Counter[str]:
@@ -177,7 +177,7 @@ class Place:
             for entry in self.audited()
             if entry["verb"] not in ("get", "list", "watch")
             and entry["objectRef"]["resource"] != "leases"
-            and entry["user"]["username"].endswith(f":{account}")
+            and entry["user"].get("username", "").endswith(f":{account}")
         )
 
 

@@ -108,7 +108,10 @@ class OwnCluster(CommandLines):
         return self._doors[address, port]
 
     def audit_events(self) -> list[dict[str, Any]]:
-        """All requests so far, as the API server has written them down: `verb`, `user`, `objectRef`, `responseStatus` ..."""
+        """All requests so far from the audit log: `verb`, `user`, `objectRef`, `responseStatus` and more.
+
+        `user` is empty for a request that the API server ended before it was authenticated.
+        """
         return [json.loads(line) for line in self.audit_lines()]
 
     def audit_lines(self) -> list[str]:

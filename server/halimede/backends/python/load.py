@@ -113,7 +113,9 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
     sys.path.append(os.getcwd())
     # For processes that the model spawns; this process already has the module.
     sys.path.append(_SPAWNED)
-    module_spec = importlib.util.spec_from_file_location(name, spec.artifact, loader=_Loader(name, spec.artifact))
+    # Absolute, so that tracebacks and what the model derives from `__file__` do not depend on the working directory.
+    loader = _Loader(name, os.path.abspath(spec.artifact))
+    module_spec = importlib.util.spec_from_file_location(name, loader=loader)
     if module_spec is None or module_spec.loader is None:
         raise InferenceError(ErrorCode.INTERNAL, f"Python model file {file} cannot be imported")
     module = importlib.util.module_from_spec(module_spec)
