@@ -4,17 +4,21 @@ import queue
 import socket
 import threading
 from concurrent.futures import Future
+from types import ModuleType
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from halimede.core.wire.protocol import message_class
+from halimede.frontends.grpc import health, reflection
+from halimede.frontends.grpc.call import write
 from halimede.frontends.grpc.server import GrpcServer
 from support.h2client import H2Client, grpc_message
 from support.server import wait_until
 
 HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
+Asking = message_class("grpc.reflection.v1.ServerReflectionRequest")
 
 GOING = (
     grpc.StatusCode.UNAVAILABLE,
@@ -23,6 +27,7 @@ GOING = (
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
+WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 
 ASKING_HELD = pb.ModelInferRequest(model_name="held", id="a").SerializeToString()
@@ -110,9 +115,7 @@ def refused(call) -> tuple[grpc.StatusCode, str]:
 
 def test_draining_answers_requests_in_flight_and_accepts_no_new_ones(served, channel) -> None:
     asked = channel.unary_unary(INFER).future(ASKING_HELD, timeout=20)
-    watching = channel.unary_stream("/grpc.health.v1.Health/Watch", response_deserializer=HealthResponse.FromString)(
-        b"", timeout=20
-    )
+    watching = channel.unary_stream(WATCH, response_deserializer=HealthResponse.FromString)(b"", timeout=20)
     served.core.wait_for(lambda core: len(core.held) == 1)
     assert next(watching).status == HealthResponse.SERVING
 
@@ -128,6 +131,31 @@ def test_draining_answers_requests_in_flight_and_accepts_no_new_ones(served, cha
     served.do(served.core.release)
     assert pb.ModelInferResponse.FromString(asked.result(20)).id == "a"
     draining.result(20)
+
+
+@pytest.mark.parametrize(
+    ("module", "method", "request_", "answers"),
+    [(health, WATCH, b"", 2), (reflection, REFLECTION, Asking(list_services="*").SerializeToString(), 1)],
+    ids=["Watch", "ServerReflectionInfo"],
+)
+def test_draining_does_not_cancel_a_write(
+    served, channel, monkeypatch: pytest.MonkeyPatch, module: ModuleType, method: str, request_: bytes, answers: int
+) -> None:
+    """grpc cannot end a call whose first write was cancelled: its client would wait forever."""
+
+    async def write_and_drain(context, message: bytes) -> None:
+        served.front._drain.start()
+        await write(context, message)
+
+    monkeypatch.setattr(module, "write", write_and_drain)
+    requests: queue.Queue = queue.Queue()
+    requests.put(request_)
+    call = channel.stream_stream(method)(iter(requests.get, None), timeout=20)
+    try:
+        assert all(next(call) for _ in range(answers))
+        assert refused(call) == GOING
+    finally:
+        requests.put(None)
 
 
 def test_calls_during_the_stop_get_the_reason_and_delay_it_only_briefly(served, channel) -> None:
@@ -200,7 +228,7 @@ def test_draining_completes_a_stream_that_its_client_has_closed(served, channel)
 def test_draining_waits_a_limited_time_for_incomplete_requests(served) -> None:
     with H2Client(("127.0.0.1", served.port)) as client:
         late, never = client.call(INFER, None), client.call(INFER, None)
-        watch = client.call("/grpc.health.v1.Health/Watch", None)
+        watch = client.call(WATCH, None)
         client.send_data(never, grpc_message(ASKING_HELD)[:9], is_end=False)
         assert client.finish(client.call(LIVE))["grpc-status"] == "0"
         draining = drained(served)
@@ -215,7 +243,7 @@ def test_draining_waits_a_limited_time_for_incomplete_requests(served) -> None:
 
 def test_a_call_that_ends_without_a_whole_request_is_answered(served) -> None:
     with H2Client(("127.0.0.1", served.port)) as client:
-        for path in (INFER, LIVE, "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"):
+        for path in (INFER, LIVE, "/grpc.health.v1.Health/Check", WATCH):
             for body in (b"", b"\0\0\0\0\x09x"):
                 fields = client.finish(client.call(path, body))
                 assert (fields["grpc-status"], fields["grpc-message"]) == (

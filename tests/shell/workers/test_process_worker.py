@@ -302,3 +302,34 @@ def test_calls_of_threads_belong_to_open_requests(tmp_path: Path) -> None:
             assert caller == calling(Beside("m", "1", 0))
 
     asyncio.run(main())
+
+
+CALLS = """
+def execute(self, requests):
+    pb.InferenceRequest(model_name="other", inputs=[], requested_output_names=[]).exec()
+"""
+
+
+class AskingOnCancel(Asked):
+    """A server that has a further batch for the worker when a call of the first one is cancelled, as the pump may."""
+
+    play: Play
+
+    def cancel(self, ticket: int) -> None:
+        self.play.ask(2)
+
+
+def test_a_batch_that_a_dead_process_could_not_get_is_unread(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = AskingOnCancel()
+        async with playing(tmp_path, CALLS, models=server) as (play, worker):
+            server.play = play
+            play.ask(1)
+            await play.until(lambda: server.callers, "the call")
+            os.kill(worker.pid or 0, signal.SIGKILL)
+            await play.until(lambda: play.heard(WorkerUp), "the next process")
+            [down] = play.heard(WorkerDown)
+            assert down.unread == {2}
+            assert [(done.items[0].key, done.failed) for done in play.heard(BatchDone)] == [(1, True)]
+
+    run_on_loop(scenario)

@@ -81,7 +81,10 @@ class Drain:
 
     @asynccontextmanager
     async def scope(self) -> AsyncIterator[None]:
-        """Once draining has started, waits inside the scope raise TimeoutError."""
+        """Once draining has started, waits inside the scope raise TimeoutError.
+
+        Writes must be outside: grpc cannot end a call whose first write was cancelled, and its client waits forever.
+        """
         async with asyncio.timeout_at(0 if self.started else None) as scope:
             self._scopes.add(scope)
             try:

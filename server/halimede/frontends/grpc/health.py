@@ -70,15 +70,15 @@ class HealthService:
     async def _watch(self, service: str, context: Context) -> None:
         sent = None
         try:
-            async with self._drain.scope():
-                while True:
-                    # Taken before the write, so that a change during the write is not missed.
-                    changed = self._changed
-                    # The polled status, not the current one, so that all watches get the same sequence of changes.
-                    status = self._seen if service in SERVICES else _Response.SERVICE_UNKNOWN
-                    if status != sent:
-                        await write(context, _Response(status=status).SerializeToString())
-                        sent = status
+            while True:
+                # Taken before the write, so that a change during the write is not missed.
+                changed = self._changed
+                # The polled status, not the current one, so that all watches get the same sequence of changes.
+                status = self._seen if service in SERVICES else _Response.SERVICE_UNKNOWN
+                if status != sent:
+                    await write(context, _Response(status=status).SerializeToString())
+                    sent = status
+                async with self._drain.scope():
                     await changed.wait()
         except TimeoutError:
             if sent == _Response.SERVING:

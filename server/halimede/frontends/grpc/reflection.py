@@ -28,11 +28,13 @@ class Reflection:
     async def info(self, _call: LoggedCall, context: Context) -> None:
         """Send one response for each request of the stream, until the client closes its side."""
         try:
-            async with self._drain.scope():
-                while (raw := await context.read()) is not grpc.aio.EOF:
-                    request = parse_small("ServerReflectionInfo", _Request, raw)
-                    await write(context, self.answer(request).SerializeToString())
-                return
+            while True:
+                async with self._drain.scope():
+                    raw = await context.read()
+                if raw is grpc.aio.EOF:
+                    return
+                request = parse_small("ServerReflectionInfo", _Request, raw)
+                await write(context, self.answer(request).SerializeToString())
         except InferenceError as error:
             failure = error
         except TimeoutError:
