@@ -99,13 +99,17 @@ class Faults:
         self._dead.remove(node)
         self._gpus.plug_in(node)
 
-    def set_api(self, mode: str = "pass", *rules: Rule) -> None:
-        """What the faulty way to the API server does from now on; see there for what a mode is."""
+    def set_api(self, mode: str = "pass", *rules: Rule) -> list[int | None]:
+        """What the faulty way to the API server does from now on; see there for what a mode is.
+
+        Returns how often each of the former rules could still hold.
+        """
         socket = self._control.state / "faulty-api.sock"
         if "faulty-api" not in self._control.space.programs:
             program = self._control.space.start("faulty-api", *python("faulty_api", socket, self._control.pki))
             eventually(socket.exists, "the faulty API", check=program.check)
-        ask(socket, {"mode": mode, "rules": [asdict(rule) for rule in rules]})
+        left: list[int | None] = ask(socket, {"mode": mode, "rules": [asdict(rule) for rule in rules]})
+        return left
 
     def heal(self) -> None:
         """End all faults; returns when all nodes are ready."""

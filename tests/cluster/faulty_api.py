@@ -69,7 +69,9 @@ class FaultyApi:
         await self._runner.setup()
         await self.set({"mode": "pass", "rules": []})
 
-    async def set(self, order: Any) -> None:
+    async def set(self, order: Any) -> list[int | None]:
+        """Replace mode and rules. Returns how often each of the former rules could still hold."""
+        left = [rule.times for rule in self._rules]
         self._rules = [Rule(**rule) for rule in order["rules"]]
         mode = order["mode"]
         if mode == "hang":
@@ -85,6 +87,7 @@ class FaultyApi:
         if mode != "refuse" and not self._site:
             self._site = web.TCPSite(self._runner, ADDRESS, FAULTY_PORT, ssl_context=self._tls, reuse_address=True)
             await self._site.start()
+        return left
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         await self._moves.wait()

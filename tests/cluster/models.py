@@ -39,7 +39,7 @@ def writes_for(platform: Platform, namespace: str) -> list[tuple[str, str, int]]
     return [
         (event["verb"], event["objectRef"]["resource"], event["responseStatus"]["code"])
         for event in platform.cluster.audit_events()
-        if event["user"].get("username") == OPERATOR
+        if event["user"]["username"] == OPERATOR
         and event["verb"] in ("create", "update", "patch", "delete")
         and event["objectRef"].get("namespace") == namespace
         and event["objectRef"].get("subresource") != "status"
@@ -92,5 +92,5 @@ def writes(platform: Platform) -> list[tuple[str, str]]:
     return [
         (event["objectRef"].get("namespace", ""), event["objectRef"]["resource"])
         for event in platform.cluster.audit_events()
-        if event["user"].get("username") == OPERATOR and event["verb"] in ("create", "update", "patch", "delete")
+        if event["user"]["username"] == OPERATOR and event["verb"] in ("create", "update", "patch", "delete")
     ]

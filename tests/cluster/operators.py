@@ -164,10 +164,8 @@ class Place:
         user = f"system:serviceaccount:{self.namespace}:"
         return [
             entry
-            for line in self.own.audit_lines()
-            if user in line
-            and (entry := json.loads(line))["stage"] == "ResponseComplete"
-            and entry["user"].get("username", "").startswith(user)
+            for entry in self.own.audit_events(containing=user)
+            if entry["stage"] == "ResponseComplete" and entry["user"]["username"].startswith(user)
         ]
 
     def writes(self, account: str = "operator") -> Counter[str]:
@@ -177,7 +175,7 @@ class Place:
             for entry in self.audited()
             if entry["verb"] not in ("get", "list", "watch")
             and entry["objectRef"]["resource"] != "leases"
-            and entry["user"].get("username", "").endswith(f":{account}")
+            and entry["user"]["username"].endswith(f":{account}")
         )
 
 

@@ -107,15 +107,15 @@ class OwnCluster(CommandLines):
             self._doors[address, port] = f"127.0.0.1:{door}"
         return self._doors[address, port]
 
-    def audit_events(self) -> list[dict[str, Any]]:
-        """All requests so far from the audit log: `verb`, `user`, `objectRef`, `responseStatus` and more.
+    def audit_events(self, containing: str = "") -> list[dict[str, Any]]:
+        """The requests so far whose line in the audit log contains a text: `verb`, `user`, `objectRef` and more.
 
-        `user` is empty for a request that the API server ended before it was authenticated.
+        The user's name is empty if the API server ended the request before it was authenticated.
         """
-        return [json.loads(line) for line in self.audit_lines()]
-
-    def audit_lines(self) -> list[str]:
-        return whole_lines(self.state / "audit.log")
+        events = [json.loads(line) for line in whole_lines(self.state / "audit.log") if containing in line]
+        for event in events:
+            event["user"].setdefault("username", "")
+        return events
 
     @classmethod
     def _hold(cls, programs: Path, standing: bool) -> Self:

@@ -119,7 +119,7 @@ def status_writes(platform: Platform, tenant: Tenant, name: str) -> int:
     wanted = {"namespace": tenant.namespace, "name": name, "subresource": "status"}
     return sum(
         event["verb"] == "patch"
-        and event["user"].get("username") == OPERATOR
+        and event["user"]["username"] == OPERATOR
         and wanted.items() <= event.get("objectRef", {}).items()
         for event in platform.cluster.audit_events()
     )

@@ -63,7 +63,7 @@ def scaled(platform: Platform, tmp_path: Path) -> str:
 
 
 def requests_of(cluster: OwnCluster, user: str, begin: int = 0) -> list[Object]:
-    return [event for event in cluster.audit_events()[begin:] if event["user"].get("username") == user]
+    return [event for event in cluster.audit_events()[begin:] if event["user"]["username"] == user]
 
 
 def rights_used(events: list[Object]) -> set[Right]:

@@ -115,12 +115,11 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
     sys.path.append(_SPAWNED)
     # Absolute, so that tracebacks and what the model derives from `__file__` do not depend on the working directory.
     loader = _Loader(name, os.path.abspath(spec.artifact))
-    module_spec = importlib.util.spec_from_file_location(name, loader=loader)
-    if module_spec is None or module_spec.loader is None:
-        raise InferenceError(ErrorCode.INTERNAL, f"Python model file {file} cannot be imported")
+    module_spec = ModuleSpec(name, loader, origin=loader.path)
+    module_spec.has_location = True
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
-    module_spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module
 
 
