@@ -70,8 +70,6 @@ CLOSE_SECS = 1.0
 FAST_EXIT_SECS = 0.2
 """Time for writing the log in a process that must end at once."""
 
-GRPC_QUIET_SECS = 5.0
-"""How long a stop waits for gRPC clients after the last model has become idle."""
 
 FEW_CONNECTIONS = 4096
 """A server that can have fewer connections logs a warning: a fleet of clients may need more."""
@@ -226,7 +224,7 @@ class App:
             port = await self._metrics.start(settings.metrics_address, settings.metrics_port)
             self._places["Metrics Service"] = _place(settings.metrics_address, port)
         if self._grpc is not None:
-            await self._grpc.start()
+            self._grpc.start()
         for service, place in self._places.items():
             log.info("%s listens at %s", service, place)
         self._sampler.start()
@@ -268,9 +266,8 @@ class App:
         self._sampler.stop()
         if self._native is not None:
             self._native.close()
-        closing: list[Awaitable[None]] = [front.close() for front in (self._http, self._metrics) if front is not None]
-        if self._grpc is not None:
-            closing.append(self._grpc.stop(0))
+        fronts = (self._http, self._grpc, self._metrics)
+        closing: list[Awaitable[None]] = [front.close() for front in fronts if front is not None]
         # No need to wait for its end: the processes that it started end with this process.
         closing.append(run_in_thread("close-launcher", self._launcher.close))
         if self._stores is not None:
@@ -318,27 +315,7 @@ class App:
         if self._http is not None:
             yield self._http.drain()
         if self._grpc is not None:
-            yield self._drain_grpc(self._grpc)
-
-    async def _drain_grpc(self, grpc: GrpcServer) -> None:
-        """Drain; clients that neither read nor send get GRPC_QUIET_SECS after the last model has become idle.
-
-        The HTTP front end sees which of its clients are stalled; grpc does not expose this for its connections.
-        """
-        loop = asyncio.get_running_loop()
-        draining = loop.create_task(grpc.drain())
-        busy_at = loop.time()
-        try:
-            while not draining.done() and loop.time() - busy_at < GRPC_QUIET_SECS:
-                await asyncio.wait((draining,), timeout=0.1)
-                if self._lifecycle.table.by_ticket:
-                    busy_at = loop.time()
-            if not draining.done():
-                log.info("gRPC clients that do not read responses or do not send requests are disconnected")
-                await grpc.stop(0)
-            await draining
-        finally:
-            draining.cancel()
+            yield self._grpc.drain()
 
     def _requests_in_flight(self) -> str:
         busy, _ = self._lifecycle.busy()
@@ -353,10 +330,9 @@ class App:
         """Continue to serve for the delay, while clients are asked to connect elsewhere."""
         if self._http is not None:
             self._http.send_away()
-        notices = [] if self._grpc is None else [self._grpc.send_away()]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(delay_secs):
-                await asyncio.gather(asyncio.sleep(delay_secs), *notices)
+        if self._grpc is not None:
+            self._grpc.send_away()
+        await asyncio.sleep(delay_secs)
 
     async def _drain(self, delay_secs: float) -> int:
         """Become not ready, serve for the delay, then drain: at most the delay plus the exit timeout in all."""

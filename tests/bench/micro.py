@@ -13,10 +13,11 @@ from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import DataType, InferenceResponse, Tensor
-from halimede.core.wire import grpc_infer
+from halimede.core.wire import grpc_response
+from halimede.core.wire.grpc_request import InferReader
 from halimede.core.wire.http_request import InferDecoder, decode_infer
 from halimede.core.wire.http_response import encode_infer
-from halimede.core.wire.protocol import ModelInferRequest, parse
+from halimede.core.wire.protocol import ModelInferRequest
 
 BATCH = 16
 REPEATS = 5
@@ -81,12 +82,13 @@ def wire_grpc_us() -> list[float]:
     message = ModelInferRequest(model_name="ident", raw_input_contents=[bytes(64)])
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 16])
     raw = message.SerializeToString()
+    reader = InferReader()
 
     def step() -> None:
-        call = grpc_infer.decode_infer(parse(ModelInferRequest, raw))
+        call = reader.read(raw).decode()
         tensor = call.request.inputs[0]
         output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
         response = InferenceResponse("ident", "1", outputs=[output])
-        grpc_infer.encode_infer(response, view, call.destinations).SerializeToString()
+        grpc_response.encode_infer(response, view, call.destinations)
 
     return us_per_request(step, 1)

@@ -20,13 +20,14 @@ from halimede.core.config.read import ParsedConfig, read_json, read_pbtxt, read_
 from halimede.core.config.write import to_json
 from halimede.core.schedule.batching import check_reply
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
-from halimede.core.wire import generate, grpc_infer, http_request
-from halimede.core.wire.protocol import ModelInferRequest, parse
+from halimede.core.wire import generate, http_request
+from halimede.core.wire.grpc_request import InferReader
 from halimede.core.wire.steps import run
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.protocol import HttpConnection
+from halimede.frontends.port import PortLimits
 from halimede.workers.frames.answers import Done, Response
 from halimede.workers.frames.calls import Infer
 from halimede.workers.server.batches import SentBatch
@@ -154,12 +155,12 @@ def generate_to_tensor(data: bytes) -> None:
 def grpc_contents(data: bytes) -> None:
     """A ModelInferRequest from the wire."""
     try:
-        message = parse(ModelInferRequest, data)
+        message = InferReader().read(data)
     except InferenceError as error:
         check_error(error, {ErrorCode.INTERNAL})
         return
     try:
-        call = grpc_infer.decode_infer(message)
+        call = message.decode()
     except InferenceError as error:
         check_error(error)
         return
@@ -280,7 +281,14 @@ def serve_pieces(pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], list[bool]
         taken.append((head.method, head.target, dict(head.headers), bytes(exchange.body)))
         exchange.respond(200, b"", (b"%d" % len(taken),))
 
-    listener = Listener(handle, service="HTTP", max_body=FRAMING_MAX_BODY, log=faults.append, limits=FRAMING_LIMITS)
+    listener = Listener(
+        handle,
+        service="HTTP",
+        max_body=FRAMING_MAX_BODY,
+        log=faults.append,
+        limits=FRAMING_LIMITS,
+        port_limits=PortLimits(),
+    )
     loop = _Loop()
     transport = _Transport()
     connection = HttpConnection(listener, cast("asyncio.AbstractEventLoop", loop))
@@ -299,7 +307,7 @@ def serve_pieces(pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], list[bool]
     assert faults == []
     connection.connection_lost(None)
     assert listener.shared.held_bytes == 0
-    assert listener.connection_count == 0
+    assert listener.port.connection_count == 0
     return taken, [status == b"200" for status in STATUS.findall(transport.written) if status != b"100"]
 
 

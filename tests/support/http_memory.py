@@ -10,8 +10,10 @@ from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Head, Limits
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.protocol import HttpConnection
+from halimede.frontends.port import PortLimits
 
 LIMITS = Limits(pipelined_bytes=256, write_buffer_bytes=1000)
+PORT_LIMITS = PortLimits()
 MAX_BODY = 200_000
 
 
@@ -100,7 +102,11 @@ class Client:
 
 
 def connect(
-    *, answer: bool = True, limits: Limits = LIMITS, handle: Callable[[Exchange], None] | None = None
+    *,
+    answer: bool = True,
+    limits: Limits = LIMITS,
+    port_limits: PortLimits = PORT_LIMITS,
+    handle: Callable[[Exchange], None] | None = None,
 ) -> Client:
     """A connection whose requests are recorded, and answered immediately with their number if `answer`."""
     seen: list[tuple[bytes, bytes, bytes]] = []
@@ -113,7 +119,9 @@ def connect(
         if answer:
             exchange.respond(200, b"", (b"%d" % len(seen),))
 
-    listener = Listener(handle or note, service="Test", max_body=MAX_BODY, log=log.append, limits=limits)
+    listener = Listener(
+        handle or note, service="Test", max_body=MAX_BODY, log=log.append, limits=limits, port_limits=port_limits
+    )
     transport = MemoryTransport()
     connection = HttpConnection(listener, asyncio.get_running_loop())
     transport.protocol = connection

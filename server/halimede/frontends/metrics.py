@@ -11,7 +11,8 @@ from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.outbox import JSON, PLAIN_TEXT
 from halimede.frontends.http.routes import path_of
-from halimede.frontends.http.steps import StepQueue, Steps
+from halimede.frontends.port import PortLimits
+from halimede.frontends.steps import StepQueue, Steps
 
 _MAX_BODY_BYTES = 64 << 10
 _MAX_CONNECTIONS = 64
@@ -31,14 +32,14 @@ class MetricsServer(Listener):
         render: Callable[[], Steps[Sequence[Buffer]]],
         *,
         log: Callable[[str], None],
-        limits: Limits | None = None,
     ) -> None:
         super().__init__(
             self._answer,
             service="Metrics",
             max_body=_MAX_BODY_BYTES,
             log=log,
-            limits=limits or Limits(max_connections=_MAX_CONNECTIONS, spare_descriptors=_SPARE_DESCRIPTORS),
+            limits=Limits(),
+            port_limits=PortLimits(max_connections=_MAX_CONNECTIONS, spare_descriptors=_SPARE_DESCRIPTORS),
             protocol=Protocol.METRICS,
         )
         self._render = render

@@ -274,7 +274,7 @@ async def make(address: str, *options: Any, **named: Any) -> tuple[FakeServer, G
     core = FakeServer()
     front = GrpcServer(core, *options, **named)
     port = front.bind(address, 0)
-    await front.start()
+    front.start()
     return core, front, port
 
 
@@ -299,7 +299,7 @@ def serve(loop_thread: LoopThread) -> Iterator[Callable[..., Served]]:
 
     async def end() -> None:
         while fronts:
-            await fronts.pop().stop(0)
+            await fronts.pop().close()
         # grpc's objects must be freed on the thread of their loop: a garbage collection on another test's thread would
         # free them there, which has crashed the process. A real process has one server and one loop.
         gc.collect()

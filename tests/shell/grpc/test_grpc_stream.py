@@ -10,7 +10,7 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2 as pb
 
-from halimede.frontends.grpc.infer import MAX_UNANSWERED
+from halimede.frontends.grpc.infer_stream import MAX_UNANSWERED
 from halimede.settings import Settings
 
 INTERNAL_ERROR = "ModelStreamInfer failed by an internal error; the server's log has the cause"

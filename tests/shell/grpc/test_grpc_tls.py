@@ -51,15 +51,6 @@ def test_tritonclient_with_ssl(serve) -> None:
     assert is_refused(client(served, root="stranger_root.pem"))
 
 
-def test_connections_with_tls_get_no_goaway(serve) -> None:
-    """Only grpc can write into an encrypted connection."""
-    served = serve(Transport(tls=PLAIN))
-    with client(served) as asked:
-        assert asked.is_server_live()
-        served.thread.run(served.front.send_away())
-        assert asked.is_server_live()
-
-
 def test_mutual_tls_accepts_only_certificates_signed_by_the_root(serve) -> None:
     served = serve(Transport(tls=MUTUAL))
     with client(served, "client") as asked:

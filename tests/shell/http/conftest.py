@@ -2,8 +2,6 @@
 
 import asyncio
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPConnection
 from typing import Any
@@ -30,6 +28,9 @@ from halimede.core.types.statistics import ModelStatistics
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.server import HttpServer
+from halimede.frontends.port import PortLimits
+from halimede.frontends.sockets import bound_port
+from support.loop_thread import LoopThread
 
 MAX_INPUT_SIZE = 1 << 20
 
@@ -178,45 +179,23 @@ def failure(request: InferenceRequest, code: ErrorCode, message: str) -> Inferen
     return InferenceResponse(request.model_name, "1", request.id, error=InferenceError(code, message))
 
 
-class Running:
-    """A running listener, with methods for the test's thread."""
+class Running(LoopThread):
+    """A running listener."""
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        listener: Listener,
-        core: FakeServer,
-        log: list[str],
-        sock: socket.socket | None,
+        make: Callable[[FakeServer, list[str]], Listener],
+        loop_factory: Callable[[], asyncio.AbstractEventLoop],
+        sockets: Sequence[socket.socket] | None,
     ) -> None:
-        self.loop = loop
-        self.listener = listener
-        self.core = core
-        self.log = log
-        if sock is None:
-            self.port = self.run(listener.start("127.0.0.1", 0))
+        super().__init__(loop_factory)
+        self.core = FakeServer()
+        self.listener: Listener = self.call(lambda: make(self.core, self.log))
+        if sockets is None:
+            self.port = self.run(self.listener.start("127.0.0.1", 0))
         else:
-            self.port = sock.getsockname()[1]
-            self.run(listener.serve(sock))
-
-    def run(self, work: Any) -> Any:
-        """Await a coroutine on the listener's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function on the listener's loop."""
-
-        async def on_loop() -> Any:
-            return function()
-
-        return self.run(on_loop())
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait some seconds at most until the condition holds on the loop."""
-        deadline = time.monotonic() + 10
-        while not self.call(condition):
-            assert time.monotonic() < deadline, f"it did not happen; log: {self.log}"
-            time.sleep(0.002)
+            self.port = bound_port(sockets)
+            self.run(self.listener.serve(sockets))
 
     def connect(self) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
@@ -260,36 +239,29 @@ Serve = Callable[..., Running]
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Starts listeners: `serve()` an HttpServer with a FakeServer, `serve(make=...)` any other listener."""
-    started: list[tuple[Running, threading.Thread]] = []
+    started: list[Running] = []
 
     def start(
         *,
         limits: Limits | None = None,
+        port_limits: PortLimits | None = None,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
         make: Callable[[FakeServer, list[str]], Listener] | None = None,
-        sock: socket.socket | None = None,
+        sockets: Sequence[socket.socket] | None = None,
     ) -> Running:
-        loop = loop_factory()
-        thread = threading.Thread(target=loop.run_forever)
-        thread.start()
-        core, log = FakeServer(), []
+        def http_server(core: FakeServer, log: list[str]) -> HttpServer:
+            return HttpServer(
+                core, max_input_size=MAX_INPUT_SIZE, log=log.append, limits=limits, port_limits=port_limits
+            )
 
-        async def build() -> Listener:
-            if make is not None:
-                return make(core, log)
-            return HttpServer(core, max_input_size=MAX_INPUT_SIZE, log=log.append, limits=limits)
-
-        listener = asyncio.run_coroutine_threadsafe(build(), loop).result(10)
-        running = Running(loop, listener, core, log, sock)
-        started.append((running, thread))
+        running = Running(make or http_server, loop_factory, sockets)
+        started.append(running)
         return running
 
     yield start
-    for running, thread in started:
+    for running in started:
         running.run(running.listener.close())
-        running.loop.call_soon_threadsafe(running.loop.stop)
-        thread.join(10)
-        running.loop.close()
+        running.stop()
 
 
 @pytest.fixture

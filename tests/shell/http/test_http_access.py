@@ -3,8 +3,9 @@
 import pytest
 
 from halimede.core.observe.access_lines import Protocol
-from halimede.frontends.http.access import access_of, client_of, error_of, kind_of
+from halimede.frontends.http.access import access_of, error_of, kind_of
 from halimede.frontends.http.framing import Head
+from halimede.frontends.peer import client_of
 
 
 def head(method: str, target: str) -> Head:

@@ -11,6 +11,7 @@ import pytest
 
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, Tensor
 from halimede.frontends.http.framing import Limits
+from halimede.frontends.port import PortLimits
 from support.calls import DECOUPLED_OVER_HTTP
 
 STREAM = "/v2/models/live/generate_stream"
@@ -174,7 +175,7 @@ def test_the_connection_is_used_again_after_a_stream(http: Any, client: Client) 
         assert client.is_over()
         client.http.request("GET", "/v2/health/live")
         assert client.http.getresponse().read() == b""
-    assert http.listener.connection_count == 1
+    assert http.listener.port.connection_count == 1
 
 
 def test_pipelined_requests_wait_for_the_end_of_a_stream(http: Any) -> None:
@@ -260,16 +261,18 @@ def test_answers_that_a_client_does_not_read_are_not_acknowledged(serve: Any) ->
 
 
 def test_a_client_that_reads_nothing_is_disconnected(serve: Any) -> None:
-    running = serve(limits=Limits(write_buffer_bytes=64 << 10, write_timeout_s=0.3, sweep_s=0.05))
+    running = serve(
+        limits=Limits(write_buffer_bytes=64 << 10, write_timeout_s=0.3), port_limits=PortLimits(sweep_s=0.05)
+    )
     with unread(running):
         fill(running)
         running.wait_until(lambda: running.core.cancelled == [1])
-    running.wait_until(lambda: running.listener.connection_count == 0)
+    running.wait_until(lambda: running.listener.port.connection_count == 0)
     assert running.listener.shared.unsent_bytes == 0
 
 
 def test_unread_streams_are_bounded_together(serve: Any) -> None:
-    running = serve(limits=Limits(write_buffer_bytes=64 << 10, max_unsent_bytes=2 << 20))
+    running = serve(limits=Limits(write_buffer_bytes=64 << 10), port_limits=PortLimits(max_unsent_bytes=2 << 20))
     with unread(running):
         fill(running)
         for _ in range(40):

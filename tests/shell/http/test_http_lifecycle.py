@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.http.framing import Limits
-from halimede.frontends.http.sockets import bind
+from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
+from halimede.frontends.port import PortLimits
+from halimede.frontends.sockets import bind
 
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 BODY = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1]}]}'
@@ -34,30 +35,23 @@ def error_of(answer: bytes) -> str:
     return text
 
 
-def test_a_port_in_use_is_named() -> None:
-    with bind("127.0.0.1", 0, "HTTP") as first:
-        port = first.getsockname()[1]
-        with pytest.raises(InferenceError) as raised:
-            bind("127.0.0.1", port, "HTTP")
-    assert raised.value == InferenceError(
-        ErrorCode.UNAVAILABLE, f"failed to start HTTP service: Socket '127.0.0.1:{port}' already in use"
-    )
-    with bind("127.0.0.1", port, "HTTP") as again:
-        assert again.getsockname()[1] == port
-
-
-def test_the_error_names_an_address_of_another_machine() -> None:
-    for address in ("203.0.113.1", "no such host"):
-        with pytest.raises(InferenceError) as raised:
-            bind(address, 0, "Metrics")
-        assert raised.value.message.startswith(f"failed to start Metrics service: Socket '{address}:0' cannot be ")
+def test_the_error_names_the_service_whose_port_is_in_use(http: Any) -> None:
+    for service, make in (
+        ("HTTP", lambda: HttpServer(http.core, max_input_size=1000, log=http.log.append)),
+        ("Metrics", lambda: MetricsServer(lambda: iter(()), log=http.log.append)),
+    ):
+        server = http.call(make)
+        with pytest.raises(
+            OSError, match=f"failed to start {service} service: Socket '127.0.0.1:{http.port}' already in"
+        ):
+            http.run(server.start("127.0.0.1", http.port))
 
 
 def test_a_bound_socket_keeps_early_clients_until_it_is_served(serve: Any) -> None:
-    sock = bind("127.0.0.1", 0, "HTTP")
-    with socket.create_connection(sock.getsockname(), timeout=20) as early:
+    sockets = bind("127.0.0.1", 0, "HTTP")
+    with socket.create_connection(sockets[0].getsockname(), timeout=20) as early:
         early.sendall(LIVE)
-        serve(sock=sock)
+        serve(sockets=sockets)
         assert early.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
@@ -165,7 +159,7 @@ def test_a_client_that_never_reads_costs_a_bounded_amount(serve: Any, each_loop:
 
 
 def test_half_sent_requests_end_after_their_time(serve: Any) -> None:
-    running = serve(limits=Limits(head_timeout_s=0.05, body_progress_s=0.05, sweep_s=0.01))
+    running = serve(limits=Limits(head_timeout_s=0.05, body_progress_s=0.05), port_limits=PortLimits(sweep_s=0.01))
     for request in (b"GET / HT", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nab"):
         with running.connect() as connection, connection.makefile("rb") as reader:
             connection.sendall(request)
@@ -173,7 +167,7 @@ def test_half_sent_requests_end_after_their_time(serve: Any) -> None:
 
 
 def test_one_connection_too_many_gets_503(serve: Any) -> None:
-    running = serve(limits=Limits(max_connections=2))
+    running = serve(port_limits=PortLimits(max_connections=2))
     first, second = running.connect(), running.connect()
     for connection in (first, second):
         connection.sendall(LIVE)
@@ -185,17 +179,17 @@ def test_one_connection_too_many_gets_503(serve: Any) -> None:
     assert error_of(answer) == "the server has as many connections as it can serve"
     first.close()
     second.close()
-    running.wait_until(lambda: not running.listener.connection_count)
+    running.wait_until(lambda: not running.listener.port.connection_count)
     assert running.ask("GET", "/v2/health/live").status == 200
 
 
 def test_idle_connections_are_closed_near_the_limit_of_connections(serve: Any) -> None:
-    running = serve(limits=Limits(max_connections=4, crowded_idle_s=0.2, sweep_s=0.01))
+    running = serve(port_limits=PortLimits(max_connections=4, crowded_idle_s=0.2, sweep_s=0.01))
     idle, silent, busy = running.connect(), running.connect(), running.connect()
     idle.sendall(LIVE)
     assert idle.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
     busy.sendall(HELD)
-    running.wait_until(lambda: len(running.core.held) == 1 and running.listener.connection_count == 3)
+    running.wait_until(lambda: len(running.core.held) == 1 and running.listener.port.connection_count == 3)
     last = running.connect()  # with this one, nine of ten are in use
     last.sendall(HELD)
     assert (idle.recv(1), silent.recv(1)) == (b"", b"")
@@ -209,7 +203,7 @@ def test_idle_connections_are_closed_near_the_limit_of_connections(serve: Any) -
 
 
 def test_idle_connections_stay_open_far_from_the_limit(serve: Any) -> None:
-    running = serve(limits=Limits(max_connections=4, crowded_idle_s=0.0, sweep_s=0.01))
+    running = serve(port_limits=PortLimits(max_connections=4, crowded_idle_s=0.0, sweep_s=0.01))
     with running.connect() as idle:
         for _ in range(3):
             idle.sendall(LIVE)
@@ -257,7 +251,7 @@ def test_a_drain_answers_requests_in_flight_and_closes_idle_connections(serve: A
     assert idle.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
     busy.sendall(HELD)
     half.sendall(LIVE[:10])
-    running.wait_until(lambda: len(running.core.held) == 1 and running.listener.connection_count == 3)
+    running.wait_until(lambda: len(running.core.held) == 1 and running.listener.port.connection_count == 3)
     drain = start_drain(running)
 
     assert idle.recv(1000) == b""
@@ -275,6 +269,25 @@ def test_a_drain_answers_requests_in_flight_and_closes_idle_connections(serve: A
     drain.result(10)
     for connection in (idle, busy, half):
         connection.close()
+
+
+def test_a_drain_answers_connections_that_wait_to_be_accepted(serve: Any, each_loop: Any) -> None:
+    running = serve(loop_factory=each_loop)
+    waiting: list[socket.socket] = []
+
+    async def connect_and_drain() -> None:
+        # The loop accepts nothing between these lines.
+        for _ in range(10):
+            waiting.append(running.connect())
+            waiting[-1].sendall(LIVE)
+        await running.listener.drain()
+
+    running.run(connect_and_drain())
+    for connection in waiting:
+        with connection, connection.makefile("rb") as reader:
+            answer = reader.read()
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"\r\nConnection: close\r\n" in answer
 
 
 def test_a_drain_without_connections_ends_immediately(serve: Any, each_loop: Any) -> None:

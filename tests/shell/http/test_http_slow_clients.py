@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from halimede.frontends.http.framing import Limits
+from halimede.frontends.port import PortLimits
 from support.http_memory import connect, connect_to, on_loop, turns
 
 
@@ -124,7 +125,9 @@ async def test_a_body_must_arrive_faster_when_much_memory_is_held() -> None:
 
 @on_loop
 async def test_the_longest_stalled_connection_is_closed_when_unsent_bytes_exceed() -> None:
-    first = connect(answer=False, limits=Limits(write_buffer_bytes=1000, max_unsent_bytes=15_000))
+    first = connect(
+        answer=False, limits=Limits(write_buffer_bytes=1000), port_limits=PortLimits(max_unsent_bytes=15_000)
+    )
     stalled, moving, late = first, connect_to(first), connect_to(first)
     for client in (stalled, moving):
         client.transport.is_fast = False
@@ -154,11 +157,11 @@ async def test_the_longest_stalled_connection_is_closed_when_unsent_bytes_exceed
 
 @on_loop
 async def test_small_unread_answers_count_as_unsent_bytes() -> None:
-    client = connect(limits=Limits(write_buffer_bytes=1 << 20, max_unsent_bytes=100))
+    client = connect(limits=Limits(write_buffer_bytes=1 << 20), port_limits=PortLimits(max_unsent_bytes=100))
     client.transport.is_fast = False
     client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5)
     await turns(20)
     client.connection.sweep(1.0)
     assert client.listener.shared.unsent_bytes == client.transport.unsent > 100
-    client.listener.shed()
+    client.listener.port.shed()
     assert (client.transport.closed, client.listener.shared.unsent_bytes) == ("abort", 0)

@@ -7,7 +7,7 @@ from typing import Any
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Head
-from halimede.frontends.http.steps import PLACES, SMALL_BYTES, StepQueue
+from halimede.frontends.steps import PLACES, SMALL_BYTES, StepQueue
 
 
 class OneExchange:

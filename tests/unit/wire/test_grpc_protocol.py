@@ -25,9 +25,9 @@ def test_the_compiled_descriptors_are_those_of_the_proto_files(tmp_path: Path) -
     assert {file.name: file for file in shipped.file} == {file.name: file for file in expected.file}
 
 
-@pytest.mark.parametrize("first", ["halimede.core.wire.grpc_infer", "tritonclient.grpc"])
+@pytest.mark.parametrize("first", ["halimede.core.wire.grpc_request", "tritonclient.grpc"])
 def test_tritonclient_can_be_imported_before_and_after(first: str) -> None:
-    second = {"halimede.core.wire.grpc_infer", "tritonclient.grpc"} - {first}
+    second = {"halimede.core.wire.grpc_request", "tritonclient.grpc"} - {first}
     program = f"""
 import {first}, {second.pop()}
 from halimede.core.wire.protocol import ModelInferRequest

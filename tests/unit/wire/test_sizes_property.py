@@ -18,8 +18,9 @@ from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutp
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
 from halimede.core.types.datatype import FROM_WIRE
-from halimede.core.wire import grpc_infer, http_request
-from halimede.core.wire.protocol import ModelInferRequest, parse
+from halimede.core.wire import http_request
+from halimede.core.wire.grpc_request import InferReader
+from halimede.core.wire.protocol import ModelInferRequest
 from support.examples import examples
 
 LARGEST_TENSOR = 2**63 - 1
@@ -222,7 +223,7 @@ def test_negative_dimension_is_never_accepted(case: tuple[Model, tuple[int, ...]
 
 
 def grpc_taken(model: Model, raw: bytes) -> bool:
-    return is_taken(model, lambda: grpc_infer.decode_infer(parse(ModelInferRequest, raw)).request, len(raw))
+    return is_taken(model, lambda: InferReader().read(raw).decode().request, len(raw))
 
 
 @many

@@ -1,114 +1,49 @@
-"""Common parts of all RPC handlers: error statuses, and an end to waits when the server drains."""
+"""One call of gRPC: its messages in and out, its deadline, its end. Everything runs on the event loop's thread."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import zlib
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NoReturn
-from urllib.parse import unquote
+from typing import Protocol
 
-import grpc  # type: ignore[import-untyped]  # grpcio ships no types
-
-from halimede.core.observe.access_lines import Access, AccessLog, Protocol, access_kind
-from halimede.core.types import ApiCategory, ErrorCode, InferenceError
-from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
-from halimede.core.wire.grpc_infer import status_message
-from halimede.core.wire.grpc_inflate import Inflating, is_compressed
-from halimede.core.wire.protocol import ProtoClass, ProtoMessage, parse
+from halimede.core.observe.access_lines import Access, AccessLog, access_kind
+from halimede.core.observe.access_lines import Protocol as LoggedProtocol
+from halimede.core.types import ApiCategory, Buffer, ErrorCode, InferenceError
+from halimede.core.wire.grpc_call import GZIP, IDENTITY, OK_TRAILERS, CallHead, opening, trailers, trailers_only
+from halimede.core.wire.grpc_messages import (
+    PREFIX_BYTES,
+    Message,
+    MessageReader,
+    MessageTooLarge,
+    pack_prefix,
+    unpack_prefix,
+)
+from halimede.core.wire.grpc_response import status_message
+from halimede.core.wire.http2.connection import Http2Connection
+from halimede.core.wire.http2.streams import Stream
 from halimede.core.wire.status_map import GRPC_STATUS
-from halimede.frontends.grpc.access import CATEGORIES
-from halimede.frontends.grpc.messages import MessageTooLarge
+from halimede.core.wire.steps import Steps
 
-# grpcio ships no types: a servicer context, and a method handler of its handler table.
-Context = Any
-MethodHandler = Any
+# Numbers of grpc's statuses that no error code of the server has.
+CANCELLED = 1
+DEADLINE_EXCEEDED = 4
+RESOURCE_EXHAUSTED = 8
+UNIMPLEMENTED = 12
+INTERNAL = 13
+UNAVAILABLE = 14
 
-_BY_NUMBER = {status.value[0]: status for status in grpc.StatusCode}
-_STATUS = {code: _BY_NUMBER[number] for code, number in GRPC_STATUS.items()}
+NO_ROOM = "the server holds as many bytes of request messages as it can, try again later"
+_FOREVER_SECS = 10 * 24 * 3600.0
+"""Deadlines that are later than this need no timer."""
+
+_LEVEL = 1
+"""zlib's: fast rather than small, because compression takes the time of all other requests."""
+_SLICE_BYTES = 256 << 10
+
 log = logging.getLogger(__name__)
-
-
-RECEIVE_SECS = 5.0
-"""How long draining waits for requests whose transfer has begun; a client may never send the rest."""
-
-
-class Drain:
-    """Ends waits that depend only on the client, so that an idle stream does not delay the exit."""
-
-    def __init__(self) -> None:
-        self.started = False
-        self._scopes: set[asyncio.Timeout] = set()
-        self._receiving: set[asyncio.Task[Any] | None] = set()
-        self._has_stopped_receiving = False
-
-    def start(self) -> None:
-        """Make every open scope raise TimeoutError, and every later one at its first wait. May be called again."""
-        if self.started:
-            return
-        self.started = True
-        for scope in self._scopes:
-            scope.reschedule(0)
-        asyncio.get_running_loop().call_later(RECEIVE_SECS, self._stop_receiving)
-
-    def _stop_receiving(self) -> None:
-        self._has_stopped_receiving = True
-        for task in self._receiving:
-            if task is not None:
-                task.cancel()
-
-    async def receive(self, context: Context) -> bytes:
-        """The message of a call that has one. INVALID_ARG if the call ends without one, UNAVAILABLE if draining cannot
-        wait for it.
-
-        grpc's own handlers of unary calls leave a call without a message unanswered, so that the client waits forever.
-        Therefore these calls have handlers of streams, which are equal on the wire; this method reads the message.
-        """
-        task = asyncio.current_task()
-        self._receiving.add(task)
-        try:
-            raw = await context.read()
-        except asyncio.CancelledError:
-            if not self._has_stopped_receiving:
-                raise
-            raise shutting_down() from None
-        finally:
-            self._receiving.discard(task)
-        if raw is grpc.aio.EOF:
-            raise InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came")
-        return bytes(raw)
-
-    @asynccontextmanager
-    async def scope(self) -> AsyncIterator[None]:
-        """Once draining has started, waits inside the scope raise TimeoutError.
-
-        Writes must be outside: grpc cannot end a call whose first write was cancelled, and its client waits forever.
-        """
-        async with asyncio.timeout_at(0 if self.started else None) as scope:
-            self._scopes.add(scope)
-            try:
-                yield
-            finally:
-                self._scopes.discard(scope)
-
-
-async def abort(context: Context, error: InferenceError) -> NoReturn:
-    """End the call with the error's status, by an exception that grpc catches."""
-    # The caller keeps the error, and its traceback would keep the caller's frame with the received message alive.
-    error.__traceback__ = None
-    status = grpc.StatusCode.RESOURCE_EXHAUSTED if isinstance(error, MessageTooLarge) else _STATUS[error.code]
-    await context.abort(status, status_message(error.message))
-    raise AssertionError("grpc's abort returned")
-
-
-async def write(context: Context, message: bytes) -> None:
-    """Send one message of a stream."""
-    try:
-        await context.write(message)
-    except grpc.aio.InternalError:
-        # The client disconnected during the write; grpc is about to cancel the call, which is not a fault to report.
-        raise asyncio.CancelledError from None
 
 
 def shutting_down() -> InferenceError:
@@ -121,144 +56,398 @@ def internal_error(what: str) -> InferenceError:
     return InferenceError(ErrorCode.INTERNAL, f"{what} failed by an internal error; the server's log has the cause")
 
 
-def parse_small(name: str, request: ProtoClass, raw: bytes) -> ProtoMessage:
-    """Parse the message of a call other than inference; INVALID_ARG if parsing would block the loop for long."""
-    if len(raw) > MAX_CONTROL_BYTES:
-        raise control_too_large(name, len(raw))
-    if is_compressed(raw):
-        inflating = Inflating(raw)
-        if not inflating.advance(MAX_CONTROL_BYTES):
-            raise control_too_large(name, f"more than {MAX_CONTROL_BYTES}")
-        return parse(request, inflating.content)
-    return parse(request, raw)
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC. `begin` gets each call, and sets its callbacks. Messages above `max_bytes` are refused by the error that
+    `too_large` makes of their size."""
+
+    name: str
+    category: ApiCategory | None
+    begin: Callable[["Call"], None]
+    max_bytes: int
+    too_large: Callable[[int | str], InferenceError]
+
+
+class Conversation(Protocol):
+    """What a call uses of its connection."""
+
+    @property
+    def h2(self) -> "Http2Connection[CallHead, Call]": ...
+
+    @property
+    def access_log(self) -> AccessLog | None: ...
+
+    @property
+    def client(self) -> str:
+        """The client's address for the access log."""
+
+    def flush_later(self) -> None:
+        """Write what is outgoing at the end of the loop's turn."""
+
+    def hold(self, size: int) -> bool:
+        """Count bytes that are held for requests. Returns whether they are within their limits."""
+
+    def wait(self, size: int) -> None:
+        """Count bytes of answers that wait for room."""
 
 
 @dataclass(slots=True)
-class LoggedCall:
-    """A call's data for the access log, except its status; filled in as it becomes known.
+class Noted:
+    """What the access log says of a call, or of one request of a stream, filled in as it becomes known.
 
-    `found` means that an inference's model was found. Only then do the call's failures have a rate limit per model.
+    `found` means that an inference's model was found. Only then do failures have a rate limit per model.
     """
 
-    access_log: AccessLog | None
-    method: str
     began_at: float
     model: str = ""
     version: str = ""
     request_id: str = ""
     found: bool = False
 
-    def note(self, context: Context, status: int, error: str = "") -> None:
-        """Report to the access log that the call, or one request of its stream, has ended."""
-        log = self.access_log
-        if log is None or not (status or log.successes):
-            return
-        kind = access_kind(Protocol.GRPC, status, self.model if self.found else "")
-        if log.admits(kind):
-            name = self.method.rpartition("/")[2]
-            seconds = monotonic() - self.began_at
-            about = (self.model, self.version, self.request_id)
-            log.note(Access(kind, name, "", seconds, _client(context), *about, error))
 
+class Call:
+    """One call, from its header block to its end.
 
-Behaviour = Callable[[LoggedCall, Context], Awaitable[bytes | None]]
-"""Serves one call; its result is sent as the last message."""
+    The method sets the callbacks that it needs: `on_message` gets each message, `on_half_closed` is called when the
+    client sends no more, `on_room` when all that was sent is written, `on_drain` when the server wants calls without
+    work to end, and `on_gone` once if the call ends by something else than the method's own answer.
+    """
 
+    __slots__ = (
+        "_conversation",
+        "_deadline",
+        "_held_bytes",
+        "_inbox",
+        "_is_opened",
+        "_is_paused",
+        "_reader",
+        "_stream",
+        "_uncredited",
+        "_waiting_bytes",
+        "encoding",
+        "has_half_closed",
+        "head",
+        "is_open",
+        "method",
+        "noted",
+        "on_drain",
+        "on_gone",
+        "on_half_closed",
+        "on_message",
+        "on_room",
+    )
 
-def answered_once(method: str, behaviour: Behaviour, access_log: AccessLog | None) -> MethodHandler:
-    """The handler of a method that sends one response message."""
-    return grpc.stream_unary_rpc_method_handler(_noted(method, behaviour, access_log))
+    def __init__(
+        self, conversation: Conversation, stream: "Stream[Call]", head: CallHead, method: Method, encoding: bytes
+    ) -> None:
+        """`encoding` is that of the answer's messages."""
+        self._conversation = conversation
+        self._stream = stream
+        self.head = head
+        self.method = method
+        self.encoding = encoding
+        self.noted = Noted(monotonic())
+        self.is_open = True
+        self.has_half_closed = False
+        self._is_opened = False
+        self._is_paused = False
+        self._reader: MessageReader | None = None
+        self._inbox: deque[Message] | None = None
+        self._uncredited = 0
+        self._held_bytes = 0
+        self._waiting_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self.on_message: Callable[[Message], None] | None = None
+        self.on_half_closed: Callable[[], None] | None = None
+        self.on_room: Callable[[], None] | None = None
+        self.on_drain: Callable[[], None] | None = None
+        self.on_gone: Callable[[], None] | None = None
 
-
-def answered_in_parts(method: str, behaviour: Behaviour, access_log: AccessLog | None) -> MethodHandler:
-    """The handler of a method that writes its messages itself."""
-    return grpc.stream_stream_rpc_method_handler(_noted(method, behaviour, access_log))
-
-
-def refused(method: str, status: grpc.StatusCode, text: str, access_log: AccessLog | None) -> MethodHandler:
-    """A handler that refuses every call."""
-
-    async def refuse(_call: LoggedCall, context: Context) -> None:
-        await context.abort(status, text)
-
-    return answered_in_parts(method, refuse, access_log)
-
-
-_ENDED_BY_GRPC = "grpc ended the call: its message was larger than --grpc-max-input-size, or the client left"
-
-
-def _noted(
-    method: str, behaviour: Behaviour, access_log: AccessLog | None
-) -> Callable[[object, Context], Awaitable[bytes | None]]:
-    is_probe = CATEGORIES.get(method) is ApiCategory.HEALTH
-
-    async def handle(_requests: object, context: Context) -> bytes | None:
-        call = LoggedCall(access_log, method, monotonic())
+    def begin(self) -> None:
+        """Start the deadline, and the method."""
+        timeout_s = self.head.timeout_s
+        if timeout_s is not None and timeout_s < _FOREVER_SECS:
+            if timeout_s <= 0:
+                self._expire()
+                return
+            self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire)
         try:
-            answer = await behaviour(call, context)
-        except grpc.aio.AbortError:
-            call.note(context, context.code().value[0], context.details())
-            raise
-        except grpc.aio.InternalError:
-            # grpc ended the call before the handler did; the status that it sent is unknown here.
-            call.note(context, grpc.StatusCode.CANCELLED.value[0], _ENDED_BY_GRPC)
-            raise
-        except asyncio.CancelledError:
-            if not is_probe:
-                call.note(context, *_end_of_cancelled(context))
-            raise
-        # Probes repeat at intervals, so their success is not logged.
-        if not is_probe:
-            call.note(context, 0)
-        return answer
-
-    return handle
-
-
-def _end_of_cancelled(context: Context) -> tuple[int, str]:
-    left = context.time_remaining()
-    if left is not None and left <= 0:
-        return grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "the client's deadline came before the answer"
-    return grpc.StatusCode.CANCELLED.value[0], "the call was cancelled before the whole answer was sent"
-
-
-def _client(context: Context) -> str:
-    """`ipv6:%5B::1%5D:5000` as `[::1]:5000`; "" for a unix socket, whose peer has no address, and for a call that grpc
-    ended."""
-    kind, _, address = context.peer().partition(":")
-    return unquote(address) if kind in {"ipv4", "ipv6"} else str(kind) or "unknown"
-
-
-def unary(
-    method: str,
-    request: ProtoClass,
-    answer: Callable[[ProtoMessage], Awaitable[ProtoMessage]],
-    drain: Drain,
-    access_log: AccessLog | None,
-) -> MethodHandler:
-    """The handler of a unary RPC with one request and one response; `answer` raises InferenceError to refuse."""
-    name = method.rpartition("/")[2]
-
-    async def handle(call: LoggedCall, context: Context) -> bytes:
-        try:
-            question = parse_small(name, request, await drain.receive(context))
-            _note_model(call, question)
-            message = await answer(question)
-            return bytes(message.SerializeToString())
+            self.method.begin(self)
         except InferenceError as error:
-            failure = error
+            self.fail(error)
+
+    # Messages in.
+
+    def take_data(self, data: memoryview, size: int, *, is_end: bool) -> None:
+        """DATA has arrived; `size` is to be credited when it is used."""
+        try:
+            if self._reader is None and self._inbox is None and len(data) >= PREFIX_BYTES:
+                # The usual case: one message in one piece.
+                flag, length = unpack_prefix(data)
+                if length + PREFIX_BYTES == len(data) and flag <= 1 and length <= self.method.max_bytes:
+                    if not is_end:
+                        self._use(size)
+                    self._deliver(Message(bytes(data[PREFIX_BYTES:]), flag == 1))
+                    if is_end:
+                        self.half_close()
+                    return
+            self._read(data, size)
+            if is_end:
+                self.half_close()
+        except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer
+            self.break_off(error)
+
+    def _read(self, data: memoryview, size: int) -> None:
+        if self.on_message is None:
+            # The rest of a call that is answered or refused.
+            self._use(size)
+            return
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = MessageReader(self.method.max_bytes, self.method.too_large)
+        was_missing = reader.missing
+        for message in reader.read(data):
+            self._deliver(message)
+        self._use(size)
+        if reader.missing:
+            self.count(len(data) if was_missing else reader.filled_bytes)
+            if not was_missing:
+                self._expect()
+
+    def room(self) -> memoryview | None:
+        """The memory of the message in receipt, to receive into; None if there is none."""
+        return None if self._reader is None or not self._reader.missing else self._reader.room()
+
+    def take_directly(self, size: int, *, is_end: bool) -> None:
+        """`size` bytes were received into `room`. Their credit was given with the first piece of their frame."""
+        reader = self._reader
+        if reader is None:
+            return
+        try:
+            self.count(size)
+            message = reader.received(size)
+            if message is not None:
+                self._deliver(message)
+            if is_end:
+                self.half_close()
+        except Exception as error:  # noqa: BLE001 -- as in take_data
+            self.break_off(error)
+
+    def _use(self, size: int) -> None:
+        if not size or not self.is_open:
+            return
+        if self._is_paused:
+            self._uncredited += size
+        else:
+            self._conversation.h2.credit(self._stream, size)
+
+    def _expect(self) -> None:
+        """Let the client send the whole of the message that it has begun."""
+        reader = self._reader
+        if reader is not None and reader.missing and not self._is_paused:
+            self._conversation.h2.expect(self._stream, reader.missing)
+
+    def _deliver(self, message: Message) -> None:
+        if self._is_paused:
+            if self._inbox is None:
+                self._inbox = deque()
+            self._inbox.append(message)
+        elif self.on_message is not None:
+            self.on_message(message)
+
+    def half_close(self) -> None:
+        """The client sends no more."""
+        self.has_half_closed = True
+        if self._reader is not None and self._reader.is_within:
+            raise InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came")
+        if not self._inbox and not self._is_paused and self.on_half_closed is not None:
+            self.on_half_closed()
+
+    def pause(self) -> None:
+        """Deliver no further messages. Those that have arrived wait, and their client gets no credit for more."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Deliver messages again."""
+        if not self._is_paused:
+            return
+        self._is_paused = False
+        try:
+            while self._inbox and not self._is_paused and self.on_message is not None:
+                self.on_message(self._inbox.popleft())
+            if self._is_paused or not self.is_open:
+                return
+            self._inbox = None
+            size, self._uncredited = self._uncredited, 0
+            self._use(size)
+            self._expect()
+            self._conversation.flush_later()
+            if self.has_half_closed and self.on_half_closed is not None:
+                self.on_half_closed()
+        except Exception as error:  # noqa: BLE001 -- as in take_data
+            self.break_off(error)
+
+    @property
+    def received_bytes(self) -> int | None:
+        """What has arrived of the message in receipt; None if no message is incomplete."""
+        reader = self._reader
+        return None if reader is None or not reader.is_within or self._is_paused else reader.filled_bytes
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether no message of the client is incomplete or in progress, and none was answered: it may never come."""
+        return self.on_message is not None and not self.has_half_closed
+
+    def count(self, size: int) -> None:
+        """Count bytes held for the call. UNAVAILABLE when too many are held."""
+        self._held_bytes += size
+        if not self._conversation.hold(size):
+            raise InferenceError(ErrorCode.UNAVAILABLE, NO_ROOM)
+
+    def release(self, size: int) -> None:
+        """Release bytes of a request that is answered."""
+        size = min(size, self._held_bytes)
+        self._held_bytes -= size
+        self._conversation.hold(-size)
+
+    # Messages out.
+
+    @property
+    def has_room(self) -> bool:
+        """Whether all that was sent is written: the client takes its answers."""
+        return not self._stream.unsent_bytes
+
+    @property
+    def compresses(self) -> bool:
+        return self.encoding is not IDENTITY
+
+    def answer(self, parts: Sequence[Buffer], size: int, *, is_compressed: bool = False) -> None:
+        """Send one message of `size` bytes, and OK. No effect if the call has ended."""
+        if not self.is_open:
+            return
+        stream, conversation = self._stream, self._conversation
+        self._end(0)
+        data = (pack_prefix(is_compressed, size), *parts)
+        conversation.h2.answer(stream, opening(self.encoding), data, size + PREFIX_BYTES, OK_TRAILERS)
+        conversation.flush_later()
+
+    def send(self, parts: Sequence[Buffer], size: int, *, is_compressed: bool = False) -> None:
+        """Send one message of several. No effect if the call has ended."""
+        if not self.is_open:
+            return
+        h2, stream = self._conversation.h2, self._stream
+        if not self._is_opened:
+            self._is_opened = True
+            h2.respond(stream, opening(self.encoding))
+        h2.send(stream, (pack_prefix(is_compressed, size), *parts), size + PREFIX_BYTES)
+        self._conversation.flush_later()
+
+    def wait(self, size: int) -> None:
+        """`size` bytes of answers wait elsewhere for room here: they count with the unsent ones."""
+        if size != self._waiting_bytes:
+            self._conversation.wait(size - self._waiting_bytes)
+            self._waiting_bytes = size
+
+    def compress_steps(self, parts: Sequence[Buffer]) -> Steps[tuple[list[bytes], bool]]:
+        """The message in the encoding of the answer, and True; or as it is and False, if that is not smaller."""
+        coder = zlib.compressobj(_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS + (16 if self.encoding is GZIP else 0))
+        out: list[bytes] = []
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(view), _SLICE_BYTES):
+                out.append(coder.compress(view[start : start + _SLICE_BYTES]))
+                yield 0
+        out.append(coder.flush())
+        if sum(map(len, out)) < sum(map(len, parts)):
+            return out, True
+        return [bytes(part) for part in parts], False
+
+    # The end.
+
+    def finish(self) -> None:
+        """All messages are sent: the status is OK."""
+        self.end(0, "")
+
+    def fail(self, error: InferenceError) -> None:
+        """End the call by an error."""
+        # The caller keeps the error, and its traceback would keep the caller's frame with the received message alive.
+        error.__traceback__ = None
+        self.end(RESOURCE_EXHAUSTED if isinstance(error, MessageTooLarge) else GRPC_STATUS[error.code], error.message)
+
+    def end(self, status: int, text: str) -> None:
+        """End the call with a status. No effect if it has ended."""
+        if not self.is_open:
+            return
+        text = status_message(text)
+        stream, conversation = self._stream, self._conversation
+        self._end(status, text)
+        if self._is_opened:
+            conversation.h2.finish(stream, trailers(status, text))
+        else:
+            conversation.h2.respond(stream, trailers_only(status, text), is_end=True)
+        conversation.flush_later()
+
+    def break_off(self, error: Exception) -> None:
+        """End the call by an error that its method does not know of."""
+        on_gone = self.on_gone
+        if isinstance(error, InferenceError):
+            self.fail(error)
+        else:
+            log.error("%s failed", self.method.name, exc_info=error)
+            self.fail(internal_error(self.method.name))
+        self._tell(on_gone)
+
+    def leave(self, text: str) -> None:
+        """The client has left, or cannot be answered any more."""
+        if not self.is_open:
+            return
+        on_gone = self.on_gone
+        self._end(CANCELLED, text)
+        self._tell(on_gone)
+
+    def cut_off(self, status: int, text: str) -> None:
+        """End the call, whatever its method is doing."""
+        on_gone = self.on_gone
+        self.end(status, text)
+        self._tell(on_gone)
+
+    def _expire(self) -> None:
+        self.cut_off(DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def _tell(self, on_gone: Callable[[], None] | None) -> None:
+        if on_gone is None:
+            return
+        try:
+            on_gone()
         except Exception:
-            log.exception("%s failed", name)
-            failure = internal_error(name)
-        return await abort(context, failure)
+            log.exception("%s failed after the end of its call", self.method.name)
 
-    return answered_once(method, handle, access_log)
+    def _end(self, status: int, text: str = "") -> None:
+        self.is_open = False
+        self._stream.call = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._held_bytes:
+            self.release(self._held_bytes)
+        self.wait(0)
+        # The callbacks refer to the call, and would keep it until a garbage collection.
+        self.on_message = self.on_half_closed = self.on_room = self.on_drain = self.on_gone = None
+        self._reader = None
+        self._inbox = None
+        self.note(self.noted, status, text)
 
+    def note(self, noted: Noted, status: int, error: str = "") -> None:
+        """Report to the access log that the call, or one request of its stream, has ended."""
+        access_log = self._conversation.access_log
+        if access_log is None or not (status or access_log.successes):
+            return
+        if self.method.category is ApiCategory.HEALTH and status in (0, CANCELLED):
+            return  # Probes repeat at intervals, so their success is not logged.
+        kind = access_kind(LoggedProtocol.GRPC, status, noted.model if noted.found else "")
+        if access_log.admits(kind):
+            seconds = monotonic() - noted.began_at
+            about = (noted.model, noted.version, noted.request_id)
+            access_log.note(Access(kind, self.method.name, "", seconds, self._conversation.client, *about, error))
 
-def _note_model(call: LoggedCall, question: ProtoMessage) -> None:
-    """Record the model of a control call; requests name it in one of two fields."""
-    fields = question.DESCRIPTOR.fields_by_name
-    if "model_name" in fields:
-        call.model = question.model_name
-    elif "version" in fields:
-        call.model, call.version = question.name, question.version
+    def __repr__(self) -> str:
+        return f"<Call {self.method.name} {'open' if self.is_open else 'ended'}>"

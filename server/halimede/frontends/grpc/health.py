@@ -1,11 +1,14 @@
 """grpc.health.v1.Health: whether clients should send requests to this server."""
 
 import asyncio
+from functools import partial
 
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
+from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import ProtoMessage, message_class
-from halimede.frontends.grpc.call import Context, Drain, LoggedCall, abort, parse_small, shutting_down, write
+from halimede.frontends.grpc.call import Call, shutting_down
+from halimede.frontends.grpc.opening import parse_small
 from halimede.runtime.server import Server
 
 SERVICES = ("", "inference.GRPCInferenceService")
@@ -20,17 +23,20 @@ _Response = message_class("grpc.health.v1.HealthCheckResponse")
 class HealthService:
     """Check and Watch: SERVING while the server is ready, NOT_SERVING otherwise and as soon as it drains."""
 
-    def __init__(self, server: Server, drain: Drain) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
-        self._drain = drain
-        self._watches = 0
-        self._seen: int | None = None
-        # Set, and replaced, when a poll finds another status.
-        self._changed = asyncio.Event()
+        self._is_draining = False
+        # Each watch with its service, and the status that it was sent last.
+        self._watches: dict[Call, tuple[str, int | None]] = {}
+        self._seen = int(_Response.UNKNOWN)
         self._next_poll: asyncio.TimerHandle | None = None
 
+    def drain(self) -> None:
+        """Report NOT_SERVING from now on."""
+        self._is_draining = True
+
     def _status(self) -> int:
-        is_serving = self._server.is_ready() and not self._drain.started
+        is_serving = self._server.is_ready() and not self._is_draining
         return int(_Response.SERVING if is_serving else _Response.NOT_SERVING)
 
     async def check(self, request: ProtoMessage) -> ProtoMessage:
@@ -41,45 +47,53 @@ class HealthService:
             )
         return _Response(status=self._status())
 
-    async def watch(self, _call: LoggedCall, context: Context) -> None:
-        """Send the status now and whenever it changes, until the client disconnects or the server drains."""
-        try:
-            service = parse_small("Watch", _Request, await self._drain.receive(context)).service
-        except InferenceError as error:
-            failure = error
+    def begin_watch(self, call: Call) -> None:
+        """Send the status now and whenever it changes, until the client leaves or the server drains."""
+        call.on_message = partial(self._watch, call)
+        call.on_half_closed = partial(_fail_without_message, call)
+
+    def _watch(self, call: Call, message: Message) -> None:
+        service = parse_small(call, _Request, message).service
+        call.on_message = call.on_half_closed = None
+        call.on_room = partial(self._update, call)
+        call.on_drain = partial(self._end, call)
+        call.on_gone = partial(self._forget, call)
+        self._watches[call] = service, None
+        if self._next_poll is None:
+            self._poll()
         else:
-            failure = shutting_down()
-            self._watches += 1
-            try:
-                if self._next_poll is None:
-                    self._poll()
-                await self._watch(service, context)
-            finally:
-                self._watches -= 1
-        await abort(context, failure)
+            # The polled status, not the current one, so that all watches get the same sequence of changes.
+            self._update(call)
 
     def _poll(self) -> None:
         """Poll, and repeat while watches exist: a client may have a hundred of them on each connection."""
-        status = self._status()
-        if status != self._seen:
-            self._seen = status
-            self._changed.set()
-            self._changed = asyncio.Event()
+        self._seen = self._status()
+        for call in tuple(self._watches):
+            self._update(call)
         self._next_poll = asyncio.get_running_loop().call_later(_POLL_SECS, self._poll) if self._watches else None
 
-    async def _watch(self, service: str, context: Context) -> None:
-        sent = None
-        try:
-            while True:
-                # Taken before the write, so that a change during the write is not missed.
-                changed = self._changed
-                # The polled status, not the current one, so that all watches get the same sequence of changes.
-                status = self._seen if service in SERVICES else _Response.SERVICE_UNKNOWN
-                if status != sent:
-                    await write(context, _Response(status=status).SerializeToString())
-                    sent = status
-                async with self._drain.scope():
-                    await changed.wait()
-        except TimeoutError:
-            if sent == _Response.SERVING:
-                await write(context, _Response(status=_Response.NOT_SERVING).SerializeToString())
+    def _update(self, call: Call) -> None:
+        """Send the status if it has changed. A client that does not read gets only the last one when it reads again."""
+        service, sent = self._watches[call]
+        status = self._seen if service in SERVICES else int(_Response.SERVICE_UNKNOWN)
+        if status != sent and call.has_room:
+            self._watches[call] = service, status
+            _send(call, status)
+
+    def _forget(self, call: Call) -> None:
+        del self._watches[call]
+
+    def _end(self, call: Call) -> None:
+        _, sent = self._watches.pop(call)
+        if sent == _Response.SERVING:
+            _send(call, int(_Response.NOT_SERVING))
+        call.fail(shutting_down())
+
+
+def _send(call: Call, status: int) -> None:
+    message = _Response(status=status).SerializeToString()
+    call.send((message,), len(message))
+
+
+def _fail_without_message(call: Call) -> None:
+    call.fail(InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came"))

@@ -1,45 +1,43 @@
 """Server reflection: the server's services and their descriptors, for tools such as grpcurl."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]  # grpcio ships no types
-
-from halimede.core.types import InferenceError
+from halimede.core.types import ErrorCode
 from halimede.core.types.error import clip
+from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import POOL, ProtoMessage, message_class
-from halimede.frontends.grpc.call import Context, Drain, LoggedCall, abort, parse_small, shutting_down, write
+from halimede.core.wire.status_map import GRPC_STATUS
+from halimede.frontends.grpc.call import Call, shutting_down
+from halimede.frontends.grpc.opening import parse_small
 
 # The messages of v1alpha are the same on the wire.
 _Request = message_class("grpc.reflection.v1.ServerReflectionRequest")
 _Response = message_class("grpc.reflection.v1.ServerReflectionResponse")
 
-_NOT_FOUND = grpc.StatusCode.NOT_FOUND.value[0]
-_INVALID_ARGUMENT = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+_NOT_FOUND = GRPC_STATUS[ErrorCode.NOT_FOUND]
+_INVALID_ARGUMENT = GRPC_STATUS[ErrorCode.INVALID_ARG]
 
 
 class Reflection:
     """ServerReflectionInfo for the services with the given names."""
 
-    def __init__(self, services: Iterable[str], drain: Drain) -> None:
+    def __init__(self, services: Iterable[str]) -> None:
         self._services = tuple(services)
-        self._drain = drain
 
-    async def info(self, _call: LoggedCall, context: Context) -> None:
+    def begin(self, call: Call) -> None:
         """Send one response for each request of the stream, until the client closes its side."""
-        try:
-            while True:
-                async with self._drain.scope():
-                    raw = await context.read()
-                if raw is grpc.aio.EOF:
-                    return
-                request = parse_small("ServerReflectionInfo", _Request, raw)
-                await write(context, self.answer(request).SerializeToString())
-        except InferenceError as error:
-            failure = error
-        except TimeoutError:
-            failure = shutting_down()
-        await abort(context, failure)
+        call.on_message = partial(self._take, call)
+        call.on_half_closed = call.finish
+        call.on_room = call.resume
+        call.on_drain = partial(call.fail, shutting_down())
+
+    def _take(self, call: Call, message: Message) -> None:
+        answer = self.answer(parse_small(call, _Request, message)).SerializeToString()
+        call.send((answer,), len(answer))
+        if not call.has_room:
+            call.pause()
 
     def answer(self, request: ProtoMessage) -> ProtoMessage:
         """The response to one request; errors such as "not found" are part of the response."""

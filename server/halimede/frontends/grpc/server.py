@@ -2,54 +2,56 @@
 
 import asyncio
 import logging
+import random
 import re
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
-
-import grpc  # type: ignore[import-untyped]  # grpcio ships no types
+from typing import Any
 
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.types import Restrictions, Secret
+from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.forwarding import Forwarding
+from halimede.core.wire.grpc_call import IDENTITY, CallHead
+from halimede.core.wire.grpc_messages import MessageTooLarge
+from halimede.core.wire.http2.streams import Stream
 from halimede.core.wire.protocol import POOL, message_class
 from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
-from halimede.frontends.grpc.address import cannot_listen, check_tcp, check_unix
-from halimede.frontends.grpc.call import (
-    Context,
-    Drain,
-    LoggedCall,
-    MethodHandler,
-    abort,
-    answered_in_parts,
-    answered_once,
-    refused,
-    shutting_down,
-    unary,
-)
+from halimede.frontends.grpc.call import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Call, Method
+from halimede.frontends.grpc.connection import GrpcConnection
 from halimede.frontends.grpc.control import Control
-from halimede.frontends.grpc.goaway import send_away
 from halimede.frontends.grpc.health import HealthService
-from halimede.frontends.grpc.infer import MAX_UNANSWERED, InferService
-from halimede.frontends.grpc.options import Transport, channel_arguments
+from halimede.frontends.grpc.infer import InferContext
+from halimede.frontends.grpc.infer_stream import MAX_UNANSWERED, InferStreams
+from halimede.frontends.grpc.limits import GrpcLimits, Shared
+from halimede.frontends.grpc.options import Transport, choose_encoding, keepalive_rules
 from halimede.frontends.grpc.reflection import Reflection
-from halimede.frontends.grpc.tls import server_credentials
-from halimede.frontends.unix_socket import UNIX
+from halimede.frontends.grpc.tls import server_context
+from halimede.frontends.grpc.unary import UnaryMethod
+from halimede.frontends.port import Port, PortLimits
+from halimede.frontends.sockets import SocketFile, bind, bound_port
 from halimede.runtime.server import Server
 
 log = logging.getLogger(__name__)
 
 _DEFAULT_TRANSPORT = Transport()
 _NO_RESTRICTIONS: Restrictions = MappingProxyType({})
-_NO_LIMIT_SECS = 365 * 24 * 3600.0
 
-QUIET_SECS = 0.05
-LONGEST_REFUSAL_SECS = 1.0
-"""Before a stop stops grpc, it refuses calls until none has arrived for some time, at most for this long."""
+DRAIN_STALL_S = 5.0
+"""While draining, how long a client may take nothing of an answer or send nothing of a request."""
+DRAIN_SWEEP_S = 0.25
+
+AGE_VARIATION = 0.1
+"""Ages of connections vary by this share, as in grpc."""
 
 
 class GrpcServer:
-    """One listening port: `bind`, `start`, perhaps `send_away`, then `drain` or `stop`.
+    """One listening port. Order of use: `bind`, `start`, optionally `send_away`, `drain`, `close`.
 
-    Make it while the event loop is running.
+    `shared` and `access_log` are for its connections. Make it while the event loop is running.
     """
 
     def __init__(
@@ -60,172 +62,185 @@ class GrpcServer:
         forward: re.Pattern[str] | None = None,
         max_response_pool_size: int = MAX_UNANSWERED,
         access_log: AccessLog | None = None,
+        limits: GrpcLimits | None = None,
+        port_limits: PortLimits | None = None,
     ) -> None:
         """Calls of a `restricted` category need its secret in their metadata. Metadata whose names match `forward`
         become parameters of the call's requests. A stream is not read further while `max_response_pool_size` of its
-        requests or responses wait."""
-        self._drain = Drain()
+        requests or responses wait. OSError for certificates that cannot be used."""
+        self.access_log = access_log
+        limits = replace(limits or GrpcLimits(), stall_s=transport.stall_secs)
+        self.shared = Shared(limits, keepalive_rules(transport))
         self._transport = transport
-        self._is_started = False
-        self._port = 0
-        forwarding = None if forward is None else Forwarding(forward, restricted)
-        infer = InferService(server, self._drain, transport.max_message_bytes, forwarding, max_response_pool_size)
-        handlers = _method_handlers(server, infer, self._drain, access_log)
-        secrets = {method: restricted[CATEGORIES[method]] for method in handlers if CATEGORIES[method] in restricted}
-        methods = _RestrictedMethods(handlers, secrets, access_log) if secrets else _Methods(handlers, access_log)
-        self._methods = methods
-        self._grpc = grpc.aio.server(
-            # Without verbose logging, calls pay nothing for it.
-            handlers=(_LoggedMethods(methods) if log.isEnabledFor(logging.DEBUG) else methods,),
-            options=channel_arguments(transport),
+        self._health = HealthService(server)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        context = InferContext(server, None if forward is None else Forwarding(forward, restricted))
+        streams = InferStreams(context, max_response_pool_size)
+        self._methods = _methods(server, self._health, context, streams, transport.max_message_bytes, self._tasks)
+        self._secrets: Mapping[str, Secret] = {
+            path: restricted[CATEGORIES[path]] for path in self._methods if CATEGORIES[path] in restricted
+        }
+        self._sockets: list[socket.socket] = []
+        self._connections: set[GrpcConnection] = set()
+        self._port = Port(
+            lambda: GrpcConnection(self, asyncio.get_running_loop()),
+            service="GRPC",
+            limits=port_limits or PortLimits(),
+            log=log.error,
+            unsent_bytes=lambda: self.shared.unsent_bytes,
+            tls=None if transport.tls is None else server_context(transport.tls),
         )
 
     def bind(self, address: str, port: int) -> int:
         """Bind the port (0: any free one) and return it; 0 for an address `unix:<path>`, which has none.
 
-        Connections are accepted, and wait until `start`. OSError `failed to start GRPC service: Socket
-        '<address>:<port>' already in use`, or with another cause.
+        Connections wait until `start`. OSError `failed to start GRPC service: Socket '<address>:<port>' already in
+        use`, or with another cause.
         """
-        if address.startswith(UNIX):
-            check_unix(address)
-            self._add_port(address)
-            return 0
-        target = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        check_tcp(address, port, target, reuse_port=self._transport.reuse_port)
-        self._port = self._add_port(target)
-        return self._port
+        self._sockets = bind(address, port, "GRPC", reuse_port=self._transport.reuse_port, any_family=True)
+        return bound_port(self._sockets)
 
-    def _add_port(self, target: str) -> int:
-        tls = self._transport.tls
-        try:
-            if tls is None:
-                return int(self._grpc.add_insecure_port(target))
-            return int(self._grpc.add_secure_port(target, server_credentials(tls)))
-        except RuntimeError:
-            raise cannot_listen(target) from None
-
-    async def start(self) -> None:
+    def start(self) -> None:
         """Start to serve."""
-        self._is_started = True
-        await self._grpc.start()
+        sockets, self._sockets = self._sockets, []
+        self._port.serve(sockets)
 
-    async def send_away(self) -> None:
-        """Continue to serve, and make clients connect elsewhere, until cancelled. No effect with TLS or a unix
-        socket."""
-        if self._port and self._transport.tls is None:
-            await send_away(self._port)
+    def send_away(self) -> None:
+        """Continue to serve, and ask each client to make further calls on another connection."""
+        self.shared.is_leaving = True
+        self._sweep_often()
+        for connection in self._connections:
+            connection.send_away()
 
     async def drain(self) -> None:
-        """Refuse calls, report NOT_SERVING, close the port, and return when the last call in flight is answered.
+        """Report NOT_SERVING, close the port, and return when all calls are answered and all connections closed.
 
-        Calls that reach grpc after it is stopped, before the client has learnt of the stop, end as a bare CANCELLED,
-        which no client retries elsewhere. So calls are first refused for a while.
+        Clients learn which of their calls are served. There is no deadline, but clients that stall are cut off after
+        DRAIN_STALL_S.
         """
-        self._drain.start()
-        await self._methods.refuse_until_quiet()
-        await self.stop(_NO_LIMIT_SECS)
+        self._health.drain()
+        self.shared.is_leaving = self.shared.is_draining = True
+        self.shared.limits = replace(self.shared.limits, stall_s=min(self.shared.limits.stall_s, DRAIN_STALL_S))
+        self._sweep_often()
+        await self._port.stop_accepting()
+        for connection in tuple(self._connections):
+            connection.shut_down()
+        await self._port.wait_closed()
 
-    async def stop(self, grace_secs: float) -> None:
-        """As `drain`, but cut off calls that are still in flight after the grace. May be called while draining."""
-        self._drain.start()
-        if not self._is_started:
-            # grpc releases a bound port only if it has served.
-            await self.start()
-        await self._grpc.stop(grace_secs)
+    async def close(self) -> None:
+        """Close every connection and end every task now. Also after `drain`. A second call has no effect."""
+        self.shared.is_leaving = self.shared.is_draining = True
+        for sock in self._sockets:
+            file = SocketFile.of(sock)
+            if file is not None:
+                file.remove()
+            sock.close()
+        self._sockets = []
+        await self._port.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _sweep_often(self) -> None:
+        self._port.limits = replace(self._port.limits, sweep_s=min(self._port.limits.sweep_s, DRAIN_SWEEP_S))
+
+    # The connections' calls.
+
+    def admit(self, connection: GrpcConnection) -> None:
+        """Register a new connection."""
+        self._connections.add(connection)
+        self._port.admit(connection)
+
+    def forget(self, connection: GrpcConnection) -> None:
+        """A connection is closed."""
+        self._connections.discard(connection)
+        self._port.forget(connection)
+
+    def shed(self) -> None:
+        """Close the slowest readers if too much is unsent."""
+        self._port.shed()
+
+    def crashed(self, where: str, error: BaseException) -> None:
+        """Log an internal fault."""
+        self._port.crashed(where, error)
+
+    def age_factor(self) -> float:
+        """Varies the age of connections, so that the clients of a server do not all connect anew at once."""
+        return random.uniform(1 - AGE_VARIATION, 1 + AGE_VARIATION)  # noqa: S311 -- not a secret
+
+    def begin(self, connection: GrpcConnection, stream: Stream[Call], head: CallHead) -> None:
+        """Begin a call, or refuse it by its head alone."""
+        method = self._methods.get(head.path)
+        if method is None:
+            self._refuse(connection, stream, head, UNIMPLEMENTED, "Method not found!")
+            return
+        if log.isEnabledFor(logging.DEBUG):
+            handler = f"{method.name}Handler" if method.name in {"ModelInfer", "ModelStreamInfer"} else method.name
+            log.debug("Process for %s, rpc_ok=1, 0 step START", handler)
+        most = self.shared.limits.max_metadata_bytes
+        if head.size_bytes > most:
+            text = f"the metadata of the call has {head.size_bytes} bytes, at most {most} are taken"
+            self._refuse(connection, stream, head, RESOURCE_EXHAUSTED, text)
+            return
+        if head.fault:
+            self._refuse(connection, stream, head, INTERNAL, head.fault)
+            return
+        if self._secrets:
+            secret = self._secrets.get(head.path)
+            if secret is not None and not any(
+                name == secret.header and secret.is_given(value) for name, value in head.metadata
+            ):
+                text = f"This protocol is restricted, expecting header '{secret.header}'"
+                self._refuse(connection, stream, head, UNAVAILABLE, text)
+                return
+        level = self._transport.compression_level
+        encoding = IDENTITY if level == "none" else choose_encoding(level, head.accepts)
+        stream.call = call = Call(connection, stream, head, method, encoding)
+        call.begin()
+
+    def _refuse(self, connection: GrpcConnection, stream: Stream[Call], head: CallHead, status: int, text: str) -> None:
+        method = Method(head.path.rpartition("/")[2], None, _nothing, 0, partial(MessageTooLarge, max_bytes=0))
+        stream.call = call = Call(connection, stream, head, method, IDENTITY)
+        call.end(status, text)
 
 
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no types
-    """grpc's lookup of method handlers, called once per call."""
-
-    def __init__(self, handlers: dict[str, MethodHandler], access_log: AccessLog | None) -> None:
-        self._handlers = handlers
-        self._access_log = access_log
-        self._refused = 0
-
-    async def refuse_until_quiet(self) -> None:
-        """Refuse all calls except health checks from now on; return when few calls arrive."""
-
-        async def refuse(_call: LoggedCall, context: Context) -> None:
-            self._refused += 1
-            await abort(context, shutting_down())
-
-        # Replaces the handlers, so that calls before the drain pay nothing for this check.
-        self._handlers = {
-            method: (
-                handler if method.startswith(f"/{HEALTH}/") else answered_in_parts(method, refuse, self._access_log)
-            )
-            for method, handler in self._handlers.items()
-        }
-        loop = asyncio.get_running_loop()
-        end = loop.time() + LONGEST_REFUSAL_SECS
-        before = -1
-        while before != self._refused and loop.time() < end:
-            before = self._refused
-            await asyncio.sleep(QUIET_SECS)
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler:
-        method = handler_call_details.method
-        handler = self._handlers.get(method)
-        if handler is not None:
-            return handler
-        # grpc would send the same text, but without a line in the access log.
-        return refused(method, grpc.StatusCode.UNIMPLEMENTED, "Method not found!", self._access_log)
+def _nothing(_call: Call) -> None:
+    """A refused call does not begin."""
 
 
-class _LoggedMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio ships no types
-    """Logs the name of every call, in Triton's words."""
-
-    def __init__(self, methods: _Methods) -> None:
-        self._methods = methods
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler:
-        name = handler_call_details.method.rpartition("/")[2]
-        handler = f"{name}Handler" if name in {"ModelInfer", "ModelStreamInfer"} else name
-        log.debug("Process for %s, rpc_ok=1, 0 step START", handler)
-        return self._methods.service(handler_call_details)
-
-
-class _RestrictedMethods(_Methods):
-    """As _Methods, but refuses restricted calls without their secret, before any message is read."""
-
-    def __init__(
-        self, handlers: dict[str, MethodHandler], secrets: dict[str, Secret], access_log: AccessLog | None
-    ) -> None:
-        super().__init__(handlers, access_log)
-        self._secrets = secrets
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler:
-        method = handler_call_details.method
-        secret = self._secrets.get(method)
-        if secret is None or any(
-            name == secret.header and secret.is_given(value) for name, value in handler_call_details.invocation_metadata
-        ):
-            return super().service(handler_call_details)
-        text = f"This protocol is restricted, expecting header '{secret.header}'"
-        return refused(method, grpc.StatusCode.UNAVAILABLE, text, self._access_log)
-
-
-def _method_handlers(
-    server: Server, infer: InferService, drain: Drain, access_log: AccessLog | None
-) -> dict[str, MethodHandler]:
-    """The handler of every method, by path. They take bytes, so that the server reports invalid ones itself."""
-    health = HealthService(server, drain)
-    reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS), drain)
-    once = {f"/{INFERENCE}/ModelInfer": infer.model_infer}
-    in_parts = {
-        f"/{INFERENCE}/ModelStreamInfer": infer.model_stream_infer,
-        f"/{HEALTH}/Watch": health.watch,
-        **{f"/{service}/ServerReflectionInfo": reflection.info for service in REFLECTIONS},
+def _methods(
+    server: Server,
+    health: HealthService,
+    context: InferContext,
+    streams: InferStreams,
+    max_message_bytes: int,
+    tasks: "set[asyncio.Task[Any]]",
+) -> dict[str, Method]:
+    """Every method, by path."""
+    large = partial(MessageTooLarge, max_bytes=max_message_bytes)
+    begins = {
+        f"/{INFERENCE}/ModelInfer": (context.begin_unary, max_message_bytes, large),
+        f"/{INFERENCE}/ModelStreamInfer": (streams.begin, max_message_bytes, large),
     }
-    check = f"/{HEALTH}/Check"
-    handlers = {
-        **{method: answered_once(method, behaviour, access_log) for method, behaviour in once.items()},
-        **{method: answered_in_parts(method, behaviour, access_log) for method, behaviour in in_parts.items()},
-        check: unary(check, message_class("grpc.health.v1.HealthCheckRequest"), health.check, drain, access_log),
+    reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS))
+    small = {
+        f"/{HEALTH}/Watch": health.begin_watch,
+        **{f"/{service}/ServerReflectionInfo": reflection.begin for service in REFLECTIONS},
+        f"/{HEALTH}/Check": UnaryMethod(message_class("grpc.health.v1.HealthCheckRequest"), health.check, tasks).begin,
     }
-    methods = POOL.FindServiceByName(INFERENCE).methods_by_name
+    described = POOL.FindServiceByName(INFERENCE).methods_by_name
     for name, answer in Control(server).answers().items():
-        method = f"/{INFERENCE}/{name}"
-        request = message_class(methods[name].input_type.full_name)
-        handlers[method] = unary(method, request, answer, drain, access_log)
-    return handlers
+        request = message_class(described[name].input_type.full_name)
+        small[f"/{INFERENCE}/{name}"] = UnaryMethod(request, answer, tasks).begin
+    methods = {}
+    for path, (begin, max_bytes, too_large) in begins.items():
+        methods[path] = Method(_name(path), CATEGORIES[path], begin, max_bytes, too_large)
+    for path, begin in small.items():
+        methods[path] = Method(
+            _name(path), CATEGORIES[path], begin, MAX_CONTROL_BYTES, partial(control_too_large, _name(path))
+        )
+    return methods
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]

@@ -9,6 +9,7 @@ from halimede.core.observe.log_lines import LineKind
 from halimede.core.types import ApiCategory, Buffer
 from halimede.frontends.http.framing import Head
 from halimede.frontends.http.routes import Route, path_of, resolve
+from halimede.frontends.peer import client_of
 
 CLIENT_LEFT = 499
 """The status of a request whose connection ended before its answer, as in nginx. No client sees it."""
@@ -118,11 +119,3 @@ def error_of(chunks: Sequence[Buffer]) -> str:
         return ""
     text = document.get("error", "") if isinstance(document, dict) else ""
     return text if isinstance(text, str) else ""
-
-
-def client_of(peer: object) -> str:
-    """A peer's address for the log; the peer of a unix socket has none."""
-    match peer:
-        case (str(host), int(port), *_):
-            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return "unix"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.core.types.error import clip
-from halimede.frontends.http.steps import Steps
+from halimede.frontends.steps import Steps
 
 GZIP = "gzip"
 DEFLATE = "deflate"

@@ -16,22 +16,18 @@ import httptools
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one listener. Times are seconds, sizes are bytes.
+    """The limits of one listener and its connections, besides those of its port. Times are seconds, sizes are bytes.
 
     A head must be complete within `head_timeout_s`; a body must bring `body_progress_bytes` in every
     `body_progress_s`; a connection whose client reads nothing for `write_timeout_s` is closed. After a refusal,
     input is discarded for `linger_s` or `linger_bytes`, so that the client reads the answer instead of a reset.
 
-    Over all connections, bodies that are received or processed hold at most `max_held_bytes`, and unread answers at
-    most `max_unsent_bytes`. When half of `max_held_bytes` is held, a body must bring `scarce_progress_bytes` instead:
-    otherwise a few slow clients would block the bodies of all others. When nine of ten connections are taken,
-    connections that were idle for `crowded_idle_s` are closed. `spare_descriptors` are left to the rest of the process.
+    Over all connections, bodies that are received or processed hold at most `max_held_bytes`. When half of it is
+    held, a body must bring `scarce_progress_bytes` instead: otherwise a few slow clients would block the bodies of all
+    others.
     """
 
-    max_connections: int = 10_000
     max_held_bytes: int = 1 << 30
-    max_unsent_bytes: int = 1 << 30
-    spare_descriptors: int = 32
     max_headers: int = 100
     max_head_bytes: int = 32 << 10
     max_chunks: int = 65_536
@@ -39,13 +35,11 @@ class Limits:
     body_progress_s: float = 10.0
     body_progress_bytes: int = 1 << 10
     scarce_progress_bytes: int = 1 << 20
-    crowded_idle_s: float = 60.0
     write_timeout_s: float = 60.0
     write_buffer_bytes: int = 1 << 20
     pipelined_bytes: int = 64 << 10
     linger_s: float = 5.0
     linger_bytes: int = 1 << 20
-    sweep_s: float = 1.0
 
 
 class Refusal(Exception):

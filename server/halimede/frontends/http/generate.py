@@ -29,7 +29,7 @@ from halimede.frontends.http.compression import IDENTITY
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.outbox import JSON
 from halimede.frontends.http.sse import EventCall
-from halimede.frontends.http.steps import StepQueue
+from halimede.frontends.steps import StepQueue
 from halimede.runtime.server import Server
 
 
@@ -39,7 +39,7 @@ class GenerateHandler:
     def __init__(
         self,
         server: Server,
-        steps: StepQueue,
+        steps: StepQueue[Exchange],
         *,
         forward: Forwarding | None = None,
         on_crash: Callable[[Exchange, Exception], None],

@@ -30,7 +30,7 @@ from halimede.frontends.http.compression import CODINGS, IDENTITY, choose_coding
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.outbox import JSON
 from halimede.frontends.http.sse import EventCall
-from halimede.frontends.http.steps import StepQueue, Steps
+from halimede.frontends.steps import StepQueue, Steps
 from halimede.runtime.server import Server
 
 _SUPPORTED_CODINGS = b"Accept-Encoding: gzip, deflate\r\n"
@@ -42,7 +42,7 @@ class InferHandler:
     def __init__(
         self,
         server: Server,
-        steps: StepQueue,
+        steps: StepQueue[Exchange],
         *,
         max_input_size: int,
         forward: Forwarding | None = None,

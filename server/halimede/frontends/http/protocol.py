@@ -7,6 +7,7 @@ after a piece of a body with many chunks.
 
 import asyncio
 from collections.abc import Sequence
+from math import inf
 from time import monotonic
 from typing import Protocol, cast
 
@@ -18,6 +19,7 @@ from halimede.frontends.http.framing import Head, Refusal
 from halimede.frontends.http.outbox import CONTINUE, OPEN, Outbox
 from halimede.frontends.http.receiver import ENDED, NO_ROOM, REQUEST, Receiver, ReceiverEvent
 from halimede.frontends.http.shared import Shared
+from halimede.frontends.port import Port
 
 INTERNAL_ERROR = "internal error of the server; its log has the cause"
 
@@ -27,18 +29,11 @@ class ConnectionOwner(Protocol):
 
     shared: Shared
     requests: RequestLog
-
-    def admit(self, connection: "HttpConnection") -> None: ...
-
-    def forget(self, connection: "HttpConnection") -> None: ...
-
-    def shed(self) -> None: ...
+    port: Port
 
     def begin(self, exchange: Exchange) -> None: ...
 
     def fail(self, exchange: Exchange, error: BaseException) -> None: ...
-
-    def crashed(self, where: str, error: BaseException) -> None: ...
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -50,12 +45,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_loop",
         "_peer",
         "_reading",
+        "_receive_deadlines",
         "_receiver",
+        "_send_deadline",
         "_transport",
         "exchange",
         "outbox",
-        "receive_deadlines",
-        "send_deadline",
     )
 
     def __init__(self, listener: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
@@ -64,8 +59,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.
         self._receiver = Receiver(listener.shared)
         self.outbox = Outbox(listener.shared)
-        self.receive_deadlines = ReceiveDeadlines(listener.shared)
-        self.send_deadline = SendDeadline(listener.shared)
+        self._receive_deadlines = ReceiveDeadlines(listener.shared)
+        self._send_deadline = SendDeadline(listener.shared)
         self._reading = True
         self._linger_timer: asyncio.TimerHandle | None = None
         # The client's address for the access log.
@@ -79,12 +74,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=self._listener.shared.limits.write_buffer_bytes)
         # Read now, because a lost connection has no peer name.
         self._peer = transport.get_extra_info("peername")
-        self._listener.admit(self)
+        self._listener.port.admit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the reason changes nothing
         if self._linger_timer is not None:
             self._linger_timer.cancel()
-        self._listener.forget(self)
+        self._listener.port.forget(self)
         self._receiver.end()
         self.outbox.lose()
         self._on_disconnect()
@@ -108,7 +103,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._receiver.is_held_back = True
         self._update_reading()
         self.outbox.count_unsent(self._transport.get_write_buffer_size())
-        self._listener.shed()
+        self._listener.port.shed()
 
     def resume_writing(self) -> None:
         self._receiver.is_held_back = False
@@ -173,7 +168,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if isinstance(error, Refusal):
             refusal = error
         else:
-            self._listener.crashed("receiving a request", error)
+            self._listener.port.crashed("receiving a request", error)
             refusal = Refusal(500, INTERNAL_ERROR)
         receiver, outbox = self._receiver, self.outbox
         if not receiver.can_be_refused:
@@ -241,7 +236,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def hold(self, stream: Stream, size: int) -> None:
         """Count bytes that wait for room here with those that are unsent."""
         if self.exchange is stream and self.outbox.hold(size, self._transport.get_write_buffer_size()):
-            self._listener.shed()
+            self._listener.port.shed()
 
     def _write(self, parts: Sequence[Buffer]) -> None:
         if self._transport.is_closing():
@@ -275,7 +270,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             exchange.on_gone()
         except Exception as error:  # noqa: BLE001 -- there is no client to answer
-            self._listener.crashed(repr(exchange), error)
+            self._listener.port.crashed(repr(exchange), error)
 
     def _note(self, exchange: Exchange, status: int, *, failure: str = "", chunks: Sequence[Buffer] = ()) -> None:
         """Report an exchange that ended to the access log."""
@@ -291,10 +286,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             chunks=chunks,
         )
 
-    # The listener's calls.
+    # The port's calls.
 
-    def close_if_idle(self) -> None:
-        """Close unless a request is received or processed; its answer says `Connection: close`."""
+    def close_if_idle(self, since: float = inf) -> None:
+        """Close unless a request is received or processed (in a drain its answer closes), or was after `since`."""
+        if not self._receive_deadlines.is_idle_since(since):
+            return
         if self._receiver.is_idle:
             self._close()
         elif self._receiver.is_discarding:
@@ -306,13 +303,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def sweep(self, now: float) -> None:
-        """Enforce the time limits. Called every `Limits.sweep_s`, so that no request sets a timer."""
+        """Enforce the time limits. Called every `PortLimits.sweep_s`, so that no request sets a timer."""
         written = self._transport.get_write_buffer_size()
-        if self.send_deadline.is_over(written, self.outbox.streamed, now):
+        if self._send_deadline.is_over(written, self.outbox.streamed, now):
             self.abort()
             return
         self.outbox.count_unsent(written)
         try:
-            self.receive_deadlines.check(self._receiver, now)
+            self._receive_deadlines.check(self._receiver, now)
         except Refusal as refusal:
             self._refuse(refusal)
+
+    def stall_order(self) -> tuple[bool, float] | None:
+        """Sort key: when the client last read something; None if nothing is unsent."""
+        return self._send_deadline.order() if self.outbox.unsent_bytes else None

@@ -28,7 +28,8 @@ from halimede.frontends.http.infer import InferHandler
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.outbox import JSON, PLAIN_TEXT
 from halimede.frontends.http.routes import Action, Route, resolve
-from halimede.frontends.http.steps import StepQueue
+from halimede.frontends.port import PortLimits
+from halimede.frontends.steps import StepQueue
 from halimede.runtime.server import Server
 
 # Halimede's version. The version in the body may be one of Triton's.
@@ -47,6 +48,7 @@ class HttpServer(Listener):
         restricted: Restrictions = MappingProxyType({}),
         forward: re.Pattern[str] | None = None,
         limits: Limits | None = None,
+        port_limits: PortLimits | None = None,
     ) -> None:
         """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets internal faults.
 
@@ -59,6 +61,7 @@ class HttpServer(Listener):
             max_body=max_input_size,
             log=log,
             limits=limits or Limits(),
+            port_limits=port_limits or PortLimits(),
             keep_names=forward is not None,
         )
         self._model_server = server

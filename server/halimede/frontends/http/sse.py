@@ -15,7 +15,7 @@ from halimede.core.wire.status_map import HTTP_STATUS
 from halimede.core.wire.steps import Steps, run
 from halimede.frontends.http.answers import IN_STEPS_ABOVE, respond_infer_error, retry_fields, size_of
 from halimede.frontends.http.exchange import Exchange, Stream
-from halimede.frontends.http.steps import StepQueue
+from halimede.frontends.steps import StepQueue
 from halimede.frontends.stream_session import StreamAnswer, StreamSession
 from halimede.runtime.server import Server
 
@@ -32,7 +32,7 @@ class EventCall:
     def __init__(
         self,
         server: Server,
-        steps: StepQueue,
+        steps: StepQueue[Exchange],
         exchange: Exchange,
         encode: Encode,
         *,

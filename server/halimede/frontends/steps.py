@@ -9,10 +9,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from halimede.core.types import InferenceError
-from halimede.frontends.http.exchange import Exchange
 
 T = TypeVar("T")
 Steps = Generator[int | None, None, T]
@@ -28,9 +27,26 @@ SMALL_BYTES = 256 << 10
 """Bytes that a request may hold in addition to its body without a place."""
 
 
+class Waiting(Protocol):
+    """A request whose client waits for its answer: an exchange of HTTP, or a call of gRPC."""
+
+    on_gone: Callable[[], None] | None
+    """Called if the client leaves."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer can still be sent."""
+
+    def count(self, size: int) -> None:
+        """Count more bytes held for the request. UNAVAILABLE when too many are held."""
+
+
+W = TypeVar("W", bound=Waiting)
+
+
 @dataclass(slots=True, eq=False)
-class _Work:
-    exchange: Exchange
+class _Work(Generic[W]):
+    client: W
     steps: Steps[Any]
     on_result: Callable[[Any], None]
     on_error: Callable[[InferenceError], None]
@@ -38,28 +54,28 @@ class _Work:
     has_place: bool = False
 
 
-class StepQueue:
+class StepQueue(Generic[W]):
     """Runs generators of steps in turn, round robin.
 
     However many large requests there are, the loop is blocked for one step at a time. `on_crash` gets exceptions other
     than InferenceError.
     """
 
-    def __init__(self, on_crash: Callable[[Exchange, Exception], None]) -> None:
+    def __init__(self, on_crash: Callable[[W, Exception], None]) -> None:
         self._on_crash = on_crash
-        self._running: deque[_Work] = deque()
+        self._running: deque[_Work[W]] = deque()
         self._free_places = PLACES
-        self._for_place: deque[_Work] = deque()
+        self._for_place: deque[_Work[W]] = deque()
 
     def run(
         self,
-        exchange: Exchange,
+        client: W,
         steps: Steps[T],
         on_result: Callable[[T], None],
         on_error: Callable[[InferenceError], None],
     ) -> None:
         """Run `steps` to their end, then call one of the two. The steps end early when the client disconnects."""
-        self._running.append(_Work(exchange, steps, on_result, on_error))
+        self._running.append(_Work(client, steps, on_result, on_error))
         if len(self._running) == 1:
             asyncio.get_running_loop().call_soon(self._turn)
 
@@ -69,7 +85,7 @@ class StepQueue:
         try:
             is_over = self._step(work)
         except Exception as error:  # noqa: BLE001 -- other requests' steps continue, and this client gets an answer
-            self._on_crash(work.exchange, error)
+            self._on_crash(work.client, error)
         self._running.popleft()
         if is_over:
             self._release_place(work)
@@ -78,7 +94,7 @@ class StepQueue:
         if self._running:
             asyncio.get_running_loop().call_soon(self._turn)
 
-    def _may_continue(self, work: _Work) -> bool:
+    def _may_continue(self, work: _Work[W]) -> bool:
         """Whether the work is small or has a place; otherwise it waits for one."""
         if work.has_place or work.held_bytes <= SMALL_BYTES:
             return True
@@ -87,33 +103,33 @@ class StepQueue:
             work.has_place = True
             return True
         self._for_place.append(work)
-        work.exchange.on_gone = partial(self._leave, work)
+        work.client.on_gone = partial(self._leave, work)
         return False
 
-    def _leave(self, work: _Work) -> None:
+    def _leave(self, work: _Work[W]) -> None:
         """Drop work that waits: its client has disconnected."""
         self._for_place.remove(work)
         work.steps.close()
 
-    def _release_place(self, work: _Work) -> None:
+    def _release_place(self, work: _Work[W]) -> None:
         if not work.has_place:
             return
         if not self._for_place:
             self._free_places += 1
             return
         following = self._for_place.popleft()
-        following.exchange.on_gone = None
+        following.client.on_gone = None
         following.has_place = True
         self._running.append(following)
 
-    def _step(self, work: _Work) -> bool:
+    def _step(self, work: _Work[W]) -> bool:
         """Run one step. Returns whether it was the last."""
-        if not work.exchange.is_open:
+        if not work.client.is_open:
             work.steps.close()
             return True
         try:
             if size := next(work.steps):
-                work.exchange.count(size)
+                work.client.count(size)
                 work.held_bytes += size
         except StopIteration as stop:
             work.on_result(stop.value)

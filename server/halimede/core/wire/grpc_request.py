@@ -1,8 +1,7 @@
-"""Convert ModelInfer and ModelStreamInfer messages to requests, and responses to messages.
+"""Read requests of ModelInfer and ModelStreamInfer.
 
-Inputs come either all in `raw_input_contents`, one entry per input in order, or each in its own typed `contents`;
-outputs always leave in `raw_output_contents`. This module does not check whether the tensors fit the model. Client data
-in error texts is clipped.
+Inputs come either all in `raw_input_contents`, one entry per input in order, or each in its own typed `contents`. This
+module does not check whether the tensors fit the model. Client data in error texts is clipped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,27 +9,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from halimede.core.config.model_view import ModelView
 from halimede.core.types import (
     DataType,
     ErrorCode,
     InferenceError,
     InferenceRequest,
-    InferenceResponse,
-    ParameterValue,
     RegionSlice,
     Tensor,
 )
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer, join_bytes
-from halimede.core.wire.classification import classify
 from halimede.core.wire.destinations import ALL_BINARY, BINARY, Destination, Destinations, Inline
-from halimede.core.wire.protocol import ModelInferResponse, ModelStreamInferResponse, ProtoMessage
+from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, parse
 from halimede.core.wire.raw_tensor import shape_text
 from halimede.core.wire.shared_memory import REGION_PARAMETERS, read_region, resolve
+from halimede.core.wire.steps import Steps
 
-STATUS_MESSAGE_LIMIT = 4096
 ELEMENTS_PER_PIECE = 64 << 10
 MAX_ENTRIES = 4096
 """Maximum number of inputs, outputs or parameters of one request."""
@@ -74,19 +69,43 @@ class InferCall:
     wants_empty_final: bool = False
 
 
-def status_message(text: str) -> str:
-    """The text, cut so that it takes at most 4 KiB as a gRPC status message.
+class InferMessage:
+    """A ModelInferRequest whose model is known, and which is not decoded yet.
 
-    The message is sent percent-encoded in the trailers, and a client that gets trailers of too many bytes shows an
-    error of its own instead.
+    `in_steps` means that `decode` may take more than some milliseconds: then use `decode_steps`.
     """
-    raw = text.encode("utf-8", "replace")
-    size = 0
-    for at, byte in enumerate(raw):
-        size += 1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3
-        if size > STATUS_MESSAGE_LIMIT:
-            return raw[: at - 4].decode("utf-8", "ignore") + "..."
-    return raw.decode()
+
+    __slots__ = ("_message", "id", "in_steps", "model_name", "model_version")
+
+    def __init__(self, message: ProtoMessage, size_bytes: int) -> None:
+        self.model_name: str = message.model_name
+        self.model_version: str = message.model_version
+        self.id: str = message.id
+        self.in_steps = size_bytes > 1 << 20
+        self._message = message
+
+    def decode(self) -> InferCall:
+        """The request and the destinations of its outputs. May be called once.
+
+        INVALID_ARG if no model could accept it, UNSUPPORTED for shared memory, INTERNAL for invalid contents.
+        """
+        return decode_infer(self._message)
+
+    def decode_steps(self) -> Steps[InferCall]:
+        """As `decode`, in steps of at most about 5 ms each."""
+        yield 0
+        return self.decode()
+
+
+class InferReader:
+    """Reads messages. Keep one for all calls: messages of one client are similar, and it caches what they share."""
+
+    def read(self, raw: Buffer) -> InferMessage:
+        """Read what precedes the look-up of the model; takes at most about 20 ms, however large the message is.
+
+        The result and the tensors refer to `raw`, which must not change. INTERNAL if it is no valid message.
+        """
+        return InferMessage(parse(ModelInferRequest, bytes(raw)), len(raw))
 
 
 def decode_infer(message: ProtoMessage) -> InferCall:
@@ -146,88 +165,6 @@ def decode_infer(message: ProtoMessage) -> InferCall:
         if classified:
             call.destinations = Destinations(BINARY, classified)
     return call
-
-
-def encode_infer(response: InferenceResponse, view: ModelView, destinations: Destinations) -> ProtoMessage:
-    """Encode a response without error as ModelInferResponse; INVALID_ARG for classes of a datatype without them."""
-    message = ModelInferResponse()
-    _fill(message, response, view, destinations)
-    return message
-
-
-def encode_stream_infer(response: InferenceResponse, view: ModelView, destinations: Destinations) -> ProtoMessage:
-    """As `encode_infer`, in a ModelStreamInferResponse that states whether it is the last one."""
-    message = ModelStreamInferResponse()
-    inner = message.infer_response
-    _fill(inner, response, view, destinations)
-    inner.parameters["triton_final_response"].bool_param = response.final
-    return message
-
-
-def encode_empty_final(response: InferenceResponse) -> ProtoMessage:
-    """A ModelStreamInferResponse without content that ends the responses of a decoupled model."""
-    message = ModelStreamInferResponse()
-    inner = message.infer_response
-    inner.model_name = response.model_name
-    inner.id = response.id
-    inner.parameters["triton_final_response"].bool_param = True
-    return message
-
-
-def encode_stream_error(
-    request_id: str, error: InferenceError, executed_by: str = "", *, final: bool = True
-) -> ProtoMessage:
-    """A ModelStreamInferResponse with an error; `executed_by` names the model if the request reached it.
-
-    Only decoupled models may continue after an error: then it is not `final`.
-    """
-    message = ModelStreamInferResponse()
-    # With an empty text a client would treat this as a successful response.
-    message.error_message = status_message(error.message) or error.code.value
-    inner = message.infer_response
-    inner.id = request_id
-    if executed_by:
-        inner.model_name = executed_by
-        inner.parameters["triton_final_response"].bool_param = final
-    return message
-
-
-def _fill(message: ProtoMessage, response: InferenceResponse, view: ModelView, destinations: Destinations) -> None:
-    message.model_name = response.model_name
-    message.model_version = response.model_version
-    message.id = response.id
-    for key, value in response.parameters.items():
-        _write_parameter(message.parameters[key], key, value, response.model_name)
-    for answer in response.outputs:
-        output = answer
-        if destinations is not ALL_BINARY and (classes := destinations.of(answer.name).classes):
-            labels = view.labels.get(answer.name, ())
-            output = classify(answer, classes, labels, view.config.max_batch_size > 0)
-        tensor = message.outputs.add()
-        tensor.name = output.name
-        tensor.datatype = output.datatype.name
-        tensor.shape.extend(output.shape)
-        data = output.data
-        message.raw_output_contents.append(data if type(data) is bytes else bytes(data))
-
-
-def _write_parameter(parameter: ProtoMessage, key: str, value: ParameterValue, model: str) -> None:
-    match value:
-        case bool():
-            parameter.bool_param = value
-        case str():
-            parameter.string_param = value
-        case float():
-            parameter.double_param = value
-        case int() if -(2**63) <= value < 2**63:
-            parameter.int64_param = value
-        case int() if 0 <= value < 2**64:
-            parameter.uint64_param = value
-        case _:
-            raise InferenceError(
-                ErrorCode.INTERNAL,
-                f"response parameter '{clip(key)}' of model '{model}' is outside the range of int64 and uint64",
-            )
 
 
 def _read_parameters(call: InferCall, parameters: Mapping[str, ProtoMessage]) -> None:

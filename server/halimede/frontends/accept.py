@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from halimede.frontends.http.sockets import BACKLOG
+from halimede.frontends.sockets import BACKLOG
 
 RETRY_S = 0.05
 MORE_FILES = "a larger `ulimit -n` is right"

@@ -1,29 +1,15 @@
-"""ModelInfer messages to requests, responses to messages."""
+"""ModelInfer messages to requests."""
 
-import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede.core.config.model_config import ModelConfig
-from halimede.core.config.model_view import ModelView
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.datatype import FROM_WIRE
-from halimede.core.types.tensor import join_bytes, tensor_from_array
-from halimede.core.wire.destinations import ALL_BINARY, BINARY, Destinations, Inline
-from halimede.core.wire.grpc_infer import (
-    InferCall,
-    decode_infer,
-    encode_empty_final,
-    encode_infer,
-    encode_stream_error,
-    encode_stream_infer,
-    status_message,
-)
-from halimede.core.wire.protocol import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse, parse
-
-VIEW = ModelView("m", "1", ("1",), ModelConfig(name="m", max_batch_size=8), {"scores": ("cat", "dog")})
+from halimede.core.wire.destinations import BINARY, Destinations, Inline
+from halimede.core.wire.grpc_request import InferCall, InferReader
+from halimede.core.wire.protocol import ModelInferRequest
 
 
 def asking(*inputs: tuple[str, str, list[int]], raw: list[bytes] | None = None, **top):
@@ -42,9 +28,13 @@ def with_parameters(**parameters):
     return message
 
 
+def decode(message) -> InferCall:
+    return InferReader().read(message.SerializeToString()).decode()
+
+
 def refusal(message) -> InferenceError:
     with pytest.raises(InferenceError) as caught:
-        decode_infer(message)
+        decode(message)
     return caught.value
 
 
@@ -58,7 +48,7 @@ def test_a_request_with_raw_contents() -> None:
     )
     message.outputs.add(name="y")
     message.outputs.add(name="x")
-    assert decode_infer(message) == InferCall(
+    assert decode(message) == InferCall(
         InferenceRequest(
             model_name="m",
             model_version="3",
@@ -71,7 +61,7 @@ def test_a_request_with_raw_contents() -> None:
 
 
 def test_raw_contents_may_be_empty_when_the_shape_has_a_zero() -> None:
-    assert decode_infer(asking(("a", "FP32", [0]), raw=[b""])).request.inputs == [Tensor("a", DataType.FP32, (0,), b"")]
+    assert decode(asking(("a", "FP32", [0]), raw=[b""])).request.inputs == [Tensor("a", DataType.FP32, (0,), b"")]
 
 
 TYPED = {
@@ -95,7 +85,7 @@ def test_typed_contents_of_every_datatype_that_has_a_field() -> None:
     for name, (field, values) in TYPED.items():
         message = asking(("a", name, [2]))
         getattr(message.inputs[0].contents, field).extend(values)
-        (tensor,) = decode_infer(message).request.inputs
+        (tensor,) = decode(message).request.inputs
         assert (tensor.name, tensor.datatype, tensor.shape) == ("a", DataType[name], (2,))
         assert tensor.array().tolist() == values
 
@@ -103,7 +93,7 @@ def test_typed_contents_of_every_datatype_that_has_a_field() -> None:
 def test_typed_contents_without_elements_are_an_empty_tensor() -> None:
     message = asking(("a", "INT8", [0]))
     message.inputs[0].contents.SetInParent()
-    assert decode_infer(message).request.inputs == [Tensor("a", DataType.INT8, (0,), b"")]
+    assert decode(message).request.inputs == [Tensor("a", DataType.INT8, (0,), b"")]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +168,7 @@ def test_reserved_parameters_go_to_fields_and_the_rest_stays() -> None:
         name=("string_param", "a\0b"),
         factor=("double_param", 0.5),
     )
-    assert decode_infer(message) == InferCall(
+    assert decode(message) == InferCall(
         InferenceRequest(
             model_name="m",
             sequence_id=42,
@@ -194,8 +184,8 @@ def test_reserved_parameters_go_to_fields_and_the_rest_stays() -> None:
 
 
 def test_sequence_ids_are_texts_or_unsigned_numbers() -> None:
-    assert decode_infer(with_parameters(sequence_id=("string_param", "s"))).request.sequence_id == "s"
-    assert decode_infer(with_parameters(sequence_id=("int64_param", -1))).request.sequence_id == 2**64 - 1
+    assert decode(with_parameters(sequence_id=("string_param", "s"))).request.sequence_id == "s"
+    assert decode(with_parameters(sequence_id=("int64_param", -1))).request.sequence_id == 2**64 - 1
 
 
 @pytest.mark.parametrize(
@@ -255,7 +245,7 @@ def test_classification_parameters_are_read() -> None:
     message = asking()
     message.outputs.add(name="scores").parameters["classification"].int64_param = 3
     message.outputs.add(name="plain").parameters["binary_data"].bool_param = True
-    call = decode_infer(message)
+    call = decode(message)
     assert (call.request.outputs, call.destinations) == (
         ("scores", "plain"),
         Destinations(BINARY, {"scores": Inline(binary=True, classes=3)}),
@@ -294,94 +284,6 @@ def test_client_texts_in_errors_are_cut() -> None:
         with_parameters(**{long: ("uint64_param", 1)}),
     ]
     assert [len(refusal(message).message) < 2048 for message in messages] == [True] * len(messages)
-
-
-def test_a_status_message_fits_a_trailer_and_a_client_sees_that_it_was_cut() -> None:
-    assert status_message("short: é \0 %") == "short: é \0 %"
-    assert status_message("x" * 5000) == "x" * 4092 + "..."
-    assert status_message("é" * 5000) == "é" * 680 + "..."
-    assert status_message("\ud800") == "?"
-
-
-@given(st.text())
-def test_a_status_message_takes_at_most_4_kib_in_percent_encoding(text: str) -> None:
-    for message in (text, text * 500):
-        encoded = status_message(message).encode()
-        assert sum(1 if 0x20 <= byte < 0x7F and byte != 0x25 else 3 for byte in encoded) <= 4096
-
-
-def test_a_response_has_raw_outputs_and_its_parameters() -> None:
-    array = np.arange(4, dtype=np.float32)
-    response = InferenceResponse(
-        "m",
-        "2",
-        "seven",
-        outputs=[
-            tensor_from_array("y", DataType.FP32, array.reshape(2, 2)),
-            Tensor("s", DataType.BYTES, (1,), b"\0" * 4),
-        ],
-        parameters={"b": True, "i": -1, "u": 2**64 - 1, "f": 0.5, "s": "text"},
-    )
-    expected = ModelInferResponse(
-        model_name="m",
-        model_version="2",
-        id="seven",
-        parameters={
-            "b": {"bool_param": True},
-            "i": {"int64_param": -1},
-            "u": {"uint64_param": 2**64 - 1},
-            "f": {"double_param": 0.5},
-            "s": {"string_param": "text"},
-        },
-        outputs=[
-            {"name": "y", "datatype": "FP32", "shape": [2, 2]},
-            {"name": "s", "datatype": "BYTES", "shape": [1]},
-        ],
-        raw_output_contents=[array.tobytes(), b"\0" * 4],
-    )
-    assert encode_infer(response, VIEW, ALL_BINARY) == expected
-
-
-def test_response_parameter_without_a_field_type_is_an_error() -> None:
-    with pytest.raises(InferenceError) as caught:
-        encode_infer(InferenceResponse("m", "1", parameters={"big": 10**30}), VIEW, ALL_BINARY)
-    assert caught.value == InferenceError(
-        ErrorCode.INTERNAL, "response parameter 'big' of model 'm' is outside the range of int64 and uint64"
-    )
-
-
-def test_a_classified_output_is_strings_with_labels() -> None:
-    scores = tensor_from_array("scores", DataType.FP32, np.array([[0.25, 0.75], [3, 1]], np.float32))
-    message = encode_infer(
-        InferenceResponse("m", "1", outputs=[scores]),
-        VIEW,
-        Destinations(BINARY, {"scores": Inline(binary=True, classes=1)}),
-    )
-    assert [(out.name, out.datatype, list(out.shape)) for out in message.outputs] == [("scores", "BYTES", [2, 1])]
-    assert list(message.raw_output_contents) == [join_bytes(["0.750000:1:dog", "3.000000:0:cat"])]
-
-
-def test_streamed_responses_state_whether_they_are_final() -> None:
-    inner = {"model_name": "m", "model_version": "1", "id": "7"}
-    for final in (True, False):
-        parameters = {"triton_final_response": {"bool_param": final}}
-        response = InferenceResponse("m", "1", "7", final=final, parameters={"triton_final_response": "mine"})
-        assert encode_stream_infer(response, VIEW, ALL_BINARY) == ModelStreamInferResponse(
-            infer_response={**inner, "parameters": parameters}
-        )
-    assert encode_empty_final(InferenceResponse("m", "1", "7")) == ModelStreamInferResponse(
-        infer_response={"model_name": "m", "id": "7", "parameters": {"triton_final_response": {"bool_param": True}}}
-    )
-
-
-def test_errors_on_a_stream_name_the_model_only_if_it_ran() -> None:
-    error = invalid("no")
-    assert encode_stream_error("7", error) == ModelStreamInferResponse(error_message="no", infer_response={"id": "7"})
-    assert encode_stream_error("7", error, "m") == ModelStreamInferResponse(
-        error_message="no",
-        infer_response={"id": "7", "model_name": "m", "parameters": {"triton_final_response": {"bool_param": True}}},
-    )
-    assert encode_stream_error("", InferenceError(ErrorCode.CANCELLED, "")).error_message == "Cancelled"
 
 
 @given(st.binary(max_size=300))
@@ -435,12 +337,11 @@ def test_any_damage_to_a_message_gives_a_request_or_a_refusal(raw: bytes, data: 
 def _decodes_or_refuses(raw: bytes) -> None:
     refused: ErrorCode | None = None
     try:
-        message = parse(ModelInferRequest, raw)
-        request = decode_infer(message).request
+        request = InferReader().read(raw).decode().request
     except InferenceError as error:
         refused = error.code
     if refused is None:
-        assert len(request.inputs) == len(message.inputs)
+        assert len(request.inputs) == len(ModelInferRequest.FromString(raw).inputs)
         assert all(dim >= 0 for tensor in request.inputs for dim in tensor.shape)
     else:
         assert refused in {ErrorCode.INTERNAL, ErrorCode.INVALID_ARG, ErrorCode.UNSUPPORTED}

@@ -1,0 +1,272 @@
+"""ModelStreamInfer: a stream of requests in, a stream of responses out.
+
+Responses of decoupled models are sent as they arrive, all others in the order of their requests. A failed request gets
+a message with its error and the stream continues, unless the call's metadata asks for the real status: then the first
+error ends the stream. However it ends, requests that are still executing are cancelled.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import Buffer, InferenceError, InferenceResponse
+from halimede.core.wire.grpc_messages import Message
+from halimede.core.wire.grpc_request import InferCall
+from halimede.core.wire.grpc_response import encode_empty_final, encode_stream_error, encode_stream_infer
+from halimede.core.wire.status_map import GRPC_STATUS
+from halimede.core.wire.steps import run
+from halimede.frontends.grpc.call import Call, Noted, shutting_down
+from halimede.frontends.grpc.infer import IN_STEPS_ABOVE, InferContext, add_forwarded, crashed, is_decoupled
+from halimede.frontends.stream_session import StreamAnswer, StreamedRequest, StreamLimits, StreamSession
+
+MAX_UNANSWERED = 256
+"""Maximum number of unanswered requests plus unsent responses of one stream; at the limit it is not read further."""
+
+MAX_UNSENT_BYTES = 16 << 20
+"""Maximum size of unsent responses of one stream; at the limit no more requests are read."""
+
+MAX_STREAMED_BYTES = 256 << 20
+"""Maximum size of unsent responses of one stream when a decoupled model adds to them: above it the stream is ended.
+Each model waits for its client long before, but a stream may have many requests, with some responses ahead for each."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A message to send, or the error to end the stream with."""
+
+    parts: list[Buffer]
+    error: InferenceError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One request of a stream. `error` is its first one, for the access log."""
+
+    noted: Noted
+    slot: StreamedRequest[_Answer]
+    error: InferenceError | None = None
+
+
+class InferStreams:
+    """The method ModelStreamInfer."""
+
+    def __init__(self, context: InferContext, max_unanswered: int = MAX_UNANSWERED) -> None:
+        self._context = context
+        self._limits = StreamLimits(max_unanswered, MAX_UNSENT_BYTES, MAX_STREAMED_BYTES)
+
+    def begin(self, call: Call) -> None:
+        _InferStream(self._context, call, self._limits)
+
+
+class _InferStream:
+    """One call of ModelStreamInfer. The call has its callbacks until it ends."""
+
+    def __init__(self, context: InferContext, call: Call, limits: StreamLimits) -> None:
+        self._context = context
+        self._call = call
+        self._forwarded = context.forwarded(call)
+        self._session: StreamSession[_Answer] = StreamSession(context.server, limits)
+        self._errors_end_it = ("triton_grpc_error", "true") in call.head.metadata
+        self._is_reading = False
+        """A message is opened or decoded in steps."""
+        self._is_sending = False
+        """A message is compressed in steps."""
+        self._is_read = False
+        self._farewell: InferenceError | None = None
+        call.on_message = self._take
+        call.on_half_closed = self._on_half_closed
+        call.on_room = self._go_on
+        call.on_drain = self._drain
+        call.on_gone = self._leave
+
+    # Requests.
+
+    def _take(self, message: Message) -> None:
+        self._is_reading = True
+        self._context.open(self._call, message, self._read, self._end)
+        if self._is_reading:
+            self._call.pause()
+
+    def _read(self, content: Buffer) -> None:
+        call, context = self._call, self._context
+        try:
+            message = context.reader.read(content)
+        except InferenceError as error:
+            self._end(error)
+            return
+        # Held by the stream until the request is answered.
+        held_bytes = len(content) if len(content) > IN_STEPS_ABOVE else 0
+        noted = Noted(monotonic(), message.model_name, message.model_version, message.id)
+        try:
+            view = context.server.model(message.model_name, message.model_version)
+            noted.found = True
+        except InferenceError as error:
+            self._refuse(noted, False, error)
+            return
+        decoupled = is_decoupled(view)
+        on_error = partial(self._refuse, noted, decoupled)
+        if message.in_steps:
+            accept = partial(self._accept, noted, view, held_bytes)
+            context.steps.run(call, message.decode_steps(), accept, on_error)
+            return
+        try:
+            decoded = message.decode()
+        except InferenceError as error:
+            on_error(error)
+        else:
+            self._accept(noted, view, held_bytes, decoded)
+
+    def _accept(self, noted: Noted, view: ModelView, held_bytes: int, decoded: InferCall) -> None:
+        request = self._open(noted, is_decoupled(view))
+        request.slot.held_bytes = held_bytes
+        if self._forwarded:
+            add_forwarded(decoded.request, self._forwarded)
+        ticket = self._context.server.infer(decoded.request, partial(self._on_response, request, view, decoded))
+        self._session.started(request.slot, ticket)
+        self._acknowledge()
+        self._has_read()
+
+    def _refuse(self, noted: Noted, decoupled: bool, error: InferenceError) -> None:
+        request = self._open(noted, decoupled)
+        self._put(request, self._failure(request, error), is_final=True)
+        self._has_read()
+
+    def _open(self, noted: Noted, decoupled: bool) -> _Request:
+        return _Request(noted, self._session.open(is_ordered=not decoupled))
+
+    def _has_read(self) -> None:
+        """A message is accepted: the next one may come unless too many are unanswered."""
+        self._is_reading = False
+        if self._session.is_full:
+            self._call.pause()
+        else:
+            self._call.resume()
+
+    def _on_half_closed(self) -> None:
+        self._is_read = True
+        self._end_if_idle()
+
+    def _drain(self) -> None:
+        """Requests that were read are still answered."""
+        self._call.on_message = None
+        self._farewell = shutting_down()
+        self._is_read = True
+        self._end_if_idle()
+
+    # Responses.
+
+    def _on_response(self, request: _Request, view: ModelView, call: InferCall, response: InferenceResponse) -> None:
+        if not self._call.is_open:
+            if response.final:
+                self._session.finished(request.slot)
+            return
+        try:
+            self._put(request, self._encode(request, view, call, response), is_final=response.final)
+        except InferenceError as error:
+            self._end(error)
+        except Exception:  # noqa: BLE001 -- it must fail this call, not the batch that it was part of
+            self._end(crashed("ModelStreamInfer"))
+
+    def _encode(
+        self, request: _Request, view: ModelView, call: InferCall, response: InferenceResponse
+    ) -> _Answer | None:
+        executed_by = response.model_name if response.model_version else ""
+        request.noted.version = response.model_version or request.noted.version
+        if response.error is not None:
+            return self._failure(request, response.error, executed_by, response.final)
+        try:
+            if not request.slot.is_ordered and response.final and response.is_empty:
+                return _Answer(encode_empty_final(response)) if call.wants_empty_final else None
+            return _Answer(encode_stream_infer(response, view, call.destinations))
+        except InferenceError as error:
+            return self._failure(request, error, executed_by, response.final)
+        except Exception:  # noqa: BLE001 -- the stream continues
+            return self._failure(request, crashed("ModelStreamInfer"), executed_by, response.final)
+
+    def _failure(self, request: _Request, error: InferenceError, executed_by: str = "", final: bool = True) -> _Answer:
+        request.error = request.error or error
+        if self._errors_end_it:
+            return _Answer([], error)
+        return _Answer(encode_stream_error(request.noted.request_id, error, executed_by, final=final))
+
+    def _put(self, request: _Request, answer: _Answer | None, *, is_final: bool) -> None:
+        """Queue an answer (None: no message). CANCELLED where the client has left too much unread."""
+        slot, session = request.slot, self._session
+        if is_final:
+            self._note(request)
+        if answer is not None:
+            session.put(slot, answer, sum(map(len, answer.parts)), is_final=is_final)
+        elif is_final:
+            self._call.release(slot.held_bytes)
+            session.put_end(slot)
+        self._go_on()
+
+    def _note(self, request: _Request) -> None:
+        error = request.error
+        status, text = (0, "") if error is None else (GRPC_STATUS[error.code], error.message)
+        self._call.note(request.noted, status, text)
+
+    def _go_on(self) -> None:
+        """Send what waits while there is room, then read on."""
+        session, call = self._session, self._call
+        while session.unsent and call.is_open and call.has_room and not self._is_sending:
+            answer = session.take()
+            if answer.content.error is not None:
+                self._end(answer.content.error)
+                return
+            if not call.compresses:
+                self._send(answer, answer.content.parts, is_compressed=False)
+            elif answer.size_bytes <= IN_STEPS_ABOVE:
+                parts, is_compressed = run(call.compress_steps(answer.content.parts))
+                self._send(answer, parts, is_compressed=is_compressed)
+            else:
+                self._is_sending = True
+                steps = call.compress_steps(answer.content.parts)
+                self._context.steps.run(call, steps, partial(self._compressed, answer), self._end)
+        if not call.is_open:
+            return
+        call.wait(session.unsent_bytes)
+        self._acknowledge()
+        if not session.is_full and not self._is_reading:
+            call.resume()
+        self._end_if_idle()
+
+    def _acknowledge(self) -> None:
+        if self._session.unacknowledged and self._call.has_room:
+            self._session.acknowledge()
+
+    def _compressed(self, answer: StreamAnswer[_Answer], message: "tuple[list[bytes], bool]") -> None:
+        self._is_sending = False
+        self._send(answer, *message)
+        self._go_on()
+
+    def _send(self, answer: StreamAnswer[_Answer], parts: "list[Buffer] | list[bytes]", is_compressed: bool) -> None:
+        call = self._call
+        call.send(parts, sum(map(len, parts)), is_compressed=is_compressed)
+        if answer.is_final:
+            call.release(answer.slot.held_bytes)
+        self._session.sent(answer, has_room=call.has_room)
+
+    # The end.
+
+    def _end_if_idle(self) -> None:
+        if self._is_read and not self._is_reading and not self._is_sending and self._session.is_idle:
+            self._end(self._farewell)
+
+    def _end(self, error: InferenceError | None) -> None:
+        if not self._call.is_open:
+            return
+        self._session.end()
+        # Not at once, because the server may be delivering an answer now; but before the client sees the end.
+        asyncio.get_running_loop().call_soon(self._session.cancel)
+        if error is None:
+            self._call.finish()
+        else:
+            self._call.fail(error)
+
+    def _leave(self) -> None:
+        """The client has left."""
+        self._session.end()
+        self._session.cancel()

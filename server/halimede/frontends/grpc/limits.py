@@ -1,0 +1,72 @@
+"""Limits of the gRPC front end, and state that its connections share."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from halimede.core.wire.http2.connection import Http2Limits
+from halimede.core.wire.http2.keepalive import KeepaliveRules
+
+_BUFFER_BYTES = 64 << 10
+_HTTP2 = Http2Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    """The limits of one listener. Times are seconds, sizes are bytes.
+
+    A connection must be set up (preface and SETTINGS) within `handshake_s`. A client that takes nothing of an answer,
+    or sends less than `progress_bytes` of a message that it has begun, for `stall_s` loses the call. Messages that are
+    received or worked on hold at most `max_held_bytes` over all connections, and `max_connection_held_bytes` on one.
+    `write_ahead_bytes` are given to the transport of a connection before it has sent them. After a fault, input is
+    discarded for `linger_s` or `linger_bytes`, so that the client reads the reason instead of a reset. A connection is
+    asked to leave not before `leave_after_s`, because its client may still be connecting.
+    """
+
+    http2: Http2Limits = _HTTP2
+    max_metadata_bytes: int = 16 << 10
+    max_held_bytes: int = 1 << 30
+    max_connection_held_bytes: int = 256 << 20
+    write_ahead_bytes: int = 1 << 20
+    handshake_s: float = 10.0
+    stall_s: float = 60.0
+    progress_bytes: int = 1 << 10
+    leave_after_s: float = 0.25
+    goaway_answer_s: float = 1.0
+    linger_s: float = 5.0
+    linger_bytes: int = 1 << 20
+
+
+class Flushing(Protocol):
+    """A connection with outgoing bytes."""
+
+    def flush(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Shared:
+    """One per listener. The listener and its connections change it on the loop's thread only.
+
+    All connections receive into `view`: it is filled and used within one callback of the transport. `held_bytes` counts
+    requests that are received or worked on, `unsent_bytes` answers that clients have not read.
+    """
+
+    limits: GrpcLimits
+    keepalive: KeepaliveRules
+    view: memoryview = field(default_factory=lambda: memoryview(bytearray(_BUFFER_BYTES)))
+    held_bytes: int = 0
+    unsent_bytes: int = 0
+    is_leaving: bool = False
+    is_draining: bool = False
+    unflushed: list[Flushing] = field(default_factory=list)
+
+    def flush_later(self, connection: Flushing) -> None:
+        """Write a connection's outgoing bytes when the current callbacks have run: the answers of a batch together."""
+        if not self.unflushed:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self.unflushed.append(connection)
+
+    def _flush(self) -> None:
+        connections, self.unflushed = self.unflushed, []
+        for connection in connections:
+            connection.flush()

@@ -1,0 +1,33 @@
+"""Messages of calls as they were before compression."""
+
+from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types.error import clip
+from halimede.core.wire.grpc_call import DEFLATE, ENCODINGS, GZIP, IDENTITY
+from halimede.core.wire.grpc_inflate import inflate_steps
+from halimede.core.wire.grpc_messages import Message
+from halimede.core.wire.protocol import ProtoClass, ProtoMessage, parse
+from halimede.core.wire.steps import Steps, run
+from halimede.frontends.grpc.call import Call
+
+
+def open_steps(call: Call, message: Message) -> Steps[Buffer]:
+    """The content of a message, inflated if it is compressed. UNSUPPORTED for an unknown encoding."""
+    if not message.is_compressed:
+        return message.content
+    encoding = call.head.encoding
+    if encoding == IDENTITY:
+        raise InferenceError(ErrorCode.INTERNAL, "a message is marked as compressed, but grpc-encoding is identity")
+    if encoding not in (GZIP, DEFLATE):
+        accepted = b", ".join(ENCODINGS).decode()
+        name = clip(encoding.decode("utf-8", "replace"))
+        raise InferenceError(
+            ErrorCode.UNSUPPORTED, f"grpc-encoding '{name}' is not supported, expected one of {accepted}"
+        )
+    method = call.method
+    return (yield from inflate_steps(message.content, encoding, method.max_bytes, method.too_large))
+
+
+def parse_small(call: Call, request: ProtoClass, message: Message) -> ProtoMessage:
+    """The message of a call other than inference, whose size is small."""
+    content = run(open_steps(call, message))
+    return parse(request, content if isinstance(content, (bytes, bytearray)) else bytes(content))

@@ -1,0 +1,63 @@
+"""Calls of one small request and one response, answered by a coroutine."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.wire.grpc_messages import Message
+from halimede.core.wire.protocol import ProtoClass, ProtoMessage
+from halimede.core.wire.steps import run
+from halimede.frontends.grpc.call import Call
+from halimede.frontends.grpc.opening import parse_small
+
+Answer = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
+"""Answers one request; raises InferenceError to refuse it."""
+
+
+@dataclass(slots=True)
+class UnaryMethod:
+    """One RPC. The tasks of its calls are in `tasks` until they end; a client that leaves does not end them."""
+
+    request: ProtoClass
+    answer: Answer
+    tasks: set[asyncio.Task[Any]]
+
+    def begin(self, call: Call) -> None:
+        """Begin a call."""
+        call.on_message = partial(self._take, call)
+        call.on_half_closed = partial(_fail_without_message, call)
+
+    def _take(self, call: Call, message: Message) -> None:
+        call.on_message = call.on_half_closed = None
+        request = parse_small(call, self.request, message)
+        _note_model(call, request)
+        task = asyncio.get_running_loop().create_task(self._answer(call, request))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer(self, call: Call, request: ProtoMessage) -> None:
+        try:
+            answer = (await self.answer(request)).SerializeToString()
+            if call.compresses:
+                parts, is_compressed = run(call.compress_steps((answer,)))
+                call.answer(parts, sum(map(len, parts)), is_compressed=is_compressed)
+            else:
+                call.answer((answer,), len(answer))
+        except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer
+            call.break_off(error)
+
+
+def _fail_without_message(call: Call) -> None:
+    call.fail(InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came"))
+
+
+def _note_model(call: Call, request: ProtoMessage) -> None:
+    """Record the model of a control call; requests name it in one of two fields."""
+    fields = request.DESCRIPTOR.fields_by_name
+    if "model_name" in fields:
+        call.noted.model = request.model_name
+    elif "version" in fields:
+        call.noted.model, call.noted.version = request.name, request.version

@@ -1,0 +1,258 @@
+"""The listening sockets of one service and their connections, whatever protocol these speak.
+
+A port accepts, counts and limits connections, and ends them. Its owner makes an asyncio protocol for each, which calls
+`admit` in `connection_made` and `forget` in `connection_lost`.
+"""
+
+import asyncio
+import resource
+import socket
+import ssl
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Protocol
+
+from halimede.frontends.accept import MORE_FILES, ConnectionAcceptor, refuse_connection
+from halimede.frontends.sockets import SocketFile
+
+FAULT_LOG_S = 10.0
+"""Minimum interval of log lines about a fault that every connection would repeat."""
+
+LAST_HANDSHAKES_S = 1.0
+"""How long the last connections may take for TLS once no more are accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortLimits:
+    """The limits of one port. Times are seconds, sizes are bytes.
+
+    Over all connections, unread answers hold at most `max_unsent_bytes`. When nine of ten connections are taken,
+    connections that were idle for `crowded_idle_s` are closed. `spare_descriptors` are left to the rest of the process.
+    Connections are checked every `sweep_s`, so that none of them needs a timer.
+    """
+
+    max_connections: int = 10_000
+    max_unsent_bytes: int = 1 << 30
+    spare_descriptors: int = 32
+    crowded_idle_s: float = 60.0
+    handshake_timeout_s: float = 10.0
+    sweep_s: float = 1.0
+
+
+class Connection(Protocol):
+    """What a port calls on its connections."""
+
+    def abort(self) -> None:
+        """Close now. Unsent bytes are no longer counted when this returns."""
+
+    def close_if_idle(self, since: float = inf) -> None:
+        """Close unless a request is received or processed, or was after `since`."""
+
+    def sweep(self, now: float) -> None:
+        """Enforce time limits, and count the unsent bytes."""
+
+    def stall_order(self) -> tuple[bool, float] | None:
+        """Sort key, smallest for the client that has read nothing for the longest time; None if nothing is unsent."""
+
+
+class Port:
+    """Order of use: `serve`, then `stop_accepting`, `close_idle` and `wait_closed` to end gently, and `close`.
+
+    `limits` may be replaced at any time.
+    """
+
+    def __init__(
+        self,
+        make_connection: Callable[[], asyncio.BaseProtocol],
+        *,
+        service: str,
+        limits: PortLimits,
+        log: Callable[[str], None],
+        unsent_bytes: Callable[[], int],
+        refusal: bytes = b"",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`service` is the name in log lines; `unsent_bytes` gives the total of all connections. A connection that is
+        refused gets `refusal`; with `tls` it is only closed."""
+        self.limits = limits
+        self._make_connection = make_connection
+        self.service = service
+        self._log = log
+        self._unsent_bytes = unsent_bytes
+        self._refusal = b"" if tls is not None else refusal
+        self._tls = tls
+        self._connections: set[Connection] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        # Accepted, and not in `_connections` yet: TLS may take a while.
+        self._expected: set[object] = set()
+        self._arriving: dict[asyncio.Task[Any], tuple[socket.socket, object]] = {}
+        self._acceptors: list[ConnectionAcceptor] = []
+        self._files: list[SocketFile] = []
+        self._max_descriptor = 0
+        self._fault_logged_at: float | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Port {self.service} connections={len(self._connections)}+{len(self._expected)}>"
+
+    @property
+    def connection_count(self) -> int:
+        """The number of connections, without those that are still in the TLS handshake."""
+        return len(self._connections)
+
+    def serve(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept connections on sockets that `bind` made, which the port owns from then on."""
+        loop = asyncio.get_running_loop()
+        self._files = [file for sock in sockets if (file := SocketFile.of(sock)) is not None]
+        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._max_descriptor = open_files - self.limits.spare_descriptors
+        self._acceptors = [ConnectionAcceptor(sock, self._take, self._on_shortage) for sock in sockets]
+        self._sweep_timer = loop.call_later(self.limits.sweep_s, self._sweep, loop)
+
+    async def stop_accepting(self) -> None:
+        """Accept all connections that wait, and no others. Returns when input that they had sent is read.
+
+        Closing them at once would lose their requests.
+        """
+        for acceptor in self._acceptors:
+            acceptor.accept_all()
+        self._close_sockets()
+        if self._arriving:
+            _, late = await asyncio.wait(self._arriving, timeout=LAST_HANDSHAKES_S)
+            for arriving in late:
+                arriving.cancel()
+        # The event loop polls its sockets.
+        for _ in range(2):
+            await asyncio.sleep(0)
+
+    def close_idle(self) -> None:
+        """Close idle connections."""
+        for connection in tuple(self._connections):
+            connection.close_if_idle()
+
+    async def wait_closed(self) -> None:
+        """Return when all connections are closed."""
+        await self._empty.wait()
+
+    async def close(self) -> None:
+        """Close the sockets and every connection now. A second call has no effect."""
+        self._close_sockets()
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        for arriving in self._arriving:
+            arriving.cancel()
+        await asyncio.gather(*self._arriving, return_exceptions=True)
+        for connection in tuple(self._connections):
+            connection.abort()
+        await self._empty.wait()
+
+    def _close_sockets(self) -> None:
+        # Remove the files first: no new client finds this server, and another server may create its own file.
+        for file in self._files:
+            file.remove()
+        self._files.clear()
+        for acceptor in self._acceptors:
+            acceptor.close()
+
+    def crashed(self, where: str, error: BaseException) -> None:
+        """Log an internal fault."""
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        self._log(f"{self.service} service: unexpected error in {where}: {trace}")
+
+    def log_fault(self, text: str) -> None:
+        """Log a fault that many connections repeat, once in FAULT_LOG_S."""
+        now = asyncio.get_running_loop().time()
+        if self._fault_logged_at is None or now - self._fault_logged_at >= FAULT_LOG_S:
+            self._fault_logged_at = now
+            self._log(f"{self.service} service: {text}")
+
+    # The acceptors' calls.
+
+    def _take(self, sock: socket.socket) -> None:
+        most = self.limits.max_connections
+        if len(self._connections) + len(self._expected) >= most:
+            refuse_connection(sock, self._refuse(f"{most} connections are open, as many as are served"))
+        elif sock.fileno() >= self._max_descriptor:
+            # The kernel assigns the lowest free number, so this one shows how many are taken.
+            refuse_connection(sock, self._on_shortage(f"only the spare file descriptors are left; {MORE_FILES}"))
+        else:
+            loop = asyncio.get_running_loop()
+            connection = self._make_connection()
+            self._expected.add(connection)
+            arriving = loop.create_task(
+                loop.connect_accepted_socket(
+                    lambda: connection,
+                    sock,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else self.limits.handshake_timeout_s,
+                )
+            )
+            self._arriving[arriving] = sock, connection
+            arriving.add_done_callback(self._arrived)
+
+    def _arrived(self, arriving: "asyncio.Task[Any]") -> None:
+        sock, connection = self._arriving.pop(arriving)
+        error = None if arriving.cancelled() else arriving.exception()
+        if not arriving.cancelled() and error is None:
+            return
+        # The connection or its handshake failed, or the port is closing.
+        sock.close()
+        self._expected.discard(connection)
+        # An OSError, which includes those of TLS, is the client's matter: with a line for each, any client could fill
+        # the log.
+        if error is not None and not isinstance(error, OSError):
+            self.crashed("accepting a connection", error)
+
+    def _on_shortage(self, reason: str) -> bytes:
+        return self._refuse(f"cannot accept connections: {reason}")
+
+    def _refuse(self, reason: str) -> bytes:
+        """The answer for a client that is refused."""
+        self.log_fault(f"new connections are refused: {reason}")
+        return self._refusal
+
+    # The connections' calls.
+
+    def admit(self, connection: Connection) -> None:
+        """Register a new connection."""
+        self._expected.discard(connection)
+        self._connections.add(connection)
+        self._empty.clear()
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is closed."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def shed(self) -> None:
+        """Close connections until at most `max_unsent_bytes` are unsent, the longest stalled first."""
+        most = self.limits.max_unsent_bytes
+        if self._unsent_bytes() <= most:
+            return
+        stalled = [(order, each) for each in self._connections if (order := each.stall_order()) is not None]
+        stalled.sort(key=lambda one: one[0])
+        closed = 0
+        for _, connection in stalled:
+            if self._unsent_bytes() <= most:
+                break
+            connection.abort()
+            closed += 1
+        if closed:
+            self.log_fault(
+                f"{closed} connections closed: more than {most} bytes of answers waited for clients that do not read"
+            )
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for connection in tuple(self._connections):
+            connection.sweep(now)
+        limits = self.limits
+        if len(self._connections) + len(self._expected) > limits.max_connections * 9 // 10:
+            for connection in tuple(self._connections):
+                connection.close_if_idle(now - limits.crowded_idle_s)
+        self.shed()
+        self._sweep_timer = loop.call_later(limits.sweep_s, self._sweep, loop)
