@@ -14,7 +14,7 @@ from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import DataType, InferenceResponse, Tensor
 from halimede.core.wire import grpc_response
-from halimede.core.wire.grpc_request import InferReader
+from halimede.core.wire.grpc_request import read_infer
 from halimede.core.wire.http_request import InferDecoder, decode_infer
 from halimede.core.wire.http_response import encode_infer
 from halimede.core.wire.protocol import ModelInferRequest
@@ -82,10 +82,9 @@ def wire_grpc_us() -> list[float]:
     message = ModelInferRequest(model_name="ident", raw_input_contents=[bytes(64)])
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 16])
     raw = message.SerializeToString()
-    reader = InferReader()
 
     def step() -> None:
-        call = reader.read(raw).decode()
+        call = read_infer(raw).decode()
         tensor = call.request.inputs[0]
         output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
         response = InferenceResponse("ident", "1", outputs=[output])
