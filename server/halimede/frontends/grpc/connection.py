@@ -163,7 +163,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         now = monotonic()
-        self._keepalive.received(now)
+        if self._keepalive.received(now):
+            self._set_alarm()
         h2 = self.h2
         try:
             if self._is_direct:

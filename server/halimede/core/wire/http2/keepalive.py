@@ -58,10 +58,12 @@ class Keepalive:
         self._age_ends_at = now + rules.max_age * age_factor
         self._grace_ends_at = inf
 
-    def received(self, now: float) -> None:
-        """Something has arrived; every byte shows that the client lives."""
+    def received(self, now: float) -> bool:
+        """Something has arrived; every byte shows that the client lives. Returns whether `wake_at` can be earlier now."""
         self._received_at = now
+        was_waiting = self._waits_since < inf
         self._waits_since = inf
+        return was_waiting
 
     def is_quiet_since(self, then: float) -> bool:
         """Whether nothing has arrived after `then`."""
