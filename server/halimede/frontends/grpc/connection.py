@@ -504,6 +504,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             )
             if call is not None:
                 call.cut_off(UNAVAILABLE, f"{text} for {stall_s:g} s")
+                # The status needs no room in the client's window, and says more than a reset.
+                self.h2.cut_short(stream)
             if stream.state is not CLOSED:
                 self.h2.reset(stream, H2Code.CANCEL)
         self._progress = progress

@@ -639,6 +639,14 @@ class Http2Connection(Generic[T, C]):
         if not stream.unsent_bytes:
             self._write_end(stream, trailers)
 
+    def cut_short(self, stream: Stream[C]) -> None:
+        """Send the end of a finished answer without the DATA that waits."""
+        if stream.state is CLOSED or stream.trailers is None:
+            return
+        trailers = stream.trailers
+        self._drop_unsent(stream)
+        self._write_end(stream, trailers)
+
     def _write_end(self, stream: Stream[C], trailers: bytes) -> None:
         if trailers:
             self.respond(stream, trailers, is_end=True)
@@ -788,8 +796,11 @@ class Http2Connection(Generic[T, C]):
         self._closed.add(stream.id, reason)
 
     def _drop(self, stream: Stream[C]) -> None:
-        self.unsent_bytes -= stream.unsent_bytes
         stream.state = CLOSED
+        self._drop_unsent(stream)
+
+    def _drop_unsent(self, stream: Stream[C]) -> None:
+        self.unsent_bytes -= stream.unsent_bytes
         stream.unsent = None
         stream.unsent_bytes = 0
         stream.trailers = None
