@@ -7,6 +7,7 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
 from halimede.core.wire.destinations import ALL_BINARY, Destinations
 from halimede.core.wire.forwarding import Forwarding
+from halimede.core.wire.grpc_deflate import deflate_steps
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.grpc_request import InferCall, InferMessage, InferReader
 from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
@@ -148,7 +149,7 @@ class _UnaryInfer:
     def _encode(self, response: InferenceResponse) -> Steps[None]:
         parts = yield from encode_infer_steps(response, self._view, self._destinations)
         if self._call.compresses:
-            coded, is_compressed = yield from self._call.compress_steps(parts)
+            coded, is_compressed = yield from deflate_steps(parts, self._call.encoding)
             self._call.answer(coded, sum(map(len, coded)), is_compressed=is_compressed)
         else:
             self._call.answer(parts, sum(map(len, parts)))

@@ -59,11 +59,13 @@ class Keepalive:
         self._grace_ends_at = inf
 
     def received(self, now: float) -> bool:
-        """Something has arrived; every byte shows that the client lives. Returns whether `wake_at` can be earlier now."""
+        """Something has arrived; every byte shows that the client lives. Returns whether it answers a ping: then
+        `wake_at` may be earlier than before."""
         self._received_at = now
-        was_waiting = self._waits_since < inf
+        if self._waits_since == inf:
+            return False
         self._waits_since = inf
-        return was_waiting
+        return True
 
     def is_quiet_since(self, then: float) -> bool:
         """Whether nothing has arrived after `then`."""
