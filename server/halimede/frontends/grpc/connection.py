@@ -422,6 +422,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         for stream, what in stalled:
             if stream.call is not None:
                 stream.call.cut_off(UNAVAILABLE, f"the client has not {what} for {limits.stall_s:g} s")
+                # A status says more than a reset.
+                self.h2.out.cut_short(stream)
             self.h2.out.reset(stream, H2Code.CANCEL)
 
 
