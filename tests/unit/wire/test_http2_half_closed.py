@@ -16,7 +16,9 @@ def headers(block: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "late", [headers(REQUEST), headers(literal(b"x", b"y")), frames.frame(FrameType.DATA, 0, 1, b"x")]
+    "late",
+    [headers(REQUEST), headers(literal(b"x", b"y")), frames.frame(FrameType.DATA, 0, 1, b"x")],
+    ids=["request", "trailers", "data"],
 )
 def test_frames_after_the_end_of_a_stream_reset_it_as_closed(late: bytes) -> None:
     connection: Http2Connection[RequestFields, None] = Http2Connection(lambda fields: fields, Http2Limits(), 0.0)
