@@ -112,14 +112,14 @@ def read_infer(raw: Buffer) -> InferMessage:
 
 def _decode(message: ProtoMessage, raws: Sequence[Buffer], contents: Mapping[int, Contents]) -> InferCall:
     """`contents` are those of large inputs, by place."""
-    for field in ("inputs", "outputs", "parameters"):
-        if len(getattr(message, field)) > MAX_ENTRIES:
-            raise _invalid(f"request has {len(getattr(message, field))} {field}, at most {MAX_ENTRIES} are taken")
+    # Each access to a field of a message is a call: none is made twice here.
+    tensors, wanted, parameters = message.inputs, message.outputs, message.parameters
+    if len(tensors) > MAX_ENTRIES or len(wanted) > MAX_ENTRIES or len(parameters) > MAX_ENTRIES:
+        raise _too_many(inputs=tensors, outputs=wanted, parameters=parameters)
     request = InferenceRequest(message.model_name, message.model_version, message.id)
     call = InferCall(request, ALL_BINARY)
-    if message.parameters:
-        _read_parameters(call, message.parameters)
-    tensors = message.inputs
+    if parameters:
+        _read_parameters(call, parameters)
     if len(raws) > len(tensors):
         raise _invalid(
             f"expected {len(tensors)} entries in raw_input_contents, one per input, but got {len(raws)} for model"
@@ -152,7 +152,6 @@ def _decode(message: ProtoMessage, raws: Sequence[Buffer], contents: Mapping[int
         else:
             raise _no_data(name, request.model_name)
         request.inputs.append(Tensor(name, datatype, shape, data))
-    wanted = message.outputs
     if wanted:
         request.outputs = tuple([output.name for output in wanted])
         classified: dict[str, Inline] = {}
@@ -282,6 +281,11 @@ def _not_negative(key: str, value: int) -> int:
 
 def _invalid(message: str) -> InferenceError:
     return InferenceError(ErrorCode.INVALID_ARG, message)
+
+
+def _too_many(**entries: Sequence[object]) -> InferenceError:
+    name = next(name for name, values in entries.items() if len(values) > MAX_ENTRIES)
+    return _invalid(f"request has {len(entries[name])} {name}, at most {MAX_ENTRIES} are taken")
 
 
 def _wrong_type(key: str, expected: str) -> InferenceError:
