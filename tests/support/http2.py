@@ -2,10 +2,24 @@
 
 from collections.abc import Sequence
 from struct import pack
+from typing import Any
 
+from halimede.core.wire.http2.connection import Http2Connection
+from halimede.core.wire.http2.events import (
+    ConnectionFails,
+    DataArrives,
+    Event,
+    Pinged,
+    RequestBegins,
+    RequestEnds,
+    StreamHasRoom,
+    StreamIsReset,
+)
+from halimede.core.wire.http2.limits import Http2Limits
+from halimede.core.wire.http2.streams import Stream
 from support.h2client import PREFACE, Frame, frame
 
-__all__ = ["PREFACE", "REQUEST", "Frame", "frame", "frames_of"]
+__all__ = ["PREFACE", "REQUEST", "Frame", "Wire", "frame", "frames_of"]
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM = ACK = 0x1
@@ -68,3 +82,64 @@ def frames_of(raw: bytes) -> list[Frame]:
         found.append(Frame(raw[3], raw[4], int.from_bytes(raw[5:9], "big"), raw[9:end]))
         raw = raw[end:]
     return found
+
+
+def told(event: Event[str, Any]) -> tuple[object, ...]:
+    """An event as a plain value, with numbers of streams instead of their records."""
+    match event:
+        case RequestBegins(stream, head, is_end):
+            return "begins", stream.id, head, is_end
+        case DataArrives(stream, data, size, is_end):
+            return "data", stream.id, bytes(data), size, is_end
+        case RequestEnds(stream):
+            return "ends", stream.id
+        case StreamIsReset(stream, fault):
+            return "reset", stream.id, fault
+        case StreamHasRoom(stream):
+            return "room", stream.id
+        case Pinged():
+            return ("pinged",)
+        case ConnectionFails(fault, streams):
+            return "fails", fault.code, [stream.id for stream in streams]
+
+
+class Wire:
+    """A connection as its client sees it: bytes in, what the application is told, and frames out."""
+
+    def __init__(self, limits: Http2Limits | None = None, greeting: bytes = PREFACE + frame(SETTINGS)) -> None:
+        """The client has greeted, and the server's first frames are read, unless there is no `greeting`."""
+        self.now = 0.0
+        self.connection: Http2Connection[str, Any] = Http2Connection(
+            lambda request: request.path.decode(), limits or Http2Limits(), self.now
+        )
+        self.out = self.connection.out
+        if greeting:
+            assert self.receive(greeting) == []
+            self.sent()
+
+    def receive(self, *pieces: bytes) -> list[tuple[object, ...]]:
+        """What the application is told of these bytes."""
+        found: list[tuple[object, ...]] = []
+        for piece in pieces:
+            found += [told(event) for event in self.connection.receive(memoryview(piece), self.now)]
+        return found
+
+    def fault(self, *pieces: bytes) -> int:
+        """The code with which the connection ends at these bytes; the GOAWAY has it too."""
+        *_, (kind, code, _streams) = self.receive(*pieces)
+        assert kind == "fails"
+        last = self.sent()[-1]
+        assert (last.kind, int.from_bytes(last.payload[4:8], "big")) == (GOAWAY, code)
+        return int(code)  # type: ignore[call-overload]  # the code is a number
+
+    def sent(self) -> list[Frame]:
+        """The frames that were sent since the last call."""
+        return frames_of(b"".join(self.out.take()))
+
+    def stream(self, number: int) -> Stream[Any]:
+        return self.connection.table.open[number]
+
+    def write(self, room: float) -> list[tuple[object, ...]]:
+        """The transport has room."""
+        self.out.room = room
+        return [told(event) for event in self.out.write_waiting()]

@@ -105,7 +105,10 @@ class Http2Connection(Generic[T, C]):
         """As `receive`, for a piece of the DATA frame in receipt (`reader.data_left`) that is in its place already."""
         events: list[Event[T, C]] = []
         _, flags, stream_id, payload, size = self.reader.received_directly(piece)
-        self._on_data(flags, stream_id, payload, size, now, events)
+        try:
+            self._on_data(flags, stream_id, payload, size, now, events)
+        except ConnectionFault as fault:
+            events.append(ConnectionFails(fault, self.fail(fault)))
         return events
 
     def _check_greeting(self, kind: int, flags: int) -> None:
@@ -196,7 +199,7 @@ class Http2Connection(Generic[T, C]):
         stream = self.table.open.get(stream_id)
         if stream is None:
             self._fields.skip(block.content)
-            if self.table.why_closed(stream_id) is None:
+            if self.table.why_closed(stream_id) is None and not self._is_unserved(stream_id):
                 # Section 5.1.1: numbers only grow.
                 raise ConnectionFault(H2Code.PROTOCOL_ERROR, f"stream {stream_id} begins after a later one")
             self._on_frame_without_stream(stream_id, now, "HEADERS")
@@ -222,7 +225,7 @@ class Http2Connection(Generic[T, C]):
         self, _flags: int, stream_id: int, _payload: memoryview, size: int, now: float, events: list[Event[T, C]]
     ) -> None:
         _check_size(size, 4, "RST_STREAM")
-        if stream_id > self.table.last_id or not stream_id:
+        if self.table.is_idle(stream_id):
             raise ConnectionFault(H2Code.PROTOCOL_ERROR, f"RST_STREAM on the idle stream {stream_id}")
         stream = self.table.open.get(stream_id)
         if stream is None:
@@ -234,10 +237,10 @@ class Http2Connection(Generic[T, C]):
 
     def _on_frame_without_stream(self, stream_id: int, now: float, what: str) -> None:
         """DATA, or HEADERS, of an idle or closed stream (section 5.1)."""
-        if stream_id > self.table.last_id or not stream_id & 1:
+        if self.table.is_idle(stream_id):
             raise ConnectionFault(H2Code.PROTOCOL_ERROR, f"{what} on the idle stream {stream_id}")
         self._floods.spend(CHEAP, now, "frames of closed streams")
-        if self._final_stream_id is not None and stream_id > self._final_stream_id:
+        if self._is_unserved(stream_id):
             return
         if self.table.why_closed(stream_id) is Closed.RESET_BY_SERVER:
             return
@@ -245,6 +248,10 @@ class Http2Connection(Generic[T, C]):
             raise ConnectionFault(H2Code.STREAM_CLOSED, f"HEADERS on the closed stream {stream_id}")
         self.out.outgoing.append(frames.rst_stream(stream_id, H2Code.STREAM_CLOSED))
         self.table.remember(stream_id, Closed.RESET_BY_SERVER)
+
+    def _is_unserved(self, stream_id: int) -> bool:
+        """Whether the client has been told that this stream is not processed."""
+        return self._final_stream_id is not None and stream_id > self._final_stream_id
 
     # Frames of the connection.
 
@@ -264,6 +271,9 @@ class Http2Connection(Generic[T, C]):
             return
         if stream is not None:
             self._end_by_fault(stream, fault.code, fault.text, now, events)
+        elif self.table.is_idle(stream_id):
+            # Section 6.4: an idle stream cannot be reset.
+            raise ConnectionFault(fault.code, fault.text)
         else:
             self.out.outgoing.append(frames.rst_stream(stream_id, fault.code))
 
@@ -335,7 +345,7 @@ class Http2Connection(Generic[T, C]):
                 raise ConnectionFault(H2Code.PROTOCOL_ERROR, "a WINDOW_UPDATE of 0")
             self.out.widen(increment)
         else:
-            if stream_id > self.table.last_id:
+            if self.table.is_idle(stream_id):
                 raise ConnectionFault(H2Code.PROTOCOL_ERROR, f"WINDOW_UPDATE on the idle stream {stream_id}")
             stream = self.table.open.get(stream_id)
             if stream is None:
@@ -386,8 +396,10 @@ class Http2Connection(Generic[T, C]):
     def fail(self, fault: ConnectionFault) -> list[Stream[C]]:
         """End the connection with GOAWAY. Input is ignored from now on. Returns the streams that were open."""
         self.is_failed = True
+        # Section 6.8: the number of a GOAWAY is not above that of the one before.
+        last_stream_id = self.table.last_id if self._final_stream_id is None else self._final_stream_id
         # A clear text helps the operator of the client; gRPC's clients show it.
-        self.out.outgoing.append(frames.goaway(self.table.last_id, fault.code, fault.text))
+        self.out.outgoing.append(frames.goaway(last_stream_id, fault.code, fault.text))
         self.out.forget_waiting()
         return self.table.close_all()
 

@@ -123,6 +123,10 @@ class StreamTable(Generic[C]):
         """A copy: streams may be closed while it is walked."""
         return list(self.open.values())
 
+    def is_idle(self, stream_id: int) -> bool:
+        """Whether no request has had this number. Even numbers are the server's, which opens no streams."""
+        return stream_id > self.last_id or not stream_id & 1
+
     def end(self, stream: Stream[C]) -> bool:
         """The server has sent END_STREAM. Returns whether the stream is closed now."""
         stream.state = ON_SENT_END[stream.state]
