@@ -36,6 +36,12 @@ _JOIN_BELOW = 64 << 10
 """Up to this size all outgoing parts are copied together into one write. With TLS no write is larger: its transport
 does not count as unsent what it has encrypted of one write."""
 
+_TURN_S = 0.002
+"""After input that took longer, the other connections have their turn, and the next read is half as large. Without this
+the transport reads up to megabytes in one turn, and header blocks can take microseconds for each byte."""
+_MIN_READ_BYTES = 4 << 10
+"""Connections begin with this."""
+
 
 class ConnectionOwner(Protocol):
     """What a connection uses of its listener."""
@@ -67,6 +73,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         "_began_at",
         "_counted_unsent",
         "_discarded",
+        "_gives_way",
         "_held_bytes",
         "_idle_since",
         "_is_alarm_for_calls",
@@ -82,6 +89,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         "_owner",
         "_peer",
         "_progress",
+        "_read_bytes",
         "_shut_down_at",
         "_stalled_since",
         "_swept_at",
@@ -108,6 +116,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._is_direct = False
         self._is_encrypted = False
         self._is_paused = False
+        self._gives_way = False
+        self._read_bytes = _MIN_READ_BYTES
         self._is_unflushed = False
         # Everything is written, and the client is to close.
         self._is_closing = False
@@ -159,7 +169,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if stream is not None and stream.call is not None and (room := stream.call.room()) is not None:
                 self._is_direct = True
                 return room[: reader.data_left]
-        return self._owner.shared.view
+        return self._owner.shared.view[: self._read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         now = monotonic()
@@ -178,6 +188,11 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.flush()
         elif h2.is_over:
             self._close(self._owner.shared.limits.goaway_answer_s)
+        if monotonic() - now > _TURN_S:
+            self._read_bytes = max(self._read_bytes // 2, _MIN_READ_BYTES)
+            self._give_way()
+        elif self._read_bytes < len(self._owner.shared.view):
+            self._read_bytes *= 2
 
     def pause_writing(self) -> None:
         self._is_paused = True
@@ -189,9 +204,22 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self._transport.resume_reading()
+        if not self._gives_way:
+            self._transport.resume_reading()
         self._write_waiting()
         self.flush()
+
+    def _give_way(self) -> None:
+        """Read on when the loop has served the other connections."""
+        if not self._gives_way and not self._transport.is_closing():
+            self._gives_way = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        self._gives_way = False
+        if not self._is_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     # Receiving.
 
