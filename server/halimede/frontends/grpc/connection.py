@@ -33,6 +33,7 @@ from halimede.frontends.grpc.alarm import Alarm
 from halimede.frontends.grpc.call import UNAVAILABLE, Call, shutting_down
 from halimede.frontends.grpc.incoming import Incoming
 from halimede.frontends.grpc.limits import HeldBytes, Shared
+from halimede.frontends.grpc.reading import Reading
 from halimede.frontends.grpc.stalls import CallStalls, TransportStall
 from halimede.frontends.peer import client_of
 
@@ -83,6 +84,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         "_loop",
         "_owner",
         "_peer",
+        "_reading",
         "_shut_down_at",
         "_stall",
         "_transport",
@@ -96,6 +98,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._owner = owner
         self._loop = loop
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.
+        self._reading: Reading = cast("Reading", None)  # As the transport.
         self._peer: object = None
         self.h2: Http2Connection[CallHead, Call] = Http2Connection(read_head, shared.limits.http2, now)
         self.held = HeldBytes(shared)
@@ -118,6 +121,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._reading = Reading(self._transport, self._loop, self._owner.shared.view)
         # Half of what is written ahead: a transport that is full always reports when it has room again.
         self._transport.set_write_buffer_limits(high=self._owner.shared.limits.write_ahead_bytes // 2)
         self._peer = transport.get_extra_info("peername")
@@ -150,7 +154,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if incoming is not None and (room := incoming.room()) is not None:
                 self._is_direct = True
                 return room[: reader.data_left]
-        return self._owner.shared.view
+        return self._reading.room
 
     def buffer_updated(self, nbytes: int) -> None:
         now = monotonic()
@@ -165,26 +169,28 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 if self._discarded > self._owner.shared.limits.linger_bytes:
                     self._transport.abort()
             else:
-                self._handle(h2.receive(self._owner.shared.view[:nbytes], now), now)
+                self._handle(h2.receive(self._reading.room[:nbytes], now), now)
         except Exception as error:  # noqa: BLE001 -- whatever it was, the connection must not stay half alive
             self._owner.crashed("receiving from a client", error)
             self._fail(H2Code.INTERNAL_ERROR, "internal error of the server; its log has the cause")
         if h2.out.outgoing:
-            self.flush()
+            if not self._is_unflushed:
+                self.flush()
         elif h2.is_over:
             self._close(self._owner.shared.limits.goaway_answer_s)
+        self._reading.took(monotonic() - now)
 
     def pause_writing(self) -> None:
         self._is_paused = True
         self.h2.out.room = 0
         # What the client makes us write in answer to its frames must not grow while it does not read.
-        self._transport.pause_reading()
+        self._reading.block()
         self._count_unsent()
         self._owner.shed()
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self._transport.resume_reading()
+        self._reading.unblock()
         self._write_waiting()
         self.flush()
 
@@ -422,6 +428,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         for stream, what in stalled:
             if stream.call is not None:
                 stream.call.cut_off(UNAVAILABLE, f"the client has not {what} for {limits.stall_s:g} s")
+                # A status says more than a reset.
+                self.h2.out.cut_short(stream)
             self.h2.out.reset(stream, H2Code.CANCEL)
 
 

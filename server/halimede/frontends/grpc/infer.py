@@ -9,7 +9,7 @@ from halimede.core.wire.destinations import ALL_BINARY, Destinations
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.grpc_deflate import deflate_steps
 from halimede.core.wire.grpc_messages import Message
-from halimede.core.wire.grpc_request import InferCall, InferMessage, InferReader
+from halimede.core.wire.grpc_request import InferCall, InferMessage, read_infer
 from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
 from halimede.frontends.grpc.call import Call, internal_error
 from halimede.frontends.grpc.opening import open_steps
@@ -29,7 +29,6 @@ class InferContext:
 
     def __init__(self, server: Server, forward: Forwarding | None = None) -> None:
         self.server = server
-        self.reader = InferReader()
         self.steps: StepQueue[Call] = StepQueue(Call.break_off)
         self._forward = forward
 
@@ -92,7 +91,7 @@ class _UnaryInfer:
     def _read(self, content: Buffer) -> None:
         call, context = self._call, self._context
         try:
-            message = context.reader.read(content)
+            message = read_infer(content)
             self._view = find_model(context.server, call, message)
             if is_decoupled(self._view):
                 raise InferenceError(

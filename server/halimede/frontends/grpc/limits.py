@@ -1,7 +1,7 @@
 """Limits of the gRPC front end, and state that its connections share."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from halimede.core.wire.http2.keepalive import KeepaliveRules
@@ -35,6 +35,17 @@ class GrpcLimits:
     goaway_answer_s: float = 1.0
     linger_s: float = 5.0
     linger_bytes: int = 1 << 20
+
+    def for_messages(self, max_message_bytes: int, stall_s: float) -> "GrpcLimits":
+        """These limits with room for one message of the largest permitted size: as it is sent, and once more for its
+        decoded form."""
+        most = 2 * max_message_bytes
+        return replace(
+            self,
+            stall_s=stall_s,
+            max_connection_held_bytes=max(self.max_connection_held_bytes, most),
+            max_held_bytes=max(self.max_held_bytes, most),
+        )
 
 
 class Flushing(Protocol):

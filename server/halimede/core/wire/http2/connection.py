@@ -204,10 +204,13 @@ class Http2Connection(Generic[T, C]):
                 raise ConnectionFault(H2Code.PROTOCOL_ERROR, f"stream {stream_id} begins after a later one")
             self._on_frame_without_stream(stream_id, now, "HEADERS")
             return
+        if stream.state is HALF_CLOSED_REMOTE:
+            # Before the fields are checked: section 5.1 asks for this code, whatever they are.
+            self._fields.skip(block.content)
+            self._end_by_fault(stream, H2Code.STREAM_CLOSED, "HEADERS after END_STREAM", now, events)
+            return
         try:
             self._fields.trailers(block.content)
-            if stream.state is HALF_CLOSED_REMOTE:
-                raise StreamFault(H2Code.STREAM_CLOSED, "HEADERS after END_STREAM")
             if not block.is_end:
                 raise StreamFault(H2Code.PROTOCOL_ERROR, "trailers without END_STREAM")
             if stream.unreceived:

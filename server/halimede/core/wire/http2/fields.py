@@ -16,9 +16,15 @@ MAX_HEADER_LIST_BYTES = 64 << 10
 """The fields of one block, decoded, with 32 bytes for each as in RFC 7541 section 4.1. Above it the connection ends: a
 block that is not decoded to its end leaves the HPACK tables of both sides different."""
 
+MAX_SIZE_UPDATES = 2
+"""RFC 7541 section 4.2: the smallest size of the dynamic table since the last block, and the final one. Each costs a
+byte of the block and some microseconds, so a block of nothing else would take a tenth of a second."""
+
 _CACHED_BLOCKS = 16
 _CACHED_BLOCK_BYTES = 512
 
+_SIZE_UPDATES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){%d}" % (MAX_SIZE_UPDATES + 1))
+"""Too many of them at the start of a block (sections 5.1 and 6.3); elsewhere none is valid."""
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _FORBIDDEN_IN_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$")
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
@@ -80,6 +86,8 @@ class HeaderBlocks(Generic[T]):
         check(fields)
 
     def _decode(self, block: bytes) -> Sequence[Field]:
+        if _SIZE_UPDATES.match(block):
+            raise ConnectionFault(H2Code.COMPRESSION_ERROR, f"more than {MAX_SIZE_UPDATES} updates of the table's size")
         try:
             return tuple(self._decoder.decode(block, raw=True))
         except OversizedHeaderListError:

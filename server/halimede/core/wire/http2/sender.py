@@ -147,6 +147,14 @@ class Sender(Generic[C]):
         if not stream.unsent_bytes:
             self._write_end(stream, trailers)
 
+    def cut_short(self, stream: Stream[C]) -> None:
+        """Send the end of a finished answer without the DATA that waits: trailers need no room in a window."""
+        trailers = stream.trailers
+        if stream.state is CLOSED or trailers is None:
+            return
+        self._table.drop_unsent(stream)
+        self._write_end(stream, trailers)
+
     def reset(self, stream: Stream[C], code: H2Code) -> None:
         """End a stream without a complete answer."""
         if stream.state is CLOSED:

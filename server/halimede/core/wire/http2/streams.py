@@ -161,9 +161,13 @@ class StreamTable(Generic[C]):
         """None for a stream that is forgotten, or that was never opened."""
         return self._reasons.get(stream_id)
 
-    def _drop(self, stream: Stream[C]) -> None:
+    def drop_unsent(self, stream: Stream[C]) -> None:
+        """Forget the DATA of a stream that waits, and its trailers."""
         self.unsent_bytes -= stream.unsent_bytes
-        stream.state = CLOSED
         stream.unsent = None
         stream.unsent_bytes = 0
         stream.trailers = None
+
+    def _drop(self, stream: Stream[C]) -> None:
+        stream.state = CLOSED
+        self.drop_unsent(stream)
