@@ -185,10 +185,10 @@ class Http2Model:
         if stream is None:
             self._late(frame)
             return
-        if any(name.startswith(b":") or name != name.lower() for name, _ in fields):
-            raise StreamEnds(H2Code.PROTOCOL_ERROR)  # 8.1
         if not stream.is_receiving:
             raise StreamEnds(H2Code.STREAM_CLOSED)  # 5.1
+        if any(name.startswith(b":") or name != name.lower() for name, _ in fields):
+            raise StreamEnds(H2Code.PROTOCOL_ERROR)  # 8.1
         if not is_end or stream.left:
             raise StreamEnds(H2Code.PROTOCOL_ERROR)  # 8.1, 8.1.1
         stream.is_receiving = False

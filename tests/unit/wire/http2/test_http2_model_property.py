@@ -276,7 +276,7 @@ def without_text(sent: Frame) -> Frame:
     return Frame(sent.kind, sent.flags, sent.stream, sent.payload[:8]) if sent.kind == GOAWAY else sent
 
 
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(200))
 @given(
     st.lists(STEPS, min_size=12, max_size=30),
     st.lists(st.integers(0, 2**16), max_size=6),
