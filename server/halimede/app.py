@@ -420,6 +420,7 @@ def _transport(settings: Settings) -> Transport:
         http2_max_ping_strikes=settings.grpc_http2_max_ping_strikes,
         max_connection_age=settings.grpc_max_connection_age,
         max_connection_age_grace=settings.grpc_max_connection_age_grace,
+        stall_secs=settings.grpc_stall_timeout_secs,
     )
 
 

@@ -105,6 +105,8 @@ class Settings:
     grpc_http2_max_ping_strikes: int = 2
     grpc_max_connection_age: int | None = None
     grpc_max_connection_age_grace: int | None = None
+    grpc_stall_timeout_secs: float = 60.0
+    """How long a client may take nothing of its answer, or leave its request incomplete."""
 
     allow_metrics: bool = True
     metrics_address: str = "0.0.0.0"

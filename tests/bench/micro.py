@@ -2,9 +2,11 @@
 
 import timeit
 from collections.abc import Callable
+from dataclasses import replace
 
 import models
 import numpy as np
+from hpack import Encoder
 
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
@@ -13,14 +15,29 @@ from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import DataType, InferenceResponse, Tensor
-from halimede.core.wire import grpc_response
-from halimede.core.wire.grpc_request import InferReader
+from halimede.core.wire import grpc_call, grpc_messages, grpc_response
+from halimede.core.wire.grpc_request import read_infer
+from halimede.core.wire.http2 import frames
+from halimede.core.wire.http2.codes import END_HEADERS, END_STREAM, FrameType, H2Code
+from halimede.core.wire.http2.connection import Http2Connection
+from halimede.core.wire.http2.events import DataArrives, RequestBegins
+from halimede.core.wire.http2.limits import Http2Limits
 from halimede.core.wire.http_request import InferDecoder, decode_infer
 from halimede.core.wire.http_response import encode_infer
 from halimede.core.wire.protocol import ModelInferRequest
 
 BATCH = 16
 REPEATS = 5
+CALL_FIELDS = (
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/inference.GRPCInferenceService/ModelInfer"),
+    (":authority", "localhost:8001"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+    ("user-agent", "grpc-python/1.85.1 grpc-c/53.0.0 (linux; chttp2)"),
+    ("grpc-accept-encoding", "identity, deflate, gzip"),
+)
 
 
 def us_per_request(step: Callable[[], None], requests_per_step: int) -> list[float]:
@@ -82,13 +99,56 @@ def wire_grpc_us() -> list[float]:
     message = ModelInferRequest(model_name="ident", raw_input_contents=[bytes(64)])
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 16])
     raw = message.SerializeToString()
-    reader = InferReader()
 
     def step() -> None:
-        call = reader.read(raw).decode()
+        call = read_infer(raw).decode()
         tensor = call.request.inputs[0]
         output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
         response = InferenceResponse("ident", "1", outputs=[output])
         grpc_response.encode_infer(response, view, call.destinations)
 
     return us_per_request(step, 1)
+
+
+def wire_http2_us() -> list[float]:
+    """As `wire_grpc_us`, from the frames of a call, which a client of grpc repeats, to the frames of its answer."""
+    view = ModelView("ident", "1", ("1",), ModelConfig(name="ident", max_batch_size=32), labels={})
+    message = ModelInferRequest(model_name="ident", raw_input_contents=[bytes(64)])
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 16])
+    content = message.SerializeToString()
+    data = grpc_messages.pack_prefix(False, len(content)) + content
+    client = Encoder()
+    client.encode(CALL_FIELDS)
+    block = client.encode(CALL_FIELDS)  # Now all fields are in the dynamic table.
+    connection: Http2Connection[grpc_call.CallHead, None] = Http2Connection(grpc_call.read_head, Http2Limits(), 0.0)
+    hello = frames.PREFACE + frames.settings({}) + frames.window_update(0, 1 << 30)
+    connection.receive(memoryview(hello + _call(1, Encoder().encode(CALL_FIELDS), data)), 0.0)
+    connection.out.reset(connection.table.open[1], H2Code.CANCEL)
+    number = 1
+
+    def step() -> None:
+        nonlocal number
+        number += 2
+        events = connection.receive(memoryview(_call(number, block, data)), 0.0)
+        begins, arrives = events
+        if not (isinstance(begins, RequestBegins) and isinstance(arrives, DataArrives)):
+            raise RuntimeError(f"expected a request and its data, got {events}")
+        call = read_infer(bytes(arrives.data[grpc_messages.PREFIX_BYTES :])).decode()
+        tensor = call.request.inputs[0]
+        response = InferenceResponse("ident", "1", outputs=[replace(tensor, name="OUTPUT0")])
+        parts = grpc_response.encode_infer(response, view, call.destinations)
+        size = sum(map(len, parts))
+        framed = (grpc_messages.pack_prefix(False, size), *parts)
+        size += grpc_messages.PREFIX_BYTES
+        connection.out.answer(begins.stream, grpc_call.opening(), framed, size, grpc_call.OK_TRAILERS)
+        # The window that the client gives back.
+        connection.out.widen(size)
+        b"".join(connection.out.take())
+
+    return us_per_request(step, 1)
+
+
+def _call(number: int, block: bytes, data: bytes) -> bytes:
+    return frames.frame(FrameType.HEADERS, END_HEADERS, number, block) + frames.frame(
+        FrameType.DATA, END_STREAM, number, data
+    )

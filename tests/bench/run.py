@@ -220,6 +220,7 @@ def micro_rows() -> list[Row]:
         row("wire-http", "us per request", micro.wire_http_us(is_known=False), "decode and encode of FP32[16], binary"),
         row("wire-http-known", "us per request", micro.wire_http_us(is_known=True), "the same JSON part again"),
         row("wire-grpc", "us per request", micro.wire_grpc_us(), "parse, decode, encode and serialize of FP32[16]"),
+        row("wire-http2", "us per request", micro.wire_http2_us(), "the same from frames to frames"),
     ]
 
 

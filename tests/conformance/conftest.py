@@ -1,14 +1,24 @@
 """A shared server for tests that do not change it; `start` for tests that need one of their own."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.grpc_clients import PYTHON_CLIENTS
+from support.grpc_plans import Client
+from support.image import Unavailable
 from support.models import add_identity, add_onnx_identity, add_scaled, add_simple, add_simple_string
+from support.phases import shown
+from support.probe import go_client, node_client
 from support.served import Stage, add_python, infer, workers
 from support.server import RunningServer, Start, start_server
+
+GRPC_PROGRAMS: dict[str, Callable[[], Client]] = {"go": go_client, "node": node_client}
+"""Clients in other languages, built when the first test needs them."""
+INTEROP = [pytest.param(name, marks=pytest.mark.interop) for name in GRPC_PROGRAMS if name != "go"]
 
 
 @pytest.fixture(scope="session", params=["thread", "process"])
@@ -106,3 +116,17 @@ def stage(python_server: Stage) -> Iterator[Stage]:
     python_server.clear()
     assert infer(server, "bystander", 1.0, 2.0) == (200, [1.0, 2.0])
     assert workers(server, "bystander") == before, f"the bystander's process was replaced\n{server.log}"
+
+
+@pytest.fixture(scope="session", params=[*PYTHON_CLIENTS, "go", *INTEROP])
+def grpc_client(request: pytest.FixtureRequest) -> Client:
+    """Every test runs with each gRPC client. CI has what they need."""
+    if request.param in PYTHON_CLIENTS:
+        return PYTHON_CLIENTS[request.param]
+    try:
+        with shown(request.config):
+            return GRPC_PROGRAMS[request.param]()
+    except Unavailable as reason:
+        if os.environ.get("CI"):
+            pytest.fail(str(reason))
+        pytest.skip(str(reason))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 import support.server
-from support.h2client import ENHANCE_YOUR_CALM, LIVE, H2Client, grpc_message
+from support.h2client import ENHANCE_YOUR_CALM, INFER, LIVE, STREAM_INFER, H2Client, grpc_message
 from support.models import add_identity
-from support.server import RunningServer, start_server
+from support.processes import resident_bytes
+from support.server import RunningServer, start_server, wait_until
 
 PKI = Path(support.server.__file__).parent / "pki"
 METADATA = "/inference.GRPCInferenceService/ServerMetadata"
@@ -112,6 +115,46 @@ def test_the_flags_reach_the_transport(start) -> None:
     with H2Client(address) as client:
         assert client.ping_until_refused(20) < 20
         assert client.goaway() == (ENHANCE_YOUR_CALM, b"too_many_pings")
+
+
+def large_request(elements: int) -> bytes:
+    message = pb.ModelInferRequest(model_name="ident", raw_input_contents=[bytes(4 * elements)])
+    message.inputs.add(name="IN", datatype="FP32", shape=[1, elements])
+    return grpc_message(message.SerializeToString())
+
+
+def test_a_stream_whose_client_does_not_read_is_ended_and_its_memory_is_released(start) -> None:
+    server = start("--grpc-stall-timeout-secs=2")
+    size = 48 << 20
+    address = ("127.0.0.1", server.grpc_port)
+    with H2Client(address, is_greedy=False) as lazy, H2Client(address) as other:
+        before = resident_bytes(server)
+        stream = lazy.call(STREAM_INFER, None)
+        beside = lazy.call(STREAM_INFER, None)
+        lazy.send_data(stream, large_request(size // 4), is_end=False)
+        # Its window is full: the rest of the answer waits in the server.
+        assert lazy.receive_until(lambda: len(lazy.data(stream)) == 65535)
+        assert resident_bytes(server) - before > size // 2
+        begun = time.monotonic()
+        fields = lazy.finish(stream)
+        assert 1 < time.monotonic() - begun < 6
+        assert fields["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
+        assert fields["grpc-message"] == "the client has not read its answer for 2 s"
+        wait_until(lambda: resident_bytes(server) - before < size // 2, "the memory to be released", server)
+        # Calls without an answer that waits continue, also on the same connection.
+        assert not lazy.is_over(beside)
+        assert lazy.finish(lazy.call(LIVE, b""))["grpc-status"] == "3"
+        assert other.finish(other.call(INFER, large_request(16)))["grpc-status"] == "0"
+
+
+def test_a_request_that_stays_incomplete_is_ended(start) -> None:
+    server = start("--grpc-stall-timeout-secs=1")
+    with H2Client(("127.0.0.1", server.grpc_port)) as client:
+        stream = client.call(INFER, None)
+        client.send_data(stream, large_request(100_000)[:50_000], is_end=False)
+        fields = client.finish(stream)
+        assert fields["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
+        assert fields["grpc-message"] == "the client has not sent its message for 1 s"
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])

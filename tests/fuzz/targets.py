@@ -21,7 +21,7 @@ from halimede.core.config.write import to_json
 from halimede.core.schedule.batching import check_reply
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.wire import generate, http_request
-from halimede.core.wire.grpc_request import InferReader
+from halimede.core.wire.grpc_request import read_infer
 from halimede.core.wire.steps import run
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
@@ -155,7 +155,7 @@ def generate_to_tensor(data: bytes) -> None:
 def grpc_contents(data: bytes) -> None:
     """A ModelInferRequest from the wire."""
     try:
-        message = InferReader().read(data)
+        message = read_infer(data)
     except InferenceError as error:
         check_error(error, {ErrorCode.INTERNAL})
         return

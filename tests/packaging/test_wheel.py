@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tritonclient.grpc
 import tritonclient.http
 from packaging.requirements import Requirement
 
@@ -139,19 +140,21 @@ def test_a_fresh_environment_has_all_dependencies(fresh: Path) -> None:
     run(*PIP, "--python", fresh / "python", "check")
 
 
-def test_a_fresh_environment_serves_a_model(fresh: Path, tmp_path: Path) -> None:
+def test_a_fresh_environment_serves_a_model_over_http_and_grpc_without_grpcio(fresh: Path, tmp_path: Path) -> None:
+    assert run(fresh / "python", "-c", "from importlib.util import find_spec; print(find_spec('grpc'))") == "None\n"
     add_simple(tmp_path / "models")
     server = start_command(
         tmp_path, [str(fresh / "tritonserver"), f"--model-repository={tmp_path / 'models'}", *LOOPBACK]
     )
     try:
         value = np.arange(16, dtype=np.int32)[None]
-        inputs = [tritonclient.http.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
-        for each in inputs:
-            each.set_data_from_numpy(value)
-        with tritonclient.http.InferenceServerClient(server.http_url) as client:
-            result = client.infer("simple", inputs)
-        assert np.array_equal(result.as_numpy("OUTPUT0"), 2 * value)
+        for library, url in ((tritonclient.http, server.http_url), (tritonclient.grpc, server.grpc_url)):
+            inputs = [library.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+            for each in inputs:
+                each.set_data_from_numpy(value)
+            with library.InferenceServerClient(url) as client:
+                result = client.infer("simple", inputs)
+            assert np.array_equal(result.as_numpy("OUTPUT0"), 2 * value)
         assert server.stop() == 0, server.log
     finally:
         server.kill()

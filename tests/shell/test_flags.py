@@ -43,7 +43,9 @@ NOT_YET = """
     --model-namespacing --model-load-gpu-limit --trace-config --trace-level --rate-limit
     --allow-client-shm --allow-sagemaker --allow-vertex-ai
 """
-OURS = "-h --version --watch --drain-delay --grpc-max-input-size --log-access --server-version"
+OURS = (
+    "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs --log-access --server-version"
+)
 
 
 def test_every_flag_of_triton_has_its_treatment() -> None:
@@ -110,6 +112,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--grpc-http2-max-ping-strikes=5": ("grpc_http2_max_ping_strikes", 5),
     "--grpc-max-connection-age=60000": ("grpc_max_connection_age", 60_000),
     "--grpc-max-connection-age-grace=500": ("grpc_max_connection_age_grace", 500),
+    "--grpc-stall-timeout-secs=2.5": ("grpc_stall_timeout_secs", 2.5),
     "--allow-metrics=false": ("allow_metrics", False),
     "--allow-gpu-metrics=false": ("allow_gpu_metrics", False),
     "--allow-cpu-metrics=false": ("allow_cpu_metrics", False),
@@ -409,6 +412,7 @@ def test_an_api_in_two_groups_is_an_error() -> None:
         ("--backend-config=,k=v", "option format is '<backend name>,<setting>=<value>'"),
         ("--http-header-forward-pattern=x-(", "Invalid regular expression 'x-('"),
         ("--grpc-max-response-pool-size=0", "Provided option value is out of bound. Got 0"),
+        ("--grpc-stall-timeout-secs=0.5", "Provided option value is out of bound. Got 0.5; expected 1 to 2147483647"),
         ("--grpc-keepalive-time=0", "Provided option value is out of bound. Got 0"),
         ("--grpc-infer-response-compression-level=best", "Invalid option value. Got best; expected none, low, medium"),
         ("--http-address=", "address is empty; expected a host, an IP address or unix:<path>"),

@@ -3,7 +3,7 @@
 import itertools
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -11,10 +11,15 @@ BLOCK_BYTES = 1 << 16
 
 
 class Balancer:
-    """Serves `url` until the end of its `with`. `lead_to` does not move existing connections."""
+    """Serves `url` until the end of its `with`. `lead_to` does not move existing connections.
+
+    `connections` were accepted; `upstream_bytes` of clients and `downstream_bytes` of servers have passed.
+    """
 
     def __init__(self, ports: Sequence[int]) -> None:
         self.lead_to(ports)
+        self._lock = threading.Lock()
+        self.connections = self.upstream_bytes = self.downstream_bytes = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -35,28 +40,37 @@ class Balancer:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self.connections += 1
                 try:
                     server = socket.create_connection(("127.0.0.1", next(self._next)))
                 except OSError:
                     client.close()
                     continue
-                threading.Thread(target=_connect, args=(client, server), daemon=True).start()
+                threading.Thread(target=self._connect, args=(client, server), daemon=True).start()
+
+    def _connect(self, client: socket.socket, server: socket.socket) -> None:
+        with client, server:
+            for each in (client, server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            back = threading.Thread(target=_pump, args=(server, client, self._count_downstream), daemon=True)
+            back.start()
+            _pump(client, server, self._count_upstream)
+            back.join()
+
+    def _count_upstream(self, size: int) -> None:
+        with self._lock:
+            self.upstream_bytes += size
+
+    def _count_downstream(self, size: int) -> None:
+        with self._lock:
+            self.downstream_bytes += size
 
 
-def _connect(client: socket.socket, server: socket.socket) -> None:
-    with client, server:
-        for each in (client, server):
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        back = threading.Thread(target=_pump, args=(server, client), daemon=True)
-        back.start()
-        _pump(client, server)
-        back.join()
-
-
-def _pump(source: socket.socket, target: socket.socket) -> None:
+def _pump(source: socket.socket, target: socket.socket, count: Callable[[int], None]) -> None:
     """Copy bytes until the source ends, then close both."""
     with suppress(OSError):
         while block := source.recv(BLOCK_BYTES):
+            count(len(block))
             target.sendall(block)
     for each in (source, target):
         with suppress(OSError):

@@ -136,8 +136,11 @@ def start_server(
     ready: bool = True,
     environment: dict[str, str] | None = None,
 ) -> RunningServer:
-    """Start on loopback with free ports and wait until it listens, and with `ready` until it is ready."""
-    command = [sys.executable, "-m", "halimede", "serve", *(str(argument) for argument in arguments), *LOOPBACK]
+    """Start on loopback with free ports and wait until it listens, and with `ready` until it is ready.
+
+    Of ports and addresses the given arguments have precedence.
+    """
+    command = [sys.executable, "-m", "halimede", "serve", *LOOPBACK, *(str(argument) for argument in arguments)]
     return start_command(log_directory, command, ready=ready, environment=environment)
 
 

@@ -26,6 +26,16 @@ def test_no_import_circle() -> None:
     assert circle("halimede", "halimede_operator", "halimede_spec") == set()
 
 
+def test_no_module_needs_grpcio() -> None:
+    graph = grimp.build_graph(
+        "halimede", "halimede_operator", "halimede_spec", cache_dir=None, include_external_packages=True
+    )
+    importers = {} if "grpc" not in graph.modules else {"grpc": graph.find_modules_that_directly_import("grpc")}
+    assert importers == {}
+    # Otherwise nothing would be found.
+    assert "uvloop" in graph.modules
+
+
 def test_a_module_that_imports_its_package_for_a_type_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = tmp_path / "sample_package"
     sample.mkdir()

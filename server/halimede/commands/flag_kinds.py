@@ -24,9 +24,9 @@ from halimede.commands.readers import (
     read_log_file,
     read_milliseconds,
     read_repository,
-    read_seconds,
     read_text,
     read_verbosity,
+    seconds_reader,
     settings_reader,
     word_reader,
 )
@@ -60,7 +60,8 @@ MILLISECONDS = FlagKind("MS", integer_reader(1, INT32_MAX))
 DECIMAL_MILLISECONDS = FlagKind("MS", read_milliseconds)
 AGE = FlagKind("MS", read_age)
 MILLISECONDS_OR_NONE = FlagKind("MS", integer_reader(0, INT32_MAX))
-SECONDS = FlagKind("SECONDS", read_seconds)
+SECONDS = FlagKind("SECONDS", seconds_reader(1))
+SECONDS_OR_NONE = FlagKind("SECONDS", seconds_reader(0))
 WHOLE_SECONDS = FlagKind("SECONDS", integer_reader(0, INT32_MAX))
 VERBOSITY = FlagKind("LEVEL", read_verbosity, bare="1")
 CONTROL_MODE = FlagKind("MODE", read_control_mode)

@@ -50,6 +50,7 @@ from halimede.commands.flag_kinds import (
     RATE_RESOURCE,
     REPOSITORY,
     SECONDS,
+    SECONDS_OR_NONE,
     SERVER_VERSION,
     SWITCH,
     TEXT,
@@ -270,12 +271,14 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured("--strict-readiness", BOOLEAN, "Be ready only when every model that is to be loaded is ready."),
         _honoured(
             "--drain-delay",
-            SECONDS,
+            SECONDS_OR_NONE,
             "How long the ports still accept requests after SIGTERM, while the server is not ready.",
             field="drain_delay_secs",
         ),
         _honoured(
-            "--exit-timeout-secs", SECONDS, "How long a stop waits for requests in flight, after the drain delay."
+            "--exit-timeout-secs",
+            SECONDS_OR_NONE,
+            "How long a stop waits for requests in flight, after the drain delay.",
         ),
     ),
     "HTTP": (
@@ -371,6 +374,11 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         ),
         _honoured("--grpc-max-connection-age", AGE, "Close a connection after this time; 0 for never."),
         _honoured("--grpc-max-connection-age-grace", AGE, "How long its calls may then still run; 0 for no limit."),
+        _honoured(
+            "--grpc-stall-timeout-secs",
+            SECONDS,
+            "How long a client may take nothing of its answer, or leave its request incomplete; then its call ends.",
+        ),
     ),
     "Metrics": (
         _honoured("--allow-metrics", BOOLEAN, "Serve metrics."),

@@ -68,14 +68,19 @@ def integer_reader(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
-def read_seconds(text: str) -> float:
-    if not _DECIMAL.fullmatch(text):
-        raise ValueError(f"Invalid option value. Got {text}; expected a number of seconds")
-    seconds = float(text)
-    # A timer overflows for longer times.
-    if not 0 <= seconds <= INT32_MAX:
-        raise ValueError(f"Provided option value is out of bound. Got {text}; expected 0 to {INT32_MAX}")
-    return seconds
+def seconds_reader(low: int) -> Callable[[str], float]:
+    """A reader of decimal numbers from `low` on."""
+
+    def read(text: str) -> float:
+        if not _DECIMAL.fullmatch(text):
+            raise ValueError(f"Invalid option value. Got {text}; expected a number of seconds")
+        seconds = float(text)
+        # A timer overflows for longer times.
+        if not low <= seconds <= INT32_MAX:
+            raise ValueError(f"Provided option value is out of bound. Got {text}; expected {low} to {INT32_MAX}")
+        return seconds
+
+    return read
 
 
 def read_milliseconds(text: str) -> int:

@@ -152,8 +152,8 @@ class FakeServer:
         while waiting.sent < min(waiting.acknowledged + WINDOW, int(waiting.request.parameters["count"])):
             waiting.sent += 1
             waiting.on_response(response)
-        if waiting.sent == waiting.request.parameters["count"]:
-            del self.waiting[ticket]
+        # A response may be acknowledged, and continued here, before `on_response` returns.
+        if waiting.sent == waiting.request.parameters["count"] and self.waiting.pop(ticket, None) is not None:
             waiting.on_response(replace(response, outputs=[], final=True))
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:

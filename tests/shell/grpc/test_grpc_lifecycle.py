@@ -130,7 +130,7 @@ def test_draining_answers_requests_in_flight_and_accepts_no_new_ones(served, cha
     draining.result(20)
 
 
-def test_clients_that_call_without_pause_through_a_stop_see_only_answers_and_unavailable(served) -> None:
+def test_clients_without_pause_see_only_answers_and_unavailable_at_a_stop(served) -> None:
     """A bare CANCELLED would not be retried elsewhere."""
     codes: list[grpc.StatusCode] = []
     is_over = threading.Event()

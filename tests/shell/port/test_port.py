@@ -38,11 +38,12 @@ def test_a_connection_beyond_the_limit_is_refused(serve: Any, each_loop: Any) ->
 
 def test_idle_connections_are_closed_near_the_limit(serve: Any) -> None:
     running = serve(PortLimits(max_connections=4, crowded_idle_s=0.2, sweep_s=0.01))
-    with running.use() as idle, running.use() as busy, running.use() as also_idle:
+    with running.use() as idle, running.use() as busy, running.use():
         busy.sendall(b"wait")
         running.wait_until(lambda: len(running.service.waiting) == 1)
-        with running.use() as last:  # with this one, nine of ten are in use
-            assert (received(idle), received(also_idle), received(last)) == (b"", b"", b"")
+        with running.use():  # with this one, nine of ten are in use
+            # One is enough: a sweep closes the others only if they have been idle for as long by then.
+            assert received(idle) == b""
             running.call(running.service.release)
             assert busy.recv(100) == b"done"
     assert running.log == []

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.wire.destinations import BINARY, Destinations, Inline
-from halimede.core.wire.grpc_request import InferCall, InferReader
+from halimede.core.wire.grpc_request import InferCall, read_infer
 from halimede.core.wire.protocol import ModelInferRequest
 
 
@@ -29,7 +29,7 @@ def with_parameters(**parameters):
 
 
 def decode(message) -> InferCall:
-    return InferReader().read(message.SerializeToString()).decode()
+    return read_infer(message.SerializeToString()).decode()
 
 
 def refusal(message) -> InferenceError:
@@ -337,7 +337,7 @@ def test_any_damage_to_a_message_gives_a_request_or_a_refusal(raw: bytes, data: 
 def _decodes_or_refuses(raw: bytes) -> None:
     refused: ErrorCode | None = None
     try:
-        request = InferReader().read(raw).decode().request
+        request = read_infer(raw).decode().request
     except InferenceError as error:
         refused = error.code
     if refused is None:

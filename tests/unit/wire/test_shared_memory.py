@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from halimede.core.types import ErrorCode, InferenceError, RegionSlice
 from halimede.core.wire import http_request
-from halimede.core.wire.grpc_request import InferReader
+from halimede.core.wire.grpc_request import read_infer
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage
 from halimede.core.wire.shared_memory import BYTE_SIZE, OFFSET, REGION, REGION_PARAMETERS, read_region
 from support.inference_bodies import VIEW, asking, invalid, tensor
@@ -36,7 +36,7 @@ def over_grpc(kind: str, parameters: Mapping[str, object]) -> InferenceError:
     owner = message.inputs.add(name="x", datatype="FP32") if kind == "input" else message.outputs.add(name="x")
     for key, value in parameters.items():
         setattr(owner.parameters[key], FIELD[type(value)], value)
-    return refusal(lambda: InferReader().read(message.SerializeToString()).decode())
+    return refusal(lambda: read_infer(message.SerializeToString()).decode())
 
 
 def test_a_slice_of_a_region_is_read_from_parameters() -> None:
@@ -91,7 +91,7 @@ def test_both_codecs_name_a_region_parameter_of_a_wrong_kind(kind: str, key: str
 def test_a_region_parameter_without_a_value_is_of_a_wrong_kind() -> None:
     message: ProtoMessage = ModelInferRequest(model_name="m")
     message.outputs.add(name="x").parameters[REGION].SetInParent()
-    error = refusal(lambda: InferReader().read(message.SerializeToString()).decode())
+    error = refusal(lambda: read_infer(message.SerializeToString()).decode())
     assert error == invalid("parameter 'shared_memory_region' of output 'x' must be a string")
 
 

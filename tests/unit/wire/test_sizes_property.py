@@ -19,7 +19,7 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.wire import http_request
-from halimede.core.wire.grpc_request import InferReader
+from halimede.core.wire.grpc_request import read_infer
 from halimede.core.wire.protocol import ModelInferRequest
 from support.examples import examples
 
@@ -223,7 +223,7 @@ def test_negative_dimension_is_never_accepted(case: tuple[Model, tuple[int, ...]
 
 
 def grpc_taken(model: Model, raw: bytes) -> bool:
-    return is_taken(model, lambda: InferReader().read(raw).decode().request, len(raw))
+    return is_taken(model, lambda: read_infer(raw).decode().request, len(raw))
 
 
 @many

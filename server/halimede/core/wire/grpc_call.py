@@ -1,7 +1,7 @@
 """gRPC's rules for requests and answers on HTTP/2 (its document "gRPC over HTTP2"): header fields, status, messages.
 
 A request has the path of its method, a `content-type` of gRPC, and optionally a deadline, the encodings of messages,
-and metadata. An answer is a header block, messages and trailers with the status; one without messages is trailers alone.
+and metadata. An answer is a header block, messages, and trailers with the status; without messages, trailers alone.
 """
 
 import re

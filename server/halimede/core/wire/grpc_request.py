@@ -6,8 +6,10 @@ module does not check whether the tensors fit the model. Client data in error te
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halimede.core.types import (
     DataType,
@@ -19,14 +21,14 @@ from halimede.core.types import (
 )
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
-from halimede.core.types.tensor import Buffer, join_bytes
+from halimede.core.types.tensor import Buffer
 from halimede.core.wire.destinations import ALL_BINARY, BINARY, Destination, Destinations, Inline
+from halimede.core.wire.grpc_large import CONTENTS_DATATYPES, LARGE_BYTES, Contents, Convert, read_contents, read_large
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, parse
 from halimede.core.wire.raw_tensor import shape_text
 from halimede.core.wire.shared_memory import REGION_PARAMETERS, read_region, resolve
-from halimede.core.wire.steps import Steps
+from halimede.core.wire.steps import Steps, run
 
-ELEMENTS_PER_PIECE = 64 << 10
 MAX_ENTRIES = 4096
 """Maximum number of inputs, outputs or parameters of one request."""
 
@@ -45,16 +47,7 @@ _CONTENTS_FIELD = {
     DataType.FP64: "fp64_contents",
     DataType.BYTES: "bytes_contents",
 }
-_FIELD_DATATYPE = {
-    "bool_contents": DataType.BOOL,
-    "int_contents": DataType.INT32,
-    "int64_contents": DataType.INT64,
-    "uint_contents": DataType.UINT32,
-    "uint64_contents": DataType.UINT64,
-    "fp32_contents": DataType.FP32,
-    "fp64_contents": DataType.FP64,
-    "bytes_contents": DataType.BYTES,
-}
+_FIELD_ORDER = tuple(CONTENTS_DATATYPES)
 
 
 @dataclass(slots=True)
@@ -72,53 +65,61 @@ class InferCall:
 class InferMessage:
     """A ModelInferRequest whose model is known, and which is not decoded yet.
 
-    `in_steps` means that `decode` may take more than some milliseconds: then use `decode_steps`.
+    `in_steps` means that `decode` may take more than some milliseconds: then use `decode_steps`. Either may be called
+    once.
     """
 
-    __slots__ = ("_message", "id", "in_steps", "model_name", "model_version")
+    __slots__ = ("_contents", "_message", "_raws", "id", "in_steps", "model_name", "model_version")
 
-    def __init__(self, message: ProtoMessage, size_bytes: int) -> None:
+    def __init__(
+        self, message: ProtoMessage, raws: Sequence[Buffer], contents: Mapping[int, list[memoryview]] | None = None
+    ) -> None:
         self.model_name: str = message.model_name
         self.model_version: str = message.model_version
         self.id: str = message.id
-        self.in_steps = size_bytes > 1 << 20
+        self.in_steps = bool(contents)
         self._message = message
+        self._raws = raws
+        self._contents = contents or {}
 
     def decode(self) -> InferCall:
-        """The request and the destinations of its outputs. May be called once.
+        """The request and the destinations of its outputs.
 
         INVALID_ARG if no model could accept it, UNSUPPORTED for shared memory, INTERNAL for invalid contents.
         """
-        return decode_infer(self._message)
+        return run(self.decode_steps()) if self.in_steps else _decode(self._message, self._raws, {})
 
     def decode_steps(self) -> Steps[InferCall]:
-        """As `decode`, in steps of at most about 5 ms each."""
-        yield 0
-        return self.decode()
+        """As `decode`, in steps of some milliseconds."""
+        contents: dict[int, Contents] = {}
+        if not self._raws:
+            for at, parts in self._contents.items():
+                contents[at] = yield from read_contents(parts, _converter(self._message.inputs[at], self.model_name))
+        return _decode(self._message, self._raws, contents)
 
 
-class InferReader:
-    """Reads messages. Keep one for all calls: messages of one client are similar, and it caches what they share."""
+def read_infer(raw: Buffer) -> InferMessage:
+    """Read a ModelInferRequest, however large, in some milliseconds: as much as the look-up of its model needs.
 
-    def read(self, raw: Buffer) -> InferMessage:
-        """Read what precedes the look-up of the model; takes at most about 20 ms, however large the message is.
+    The result and the tensors refer to `raw`, which must not change. INTERNAL if it is no valid message.
+    """
+    if len(raw) <= LARGE_BYTES:
+        message = parse(ModelInferRequest, raw if isinstance(raw, bytes) else bytes(raw))
+        return InferMessage(message, message.raw_input_contents)
+    large = read_large(raw)
+    return InferMessage(large.message, large.raws, large.contents)
 
-        The result and the tensors refer to `raw`, which must not change. INTERNAL if it is no valid message.
-        """
-        return InferMessage(parse(ModelInferRequest, bytes(raw)), len(raw))
 
-
-def decode_infer(message: ProtoMessage) -> InferCall:
-    """Decode a ModelInferRequest; INVALID_ARG if no model could accept it, UNSUPPORTED for shared memory."""
-    for field in ("inputs", "outputs", "parameters"):
-        if len(getattr(message, field)) > MAX_ENTRIES:
-            raise _invalid(f"request has {len(getattr(message, field))} {field}, at most {MAX_ENTRIES} are taken")
+def _decode(message: ProtoMessage, raws: Sequence[Buffer], contents: Mapping[int, Contents]) -> InferCall:
+    """`contents` are those of large inputs, by place."""
+    # Each access to a field of a message is a call: none is made twice here.
+    tensors, wanted, parameters = message.inputs, message.outputs, message.parameters
+    if len(tensors) > MAX_ENTRIES or len(wanted) > MAX_ENTRIES or len(parameters) > MAX_ENTRIES:
+        raise _too_many(inputs=tensors, outputs=wanted, parameters=parameters)
     request = InferenceRequest(message.model_name, message.model_version, message.id)
     call = InferCall(request, ALL_BINARY)
-    if message.parameters:
-        _read_parameters(call, message.parameters)
-    raws = message.raw_input_contents
-    tensors = message.inputs
+    if parameters:
+        _read_parameters(call, parameters)
     if len(raws) > len(tensors):
         raise _invalid(
             f"expected {len(tensors)} entries in raw_input_contents, one per input, but got {len(raws)} for model"
@@ -140,7 +141,7 @@ def decode_infer(message: ProtoMessage) -> InferCall:
         if tensor.parameters and (region := _region_parameters(tensor)):
             resolve("input", name, read_region("input", name, region))
         if not raws:
-            data = _explicit_contents(tensor, datatype, request.model_name)
+            data = _typed_data(tensor, datatype, request.model_name, contents.get(at))
         elif tensor.HasField("contents"):
             raise _invalid(
                 "contents field must not be specified when using raw_input_contents for"
@@ -151,7 +152,6 @@ def decode_infer(message: ProtoMessage) -> InferCall:
         else:
             raise _no_data(name, request.model_name)
         request.inputs.append(Tensor(name, datatype, shape, data))
-    wanted = message.outputs
     if wanted:
         request.outputs = tuple([output.name for output in wanted])
         classified: dict[str, Inline] = {}
@@ -230,37 +230,41 @@ def _value(parameter: ProtoMessage) -> object:
     return None if kind is None else getattr(parameter, kind)
 
 
-def _explicit_contents(tensor: ProtoMessage, datatype: DataType, model: str) -> Buffer:
+def _typed_data(tensor: ProtoMessage, datatype: DataType, model: str, contents: Contents | None) -> Buffer:
+    """The data of an input in typed `contents`."""
     if not tensor.HasField("contents"):
         raise _no_data(tensor.name, model)
+    if contents is None:
+        encoded = memoryview(tensor.contents.SerializeToString())
+        contents = run(read_contents((encoded,), _converter(tensor, model)))
     expected = _CONTENTS_FIELD.get(datatype)
-    elements: Sequence[int] | Sequence[bytes] = ()
-    for field, values in tensor.contents.ListFields():
-        if field.name != expected:
+    for field in sorted(contents, key=_FIELD_ORDER.index):
+        if field != expected:
             raise _invalid(
                 f"unexpected explicit tensor data for input tensor '{clip(tensor.name)}' for model '{clip(model)}'"
-                f" of type '{_FIELD_DATATYPE[field.name].name}', expected datatype '{datatype.name}'"
+                f" of type '{CONTENTS_DATATYPES[field].name}', expected datatype '{datatype.name}'"
             )
-        elements = values
-    if not elements:
-        return b""
-    if datatype is DataType.BYTES:
-        return join_bytes(elements)  # type: ignore[arg-type]  # the field was checked: it holds bytes
-    field_type = _FIELD_DATATYPE[expected or ""]
-    array = np.empty(len(elements), field_type.dtype)
-    # In pieces, because each conversion is one call that blocks all other threads.
-    for at in range(0, len(elements), ELEMENTS_PER_PIECE):
-        array[at : at + ELEMENTS_PER_PIECE] = elements[at : at + ELEMENTS_PER_PIECE]
-    if datatype is not field_type:
+    return contents.get(expected or "", b"")
+
+
+def _converter(tensor: ProtoMessage, model: str) -> Convert:
+    """Converts elements to the datatype of their input, of which several share a field."""
+    datatype = FROM_WIRE.get(tensor.datatype)
+    expected = None if datatype is None else _CONTENTS_FIELD.get(datatype)
+
+    def convert(field: str, elements: NDArray[Any]) -> NDArray[Any]:
+        if datatype is None or field != expected or datatype is CONTENTS_DATATYPES[field]:
+            return elements
         limits = np.iinfo(datatype.name.lower())
-        outside = (array < limits.min) | (array > limits.max)
+        outside = (elements < limits.min) | (elements > limits.max)
         if outside.any():
             raise _invalid(
-                f"value {array[outside][0]} of input tensor '{clip(tensor.name)}' for model '{clip(model)}' is outside"
-                f" the range of its datatype '{datatype.name}', {limits.min} to {limits.max}"
+                f"value {elements[outside][0]} of input tensor '{clip(tensor.name)}' for model '{clip(model)}' is"
+                f" outside the range of its datatype '{datatype.name}', {limits.min} to {limits.max}"
             )
-        array = array.astype(datatype.dtype)
-    return array.view(np.uint8).data
+        return elements.astype(datatype.dtype)
+
+    return convert
 
 
 def _flag(key: str, parameter: ProtoMessage, kind: str | None) -> bool:
@@ -277,6 +281,11 @@ def _not_negative(key: str, value: int) -> int:
 
 def _invalid(message: str) -> InferenceError:
     return InferenceError(ErrorCode.INVALID_ARG, message)
+
+
+def _too_many(**entries: Sequence[object]) -> InferenceError:
+    name = next(name for name, values in entries.items() if len(values) > MAX_ENTRIES)
+    return _invalid(f"request has {len(entries[name])} {name}, at most {MAX_ENTRIES} are taken")
 
 
 def _wrong_type(key: str, expected: str) -> InferenceError:

@@ -6,10 +6,14 @@ from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.classification import classify
 from halimede.core.wire.destinations import ALL_BINARY, Destinations
+from halimede.core.wire.grpc_large import LARGE_BYTES, varint
 from halimede.core.wire.protocol import ModelInferResponse, ModelStreamInferResponse, ProtoMessage
 from halimede.core.wire.steps import Steps
 
 STATUS_MESSAGE_LIMIT = 4096
+
+# The tags of ModelInferResponse.raw_output_contents and ModelStreamInferResponse.infer_response.
+_RAW_OUTPUT_TAG, _INFER_RESPONSE_TAG = b"\x32", b"\x12"
 
 
 def status_message(text: str) -> str:
@@ -33,8 +37,9 @@ def encode_infer(response: InferenceResponse, view: ModelView, destinations: Des
     The message is the parts together. The bytes of large tensors are parts of their own and not copied.
     """
     message = ModelInferResponse()
-    _fill(message, response, view, destinations)
-    return [message.SerializeToString()]
+    large = _fill(message, response, view, destinations)
+    head = message.SerializeToString()
+    return [head, *large] if large else [head]
 
 
 def encode_infer_steps(response: InferenceResponse, view: ModelView, destinations: Destinations) -> Steps[list[Buffer]]:
@@ -45,11 +50,11 @@ def encode_infer_steps(response: InferenceResponse, view: ModelView, destination
 
 def encode_stream_infer(response: InferenceResponse, view: ModelView, destinations: Destinations) -> list[Buffer]:
     """As `encode_infer`, in a ModelStreamInferResponse that states whether it is the last one."""
-    message = ModelStreamInferResponse()
-    inner = message.infer_response
-    _fill(inner, response, view, destinations)
+    inner = ModelInferResponse()
+    large = _fill(inner, response, view, destinations)
     inner.parameters["triton_final_response"].bool_param = response.final
-    return [message.SerializeToString()]
+    head = inner.SerializeToString()
+    return [_INFER_RESPONSE_TAG + varint(len(head) + sum(map(len, large))), head, *large]
 
 
 def encode_empty_final(response: InferenceResponse) -> list[Buffer]:
@@ -80,7 +85,12 @@ def encode_stream_error(
     return [message.SerializeToString()]
 
 
-def _fill(message: ProtoMessage, response: InferenceResponse, view: ModelView, destinations: Destinations) -> None:
+def _fill(
+    message: ProtoMessage, response: InferenceResponse, view: ModelView, destinations: Destinations
+) -> list[Buffer]:
+    """Fill a ModelInferResponse, and return what follows it: from the first large output on, the encoded entries of
+    `raw_output_contents`. No field has a larger number, so that the bytes are those that protobuf would write."""
+    large: list[Buffer] = []
     message.model_name = response.model_name
     message.model_version = response.model_version
     message.id = response.id
@@ -96,7 +106,11 @@ def _fill(message: ProtoMessage, response: InferenceResponse, view: ModelView, d
         tensor.datatype = output.datatype.name
         tensor.shape.extend(output.shape)
         data = output.data
-        message.raw_output_contents.append(data if type(data) is bytes else bytes(data))
+        if large or len(data) > LARGE_BYTES:
+            large += (_RAW_OUTPUT_TAG + varint(len(data)), data)
+        else:
+            message.raw_output_contents.append(data if type(data) is bytes else bytes(data))
+    return large
 
 
 def _write_parameter(parameter: ProtoMessage, key: str, value: ParameterValue, model: str) -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -12,7 +10,7 @@ from typing import Protocol
 from halimede.core.observe.access_lines import Access, AccessLog, access_kind
 from halimede.core.observe.access_lines import Protocol as LoggedProtocol
 from halimede.core.types import ApiCategory, Buffer, ErrorCode, InferenceError
-from halimede.core.wire.grpc_call import GZIP, IDENTITY, OK_TRAILERS, CallHead, opening, trailers, trailers_only
+from halimede.core.wire.grpc_call import IDENTITY, OK_TRAILERS, CallHead, opening, trailers, trailers_only
 from halimede.core.wire.grpc_messages import (
     PREFIX_BYTES,
     Message,
@@ -25,7 +23,8 @@ from halimede.core.wire.grpc_response import status_message
 from halimede.core.wire.http2.connection import Http2Connection
 from halimede.core.wire.http2.streams import Stream
 from halimede.core.wire.status_map import GRPC_STATUS
-from halimede.core.wire.steps import Steps
+from halimede.frontends.grpc.incoming import Incoming
+from halimede.frontends.grpc.limits import HeldBytes
 
 # Numbers of grpc's statuses that no error code of the server has.
 CANCELLED = 1
@@ -35,13 +34,10 @@ UNIMPLEMENTED = 12
 INTERNAL = 13
 UNAVAILABLE = 14
 
+_EXPIRED = DEADLINE_EXCEEDED, "Deadline Exceeded"
 NO_ROOM = "the server holds as many bytes of request messages as it can, try again later"
 _FOREVER_SECS = 10 * 24 * 3600.0
 """Deadlines that are later than this need no timer."""
-
-_LEVEL = 1
-"""zlib's: fast rather than small, because compression takes the time of all other requests."""
-_SLICE_BYTES = 256 << 10
 
 log = logging.getLogger(__name__)
 
@@ -78,17 +74,14 @@ class Conversation(Protocol):
     def access_log(self) -> AccessLog | None: ...
 
     @property
+    def held(self) -> HeldBytes: ...
+
+    @property
     def client(self) -> str:
         """The client's address for the access log."""
 
     def flush_later(self) -> None:
         """Write what is outgoing at the end of the loop's turn."""
-
-    def hold(self, size: int) -> bool:
-        """Count bytes that are held for requests. Returns whether they are within their limits."""
-
-    def wait(self, size: int) -> None:
-        """Count bytes of answers that wait for room."""
 
 
 @dataclass(slots=True)
@@ -117,16 +110,13 @@ class Call:
         "_conversation",
         "_deadline",
         "_held_bytes",
-        "_inbox",
         "_is_opened",
-        "_is_paused",
-        "_reader",
         "_stream",
-        "_uncredited",
         "_waiting_bytes",
         "encoding",
         "has_half_closed",
         "head",
+        "incoming",
         "is_open",
         "method",
         "noted",
@@ -150,10 +140,8 @@ class Call:
         self.is_open = True
         self.has_half_closed = False
         self._is_opened = False
-        self._is_paused = False
-        self._reader: MessageReader | None = None
-        self._inbox: deque[Message] | None = None
-        self._uncredited = 0
+        self.incoming: Incoming | None = None
+        """None while all messages have arrived in one piece."""
         self._held_bytes = 0
         self._waiting_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
@@ -168,9 +156,9 @@ class Call:
         timeout_s = self.head.timeout_s
         if timeout_s is not None and timeout_s < _FOREVER_SECS:
             if timeout_s <= 0:
-                self._expire()
+                self.cut_off(*_EXPIRED)
                 return
-            self._deadline = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+            self._deadline = asyncio.get_running_loop().call_later(timeout_s, self.cut_off, *_EXPIRED)
         try:
             self.method.begin(self)
         except InferenceError as error:
@@ -181,117 +169,84 @@ class Call:
     def take_data(self, data: memoryview, size: int, *, is_end: bool) -> None:
         """DATA has arrived; `size` is to be credited when it is used."""
         try:
-            if self._reader is None and self._inbox is None and len(data) >= PREFIX_BYTES:
+            if self.incoming is None and len(data) >= PREFIX_BYTES:
                 # The usual case: one message in one piece.
                 flag, length = unpack_prefix(data)
                 if length + PREFIX_BYTES == len(data) and flag <= 1 and length <= self.method.max_bytes:
                     if not is_end:
-                        self._use(size)
-                    self._deliver(Message(bytes(data[PREFIX_BYTES:]), flag == 1))
+                        self.credit(size)
+                    self.deliver(Message(bytes(data[PREFIX_BYTES:]), flag == 1))
                     if is_end:
-                        self.half_close()
+                        self._half_close()
                     return
-            self._read(data, size)
+            self._take(data, size)
             if is_end:
-                self.half_close()
+                self._half_close()
         except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer
             self.break_off(error)
 
-    def _read(self, data: memoryview, size: int) -> None:
+    def _take(self, data: memoryview, size: int) -> None:
         if self.on_message is None:
             # The rest of a call that is answered or refused.
-            self._use(size)
+            self.credit(size)
             return
-        reader = self._reader
-        if reader is None:
-            reader = self._reader = MessageReader(self.method.max_bytes, self.method.too_large)
-        was_missing = reader.missing
-        for message in reader.read(data):
-            self._deliver(message)
-        self._use(size)
-        if reader.missing:
-            self.count(len(data) if was_missing else reader.filled_bytes)
-            if not was_missing:
-                self._expect()
+        self._make_incoming().take(data, size)
 
-    def room(self) -> memoryview | None:
-        """The memory of the message in receipt, to receive into; None if there is none."""
-        return None if self._reader is None or not self._reader.missing else self._reader.room()
+    def _make_incoming(self) -> Incoming:
+        if self.incoming is None:
+            self.incoming = Incoming(self, MessageReader(self.method.max_bytes, self.method.too_large))
+        return self.incoming
 
     def take_directly(self, size: int, *, is_end: bool) -> None:
-        """`size` bytes were received into `room`. Their credit was given with the first piece of their frame."""
-        reader = self._reader
-        if reader is None:
+        """`size` bytes were received into the room of `incoming`."""
+        if self.incoming is None:
             return
         try:
-            self.count(size)
-            message = reader.received(size)
-            if message is not None:
-                self._deliver(message)
+            self.incoming.take_directly(size)
             if is_end:
-                self.half_close()
+                self._half_close()
         except Exception as error:  # noqa: BLE001 -- as in take_data
             self.break_off(error)
 
-    def _use(self, size: int) -> None:
-        if not size or not self.is_open:
-            return
-        if self._is_paused:
-            self._uncredited += size
-        else:
-            self._conversation.h2.credit(self._stream, size)
+    def credit(self, size: int) -> None:
+        """The client may send `size` more bytes of DATA."""
+        self._conversation.h2.credit.use(self._stream, size)
 
-    def _expect(self) -> None:
-        """Let the client send the whole of the message that it has begun."""
-        reader = self._reader
-        if reader is not None and reader.missing and not self._is_paused:
-            self._conversation.h2.expect(self._stream, reader.missing)
+    def expect(self, size: int) -> None:
+        """The client may send all of the next `size` bytes."""
+        self._conversation.h2.credit.expect(self._stream, size)
 
-    def _deliver(self, message: Message) -> None:
-        if self._is_paused:
-            if self._inbox is None:
-                self._inbox = deque()
-            self._inbox.append(message)
-        elif self.on_message is not None:
+    def deliver(self, message: Message) -> None:
+        """Pass a message to the method."""
+        if self.on_message is not None:
             self.on_message(message)
 
-    def half_close(self) -> None:
-        """The client sends no more."""
+    def _half_close(self) -> None:
         self.has_half_closed = True
-        if self._reader is not None and self._reader.is_within:
+        incoming = self.incoming
+        if incoming is not None and incoming.is_within:
             raise InferenceError(ErrorCode.INVALID_ARG, "the call ended before a whole request came")
-        if not self._inbox and not self._is_paused and self.on_half_closed is not None:
+        if (incoming is None or incoming.has_all_delivered) and self.on_half_closed is not None:
             self.on_half_closed()
 
     def pause(self) -> None:
         """Deliver no further messages. Those that have arrived wait, and their client gets no credit for more."""
-        self._is_paused = True
+        self._make_incoming().is_paused = True
 
     def resume(self) -> None:
         """Deliver messages again."""
-        if not self._is_paused:
+        incoming = self.incoming
+        if incoming is None or not incoming.is_paused:
             return
-        self._is_paused = False
         try:
-            while self._inbox and not self._is_paused and self.on_message is not None:
-                self.on_message(self._inbox.popleft())
-            if self._is_paused or not self.is_open:
+            incoming.resume()
+            if incoming.is_paused or not self.is_open:
                 return
-            self._inbox = None
-            size, self._uncredited = self._uncredited, 0
-            self._use(size)
-            self._expect()
             self._conversation.flush_later()
             if self.has_half_closed and self.on_half_closed is not None:
                 self.on_half_closed()
         except Exception as error:  # noqa: BLE001 -- as in take_data
             self.break_off(error)
-
-    @property
-    def received_bytes(self) -> int | None:
-        """What has arrived of the message in receipt; None if no message is incomplete."""
-        reader = self._reader
-        return None if reader is None or not reader.is_within or self._is_paused else reader.filled_bytes
 
     @property
     def is_awaiting(self) -> bool:
@@ -301,14 +256,14 @@ class Call:
     def count(self, size: int) -> None:
         """Count bytes held for the call. UNAVAILABLE when too many are held."""
         self._held_bytes += size
-        if not self._conversation.hold(size):
+        if not self._conversation.held.hold(size):
             raise InferenceError(ErrorCode.UNAVAILABLE, NO_ROOM)
 
     def release(self, size: int) -> None:
         """Release bytes of a request that is answered."""
         size = min(size, self._held_bytes)
         self._held_bytes -= size
-        self._conversation.hold(-size)
+        self._conversation.held.hold(-size)
 
     # Messages out.
 
@@ -328,39 +283,25 @@ class Call:
         stream, conversation = self._stream, self._conversation
         self._end(0)
         data = (pack_prefix(is_compressed, size), *parts)
-        conversation.h2.answer(stream, opening(self.encoding), data, size + PREFIX_BYTES, OK_TRAILERS)
+        conversation.h2.out.answer(stream, opening(self.encoding), data, size + PREFIX_BYTES, OK_TRAILERS)
         conversation.flush_later()
 
     def send(self, parts: Sequence[Buffer], size: int, *, is_compressed: bool = False) -> None:
         """Send one message of several. No effect if the call has ended."""
         if not self.is_open:
             return
-        h2, stream = self._conversation.h2, self._stream
+        out, stream = self._conversation.h2.out, self._stream
         if not self._is_opened:
             self._is_opened = True
-            h2.respond(stream, opening(self.encoding))
-        h2.send(stream, (pack_prefix(is_compressed, size), *parts), size + PREFIX_BYTES)
+            out.respond(stream, opening(self.encoding))
+        out.send(stream, (pack_prefix(is_compressed, size), *parts), size + PREFIX_BYTES)
         self._conversation.flush_later()
 
     def wait(self, size: int) -> None:
         """`size` bytes of answers wait elsewhere for room here: they count with the unsent ones."""
         if size != self._waiting_bytes:
-            self._conversation.wait(size - self._waiting_bytes)
+            self._conversation.held.wait(size - self._waiting_bytes)
             self._waiting_bytes = size
-
-    def compress_steps(self, parts: Sequence[Buffer]) -> Steps[tuple[list[bytes], bool]]:
-        """The message in the encoding of the answer, and True; or as it is and False, if that is not smaller."""
-        coder = zlib.compressobj(_LEVEL, zlib.DEFLATED, zlib.MAX_WBITS + (16 if self.encoding is GZIP else 0))
-        out: list[bytes] = []
-        for part in parts:
-            view = memoryview(part)
-            for start in range(0, len(view), _SLICE_BYTES):
-                out.append(coder.compress(view[start : start + _SLICE_BYTES]))
-                yield 0
-        out.append(coder.flush())
-        if sum(map(len, out)) < sum(map(len, parts)):
-            return out, True
-        return [bytes(part) for part in parts], False
 
     # The end.
 
@@ -382,9 +323,9 @@ class Call:
         stream, conversation = self._stream, self._conversation
         self._end(status, text)
         if self._is_opened:
-            conversation.h2.finish(stream, trailers(status, text))
+            conversation.h2.out.finish(stream, trailers(status, text))
         else:
-            conversation.h2.respond(stream, trailers_only(status, text), is_end=True)
+            conversation.h2.out.respond(stream, trailers_only(status, text), is_end=True)
         conversation.flush_later()
 
     def break_off(self, error: Exception) -> None:
@@ -411,9 +352,6 @@ class Call:
         self.end(status, text)
         self._tell(on_gone)
 
-    def _expire(self) -> None:
-        self.cut_off(DEADLINE_EXCEEDED, "Deadline Exceeded")
-
     def _tell(self, on_gone: Callable[[], None] | None) -> None:
         if on_gone is None:
             return
@@ -432,8 +370,7 @@ class Call:
         self.wait(0)
         # The callbacks refer to the call, and would keep it until a garbage collection.
         self.on_message = self.on_half_closed = self.on_room = self.on_drain = self.on_gone = None
-        self._reader = None
-        self._inbox = None
+        self.incoming = None
         self.note(self.noted, status, text)
 
     def note(self, noted: Noted, status: int, error: str = "") -> None:

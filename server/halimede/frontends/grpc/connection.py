@@ -15,21 +15,25 @@ from halimede.core.observe.access_lines import AccessLog
 from halimede.core.types import Buffer
 from halimede.core.wire.grpc_call import NOT_GRPC_BLOCK, NOT_GRPC_TEXT, CallHead, read_head
 from halimede.core.wire.http2.codes import ConnectionFault, H2Code
-from halimede.core.wire.http2.connection import (
+from halimede.core.wire.http2.connection import Http2Connection
+from halimede.core.wire.http2.events import (
     ConnectionFails,
     DataArrives,
     Event,
-    Http2Connection,
     Pinged,
     RequestBegins,
     RequestEnds,
     StreamHasRoom,
     StreamIsReset,
 )
-from halimede.core.wire.http2.keepalive import Due, Keepalive
-from halimede.core.wire.http2.streams import CLOSED, Stream
+from halimede.core.wire.http2.keepalive import Due
+from halimede.core.wire.http2.sender import Sender
+from halimede.core.wire.http2.streams import Stream
+from halimede.frontends.grpc.alarm import Alarm
 from halimede.frontends.grpc.call import UNAVAILABLE, Call, shutting_down
-from halimede.frontends.grpc.limits import Shared
+from halimede.frontends.grpc.incoming import Incoming
+from halimede.frontends.grpc.limits import HeldBytes, Shared
+from halimede.frontends.grpc.stalls import CallStalls, TransportStall
 from halimede.frontends.peer import client_of
 
 _JOIN_BELOW = 64 << 10
@@ -41,6 +45,8 @@ _TURN_S = 0.002
 the transport reads up to megabytes in one turn, and header blocks can take microseconds for each byte."""
 _MIN_READ_BYTES = 4 << 10
 """Connections begin with this."""
+
+LOST = "the connection ended before the whole answer was sent"
 
 
 class ConnectionOwner(Protocol):
@@ -69,33 +75,26 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_alarm",
-        "_alarm_at",
         "_began_at",
-        "_counted_unsent",
+        "_call_stalls",
         "_discarded",
         "_gives_way",
-        "_held_bytes",
         "_idle_since",
-        "_is_alarm_for_calls",
         "_is_closing",
         "_is_direct",
         "_is_encrypted",
         "_is_paused",
         "_is_unflushed",
-        "_keepalive",
-        "_last_size",
         "_linger_timer",
         "_loop",
         "_owner",
         "_peer",
-        "_progress",
         "_read_bytes",
         "_shut_down_at",
-        "_stalled_since",
-        "_swept_at",
+        "_stall",
         "_transport",
-        "_waiting_bytes",
         "h2",
+        "held",
     )
 
     def __init__(self, owner: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
@@ -106,10 +105,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.
         self._peer: object = None
         self.h2: Http2Connection[CallHead, Call] = Http2Connection(read_head, shared.limits.http2, now)
-        self._keepalive = Keepalive(shared.keepalive, now, owner.age_factor())
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = inf
-        self._is_alarm_for_calls = False
+        self.held = HeldBytes(shared)
+        self._alarm = Alarm(shared.keepalive, owner.age_factor(), loop, lambda: bool(self.h2.table.open), self._on_due)
         self._linger_timer: asyncio.TimerHandle | None = None
         self._began_at = now
         self._idle_since = now
@@ -121,16 +118,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._is_unflushed = False
         # Everything is written, and the client is to close.
         self._is_closing = False
-        self._held_bytes = 0
-        self._waiting_bytes = 0
-        self._counted_unsent = 0
         self._discarded = 0
         self._shut_down_at = inf
-        # What the last sweep saw, by stream: bytes received of a message and bytes of DATA sent, and since when.
-        self._progress: dict[Stream[Call], tuple[int | None, int, float]] = {}
-        self._stalled_since = inf
-        self._swept_at = now
-        self._last_size = 0
+        self._call_stalls = CallStalls()
+        self._stall = TransportStall(now)
 
     # The transport's calls.
 
@@ -141,50 +132,53 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._peer = transport.get_extra_info("peername")
         self._is_encrypted = transport.get_extra_info("sslcontext") is not None
         self._began_at = self._idle_since = monotonic()
-        self.h2.room = self._owner.shared.limits.write_ahead_bytes
+        self.h2.out.room = self._owner.shared.limits.write_ahead_bytes
         self._owner.admit(self)
         self.flush()
-        self._set_alarm()
+        self._alarm.set()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the reason changes nothing
-        for timer in (self._alarm, self._linger_timer):
-            if timer is not None:
-                timer.cancel()
+        self._alarm.cancel()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         self._owner.forget(self)
-        self._end_calls("the connection ended before the whole answer was sent")
-        shared = self._owner.shared
-        shared.unsent_bytes -= self._counted_unsent
-        self._counted_unsent = 0
+        _leave(self.h2.table.all(), LOST)
+        self.held.forget_unsent()
 
     def eof_received(self) -> bool:
         """The client sends nothing more, and counts as disconnected."""
-        self._end_calls("the connection ended before the whole answer was sent")
+        _leave(self.h2.table.all(), LOST)
         return False  # The transport sends what was written, then closes.
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- we know better
         reader = self.h2.reader
         self._is_direct = False
         if reader.data_left:
-            stream = self.h2.streams.get(reader.data_stream)
-            if stream is not None and stream.call is not None and (room := stream.call.room()) is not None:
+            stream = self.h2.table.open.get(reader.data_stream)
+            incoming = None if stream is None or stream.call is None else stream.call.incoming
+            if incoming is not None and (room := incoming.room()) is not None:
                 self._is_direct = True
                 return room[: reader.data_left]
         return self._owner.shared.view[: self._read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         now = monotonic()
-        self._keepalive.received(now)
+        if self._alarm.keepalive.received(now):
+            self._alarm.set()
         h2 = self.h2
         try:
             if self._is_direct:
                 self._receive_directly(nbytes, now)
             elif self._is_closing:
-                self._discard(nbytes)
+                self._discarded += nbytes
+                if self._discarded > self._owner.shared.limits.linger_bytes:
+                    self._transport.abort()
             else:
                 self._handle(h2.receive(self._owner.shared.view[:nbytes], now), now)
         except Exception as error:  # noqa: BLE001 -- whatever it was, the connection must not stay half alive
-            self._crash(error)
-        if h2.outgoing:
+            self._owner.crashed("receiving from a client", error)
+            self._fail(H2Code.INTERNAL_ERROR, "internal error of the server; its log has the cause")
+        if h2.out.outgoing:
             self.flush()
         elif h2.is_over:
             self._close(self._owner.shared.limits.goaway_answer_s)
@@ -196,7 +190,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._is_paused = True
-        self.h2.room = 0
+        self.h2.out.room = 0
         # What the client makes us write in answer to its frames must not grow while it does not read.
         self._transport.pause_reading()
         self._count_unsent()
@@ -225,9 +219,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _receive_directly(self, size: int, now: float) -> None:
         h2 = self.h2
-        stream = h2.streams[h2.reader.data_stream]
-        call = cast("Call", stream.call)
-        room = cast("memoryview", call.room())
+        call = cast("Call", h2.table.open[h2.reader.data_stream].call)
+        room = cast("memoryview", cast("Incoming", call.incoming).room())
         for event in h2.received_directly(room[:size], now):
             if isinstance(event, DataArrives):
                 call.take_directly(size, is_end=event.is_end)
@@ -261,19 +254,18 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 if stream.call is not None and stream.call.on_room is not None:
                     stream.call.on_room()
             case Pinged():
-                if self._keepalive.is_ping_excessive(now, has_calls=bool(self.h2.streams)):
+                if self._alarm.keepalive.is_ping_excessive(now, has_calls=bool(self.h2.table.open)):
                     self._fail(H2Code.ENHANCE_YOUR_CALM, "too_many_pings")
             case ConnectionFails(fault, streams):
-                self._on_failure(fault, streams)
+                _leave(streams, f"the connection was ended: {fault.text}")
 
     def _begin(self, stream: Stream[Call], head: CallHead, *, is_end: bool) -> None:
         self._idle_since = inf
-        if not self._is_alarm_for_calls:
-            self._set_alarm()
+        self._alarm.call_begins()
         if not head.is_grpc:
             # It is answered when it is complete: stream.call stays None.
             if is_end:
-                self._answer_other(stream)
+                _answer_other(self.h2.out, stream)
             return
         self._owner.begin(self, stream, head)
         if is_end and stream.call is not None:
@@ -282,15 +274,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _take_data_without_call(self, stream: Stream[Call], size: int, *, is_end: bool) -> None:
         """DATA of a request that is none of gRPC's, or of a call that has ended."""
         if is_end:
-            self._answer_other(stream)
+            _answer_other(self.h2.out, stream)
         else:
-            self.h2.credit(stream, size)
-
-    def _answer_other(self, stream: Stream[Call]) -> None:
-        if stream.trailers is None:
-            self.h2.respond(stream, NOT_GRPC_BLOCK)
-            self.h2.send(stream, (NOT_GRPC_TEXT,), len(NOT_GRPC_TEXT))
-            self.h2.finish(stream)
+            self.h2.credit.use(stream, size)
 
     # Sending.
 
@@ -303,45 +289,38 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Write what is outgoing, and DATA that waits as far as there is room."""
         self._is_unflushed = False
         h2, transport = self.h2, self._transport
-        while h2.outgoing:
-            parts = h2.take_outgoing()
+        out = h2.out
+        while out.outgoing:
+            parts = out.take()
             if self._is_closing or transport.is_closing():
                 return
             size = sum(map(len, parts))
             if size <= _JOIN_BELOW:
                 transport.write(b"".join(parts))
             elif self._is_encrypted:
-                self._write_in_pieces(parts)
+                _write_in_pieces(transport, parts)
             else:
                 transport.writelines(parts)
-            if h2.has_sent:
-                h2.has_sent = False
-                self._keepalive.sent_data()
-            if h2.room <= 0:
+            if out.has_sent:
+                out.has_sent = False
+                self._alarm.keepalive.sent_data()
+            if out.room <= 0:
                 self._write_waiting()
-        if self._counted_unsent or h2.unsent_bytes or self._waiting_bytes:
+        if h2.table.unsent_bytes or self.held.has_unsent:
             self._count_unsent()
         if h2.is_over:
             limits = self._owner.shared.limits
             self._close(limits.linger_s if h2.is_failed else limits.goaway_answer_s)
 
-    def _write_in_pieces(self, parts: Sequence[Buffer]) -> None:
-        for part in parts:
-            view = memoryview(part)
-            for start in range(0, len(view), _JOIN_BELOW):
-                self._transport.write(view[start : start + _JOIN_BELOW])
-
     def _write_waiting(self) -> None:
         if self._is_paused:
             return
-        h2 = self.h2
-        h2.room = self._owner.shared.limits.write_ahead_bytes - self._transport.get_write_buffer_size()
-        self._handle(h2.write_waiting(), 0.0)
+        out = self.h2.out
+        out.room = self._owner.shared.limits.write_ahead_bytes - self._transport.get_write_buffer_size()
+        self._handle(out.write_waiting(), 0.0)
 
     def _count_unsent(self) -> None:
-        unsent = self._transport.get_write_buffer_size() + self.h2.unsent_bytes + self._waiting_bytes
-        self._owner.shared.unsent_bytes += unsent - self._counted_unsent
-        self._counted_unsent = unsent
+        self.held.set_unsent(self._transport.get_write_buffer_size() + self.h2.table.unsent_bytes)
 
     # The end.
 
@@ -349,16 +328,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """End the connection, and its calls, with GOAWAY."""
         if not self.h2.is_failed:
             fault = ConnectionFault(code, text)
-            self._on_failure(fault, self.h2.fail(fault))
-
-    def _on_failure(self, fault: ConnectionFault, streams: Sequence[Stream[Call]]) -> None:
-        for stream in streams:
-            if stream.call is not None:
-                stream.call.leave(f"the connection was ended: {fault.text}")
-
-    def _crash(self, error: Exception) -> None:
-        self._owner.crashed("receiving from a client", error)
-        self._fail(H2Code.INTERNAL_ERROR, "internal error of the server; its log has the cause")
+            _leave(self.h2.fail(fault), f"the connection was ended: {text}")
 
     def _close(self, linger_s: float) -> None:
         """Everything is written: end the sending side, and discard input until the client closes.
@@ -374,48 +344,22 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._transport.write_eof()
         self._linger_timer = self._loop.call_later(linger_s, self._transport.abort)
 
-    def _discard(self, size: int) -> None:
-        self._discarded += size
-        if self._discarded > self._owner.shared.limits.linger_bytes:
-            self._transport.abort()
-
-    def _end_calls(self, text: str) -> None:
-        for stream in tuple(self.h2.streams.values()):
-            if stream.call is not None:
-                stream.call.leave(text)
-
-    # The timer.
-
-    def _set_alarm(self) -> None:
-        self._is_alarm_for_calls = bool(self.h2.streams)
-        wake_at = self._keepalive.wake_at(has_calls=self._is_alarm_for_calls)
-        if wake_at >= self._alarm_at:
-            return
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm_at = wake_at
-        self._alarm = self._loop.call_later(max(0.0, wake_at - monotonic()), self._on_alarm)
-
-    def _on_alarm(self) -> None:
-        self._alarm, self._alarm_at = None, inf
+    def _on_due(self, due: Due, now: float) -> None:
         if self._is_closing:
             return
-        now = monotonic()
-        while (due := self._keepalive.due(now, has_calls=bool(self.h2.streams))) is not None:
-            match due:
-                case Due.PING:
-                    self.h2.ping()
-                case Due.PING_TIMEOUT:
-                    self._fail(H2Code.ENHANCE_YOUR_CALM, "ping_timeout")
-                case Due.MAX_AGE:
-                    self.h2.shut_down("max_age")
-                    self._shut_down_at = now
-                case Due.GRACE_OVER:
-                    self.h2.send_final_goaway()
-                    for stream in tuple(self.h2.streams.values()):
-                        if stream.call is not None:
-                            stream.call.cut_off(UNAVAILABLE, "max connection age")
-        self._set_alarm()
+        match due:
+            case Due.PING:
+                self.h2.out.ping()
+            case Due.PING_TIMEOUT:
+                self._fail(H2Code.ENHANCE_YOUR_CALM, "ping_timeout")
+            case Due.MAX_AGE:
+                self.h2.shut_down("max_age")
+                self._shut_down_at = now
+            case Due.GRACE_OVER:
+                self.h2.send_final_goaway()
+                for stream in self.h2.table.all():
+                    if stream.call is not None:
+                        stream.call.cut_off(UNAVAILABLE, "max connection age")
         self.flush()
 
     # The calls' calls.
@@ -427,16 +371,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
     @property
     def client(self) -> str:
         return client_of(self._peer)
-
-    def hold(self, size: int) -> bool:
-        shared = self._owner.shared
-        self._held_bytes += size
-        shared.held_bytes += size
-        limits = shared.limits
-        return self._held_bytes <= limits.max_connection_held_bytes and shared.held_bytes <= limits.max_held_bytes
-
-    def wait(self, size: int) -> None:
-        self._waiting_bytes += size
 
     # The listener's calls.
 
@@ -450,25 +384,24 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Serve the calls that the client has made, and no others; then close."""
         self._shut_down_at = monotonic()
         self.h2.shut_down()
-        for stream in tuple(self.h2.streams.values()):
+        for stream in self.h2.table.all():
             if stream.call is not None and stream.call.on_drain is not None:
                 stream.call.on_drain()
         self.flush()
 
     def close_if_idle(self, since: float = inf) -> None:
         """Close unless a call is in progress, or was after `since`. A call that the client is just making is served."""
-        if not self.h2.streams and self._idle_since <= since:
+        if not self.h2.table.open and self._idle_since <= since:
             self.shut_down()
 
     def abort(self) -> None:
         """Close now. Unsent bytes are no longer counted when this returns."""
-        self._end_calls("the connection was closed")
-        self._owner.shared.unsent_bytes -= self._counted_unsent
-        self._counted_unsent = 0
+        _leave(self.h2.table.all(), "the connection was closed")
+        self.held.forget_unsent()
         self._transport.abort()
 
     def stall_order(self) -> tuple[bool, float] | None:
-        return (False, self._stalled_since) if self._counted_unsent else None
+        return (False, self._stall.since) if self.held.has_unsent else None
 
     def sweep(self, now: float) -> None:
         """Enforce time limits, and count the unsent bytes."""
@@ -480,68 +413,64 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if now - self._began_at >= limits.handshake_s:
                 self.abort()
             return
-        if not h2.streams and self._idle_since == inf:
+        if h2.table.open:
+            self._sweep_calls(now)
+        elif self._idle_since == inf:
             self._idle_since = now
-        elif h2.streams:
-            self._sweep_streams(now)
-        self._sweep_transport(now)
+        if self._has_stalled(now):
+            self.abort()
+            return
         if shared.is_leaving and not shared.is_draining:
             self.send_away()
         if now - self._shut_down_at >= limits.goaway_answer_s:
             h2.send_final_goaway()
-        if h2.outgoing:
+        if h2.out.outgoing:
             self.flush()
 
-    def _sweep_transport(self, now: float) -> None:
-        """Close if the client reads nothing at all, or does not complete a frame."""
-        size = self._transport.get_write_buffer_size()
-        is_stalled = (size and size == self._last_size) or (
-            self.h2.reader.is_within and not self.h2.reader.data_left and self._keepalive.is_quiet_since(self._swept_at)
+    def _has_stalled(self, now: float) -> bool:
+        """Whether the client has read nothing at all, or has not completed a frame, for too long."""
+        reader, stall = self.h2.reader, self._stall
+        is_within_frame = (
+            reader.is_within and not reader.data_left and self._alarm.keepalive.is_quiet_since(stall.looked_at)
         )
-        self._last_size, self._swept_at = size, now
-        if not is_stalled:
-            self._stalled_since = inf
-        elif self._stalled_since == inf:
-            self._stalled_since = now
-        elif now - self._stalled_since >= self._owner.shared.limits.stall_s:
-            self.abort()
+        stalled_s = stall.look(self._transport.get_write_buffer_size(), now, is_within_frame=is_within_frame)
+        return stalled_s >= self._owner.shared.limits.stall_s
 
-    def _sweep_streams(self, now: float) -> None:
+    def _sweep_calls(self, now: float) -> None:
         """End the calls of a client that makes no progress."""
         limits = self._owner.shared.limits
-        stall_s = limits.stall_s
-        progress: dict[Stream[Call], tuple[int | None, int, float]] = {}
-        for stream in tuple(self.h2.streams.values()):
-            call = stream.call
-            if call is not None and call.is_awaiting and now - self._shut_down_at >= stall_s:
-                call.cut_off(UNAVAILABLE, shutting_down().message)
-                continue
-            received = None if call is None else call.received_bytes
-            if received is None and not stream.unsent_bytes:
-                continue
-            before = self._progress.get(stream)
-            if before is None or _has_progressed(before, received, stream, limits.progress_bytes):
-                progress[stream] = (received, stream.sent_bytes, now)
-                continue
-            progress[stream] = before
-            if now - before[2] < stall_s:
-                continue
-            text = (
-                "the client has not read its answer" if stream.unsent_bytes else "the client has not sent its message"
-            )
-            if call is not None:
-                call.cut_off(UNAVAILABLE, f"{text} for {stall_s:g} s")
-            if stream.state is not CLOSED:
-                self.h2.reset(stream, H2Code.CANCEL)
-        self._progress = progress
+        if now - self._shut_down_at >= limits.stall_s:
+            for stream in self.h2.table.all():
+                if stream.call is not None and stream.call.is_awaiting:
+                    stream.call.cut_off(UNAVAILABLE, shutting_down().message)
+        stalled = self._call_stalls.find(
+            self.h2.table.all(), now, stall_s=limits.stall_s, progress_bytes=limits.progress_bytes
+        )
+        for stream, what in stalled:
+            if stream.call is not None:
+                stream.call.cut_off(UNAVAILABLE, f"the client has not {what} for {limits.stall_s:g} s")
+                # A status says more than a reset.
+                self.h2.out.cut_short(stream)
+            self.h2.out.reset(stream, H2Code.CANCEL)
 
 
-def _has_progressed(
-    before: tuple[int | None, int, float], received: int | None, stream: Stream[Call], progress_bytes: int
-) -> bool:
-    """Whether the client has taken something of the answer, or sent enough of its message."""
-    if stream.sent_bytes != before[1]:
-        return True
-    if received is None or stream.unsent_bytes:
-        return False
-    return before[0] is None or not 0 <= received - before[0] < progress_bytes
+def _write_in_pieces(transport: asyncio.Transport, parts: Sequence[Buffer]) -> None:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), _JOIN_BELOW):
+            transport.write(view[start : start + _JOIN_BELOW])
+
+
+def _answer_other(sender: Sender[Call], stream: Stream[Call]) -> None:
+    """Answer a request that is complete and is not one of gRPC's."""
+    if stream.trailers is None:
+        sender.respond(stream, NOT_GRPC_BLOCK)
+        sender.send(stream, (NOT_GRPC_TEXT,), len(NOT_GRPC_TEXT))
+        sender.finish(stream)
+
+
+def _leave(streams: Sequence[Stream[Call]], text: str) -> None:
+    """End the calls of clients that cannot be answered any more."""
+    for stream in streams:
+        if stream.call is not None:
+            stream.call.leave(text)

@@ -7,8 +7,9 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
 from halimede.core.wire.destinations import ALL_BINARY, Destinations
 from halimede.core.wire.forwarding import Forwarding
+from halimede.core.wire.grpc_deflate import deflate_steps
 from halimede.core.wire.grpc_messages import Message
-from halimede.core.wire.grpc_request import InferCall, InferMessage, InferReader
+from halimede.core.wire.grpc_request import InferCall, InferMessage, read_infer
 from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
 from halimede.frontends.grpc.call import Call, internal_error
 from halimede.frontends.grpc.opening import open_steps
@@ -28,7 +29,6 @@ class InferContext:
 
     def __init__(self, server: Server, forward: Forwarding | None = None) -> None:
         self.server = server
-        self.reader = InferReader()
         self.steps: StepQueue[Call] = StepQueue(Call.break_off)
         self._forward = forward
 
@@ -91,7 +91,7 @@ class _UnaryInfer:
     def _read(self, content: Buffer) -> None:
         call, context = self._call, self._context
         try:
-            message = context.reader.read(content)
+            message = read_infer(content)
             self._view = find_model(context.server, call, message)
             if is_decoupled(self._view):
                 raise InferenceError(
@@ -148,7 +148,7 @@ class _UnaryInfer:
     def _encode(self, response: InferenceResponse) -> Steps[None]:
         parts = yield from encode_infer_steps(response, self._view, self._destinations)
         if self._call.compresses:
-            coded, is_compressed = yield from self._call.compress_steps(parts)
+            coded, is_compressed = yield from deflate_steps(parts, self._call.encoding)
             self._call.answer(coded, sum(map(len, coded)), is_compressed=is_compressed)
         else:
             self._call.answer(parts, sum(map(len, parts)))

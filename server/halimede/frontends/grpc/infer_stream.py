@@ -12,8 +12,9 @@ from time import monotonic
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, InferenceError, InferenceResponse
+from halimede.core.wire.grpc_deflate import deflate_steps
 from halimede.core.wire.grpc_messages import Message
-from halimede.core.wire.grpc_request import InferCall
+from halimede.core.wire.grpc_request import InferCall, read_infer
 from halimede.core.wire.grpc_response import encode_empty_final, encode_stream_error, encode_stream_infer
 from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.core.wire.steps import run
@@ -92,7 +93,7 @@ class _InferStream:
     def _read(self, content: Buffer) -> None:
         call, context = self._call, self._context
         try:
-            message = context.reader.read(content)
+            message = read_infer(content)
         except InferenceError as error:
             self._end(error)
             return
@@ -219,11 +220,11 @@ class _InferStream:
             if not call.compresses:
                 self._send(answer, answer.content.parts, is_compressed=False)
             elif answer.size_bytes <= IN_STEPS_ABOVE:
-                parts, is_compressed = run(call.compress_steps(answer.content.parts))
+                parts, is_compressed = run(deflate_steps(answer.content.parts, call.encoding))
                 self._send(answer, parts, is_compressed=is_compressed)
             else:
                 self._is_sending = True
-                steps = call.compress_steps(answer.content.parts)
+                steps = deflate_steps(answer.content.parts, call.encoding)
                 self._context.steps.run(call, steps, partial(self._compressed, answer), self._end)
         if not call.is_open:
             return

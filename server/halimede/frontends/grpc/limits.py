@@ -1,11 +1,11 @@
 """Limits of the gRPC front end, and state that its connections share."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from halimede.core.wire.http2.connection import Http2Limits
 from halimede.core.wire.http2.keepalive import KeepaliveRules
+from halimede.core.wire.http2.limits import Http2Limits
 
 _BUFFER_BYTES = 64 << 10
 _HTTP2 = Http2Limits()
@@ -35,6 +35,17 @@ class GrpcLimits:
     goaway_answer_s: float = 1.0
     linger_s: float = 5.0
     linger_bytes: int = 1 << 20
+
+    def for_messages(self, max_message_bytes: int, stall_s: float) -> "GrpcLimits":
+        """These limits with room for one message of the largest permitted size: as it is sent, and once more for its
+        decoded form."""
+        most = 2 * max_message_bytes
+        return replace(
+            self,
+            stall_s=stall_s,
+            max_connection_held_bytes=max(self.max_connection_held_bytes, most),
+            max_held_bytes=max(self.max_held_bytes, most),
+        )
 
 
 class Flushing(Protocol):
@@ -70,3 +81,44 @@ class Shared:
         connections, self.unflushed = self.unflushed, []
         for connection in connections:
             connection.flush()
+
+
+class HeldBytes:
+    """The bytes of one connection, which count with those of its listener: of requests that are received or worked on,
+    of answers that wait for room elsewhere, and of answers that the client has not read."""
+
+    __slots__ = ("_requests", "_shared", "_unsent", "_waiting")
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._requests = 0
+        self._waiting = 0
+        self._unsent = 0
+
+    def hold(self, size: int) -> bool:
+        """Count bytes that are held for requests. Returns whether they are within their limits."""
+        shared = self._shared
+        self._requests += size
+        shared.held_bytes += size
+        limits = shared.limits
+        return self._requests <= limits.max_connection_held_bytes and shared.held_bytes <= limits.max_held_bytes
+
+    def wait(self, size: int) -> None:
+        """Count bytes of answers that wait for room."""
+        self._waiting += size
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether answers are counted, or should be."""
+        return bool(self._unsent or self._waiting)
+
+    def set_unsent(self, size: int) -> None:
+        """`size` bytes wait in the connection and its transport; those that wait elsewhere are added."""
+        size += self._waiting
+        self._shared.unsent_bytes += size - self._unsent
+        self._unsent = size
+
+    def forget_unsent(self) -> None:
+        """The connection is closed: nothing is unsent."""
+        self._shared.unsent_bytes -= self._unsent
+        self._unsent = 0

@@ -69,7 +69,7 @@ class GrpcServer:
         become parameters of the call's requests. A stream is not read further while `max_response_pool_size` of its
         requests or responses wait. OSError for certificates that cannot be used."""
         self.access_log = access_log
-        limits = replace(limits or GrpcLimits(), stall_s=transport.stall_secs)
+        limits = (limits or GrpcLimits()).for_messages(transport.max_message_bytes, transport.stall_secs)
         self.shared = Shared(limits, keepalive_rules(transport))
         self._transport = transport
         self._health = HealthService(server)

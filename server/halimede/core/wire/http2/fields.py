@@ -25,7 +25,7 @@ _CACHED_BLOCK_BYTES = 512
 
 _SIZE_UPDATES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){%d}" % (MAX_SIZE_UPDATES + 1))
 """Too many of them at the start of a block (sections 5.1 and 6.3); elsewhere none is valid."""
-_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _FORBIDDEN_IN_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$")
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
 _OF_A_CONNECTION = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
@@ -113,10 +113,11 @@ def check_request(fields: Iterable[Field]) -> RequestFields:
         else:
             _check_regular(name, value)
             if name == b"content-length":
-                content_length = _content_length(value)
+                before, content_length = content_length, _content_length(value)
+                if before not in (None, content_length):
+                    raise _malformed("content-length is repeated with another value")
             regular.append((name, value))
-        if _FORBIDDEN_IN_VALUE.search(value):
-            raise _malformed("a field value with forbidden characters")
+        _check_value(value)
     method, path = pseudo.get(b":method"), pseudo.get(b":path")
     if not method or not path or b":scheme" not in pseudo:
         raise _malformed("a request without :method, :scheme or :path")
@@ -129,6 +130,7 @@ def check_trailers(fields: Iterable[Field]) -> None:
         if name[:1] == b":":
             raise _malformed("a pseudo-header field in trailers")
         _check_regular(name, value)
+        _check_value(value)
 
 
 def _check_regular(name: bytes, value: bytes) -> None:
@@ -136,6 +138,11 @@ def _check_regular(name: bytes, value: bytes) -> None:
         raise _malformed("a field name with forbidden characters")
     if name in _OF_A_CONNECTION or (name == b"te" and value != b"trailers"):
         raise _malformed("a field that belongs to a connection of HTTP/1.1")
+
+
+def _check_value(value: bytes) -> None:
+    if _FORBIDDEN_IN_VALUE.search(value):
+        raise _malformed("a field value with forbidden characters")
 
 
 def _content_length(value: bytes) -> int:

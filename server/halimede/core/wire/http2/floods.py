@@ -22,14 +22,14 @@ WINDOW_UPDATES_PER_DATA = 10.0
 
 
 class FloodGuard:
-    """One connection's allowance. `paid_updates` counts WINDOW_UPDATE frames that DATA frames have paid for."""
+    """One connection's allowance."""
 
-    __slots__ = ("_left", "_since", "paid_updates")
+    __slots__ = ("_left", "_paid_updates", "_since")
 
     def __init__(self, now: float) -> None:
         self._left = BURST
         self._since = now
-        self.paid_updates = 0.0
+        self._paid_updates = 0.0
 
     def spend(self, cost: float, now: float, what: str) -> None:
         """ConnectionFault when the allowance is used up. `what` names the frames for the client."""
@@ -40,3 +40,14 @@ class FloodGuard:
         self._since = now
         if self._left < 0:
             raise ConnectionFault(H2Code.ENHANCE_YOUR_CALM, f"too many {what}")
+
+    def data_sent(self) -> None:
+        """A DATA frame was sent, for which the client will send WINDOW_UPDATE frames."""
+        self._paid_updates += WINDOW_UPDATES_PER_DATA
+
+    def window_update(self, now: float) -> None:
+        """A WINDOW_UPDATE frame has arrived. ConnectionFault as of `spend`."""
+        if self._paid_updates >= 1:
+            self._paid_updates -= 1
+        else:
+            self.spend(CHEAP, now, "WINDOW_UPDATE frames")

@@ -60,10 +60,12 @@ class FrameReader:
             at = self._read_preface(data)
             if not self._is_begun:
                 return
-        if self.data_left or self._padding_left:
+        if self.data_left:
             size = min(end, self.data_left)
             yield self.received_directly(data[:size])
             at = self._skip_padding(size, end)
+        elif self._padding_left:
+            at = self._skip_padding(0, end)
         if self._skip_left:
             at = self._skip(at, end)
         while end - at >= HEAD_BYTES:
@@ -120,8 +122,11 @@ class FrameReader:
         """The first piece of a DATA frame that is padded or incomplete."""
         padding, size = 0, length
         if flags & PADDED:
+            if not length:
+                # Section 4.2.
+                raise ConnectionFault(H2Code.FRAME_SIZE_ERROR, "a padded DATA frame without its length")
             # Section 6.1: padding that is as long as the payload or longer.
-            if not length or (padding := data[start]) >= length:
+            if (padding := data[start]) >= length:
                 raise ConnectionFault(H2Code.PROTOCOL_ERROR, "a DATA frame with more padding than payload")
             start += 1
             length -= 1 + padding

@@ -58,10 +58,14 @@ class Keepalive:
         self._age_ends_at = now + rules.max_age * age_factor
         self._grace_ends_at = inf
 
-    def received(self, now: float) -> None:
-        """Something has arrived; every byte shows that the client lives."""
+    def received(self, now: float) -> bool:
+        """Something has arrived; every byte shows that the client lives. Returns whether it answers a ping: then
+        `wake_at` may be earlier than before."""
         self._received_at = now
+        if self._waits_since == inf:
+            return False
         self._waits_since = inf
+        return True
 
     def is_quiet_since(self, then: float) -> bool:
         """Whether nothing has arrived after `then`."""

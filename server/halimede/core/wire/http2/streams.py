@@ -102,21 +102,72 @@ class Stream(Generic[C]):
         return f"<Stream {self.id} {self.state.name} unsent={self.unsent_bytes}>"
 
 
-class RecentlyClosed:
-    """Why the streams that closed last are closed. Bounded: the oldest are forgotten."""
+class StreamTable(Generic[C]):
+    """The streams of one connection.
 
-    __slots__ = ("_most", "_reasons")
+    `open` has those that are not closed, by number; `unsent_bytes` is the DATA that they have not sent yet. Why a
+    stream is closed is kept for the last `remembered` ones.
+    """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    __slots__ = ("_reasons", "_remembered", "last_id", "open", "unsent_bytes")
+
+    def __init__(self, remembered: int) -> None:
+        self.open: dict[int, Stream[C]] = {}
+        self.last_id = 0
+        """The largest number that the client has used."""
+        self.unsent_bytes = 0
+        self._remembered = remembered
         self._reasons: dict[int, Closed] = {}
 
-    def add(self, stream_id: int, reason: Closed) -> None:
+    def all(self) -> list[Stream[C]]:
+        """A copy: streams may be closed while it is walked."""
+        return list(self.open.values())
+
+    def is_idle(self, stream_id: int) -> bool:
+        """Whether no request has had this number. Even numbers are the server's, which opens no streams."""
+        return stream_id > self.last_id or not stream_id & 1
+
+    def end(self, stream: Stream[C]) -> bool:
+        """The server has sent END_STREAM. Returns whether the stream is closed now."""
+        stream.state = ON_SENT_END[stream.state]
+        if stream.state is not CLOSED:
+            return False
+        del self.open[stream.id]
+        self.remember(stream.id, Closed.ENDED)
+        return True
+
+    def close(self, stream: Stream[C], reason: Closed) -> None:
+        """Drop a stream, and what it has not sent."""
+        self._drop(stream)
+        del self.open[stream.id]
+        self.remember(stream.id, reason)
+
+    def close_all(self) -> list[Stream[C]]:
+        """Drop all streams, and return them."""
+        streams = self.all()
+        for stream in streams:
+            self._drop(stream)
+        self.open.clear()
+        return streams
+
+    def remember(self, stream_id: int, reason: Closed) -> None:
+        """Keep why a stream is closed, and forget the oldest one."""
         reasons = self._reasons
         reasons[stream_id] = reason
-        if len(reasons) > self._most:
+        if len(reasons) > self._remembered:
             del reasons[next(iter(reasons))]
 
-    def get(self, stream_id: int) -> Closed | None:
+    def why_closed(self, stream_id: int) -> Closed | None:
         """None for a stream that is forgotten, or that was never opened."""
         return self._reasons.get(stream_id)
+
+    def drop_unsent(self, stream: Stream[C]) -> None:
+        """Forget the DATA of a stream that waits, and its trailers."""
+        self.unsent_bytes -= stream.unsent_bytes
+        stream.unsent = None
+        stream.unsent_bytes = 0
+        stream.trailers = None
+
+    def _drop(self, stream: Stream[C]) -> None:
+        stream.state = CLOSED
+        self.drop_unsent(stream)

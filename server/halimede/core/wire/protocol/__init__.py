@@ -38,10 +38,13 @@ def parse(message: ProtoClass, raw: bytes | bytearray) -> ProtoMessage:
     try:
         return message.FromString(raw)
     except DecodeError:
-        name = message.DESCRIPTOR.full_name
-        raise InferenceError(
-            ErrorCode.INTERNAL, f"Unable to parse request: its {len(raw)} bytes are no valid {name} message"
-        ) from None
+        raise not_parsed(message, len(raw)) from None
+
+
+def not_parsed(message: ProtoClass, size: int) -> InferenceError:
+    """The error for bytes that are no such message."""
+    name = message.DESCRIPTOR.full_name
+    return InferenceError(ErrorCode.INTERNAL, f"Unable to parse request: its {size} bytes are no valid {name} message")
 
 
 ModelInferRequest = message_class("inference.ModelInferRequest")

@@ -1,0 +1,180 @@
+"""The connections of gRPC clients of several languages and libraries: compressed answers, TLS, pings, age, stop and start."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import support.server
+from support.balancer import Balancer
+from support.calls import metric
+from support.grpc_clients import PYTHON_CLIENTS
+from support.grpc_plans import Client, Plan, run
+from support.models import add_identity, delay
+from support.ports import free_port
+from support.server import RunningServer, Start, start_server, wait_until
+
+PKI = Path(support.server.__file__).parent / "pki"
+TLS = ("--grpc-use-ssl=true", f"--grpc-server-cert={PKI / 'server.pem'}", f"--grpc-server-key={PKI / 'server.key'}")
+MUTUAL_TLS = (*TLS, "--grpc-use-ssl-mutual=true", f"--grpc-root-cert={PKI / 'root.pem'}")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    add_identity(path, "ident", dims="-1")
+    add_identity(path, "pause", dims="-1", extra=delay(1500))
+    add_identity(path, "long_pause", dims="-1", extra=delay(12_500))
+    return path
+
+
+@pytest.fixture(scope="module", params=["low", "high"])
+def compressing(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    yield from served(models, tmp_path_factory, f"--grpc-infer-response-compression-level={request.param}")
+
+
+@pytest.fixture(scope="module")
+def pinging(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """It pings ten times a second, permits as many pings, and closes connections whose client does not answer."""
+    yield from served(
+        models,
+        tmp_path_factory,
+        "--grpc-keepalive-time=100",
+        "--grpc-keepalive-timeout=1000",
+        "--grpc-keepalive-permit-without-calls=true",
+        "--grpc-http2-min-recv-ping-interval-without-data=50",
+    )
+
+
+@pytest.fixture(scope="module")
+def encrypted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    yield from served(models, tmp_path_factory, *TLS)
+
+
+@pytest.fixture(scope="module")
+def mutual(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    yield from served(models, tmp_path_factory, *MUTUAL_TLS)
+
+
+@pytest.fixture(scope="module")
+def plain(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """It closes connections that are old."""
+    yield from served(models, tmp_path_factory, "--grpc-max-connection-age=150")
+
+
+def served(models: Path, tmp_path_factory: pytest.TempPathFactory, *flags: str) -> Iterator[RunningServer]:
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, *flags])
+    yield running
+    assert running.process.poll() is None, f"the server died\n{running.log}"
+    assert "unexpected error" not in running.log
+    assert running.stop() == 0, running.log
+
+
+@pytest.mark.parametrize("action", ["infer", "stream"])
+def test_compressed_answers(grpc_client: Client, compressing: RunningServer, action: str) -> None:
+    with Balancer([compressing.grpc_port]) as balancer:
+        result = run(grpc_client, Plan(balancer.url, action, elements=MIB))
+    assert (result.code, [each.equal for each in result.answers]) == ("OK", [True])
+    assert balancer.downstream_bytes < MIB < 4 * MIB <= balancer.upstream_bytes
+
+
+def test_compressed_requests_and_answers(grpc_client: Client, compressing: RunningServer) -> None:
+    for algorithm in grpc_client.compressions:
+        with Balancer([compressing.grpc_port]) as balancer:
+            plan = Plan(balancer.url, "stream", elements=MIB, requests=3, compression=algorithm)
+            result = run(grpc_client, plan)
+            assert (result.code, [each.equal for each in result.answers]) == ("OK", [True] * 3), algorithm
+            assert max(balancer.upstream_bytes, balancer.downstream_bytes) < MIB, algorithm
+
+
+@pytest.mark.parametrize("action", ["infer", "stream"])
+def test_tls(grpc_client: Client, encrypted: RunningServer, action: str) -> None:
+    address = f"localhost:{encrypted.grpc_port}"
+    result = run(grpc_client, Plan(address, action, elements=4 * MIB, root=str(PKI / "root.pem")))
+    assert (result.code, [each.equal for each in result.answers]) == ("OK", [True])
+
+
+def test_a_client_with_another_root_does_not_call(grpc_client: Client, encrypted: RunningServer) -> None:
+    result = run(grpc_client, Plan(f"localhost:{encrypted.grpc_port}", root=str(PKI / "stranger_root.pem"), deadline_ms=10_000))
+    assert result.code == "UNAVAILABLE"
+
+
+def test_mutual_tls(grpc_client: Client, mutual: RunningServer) -> None:
+    plan = {"target": f"localhost:{mutual.grpc_port}", "root": str(PKI / "root.pem"), "deadline_ms": 10_000}
+    own = Plan(**plan, certificate=str(PKI / "client.pem"), key=str(PKI / "client.key"))
+    strangers = Plan(**plan, certificate=str(PKI / "stranger.pem"), key=str(PKI / "stranger.key"))
+    assert [run(grpc_client, each).code for each in (own, strangers, Plan(**plan))] == ["OK", "UNAVAILABLE", "UNAVAILABLE"]
+
+
+def test_clients_answer_the_servers_pings(grpc_client: Client, pinging: RunningServer) -> None:
+    assert run(grpc_client, Plan(pinging.grpc_url, model="pause")).code == "OK"
+
+
+@pytest.mark.parametrize("name", PYTHON_CLIENTS)
+def test_the_server_answers_pings(name: str, pinging: RunningServer) -> None:
+    """A client that gets no answer within a second gives up."""
+    assert run(PYTHON_CLIENTS[name], Plan(pinging.grpc_url, model="pause", keepalive_ms=100)).code == "OK"
+
+
+@pytest.mark.interop
+def test_the_server_answers_pings_of_clients_that_send_one_in_ten_seconds(grpc_client: Client, pinging: RunningServer) -> None:
+    """grpc-go and grpc-java send no more."""
+    assert run(grpc_client, Plan(pinging.grpc_url, model="long_pause", keepalive_ms=10_000)).code == "OK"
+
+
+def test_too_many_pings_end_the_connection(encrypted: RunningServer) -> None:
+    plan = Plan(f"localhost:{encrypted.grpc_port}", model="pause", root=str(PKI / "root.pem"), keepalive_ms=100)
+    result = run(PYTHON_CLIENTS["grpcio"], plan)
+    assert (result.code, "too_many_pings" in result.message) == ("UNAVAILABLE", True), result
+
+
+def test_no_call_is_lost_when_old_connections_are_closed(grpc_client: Client, plain: RunningServer) -> None:
+    """The connections are closed while the client calls without pause."""
+    with Balancer([plain.grpc_port]) as balancer:
+        running = grpc_client.start(Plan(balancer.url, "repeat"))
+        wait_until(lambda: balancer.connections >= 8, "connections to be replaced", plain)
+        running.tell()
+        result = running.result()
+    assert set(result.codes) == {"OK"}, result
+    assert result.codes["OK"] > 8
+
+
+def test_large_answers_end_before_an_old_connection_is_closed(grpc_client: Client, plain: RunningServer) -> None:
+    with Balancer([plain.grpc_port]) as balancer:
+        running = grpc_client.start(Plan(balancer.url, "repeat", elements=MIB))
+        wait_until(lambda: balancer.connections >= 4, "connections to be replaced", plain)
+        running.tell()
+        result = running.result()
+    assert set(result.codes) == {"OK"}, result
+
+
+def test_a_client_that_calls_without_pause_through_a_stop_and_a_start(grpc_client: Client, start: Start, models: Path) -> None:
+    """It gets answers or UNAVAILABLE, which clients may retry; a bare CANCELLED would look like its own doing."""
+    flags = ["--model-repository", models, f"--grpc-port={free_port()}"]
+    first = start(*flags)
+    running = grpc_client.start(Plan(first.grpc_url, "repeat"))
+
+    def answered(server: RunningServer) -> bool:
+        return metric(server, "nv_inference_request_success", "ident") > 200
+
+    wait_until(lambda: answered(first), "calls before the stop", first)
+    assert first.stop() == 0, first.log
+    second = start(*flags)
+    wait_until(lambda: answered(second), "calls after the start", second)
+    running.tell()
+    result = running.result()
+    assert set(result.codes) == {"OK", "UNAVAILABLE"}, result
+    served = sum(int(metric(each, "nv_inference_request_success", "ident")) for each in (second,))
+    assert result.codes["OK"] > served
+
+
+def test_a_unix_socket(grpc_client: Client, models: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    # The number at the end is read as the port.
+    path = tmp_path_factory.mktemp("s") / "grpc:1"
+    for running in served(models, tmp_path_factory, f"--grpc-address=unix:{path}"):
+        assert path.is_socket(), running.log
+        assert run(grpc_client, Plan(f"unix:{path}")).code == "OK"
+        result = run(grpc_client, Plan(f"unix:{path}", "stream", elements=MIB, requests=3))
+        assert (result.code, [each.equal for each in result.answers]) == ("OK", [True] * 3)
+    assert not path.exists()
