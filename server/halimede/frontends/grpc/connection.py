@@ -33,6 +33,7 @@ from halimede.frontends.grpc.alarm import Alarm
 from halimede.frontends.grpc.call import UNAVAILABLE, Call, shutting_down
 from halimede.frontends.grpc.incoming import Incoming
 from halimede.frontends.grpc.limits import HeldBytes, Shared
+from halimede.frontends.grpc.reading import Reading
 from halimede.frontends.grpc.stalls import CallStalls, TransportStall
 from halimede.frontends.peer import client_of
 
@@ -40,11 +41,6 @@ _JOIN_BELOW = 64 << 10
 """Up to this size all outgoing parts are copied together into one write. With TLS no write is larger: its transport
 does not count as unsent what it has encrypted of one write."""
 
-_TURN_S = 0.002
-"""After input that took longer, the other connections have their turn, and the next read is half as large. Without this
-the transport reads up to megabytes in one turn, and header blocks can take microseconds for each byte."""
-_MIN_READ_BYTES = 4 << 10
-"""Connections begin with this."""
 
 LOST = "the connection ended before the whole answer was sent"
 
@@ -78,7 +74,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
         "_began_at",
         "_call_stalls",
         "_discarded",
-        "_gives_way",
         "_idle_since",
         "_is_closing",
         "_is_direct",
@@ -89,7 +84,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         "_loop",
         "_owner",
         "_peer",
-        "_read_bytes",
+        "_reading",
         "_shut_down_at",
         "_stall",
         "_transport",
@@ -103,6 +98,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._owner = owner
         self._loop = loop
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.
+        self._reading: Reading = cast("Reading", None)  # As the transport.
         self._peer: object = None
         self.h2: Http2Connection[CallHead, Call] = Http2Connection(read_head, shared.limits.http2, now)
         self.held = HeldBytes(shared)
@@ -113,8 +109,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._is_direct = False
         self._is_encrypted = False
         self._is_paused = False
-        self._gives_way = False
-        self._read_bytes = _MIN_READ_BYTES
         self._is_unflushed = False
         # Everything is written, and the client is to close.
         self._is_closing = False
@@ -127,6 +121,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._reading = Reading(self._transport, self._loop, self._owner.shared.view)
         # Half of what is written ahead: a transport that is full always reports when it has room again.
         self._transport.set_write_buffer_limits(high=self._owner.shared.limits.write_ahead_bytes // 2)
         self._peer = transport.get_extra_info("peername")
@@ -159,7 +154,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if incoming is not None and (room := incoming.room()) is not None:
                 self._is_direct = True
                 return room[: reader.data_left]
-        return self._owner.shared.view[: self._read_bytes]
+        return self._reading.room
 
     def buffer_updated(self, nbytes: int) -> None:
         now = monotonic()
@@ -174,7 +169,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 if self._discarded > self._owner.shared.limits.linger_bytes:
                     self._transport.abort()
             else:
-                self._handle(h2.receive(self._owner.shared.view[:nbytes], now), now)
+                self._handle(h2.receive(self._reading.room[:nbytes], now), now)
         except Exception as error:  # noqa: BLE001 -- whatever it was, the connection must not stay half alive
             self._owner.crashed("receiving from a client", error)
             self._fail(H2Code.INTERNAL_ERROR, "internal error of the server; its log has the cause")
@@ -182,38 +177,21 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.flush()
         elif h2.is_over:
             self._close(self._owner.shared.limits.goaway_answer_s)
-        if monotonic() - now > _TURN_S:
-            self._read_bytes = max(self._read_bytes // 2, _MIN_READ_BYTES)
-            self._give_way()
-        elif self._read_bytes < len(self._owner.shared.view):
-            self._read_bytes *= 2
+        self._reading.took(monotonic() - now)
 
     def pause_writing(self) -> None:
         self._is_paused = True
         self.h2.out.room = 0
         # What the client makes us write in answer to its frames must not grow while it does not read.
-        self._transport.pause_reading()
+        self._reading.block()
         self._count_unsent()
         self._owner.shed()
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        if not self._gives_way:
-            self._transport.resume_reading()
+        self._reading.unblock()
         self._write_waiting()
         self.flush()
-
-    def _give_way(self) -> None:
-        """Read on when the loop has served the other connections."""
-        if not self._gives_way and not self._transport.is_closing():
-            self._gives_way = True
-            self._transport.pause_reading()
-            self._loop.call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        self._gives_way = False
-        if not self._is_paused and not self._transport.is_closing():
-            self._transport.resume_reading()
 
     # Receiving.
 
