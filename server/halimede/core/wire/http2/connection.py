@@ -117,6 +117,12 @@ class Http2Connection(Generic[T, C]):
             raise ConnectionFault(H2Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         self.is_greeted = True
 
+    @property
+    def is_within(self) -> bool:
+        """Whether the client has begun a frame or a header block, which is incomplete. DATA does not count."""
+        reader = self.reader
+        return self._block.is_within or (reader.is_within and not reader.data_left)
+
     # Frames of requests.
 
     def _on_data(
