@@ -240,9 +240,10 @@ def test_a_window_that_overflows_ends_the_connection(client: H2Client, overflow:
 
 def test_a_client_that_sends_more_than_the_window_of_a_stream_loses_the_stream(client: H2Client) -> None:
     """The stream is not read while its first request is processed."""
-    requests = grpc_message(message("slow").SerializeToString()) * 2
+    first = grpc_message(message("slow").SerializeToString()) * 2
+    start_of_next = b"\0" + number(32 * MIB)
     stream = client.call(STREAM_INFER, None)
-    client.send(frame(DATA, 0, stream, requests) + frame(DATA, 0, stream, bytes(16_384)) * 70)
+    client.send(frame(DATA, 0, stream, first + start_of_next) + frame(DATA, 0, stream, bytes(16_384)) * 70)
     assert stream_end(client, stream) == FLOW_CONTROL_ERROR
 
 
