@@ -123,7 +123,7 @@ def large_request(elements: int) -> bytes:
     return grpc_message(message.SerializeToString())
 
 
-def test_a_stream_whose_client_does_not_read_is_ended_and_its_memory_is_released(start) -> None:
+def test_a_stream_of_a_client_that_does_not_read_is_ended_and_released(start) -> None:
     server = start("--grpc-stall-timeout-secs=2")
     size = 48 << 20
     address = ("127.0.0.1", server.grpc_port)

@@ -174,7 +174,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._owner.crashed("receiving from a client", error)
             self._fail(H2Code.INTERNAL_ERROR, "internal error of the server; its log has the cause")
         if h2.out.outgoing:
-            self.flush()
+            if not self._is_unflushed:
+                self.flush()
         elif h2.is_over:
             self._close(self._owner.shared.limits.goaway_answer_s)
         self._reading.took(monotonic() - now)

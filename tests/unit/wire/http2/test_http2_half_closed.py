@@ -4,8 +4,10 @@ import pytest
 
 from halimede.core.wire.http2 import frames
 from halimede.core.wire.http2.codes import END_HEADERS, END_STREAM, FrameType, H2Code
-from halimede.core.wire.http2.connection import Http2Connection, Http2Limits, RequestBegins, StreamIsReset
+from halimede.core.wire.http2.connection import Http2Connection
+from halimede.core.wire.http2.events import RequestBegins, StreamIsReset
 from halimede.core.wire.http2.fields import RequestFields, literal
+from halimede.core.wire.http2.limits import Http2Limits
 
 REQUEST = literal(b":method", b"POST") + literal(b":scheme", b"http") + literal(b":path", b"/")
 GREETING = frames.PREFACE + frames.settings({})
@@ -24,7 +26,7 @@ def test_frames_after_the_end_of_a_stream_reset_it_as_closed(late: bytes) -> Non
     connection: Http2Connection[RequestFields, None] = Http2Connection(lambda fields: fields, Http2Limits(), 0.0)
     events = connection.receive(memoryview(GREETING + headers(REQUEST)), 0.0)
     assert [type(event) for event in events] == [RequestBegins]
-    connection.take_outgoing()
+    connection.out.take()
     events = connection.receive(memoryview(late), 0.0)
     assert [type(event) for event in events] == [StreamIsReset]
-    assert connection.take_outgoing() == [frames.rst_stream(1, H2Code.STREAM_CLOSED)]
+    assert connection.out.take() == [frames.rst_stream(1, H2Code.STREAM_CLOSED)]
