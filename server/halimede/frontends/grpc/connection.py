@@ -410,11 +410,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.flush()
 
     def _has_stalled(self, now: float) -> bool:
-        """Whether the client has read nothing at all, or has not completed a frame, for too long."""
-        reader, stall = self.h2.reader, self._stall
-        is_within_frame = (
-            reader.is_within and not reader.data_left and self._alarm.keepalive.is_quiet_since(stall.looked_at)
-        )
+        """Whether the client has read nothing at all, or has not completed what it has begun, for too long."""
+        stall = self._stall
+        is_within_frame = self.h2.is_within and self._alarm.keepalive.is_quiet_since(stall.looked_at)
         stalled_s = stall.look(self._transport.get_write_buffer_size(), now, is_within_frame=is_within_frame)
         return stalled_s >= self._owner.shared.limits.stall_s
 
