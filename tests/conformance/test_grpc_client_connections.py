@@ -30,7 +30,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["low", "high"])
-def compressing(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def compressing(
+    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
     yield from served(models, tmp_path_factory, f"--grpc-infer-response-compression-level={request.param}")
 
 
@@ -96,7 +98,9 @@ def test_tls(grpc_client: Client, encrypted: RunningServer, action: str) -> None
 
 
 def test_a_client_with_another_root_does_not_call(grpc_client: Client, encrypted: RunningServer) -> None:
-    result = run(grpc_client, Plan(f"localhost:{encrypted.grpc_port}", root=str(PKI / "stranger_root.pem"), deadline_ms=10_000))
+    result = run(
+        grpc_client, Plan(f"localhost:{encrypted.grpc_port}", root=str(PKI / "stranger_root.pem"), deadline_ms=10_000)
+    )
     assert result.code == "UNAVAILABLE"
 
 
@@ -104,7 +108,11 @@ def test_mutual_tls(grpc_client: Client, mutual: RunningServer) -> None:
     plan = {"target": f"localhost:{mutual.grpc_port}", "root": str(PKI / "root.pem"), "deadline_ms": 10_000}
     own = Plan(**plan, certificate=str(PKI / "client.pem"), key=str(PKI / "client.key"))
     strangers = Plan(**plan, certificate=str(PKI / "stranger.pem"), key=str(PKI / "stranger.key"))
-    assert [run(grpc_client, each).code for each in (own, strangers, Plan(**plan))] == ["OK", "UNAVAILABLE", "UNAVAILABLE"]
+    assert [run(grpc_client, each).code for each in (own, strangers, Plan(**plan))] == [
+        "OK",
+        "UNAVAILABLE",
+        "UNAVAILABLE",
+    ]
 
 
 def test_clients_answer_the_servers_pings(grpc_client: Client, pinging: RunningServer) -> None:
@@ -118,7 +126,9 @@ def test_the_server_answers_pings(name: str, pinging: RunningServer) -> None:
 
 
 @pytest.mark.interop
-def test_the_server_answers_pings_of_clients_that_send_one_in_ten_seconds(grpc_client: Client, pinging: RunningServer) -> None:
+def test_the_server_answers_pings_of_clients_that_send_one_in_ten_seconds(
+    grpc_client: Client, pinging: RunningServer
+) -> None:
     """grpc-go and grpc-java send no more."""
     assert run(grpc_client, Plan(pinging.grpc_url, model="long_pause", keepalive_ms=10_000)).code == "OK"
 
@@ -149,7 +159,9 @@ def test_large_answers_end_before_an_old_connection_is_closed(grpc_client: Clien
     assert set(result.codes) == {"OK"}, result
 
 
-def test_a_client_that_calls_without_pause_through_a_stop_and_a_start(grpc_client: Client, start: Start, models: Path) -> None:
+def test_a_client_that_calls_without_pause_through_a_stop_and_a_start(
+    grpc_client: Client, start: Start, models: Path
+) -> None:
     """It gets answers or UNAVAILABLE, which clients may retry; a bare CANCELLED would look like its own doing."""
     flags = ["--model-repository", models, f"--grpc-port={free_port()}"]
     first = start(*flags)

@@ -118,5 +118,9 @@ def go_client() -> ProgramClient:
 
 def node_client() -> ProgramClient:
     """@grpc/grpc-js."""
-    folder = built("node", ["sh", "-c", "npm install --no-package-lock --no-audit --no-fund --prefix {out} && cp probe.js {out}"], needs="npm")
+    folder = built(
+        "node",
+        ["sh", "-c", "npm install --no-package-lock --no-audit --no-fund --prefix {out} && cp probe.js {out}"],
+        needs="npm",
+    )
     return ProgramClient(("node", str(folder / "probe.js")), ("gzip", "deflate"))
