@@ -85,10 +85,21 @@ def test_a_model_has_the_gpu_slice_that_it_requested(
     assert tenant.get("im/device")["status"]["effective"]["resourceName"] == "nvidia.com/mig-3g.40gb"
 
 
+@pytest.mark.timeout(600, func_only=True)
 def test_keep_alive_clients_lose_no_request_when_pods_end(tenant: Tenant, scaled: str) -> None:
+    clients_lose_nothing(tenant, scaled, rollouts=3)
+
+
+@pytest.mark.load
+@pytest.mark.timeout(1800, func_only=True)
+def test_keep_alive_clients_lose_no_request_in_ten_rollouts(tenant: Tenant, scaled: str) -> None:
+    clients_lose_nothing(tenant, scaled, rollouts=10)
+
+
+def clients_lose_nothing(tenant: Tenant, scaled: str, rollouts: int) -> None:
+    """Clients without retries, each with one connection or channel, while all pods are replaced and a node is drained."""
     tenant.apply(model("twice", scaled, "replicas: 2"))
     tenant.wait_ready("im/twice", START_LIMIT_S)
-    first = tenant.names("pods")
 
     def is_whole_without(gone: set[str]) -> bool:
         pods = tenant.names("pods")
@@ -98,12 +109,15 @@ def test_keep_alive_clients_lose_no_request_when_pods_end(tenant: Tenant, scaled
     assert tenant.infer("twice", QUESTION) == {"OUT": [2, 4, 6, 8]}
     addresses = (tenant.cluster.forward("service/twice", port, tenant.namespace) for port in (8001, 8000))
     with SteadyClients(*addresses, "twice", 4) as clients:
-        changed = {"spec": {"serving": {"drainTimeout": "20s"}}}
-        tenant.kubectl("patch", "im/twice", "--type=merge", f"--patch={json.dumps(changed)}")
-        eventually(lambda: is_whole_without(first), "the rollout to end", START_LIMIT_S)
-        second = tenant.names("pods")
-        node = tenant.get(min(second))["spec"]["nodeName"]
-        there = {pod for pod in second if tenant.get(pod)["spec"]["nodeName"] == node}
+        for number in range(rollouts):
+            before = tenant.names("pods")
+            changed = {"spec": {"serving": {"drainTimeout": f"{20 + number}s"}}}
+            tenant.kubectl("patch", "im/twice", "--type=merge", f"--patch={json.dumps(changed)}")
+            eventually(lambda before=before: is_whole_without(before), "the rollout to end", START_LIMIT_S)
+            assert clients.lost == []
+        last = tenant.names("pods")
+        node = tenant.get(min(last))["spec"]["nodeName"]
+        there = {pod for pod in last if tenant.get(pod)["spec"]["nodeName"] == node}
         selected = ("--pod-selector=halimede.dev/model=twice", "--delete-emptydir-data", "--timeout=100s")
         try:
             tenant.cluster.kubectl("drain", node, *selected, limit_s=110)

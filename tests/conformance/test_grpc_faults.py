@@ -1,7 +1,7 @@
 """Hostile gRPC clients of the running server: their cost is bounded, and other clients are served.
 
-The protection is in grpc's HTTP/2: it answers resets and settings in a few microseconds each, stops reading from clients
-that do not read, closes on too many pings and on endless header blocks, and refuses streams beyond the limit.
+Frames that cost work and bring no request forward end a connection above a rate, as do pings and endless header blocks.
+Clients that do not read are not read from, and streams beyond the limit are refused.
 """
 
 import queue
@@ -94,33 +94,31 @@ def test_twenty_thousand_streams_that_are_reset_at_once(server: RunningServer, c
         client.send(burst)
         client.receive(0)
     others_are_served(server)
-    # Measured: 15 us and 6 MiB in all; the goal is 50 us.
+    # The goal is 50 us.
     assert (cpu_secs(server) - spent) / streams < 500e-6
     assert resident_bytes(server) - before < 64 * MIB
     wait_until(lambda: pending(server, "ident") == 0, "an empty queue", server)
 
 
-def flood_with_settings(client: H2Client) -> None:
-    for _ in range(5000):
-        client.socket.sendall(frame(SETTINGS, 0, 0, b"\0\3\0\0\0\x64") * 1000)
-
-
-def test_the_server_stops_reading_settings_whose_answers_are_unread(server: RunningServer) -> None:
+def test_a_flood_of_settings_ends_the_connection(server: RunningServer, client: H2Client) -> None:
     before, spent = resident_bytes(server), cpu_secs(server)
-    with H2Client(("127.0.0.1", server.grpc_port)) as client:
-        client.socket.settimeout(1)
-        with pytest.raises(TimeoutError):
-            flood_with_settings(client)
-        others_are_served(server)
-        assert cpu_secs(server) - spent < 10
-        assert resident_bytes(server) - before < 32 * MIB
+    for _ in range(5000):
+        client.send(frame(SETTINGS, 0, 0, b"\0\3\0\0\0\x64") * 1000)
+        if client.is_closed:
+            break
+    # A reset can overtake the GOAWAY.
+    assert client.wait_closed()
+    assert client.goaway() in (None, (ENHANCE_YOUR_CALM, b"too many SETTINGS frames"))
+    others_are_served(server)
+    assert cpu_secs(server) - spent < 10
+    assert resident_bytes(server) - before < 32 * MIB
 
 
 def test_a_flood_of_pings_ends_the_connection(server: RunningServer, client: H2Client) -> None:
     for _ in range(1000):
         client.send(frame(PING, 0, 0, b"12345678") * 100)
-    # A reset can overtake the GOAWAY. After it grpc sometimes leaves the connection open, but reads no longer.
-    assert client.receive_until(lambda: client.goaway() or client.is_closed)
+    # A reset can overtake the GOAWAY.
+    assert client.wait_closed()
     assert client.goaway() in (None, (ENHANCE_YOUR_CALM, b"too_many_pings"))
     others_are_served(server)
 
@@ -226,7 +224,6 @@ def test_a_thousand_idle_connections(server: RunningServer) -> None:
         for client in clients:
             assert client.receive_until(lambda client=client: client.of(SETTINGS))
         others_are_served(server)
-        # Measured: 15 KiB each.
         assert (resident_bytes(server) - before) / len(clients) < 64 * 1024
 
 
@@ -312,9 +309,9 @@ FIELDS = {
         ({}, b"\1\0\0\0\1x", {12, 13}),  # compressed, without a named coding
         ({"grpc-encoding": "gzip"}, b"\1\0\0\0\4junk", {13}),
         ({}, b"\0\0\0\0\x09x", {3}),  # ends within a message
-        ({}, b"\x09\0\0\0\0", {0, 3, 13}),  # an undefined flag: grpc may accept or refuse it
+        ({}, b"\x09\0\0\0\0", {13}),  # an undefined flag
         ({}, b"", {3}),  # no message
-        ({"grpc-timeout": "soon"}, b"\0\0\0\0\0", {0, 13}),
+        ({"grpc-timeout": "soon"}, b"\0\0\0\0\0", {13}),
         ({"grpc-timeout": "0n"}, b"\0\0\0\0\0", {4}),
     ],
 )

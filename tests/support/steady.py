@@ -53,8 +53,8 @@ class SteadyClients:
     def _over_grpc(self) -> None:
         tensor = grpcclient.InferInput("IN", [1, self._columns], "FP32")
         tensor.set_data_from_numpy(np.ones((1, self._columns), np.float32))
-        # By default all channels of a process share one connection.
-        options = [("grpc.use_local_subchannel_pool", 1)]
+        # By default all channels of a process share one connection, and calls that no server has begun are sent again.
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         with grpcclient.InferenceServerClient(self._grpc_url, channel_args=options) as client:
             self._call("gRPC", lambda: client.infer(self._model, [tensor], client_timeout=CALL_LIMIT_S))
 

@@ -1,7 +1,7 @@
 """Read a large ModelInferRequest without one long call: protobuf gets all but the tensors' data.
 
-Entries of `raw_input_contents` are views of the message. The typed `contents` of large inputs are decoded in steps:
-protobuf parses pieces of them, cut between elements. What is neither is bounded, because protobuf parses it at once.
+Entries of `raw_input_contents` are views of the message. The typed `contents` of large inputs are decoded in steps.
+What is neither is bounded, because protobuf parses it at once.
 
 The wire format is protobuf's own: a message is a sequence of fields, each a tag (the field's number, and three bits for
 the kind of what follows), and a value. Fields of a message may come in any order, and a sub-message that comes several
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.tensor import Buffer, join_bytes
+from halimede.core.types.tensor import Buffer
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, message_class, not_parsed, parse
 from halimede.core.wire.steps import Steps
 
@@ -29,12 +29,15 @@ MAX_OTHER_BYTES = 4 << 20
 MAX_FIELDS = 20_000
 """Fields of one message, and of one input, without the elements of `contents`."""
 
-_PIECE_BYTES = 256 << 10
-_PIECE_ELEMENTS = 64 << 10
-_COPIED_BYTES = 4 << 20
+_PIECE_BYTES = 32 << 10
+"""Of packed numbers, decoded in one step."""
+_STEP_ELEMENTS = 2048
+"""Elements that are not packed, in one step."""
+_COPIED_BYTES = 1 << 20
 
 # Kinds of values.
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
+_VARINT_BYTES = 10
 
 # Numbers of fields: ModelInferRequest.inputs, .raw_input_contents, InferInputTensor.contents.
 _INPUTS, _RAW_INPUT_CONTENTS, _CONTENTS = 5, 7, 5
@@ -52,6 +55,8 @@ CONTENTS_DATATYPES = {
     _BYTES_CONTENTS: DataType.BYTES,
 }
 """The fields of InferTensorContents, and the datatype of each one's elements."""
+_KINDS = {1: _VARINT, 2: _VARINT, 3: _VARINT, 4: _VARINT, 5: _VARINT, 6: _FIXED32, 7: _FIXED64, 8: _SIZED}
+"""The kind of one element of each field, outside of packed ones."""
 
 Convert = Callable[[str, NDArray[Any]], NDArray[Any]]
 Contents = dict[str, Buffer]
@@ -112,94 +117,130 @@ def read_contents(parts: Sequence[memoryview], convert: Convert) -> Steps[Conten
 
     `convert` gets the name of a field and some of its elements, and returns them as the tensor has them.
     """
-    found: dict[str, list[NDArray[Any]]] = {}
-    pieces = _pieces(parts)
-    while (piece := _next(pieces)) is not None:
-        if not isinstance(piece, memoryview):
-            name, array = piece
-            if array.size:
-                found.setdefault(name, []).append(array)
-            continue
-        held = 0
-        for field, values in parse(_InferTensorContents, bytes(piece)).ListFields():
-            if field.name == _BYTES_CONTENTS:
-                array = np.frombuffer(join_bytes(values), np.uint8)
-            else:
-                array = convert(field.name, np.array(values[:], CONTENTS_DATATYPES[field.name].dtype))
-            found.setdefault(field.name, []).append(array)
-            held += array.nbytes
-        yield held
-    contents: Contents = {}
-    for name, arrays in found.items():
-        contents[name] = yield from _join(arrays)
-    return contents
-
-
-def _next(pieces: "Iterator[_Piece]") -> "_Piece | None":
+    found: dict[str, _Elements] = {}
+    count = 0
     try:
-        return next(pieces, None)
+        for part in parts:
+            for number, kind, _, value, stop in _fields(part):
+                name = _NAMES.get(number)
+                if name is None or kind not in (_SIZED, _KINDS[number]):
+                    continue  # Fields that later versions may have.
+                elements = found.get(name)
+                if elements is None:
+                    elements = found[name] = _Elements(name, convert)
+                if name == _BYTES_CONTENTS:
+                    elements.add_bytes(part[value:stop])
+                elif kind == _SIZED:
+                    yield from elements.add_packed(part[value:stop])
+                else:
+                    elements.add_single(part[value:stop])
+                count += 1
+                if count == _STEP_ELEMENTS or elements.collected_bytes >= _COPIED_BYTES:
+                    count = 0
+                    for each in found.values():
+                        yield from each.flush()
+        for each in found.values():
+            yield from each.flush()
     except _Malformed as error:
         raise not_parsed(_InferTensorContents, error.size) from None
+    return {name: each.data for name, each in found.items() if len(each.data)}
 
 
-def _join(arrays: Sequence[NDArray[Any]]) -> Steps[Buffer]:
-    """The bytes of all arrays."""
-    if len(arrays) == 1:
-        return arrays[0].view(np.uint8).data
-    size = sum([array.nbytes for array in arrays])
-    yield size
-    joined = np.empty(size, np.uint8)
-    at = begin = 0
-    for array in arrays:
-        joined[at : at + array.nbytes] = array.view(np.uint8)
-        at += array.nbytes
-        if at - begin >= _COPIED_BYTES:
-            begin = at
-            yield 0
-    return joined.data
+class _Elements:
+    """The elements of one field, in the order in which they come: packed, or each as a field of its own."""
+
+    def __init__(self, name: str, convert: Convert) -> None:
+        self._name = name
+        self._dtype = CONTENTS_DATATYPES[name].dtype
+        self._convert = convert
+        self._parts: list[Buffer] = []
+        self.collected_bytes = 0
+        """What `flush` is to add."""
+        self._copied = bytearray()
+        self.data: Buffer = self._copied
+        """The tensor's data, complete after `flush`."""
+
+    def add_bytes(self, element: memoryview) -> None:
+        self._parts += (len(element).to_bytes(4, "little"), element)
+        self.collected_bytes += 4 + len(element)
+
+    def add_single(self, encoded: memoryview) -> None:
+        """An element that is not packed."""
+        self._parts.append(encoded)
+        self.collected_bytes += len(encoded)
+
+    def add_packed(self, run: memoryview) -> Steps[None]:
+        yield from self.flush()
+        yield from self._add_run(run)
+
+    def flush(self) -> Steps[None]:
+        """Add what is collected."""
+        if not self._parts:
+            return
+        parts, self._parts = self._parts, []
+        size, self.collected_bytes = self.collected_bytes, 0
+        if self._name != _BYTES_CONTENTS:
+            yield from self._add_run(memoryview(b"".join(parts)))
+        elif size <= 2 * _COPIED_BYTES:
+            self._copied += b"".join(parts)
+            yield size
+        else:
+            for part in parts:
+                yield from self._copy(memoryview(part))
+
+    def _add_run(self, run: memoryview) -> Steps[None]:
+        if self._dtype.kind != "f":
+            yield from self._add_varints(run)
+            return
+        if len(run) % self._dtype.itemsize:
+            raise _Malformed(len(run))
+        if not len(self.data):
+            # The usual case: one run, which needs no copy.
+            self.data = run
+            return
+        if self.data is not self._copied:
+            first, self.data = memoryview(self.data), self._copied
+            yield from self._copy(first)
+        yield from self._copy(run)
+
+    def _copy(self, data: memoryview) -> Steps[None]:
+        for at in range(0, len(data), _COPIED_BYTES):
+            piece = data[at : at + _COPIED_BYTES]
+            self._copied += piece
+            yield len(piece)
+
+    def _add_varints(self, run: memoryview) -> Steps[None]:
+        at = 0
+        while at < len(run):
+            piece = np.frombuffer(run[at : at + _PIECE_BYTES], np.uint8)
+            ends = np.flatnonzero(piece < 128)
+            if not len(ends):
+                raise _Malformed(len(run))
+            numbers = _numbers(piece, ends)
+            if self._dtype.kind == "b":
+                values: NDArray[Any] = numbers != 0
+            else:
+                # As protobuf does, numbers of 32 bits are cut.
+                values = (numbers.astype(np.uint32) if self._dtype.itemsize == 4 else numbers).view(self._dtype)
+            values = self._convert(self._name, values)
+            self._copied += values.view(np.uint8).data
+            at += int(ends[-1]) + 1
+            yield values.nbytes
 
 
-_Piece = memoryview | tuple[str, NDArray[Any]]
-
-
-def _pieces(parts: Sequence[memoryview]) -> Iterator[_Piece]:
-    """Encoded InferTensorContents, each with few elements; or a field and its elements, for packed floats."""
-    for part in parts:
-        begin = end = count = 0
-        for number, kind, start, value, stop in _fields(part):
-            if kind == _SIZED and number in _NAMES and _NAMES[number] != _BYTES_CONTENTS:
-                # Packed: the field has many elements in one value.
-                if end > begin:
-                    yield part[begin:end]
-                yield from _packed(_NAMES[number], number, part[value:stop])
-                begin = end = stop
-                count = 0
-                continue
-            if count == _PIECE_ELEMENTS or stop - begin > _PIECE_BYTES:
-                if end > begin:
-                    yield part[begin:end]
-                begin, count = start, 0
-            end = stop
-            count += 1
-        if end > begin:
-            yield part[begin:end]
-
-
-def _packed(name: str, number: int, elements: memoryview) -> Iterator[_Piece]:
-    dtype = CONTENTS_DATATYPES[name].dtype
-    if dtype.kind == "f":
-        if len(elements) % dtype.itemsize:
-            raise _Malformed(len(elements))
-        yield name, np.frombuffer(elements, dtype)
-        return
-    at, end = 0, len(elements)
-    while at < end:
-        stop = min(at + _PIECE_ELEMENTS, end)
-        # Between elements: the last byte of a varint is below 128.
-        while stop < end and elements[stop - 1] & 128:
-            stop += 1
-        yield memoryview(_tag(number, stop - at) + bytes(elements[at:stop]))
-        at = stop
+def _numbers(piece: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.uint64]:
+    """The varints whose last bytes are at `ends`."""
+    starts = np.zeros_like(ends)
+    starts[1:] = ends[:-1] + 1
+    lengths = ends - starts
+    longest = int(lengths.max())
+    if longest >= _VARINT_BYTES:
+        raise _Malformed(len(piece))
+    numbers = (piece[starts] & 127).astype(np.uint64)
+    for at in range(1, longest + 1):
+        longer = np.flatnonzero(lengths >= at)
+        numbers[longer] |= (piece[starts[longer] + at] & 127).astype(np.uint64) << np.uint64(7 * at)
+    return numbers
 
 
 def _without_contents(tensor: memoryview) -> tuple[bytes, list[memoryview]]:
@@ -246,13 +287,20 @@ def _fields(view: memoryview, most: int | None = None) -> Iterator[_Field]:
                 ErrorCode.INVALID_ARG, f"the message has more than {most} fields beside its tensors' elements"
             )
         start = at
-        tag, at = _varint(view, at, end)
+        tag = view[at]
+        if tag < 128:
+            at += 1
+        else:
+            tag, at = _varint(view, at, end)
         number, kind = tag >> 3, tag & 7
         if not number or tag >= 1 << 32:
             raise _Malformed(end)
         value = at
         if kind == _SIZED:
-            size, value = _varint(view, at, end)
+            if at < end and (size := view[at]) < 128:
+                value = at + 1
+            else:
+                size, value = _varint(view, at, end)
             at = value + size
         elif kind == _VARINT:
             _, at = _varint(view, at, end)
@@ -270,7 +318,7 @@ def _fields(view: memoryview, most: int | None = None) -> Iterator[_Field]:
 def _varint(view: memoryview, at: int, end: int) -> tuple[int, int]:
     """The number at a place, and where it ends."""
     value = shift = 0
-    while at < end and shift < 70:
+    while at < end and shift < 7 * _VARINT_BYTES:
         byte = view[at]
         at += 1
         value |= (byte & 127) << shift

@@ -89,10 +89,10 @@ def refused_in_value(before: bytes, after: bytes, name: bytes = b"x") -> set[int
     return {byte for byte, value in enumerate(values) if is_malformed((*REQUEST[:3], (name, value)))}
 
 
-def test_values_have_no_line_ends_or_nulls_and_no_space_around_them() -> None:
-    """RFC 9113 section 8.2.1."""
+def test_values_have_no_line_ends_or_nulls() -> None:
+    """RFC 9113 section 8.2.1. It also forbids white space around a value, but clients of gRPC send it in metadata."""
     assert refused_in_value(b"a", b"b") == set(b"\0\r\n")
-    assert refused_in_value(b"", b"b") == refused_in_value(b"a", b"") == set(b"\0\r\n\t ")
+    assert refused_in_value(b"", b"b") == refused_in_value(b"a", b"") == set(b"\0\r\n")
     assert refused_in_value(b"a", b"", name=b":authority") == set(b"\0\r\n\t ")
 
 

@@ -27,7 +27,9 @@ _CACHED_BLOCK_BYTES = 512
 _SIZE_UPDATES = re.compile(rb"(?:[\x20-\x3e]|\x3f[\x80-\xff]*[\0-\x7f]){%d}" % (MAX_SIZE_UPDATES + 1))
 """Too many of them at the start of a block (sections 5.1 and 6.3); elsewhere none is valid."""
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
-_FORBIDDEN_IN_VALUE = re.compile(rb"[\0\r\n]|^[ \t]|[ \t]$")
+_FORBIDDEN_IN_VALUE = re.compile(rb"[\0\r\n]")
+_SPACE_AROUND = re.compile(rb"^[ \t]|[ \t]$")
+"""Section 8.2.1 forbids it in every value. But gRPC permits it in metadata, and its clients send it there."""
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
 _OF_A_CONNECTION = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"})
 
@@ -114,6 +116,8 @@ def check_request(fields: Iterable[Field]) -> RequestFields:
                 raise _malformed("a pseudo-header field after a regular one")
             if name in pseudo or name not in _PSEUDO:
                 raise _malformed("a pseudo-header field that is repeated or undefined")
+            if _SPACE_AROUND.search(value):
+                raise _malformed("a pseudo-header field with white space around its value")
             pseudo[name] = value
         else:
             _check_regular(name, value)
