@@ -54,7 +54,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(HERE))
+    sys.path[:0] = [str(HERE), str(HERE.parent)]
     if sys.argv[1:2] == ["--target"]:
         fuzz(sys.argv[2], sys.argv[3:])
     else:

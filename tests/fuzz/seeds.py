@@ -74,12 +74,54 @@ def _taken(number: int, count: int) -> bytes:
 _CALL = service_call_frame(3, encode_service_call(NewMetric(1, {"a": "b"}, [1.5])))
 _LOAD = service_call_frame(4, encode_service_call(LoadModel("m", "{}", {"file:1/model.py": b"pass"})))
 
+_GRPC = b"\x83\x86\x44\x02/a\x40\x0ccontent-type\x10application/grpc"
+
+
+def _h2(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def _grpc(content: bytes) -> bytes:
+    return b"\0" + len(content).to_bytes(4, "big") + content
+
+
 SEEDS: dict[str, tuple[bytes, ...]] = {
     "http_framing": (
         b"\x03GET /v2 HTTP/1.1\r\nHost: a\r\n\r\nGET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x05POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.0\r\n\r\n",
         b"\x80POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nT: x\r\n\r\nGET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x01POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx",
+    ),
+    "http2_frames": (
+        b"\xc0"
+        + _h2(1, 4, 1, _GRPC)
+        + _h2(0, 1, 1, _grpc(b"hello"))
+        + _h2(1, 5, 3, b"\x83\x86\xbf\xbe")
+        + _h2(6, 0, 0, bytes(8)),
+        b"\x20"
+        + _h2(4, 0, 0, b"\0\4\0\0\0\3\0\5\0\0\x40\0")
+        + _h2(1, 0, 1, _GRPC[:9])
+        + _h2(9, 4, 1, _GRPC[9:])
+        + _h2(0, 8, 1, b"\2" + _grpc(b"longer") + b"\0\0")
+        + _h2(8, 0, 1, b"\0\0\0\2")
+        + _h2(8, 0, 0, b"\0\0\1\0")
+        + _h2(4, 0, 0, b"\0\4\0\0\1\0")
+        + _h2(1, 5, 1, b"\0\1a\1b"),
+        b"\xc3"
+        + _h2(1, 0x2D, 1, b"\1\0\0\0\0\0" + _GRPC + b"\0")
+        + _h2(3, 0, 1, b"\0\0\0\x08")
+        + _h2(0, 0, 1, b"late")
+        + _h2(2, 0, 3, bytes(5))
+        + _h2(1, 4, 3, b"\x83\x86\xbf\xbe\x0f\x0d\x013")
+        + _h2(0, 1, 3, b"abc")
+        + _h2(7, 0, 0, bytes(8)),
+        b"\xd4"
+        + _h2(1, 4, 1, _GRPC)
+        + _h2(0, 0, 1, b"\0\0\1\0\0" + bytes(200))
+        + _h2(6, 1, 0, b"shutdown")
+        + _h2(1, 5, 9, _GRPC)
+        + _h2(99, 1, 2, b"unknown")
+        + _h2(0, 1, 1, b"rest"),
     ),
     "json_to_tensor": (
         *(b"\xff" + text for text in _JSON),

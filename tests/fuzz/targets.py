@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from fuzz.http2_target import http2_frames
 from halimede.backends.hosting import Answer, Reply, WorkerSpec
 from halimede.backends.service_calls import ServiceCall, ServiceResult
 from halimede.core.config.check_request import RequestChecker
@@ -459,5 +460,8 @@ def worker_frames(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (http_framing, json_to_tensor, generate_to_tensor, pbtxt, config_yaml, grpc_contents, worker_frames)
+    for target in (
+        *(http_framing, http2_frames, json_to_tensor, generate_to_tensor, pbtxt, config_yaml, grpc_contents),
+        worker_frames,
+    )
 }

@@ -317,10 +317,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if self._is_closing:
             return
         self._is_closing = True
-        if not self._transport.can_write_eof():
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            # With TLS this tells the client by close_notify. A client that has calls ignores it until the connection is
+            # closed: waiting for an answer as long as TLS does by default, half a minute, would keep its calls open.
             self._transport.close()
-            return
-        self._transport.write_eof()
+            linger_s = min(linger_s, self._owner.shared.limits.goaway_answer_s)
         self._linger_timer = self._loop.call_later(linger_s, self._transport.abort)
 
     def _on_due(self, due: Due, now: float) -> None:
