@@ -94,9 +94,10 @@ def request(client: H2Client, block: bytes) -> bytes:
     return b"".join(frames[:-1]) + last
 
 
-def test_an_hpack_bomb_ends_the_connection(client: H2Client) -> None:
+@pytest.mark.parametrize("references", [60, 16_000])
+def test_an_hpack_bomb_ends_the_connection(client: H2Client, references: int) -> None:
     """Each byte stands for a field of 4 KB."""
-    client.send(request(client, CALL + literal(b"x", bytes(4000), b"\x40") + NEWEST * 16_000))
+    client.send(request(client, CALL + literal(b"x", b"v" * 4000, b"\x40") + NEWEST * references))
     assert ending(client) == ENHANCE_YOUR_CALM
 
 

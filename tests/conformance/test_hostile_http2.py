@@ -90,8 +90,8 @@ def test_requests_that_provoke_resets_of_the_server_end_the_connection(client: H
 
     def attack() -> Iterator[bytes]:
         for _ in range(RESETS):
-            stream, head = client.head(STREAM_INFER)
-            yield head + window_update(stream, 0)
+            stream, head = client.head(STREAM_INFER, [("content-length", "1")])
+            yield head + frame(DATA, 0, stream, b"xx")
 
     flood(client, attack())
     assert ending(client) == ENHANCE_YOUR_CALM
