@@ -209,6 +209,7 @@ def test_a_shutdown_waits_for_requests_on_their_way() -> None:
 def test_another_answer_to_a_ping_is_not_the_last_one() -> None:
     wire = Wire()
     assert wire.receive(frame(PING, ACK, 0, LAST_PING)) == []
+    assert wire.sent() == []
     wire.connection.shut_down("drain")
     wire.sent()
     assert wire.receive(frame(PING, ACK, 0, b"keepaliv")) == []

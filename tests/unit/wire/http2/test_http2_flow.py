@@ -288,6 +288,22 @@ def test_a_connection_that_has_ended_writes_nothing_that_waited() -> None:
     assert wire.sent() == []
 
 
+def test_an_answer_that_is_cut_short_has_its_end_without_the_data_that_waits() -> None:
+    wire = requested(1, 3, window=1)
+    for number in (1, 3):
+        wire.out.send(wire.stream(number), [b"abc"], 3)
+    first, second = wire.stream(1), wire.stream(3)
+    wire.sent()
+    wire.out.cut_short(first)
+    assert wire.sent() == []
+    wire.out.finish(first, b"t")
+    wire.out.cut_short(first)
+    wire.out.cut_short(first)
+    assert wire.sent() == [trailers(1)]
+    assert (wire.connection.table.all(), wire.connection.table.unsent_bytes) == ([second], 2)
+    assert wire.receive(window_update(1, 9) + window_update(3, 9)) == [("room", 3)]
+
+
 @pytest.mark.parametrize(
     ("raw", "code"),
     [
