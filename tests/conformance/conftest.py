@@ -1,24 +1,19 @@
 """A shared server for tests that do not change it; `start` for tests that need one of their own."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.grpc_clients import PYTHON_CLIENTS
 from support.grpc_plans import Client
 from support.image import Unavailable
 from support.models import add_identity, add_onnx_identity, add_scaled, add_simple, add_simple_string
 from support.phases import shown
-from support.probe import go_client, node_client
+from support.probe import CI_CLIENTS, INTEROP_CLIENTS, make_client
 from support.served import Stage, add_python, infer, workers
 from support.server import RunningServer, Start, start_server
-
-GRPC_PROGRAMS: dict[str, Callable[[], Client]] = {"go": go_client, "node": node_client}
-"""Clients in other languages, built when the first test needs them."""
-INTEROP = [pytest.param(name, marks=pytest.mark.interop) for name in GRPC_PROGRAMS if name != "go"]
 
 
 @pytest.fixture(scope="session", params=["thread", "process"])
@@ -118,14 +113,26 @@ def stage(python_server: Stage) -> Iterator[Stage]:
     assert workers(server, "bystander") == before, f"the bystander's process was replaced\n{server.log}"
 
 
-@pytest.fixture(scope="session", params=[*PYTHON_CLIENTS, "go", *INTEROP])
+@pytest.fixture(
+    scope="session", params=[*CI_CLIENTS, *(pytest.param(name, marks=pytest.mark.interop) for name in INTEROP_CLIENTS)]
+)
 def grpc_client(request: pytest.FixtureRequest) -> Client:
-    """Every test runs with each gRPC client. CI has what they need."""
-    if request.param in PYTHON_CLIENTS:
-        return PYTHON_CLIENTS[request.param]
+    """Every test runs with each gRPC client; `make interop` runs them with further ones."""
+    return provided(request, request.param)
+
+
+@pytest.fixture(scope="session", params=["ci", pytest.param("interop", marks=pytest.mark.interop)])
+def grpc_clients(request: pytest.FixtureRequest) -> dict[str, Client]:
+    """All gRPC clients at once."""
+    names = CI_CLIENTS if request.param == "ci" else INTEROP_CLIENTS
+    return {name: provided(request, name) for name in names}
+
+
+def provided(request: pytest.FixtureRequest, name: str) -> Client:
+    """A client, built when the first test needs it. CI has what that takes."""
     try:
         with shown(request.config):
-            return GRPC_PROGRAMS[request.param]()
+            return make_client(name)
     except Unavailable as reason:
         if os.environ.get("CI"):
             pytest.fail(str(reason))

@@ -49,7 +49,9 @@ def test_an_error_has_its_code_and_its_text(grpc_client: Client, server: Running
     assert (result.code, result.message) == ("NOT_FOUND", "Request for unknown model: 'näpe' is not found")
 
 
-def test_a_stream_answers_in_order_and_ends_when_the_client_has_sent_all(grpc_client: Client, server: RunningServer) -> None:
+def test_a_stream_answers_in_order_and_ends_when_the_client_has_sent_all(
+    grpc_client: Client, server: RunningServer
+) -> None:
     result = run(grpc_client, Plan(server.grpc_url, "stream", requests=20))
     assert (result.code, result.message) == ("OK", "")
     assert [(each.id, each.equal, each.error) for each in result.answers] == [(str(n), True, "") for n in range(20)]
@@ -121,7 +123,10 @@ def test_forty_megabytes_both_ways(grpc_client: Client, server: RunningServer) -
 
 def test_large_messages_of_a_stream(grpc_client: Client, server: RunningServer) -> None:
     result = run(grpc_client, Plan(server.grpc_url, "stream", elements=MIB, requests=6))
-    assert (result.code, result.answers) == ("OK", [Answer(str(number), equal=True, parameters={"triton_final_response": True}) for number in range(6)])
+    assert (result.code, result.answers) == (
+        "OK",
+        [Answer(str(number), equal=True, parameters={"triton_final_response": True}) for number in range(6)],
+    )
 
 
 def test_a_message_over_the_limit_is_refused(grpc_client: Client, server: RunningServer) -> None:

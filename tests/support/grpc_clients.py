@@ -413,9 +413,7 @@ async def _stream_triton_aio(client: triton_aio.InferenceServerClient, plan: Pla
     stream = client.stream_infer(requests(), **_triton_options(plan, "stream_timeout"))
     try:
         async for result, error in stream:
-            answers.append(
-                Answer("", error.message()) if error is not None else read(plan, result.get_response())
-            )
+            answers.append(Answer("", error.message()) if error is not None else read(plan, result.get_response()))
             if plan.cancel == "first":
                 stream.cancel()
     except asyncio.CancelledError:

@@ -42,7 +42,9 @@ class Plan:
     def text(self, descriptors: Path) -> str:
         """The plan for a program in another language."""
         binary = {name: base64.b64encode(value).decode() for name, value in self.binary_metadata.items()}
-        return json.dumps({**asdict(replace(self, binary_metadata={})), "binary_metadata": binary, "descriptors": str(descriptors)})
+        return json.dumps(
+            {**asdict(replace(self, binary_metadata={})), "binary_metadata": binary, "descriptors": str(descriptors)}
+        )
 
     def content(self) -> bytes:
         """The values of IN."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import halimede.core.wire.protocol
-from support.grpc_plans import LIMIT_S, Answer, Plan, Result
+from support.grpc_clients import PYTHON_CLIENTS
+from support.grpc_plans import LIMIT_S, Answer, Client, Plan, Result
 from support.image import Unavailable
 from support.phases import only_one, phase
 
@@ -36,7 +37,8 @@ def built(name: str, build: Sequence[str], *, needs: str) -> Path:
     """
     sources = PROBES / name
     files = sorted(path for path in sources.rglob("*") if path.is_file())
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    contents = [*(path.read_bytes() for path in files), *(argument.encode() for argument in build)]
+    digest = hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
     folder = cache() / f"{name}-{digest}"
     with only_one(cache() / f"{name}.lock", f"the programs of {name}"):
         if folder.exists():
@@ -118,5 +120,29 @@ def go_client() -> ProgramClient:
 
 def node_client() -> ProgramClient:
     """@grpc/grpc-js."""
-    folder = built("node", ["sh", "-c", "npm install --no-package-lock --no-audit --no-fund --prefix {out} && cp probe.js {out}"], needs="npm")
+    install = "npm install --no-package-lock --no-audit --no-fund --prefix {out}"
+    folder = built("node", ["sh", "-c", f"cp * {{out}} && {install}"], needs="npm")
     return ProgramClient(("node", str(folder / "probe.js")), ("gzip", "deflate"))
+
+
+def java_client() -> ProgramClient:
+    """grpc-java with Netty."""
+    folder = built("java", ["mvn", "--batch-mode", "--quiet", "package", "-Dout={out}"], needs="mvn")
+    return ProgramClient(("java", "-Xmx2g", "-cp", f"{folder}/*", "Probe"))
+
+
+CI_CLIENTS = (*PYTHON_CLIENTS, "go")
+INTEROP_CLIENTS = ("node", "java")
+GRPC_CLIENTS = (*CI_CLIENTS, *INTEROP_CLIENTS)
+
+
+def make_client(name: str) -> Client:
+    """A client by name; Unavailable where it cannot be built."""
+    match name:
+        case "go":
+            return go_client()
+        case "node":
+            return node_client()
+        case "java":
+            return java_client()
+    return PYTHON_CLIENTS[name]

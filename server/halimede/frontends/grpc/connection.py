@@ -317,10 +317,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if self._is_closing:
             return
         self._is_closing = True
-        if not self._transport.can_write_eof():
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            # With TLS this tells the client by close_notify. A client that has calls ignores it until the connection is
+            # closed: waiting for an answer as long as TLS does by default, half a minute, would keep its calls open.
             self._transport.close()
-            return
-        self._transport.write_eof()
+            linger_s = min(linger_s, self._owner.shared.limits.goaway_answer_s)
         self._linger_timer = self._loop.call_later(linger_s, self._transport.abort)
 
     def _on_due(self, due: Due, now: float) -> None:
@@ -407,11 +410,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.flush()
 
     def _has_stalled(self, now: float) -> bool:
-        """Whether the client has read nothing at all, or has not completed a frame, for too long."""
-        reader, stall = self.h2.reader, self._stall
-        is_within_frame = (
-            reader.is_within and not reader.data_left and self._alarm.keepalive.is_quiet_since(stall.looked_at)
-        )
+        """Whether the client has read nothing at all, or has not completed what it has begun, for too long."""
+        stall = self._stall
+        is_within_frame = self.h2.is_within and self._alarm.keepalive.is_quiet_since(stall.looked_at)
         stalled_s = stall.look(self._transport.get_write_buffer_size(), now, is_within_frame=is_within_frame)
         return stalled_s >= self._owner.shared.limits.stall_s
 

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from halimede.core.wire.grpc_messages import Message, MessageReader
 
+WAITING_BYTES = 128
+"""What a waiting message holds besides its content. An empty one is five bytes of DATA."""
+
 
 class Recipient(Protocol):
     """What the messages are for: a call."""
@@ -85,7 +88,7 @@ class Incoming:
         self.is_paused = False
         while self._waiting and not self.is_paused and self._call.is_open:
             message = self._waiting.popleft()
-            self._call.release(len(message.content))
+            self._call.release(len(message.content) + WAITING_BYTES)
             self._call.deliver(message)
         if self.is_paused or not self._call.is_open:
             return
@@ -95,7 +98,7 @@ class Incoming:
 
     def _deliver(self, message: Message) -> None:
         if self.is_paused:
-            self._call.count(len(message.content))
+            self._call.count(len(message.content) + WAITING_BYTES)
             self._waiting.append(message)
         else:
             self._call.deliver(message)

@@ -117,6 +117,12 @@ class Http2Connection(Generic[T, C]):
             raise ConnectionFault(H2Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         self.is_greeted = True
 
+    @property
+    def is_within(self) -> bool:
+        """Whether the client has begun a frame or a header block, which is incomplete. DATA does not count."""
+        reader = self.reader
+        return self._block.is_within or (reader.is_within and not reader.data_left)
+
     # Frames of requests.
 
     def _on_data(
@@ -155,6 +161,8 @@ class Http2Connection(Generic[T, C]):
         block = self._block.headers(flags, stream_id, payload)
         if block is not None:
             self._on_block(block, now, events)
+            if self._fields.unusual_fields:
+                self._charge_fields(now)
 
     def _on_continuation(
         self, flags: int, stream_id: int, payload: memoryview, _size: int, now: float, events: list[Event[T, C]]
@@ -162,6 +170,13 @@ class Http2Connection(Generic[T, C]):
         block = self._block.continuation(flags, stream_id, payload)
         if block is not None:
             self._on_block(block, now, events)
+            if self._fields.unusual_fields:
+                self._charge_fields(now)
+
+    def _charge_fields(self, now: float) -> None:
+        # A field takes microseconds to decode, and two bytes.
+        count, self._fields.unusual_fields = self._fields.unusual_fields, 0
+        self._floods.spend(count * CHEAP, now, "header fields")
 
     def _on_block(self, block: Block, now: float, events: list[Event[T, C]]) -> None:
         table, stream_id = self.table, block.stream_id

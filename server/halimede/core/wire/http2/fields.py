@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from halimede.core.wire.http2.codes import ConnectionFault, H2Code, StreamFault
+from halimede.core.wire.http2.limits import USUAL_FIELDS
 
 Field = tuple[bytes, bytes]
 T = TypeVar("T")
@@ -46,15 +47,16 @@ class HeaderBlocks(Generic[T]):
 
     Clients repeat their blocks: once its fields are in the dynamic table, a block of grpc's clients is some ten
     indices, equal in every call. So values are cached by the bytes of the block, until a block changes the dynamic
-    table.
+    table. `unusual_fields` counts the fields above USUAL_FIELDS of a block, until the caller has charged for them.
     """
 
-    __slots__ = ("_cache", "_decoder", "_interpret")
+    __slots__ = ("_cache", "_decoder", "_interpret", "unusual_fields")
 
     def __init__(self, interpret: Callable[[RequestFields], T]) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_HEADER_LIST_BYTES)
         self._interpret = interpret
         self._cache: dict[bytes, tuple[T, int | None]] = {}
+        self.unusual_fields = 0
 
     def request(self, block: bytes) -> tuple[T, int | None]:
         """The value of a request's block, and its content-length. StreamFault for a malformed request."""
@@ -89,13 +91,16 @@ class HeaderBlocks(Generic[T]):
         if _SIZE_UPDATES.match(block):
             raise ConnectionFault(H2Code.COMPRESSION_ERROR, f"more than {MAX_SIZE_UPDATES} updates of the table's size")
         try:
-            return tuple(self._decoder.decode(block, raw=True))
+            fields = tuple(self._decoder.decode(block, raw=True))
         except OversizedHeaderListError:
             raise ConnectionFault(
                 H2Code.ENHANCE_YOUR_CALM, f"a header list of more than {MAX_HEADER_LIST_BYTES} bytes"
             ) from None
         except HPACKError:
             raise ConnectionFault(H2Code.COMPRESSION_ERROR, "a header block that is no valid HPACK") from None
+        if len(fields) > USUAL_FIELDS:
+            self.unusual_fields += len(fields) - USUAL_FIELDS
+        return fields
 
 
 def check_request(fields: Iterable[Field]) -> RequestFields:
