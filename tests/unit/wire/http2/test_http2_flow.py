@@ -248,6 +248,14 @@ def test_streams_without_a_window_let_others_pass() -> None:
     assert wire.sent() == [data(3, b"b"), data(1, b"a")]
 
 
+def test_streams_that_have_no_window_keep_their_order() -> None:
+    wire = requested(1, 3, window=0)
+    for number in (1, 3):
+        wire.out.send(wire.stream(number), [b"a"], 1)
+    assert wire.receive(window_update(0, 1)) == []
+    assert wire.receive(settings(s4=9)) == [("room", 1), ("room", 3)]
+
+
 def test_a_stream_that_is_reset_waits_no_more() -> None:
     wire = requested(1, 3, window=0)
     for number in (1, 3):
