@@ -187,7 +187,7 @@ class Http2Model:
             return
         if not stream.is_receiving:
             raise StreamEnds(H2Code.STREAM_CLOSED)  # 5.1
-        if any(name.startswith(b":") or name != name.lower() for name, _ in fields):
+        if any(name.startswith(b":") or name != name.lower() or name == b"connection" for name, _ in fields):
             raise StreamEnds(H2Code.PROTOCOL_ERROR)  # 8.1
         if not is_end or stream.left:
             raise StreamEnds(H2Code.PROTOCOL_ERROR)  # 8.1, 8.1.1

@@ -5,6 +5,7 @@ from struct import pack
 import pytest
 
 from halimede.core.wire.http2.codes import ConnectionFault, H2Code
+from halimede.core.wire.http2.fields import USUAL_FIELDS
 from halimede.core.wire.http2.floods import BURST, CHEAP, RESET
 from halimede.core.wire.http2.limits import Http2Limits
 from support.http2 import (
@@ -22,6 +23,7 @@ from support.http2 import (
     SETTINGS,
     Frame,
     Wire,
+    block,
     frame,
     frames_of,
     goaway,
@@ -209,6 +211,7 @@ def test_a_shutdown_waits_for_requests_on_their_way() -> None:
 def test_another_answer_to_a_ping_is_not_the_last_one() -> None:
     wire = Wire()
     assert wire.receive(frame(PING, ACK, 0, LAST_PING)) == []
+    assert wire.sent() == []
     wire.connection.shut_down("drain")
     wire.sent()
     assert wire.receive(frame(PING, ACK, 0, b"keepaliv")) == []
@@ -346,6 +349,33 @@ def test_the_rate_of_a_flood_is_measured_in_time() -> None:
     for second in range(5):
         wire.now = float(second)
         assert wire.receive(PINGED * 5_000) == [("pinged",)] * 5_000
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_many_fields_of_a_request_cost_as_much_as_frames(is_cut: bool) -> None:
+    wire = Wire()
+    content = block([*REQUEST, *[(b"x", b"")] * 1_000])
+    allowed = (BURST - SPENT_BY_GREETING) // (1_004 - USUAL_FIELDS)
+    sent = []
+    for number in range(1, 100, 2):
+        first = frame(HEADERS, END_STREAM | (0 if is_cut else END_HEADERS), number, content)
+        sent.append(first + (frame(CONTINUATION, END_HEADERS, number) if is_cut else b""))
+    events = wire.receive(*sent)
+    assert [event[0] for event in events] == ["begins"] * (int(allowed) + 1) + ["fails"]
+    assert wire.sent()[-1].payload[8:] == b"too many header fields"
+
+
+def test_a_frame_or_a_block_that_is_incomplete_is_known() -> None:
+    wire = Wire()
+    assert not wire.connection.is_within
+    wire.receive(PINGED[:5])
+    assert wire.connection.is_within
+    wire.receive(PINGED[5:] + frame(HEADERS, 0, 1))
+    assert wire.connection.is_within
+    wire.receive(frame(CONTINUATION, END_HEADERS, 1, block(REQUEST)))
+    assert not wire.connection.is_within
+    wire.receive(frame(DATA, 0, 1, b"abc")[:10])
+    assert not wire.connection.is_within
 
 
 def test_empty_continuations_are_limited_by_their_block() -> None:

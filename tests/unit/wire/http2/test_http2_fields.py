@@ -147,7 +147,9 @@ def blocks() -> HeaderBlocks[RequestFields]:
     return HeaderBlocks(lambda fields: fields)
 
 
-@pytest.mark.parametrize("raw", [b"\x80", b"\xff", b"\x41", b"\0\x05abc", b"\x3f\xff\xff\xff\xff\xff", b"\x3f\xe2\x1f"])
+@pytest.mark.parametrize(
+    "raw", [b"\x80", b"\xff", b"\x41", b"\0\x05abc", b"\x3f\xff\xff\xff\xff\xff", b"\x3f\xe2\x1f", b"\x20" * 3]
+)
 def test_a_block_that_is_no_hpack_ends_the_connection(raw: bytes) -> None:
     """RFC 9113 section 4.3."""
     for read in (blocks().request, blocks().trailers, blocks().skip):

@@ -248,6 +248,14 @@ def test_streams_without_a_window_let_others_pass() -> None:
     assert wire.sent() == [data(3, b"b"), data(1, b"a")]
 
 
+def test_streams_that_have_no_window_keep_their_order() -> None:
+    wire = requested(1, 3, window=0)
+    for number in (1, 3):
+        wire.out.send(wire.stream(number), [b"a"], 1)
+    assert wire.receive(window_update(0, 1)) == []
+    assert wire.receive(settings(s4=9)) == [("room", 1), ("room", 3)]
+
+
 def test_a_stream_that_is_reset_waits_no_more() -> None:
     wire = requested(1, 3, window=0)
     for number in (1, 3):
@@ -286,6 +294,22 @@ def test_a_connection_that_has_ended_writes_nothing_that_waited() -> None:
     assert wire.fault(frame(SETTINGS, 0, 1)) == H2Code.PROTOCOL_ERROR
     assert wire.write(100) == []
     assert wire.sent() == []
+
+
+def test_an_answer_that_is_cut_short_has_its_end_without_the_data_that_waits() -> None:
+    wire = requested(1, 3, window=1)
+    for number in (1, 3):
+        wire.out.send(wire.stream(number), [b"abc"], 3)
+    first, second = wire.stream(1), wire.stream(3)
+    wire.sent()
+    wire.out.cut_short(first)
+    assert wire.sent() == []
+    wire.out.finish(first, b"t")
+    wire.out.cut_short(first)
+    wire.out.cut_short(first)
+    assert wire.sent() == [trailers(1)]
+    assert (wire.connection.table.all(), wire.connection.table.unsent_bytes) == ([second], 2)
+    assert wire.receive(window_update(1, 9) + window_update(3, 9)) == [("room", 3)]
 
 
 @pytest.mark.parametrize(

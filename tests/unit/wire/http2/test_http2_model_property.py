@@ -42,6 +42,8 @@ Step = tuple[str, *tuple[object, ...]]
 PLAIN = block(REQUEST)
 ADDED = b"\x40\1x\x011"
 """A field that enters the dynamic table."""
+ADDED_BAD = b"\x40\x0aconnection\x011"
+"""One that makes each request malformed whose block refers to it."""
 NEWEST = b"\xbe"
 """The newest field of the dynamic table."""
 BLOCKS = [
@@ -49,12 +51,14 @@ BLOCKS = [
     PLAIN,
     block((*REQUEST, (b"content-length", b"3"))),
     PLAIN + ADDED,
+    PLAIN + ADDED_BAD,
+    PLAIN + NEWEST,
     PLAIN + NEWEST,
     block(REQUEST[1:]),
     block((*REQUEST, (b"X", b"1"))),
     block((*REQUEST, REQUEST[0])),
 ]
-TRAILERS = [b"", NEWEST, ADDED, block([(b":path", b"/")])]
+TRAILERS = [b"", NEWEST, ADDED, ADDED_BAD, block([(b":path", b"/")])]
 
 WHICH = st.integers(0, 6)
 SIZES = st.sampled_from([0, 1, 3, 10, 20, 41])
@@ -280,13 +284,20 @@ def without_text(sent: Frame) -> Frame:
 @given(
     st.lists(STEPS, min_size=12, max_size=30),
     st.lists(st.integers(0, 2**16), max_size=6),
+    st.booleans(),
     st.sampled_from([settings_frame(s4=3)] * 20 + [frame(SETTINGS)] * 10 + [frame(SETTINGS, ACK), frame(PING)]),
 )
-def test_a_connection_does_what_the_model_does(steps: list[Step], cuts: list[int], greeting: bytes) -> None:
+def test_a_connection_does_what_the_model_does(
+    steps: list[Step], cuts: list[int], is_answered: bool, greeting: bytes
+) -> None:
     both = Both()
     client = Client(both.model)
     # The first request puts a field into the dynamic table, which blocks of later ones use.
     both.client_sends([greeting, *client.begin(PLAIN + ADDED, False, 0)])
+    if is_answered:
+        both.read(cuts)
+        both.application("respond", 0)
+        both.application("send", 0, 20)
     names = {name for name in dir(Client) if not name.startswith("_")}
     for name, *arguments in steps:
         if name in names:
