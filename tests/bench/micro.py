@@ -2,7 +2,6 @@
 
 import timeit
 from collections.abc import Callable
-from dataclasses import replace
 
 import models
 import numpy as np
@@ -16,7 +15,7 @@ from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import DataType, InferenceResponse, Tensor
 from halimede.core.wire import grpc_call, grpc_messages, grpc_response
-from halimede.core.wire.grpc_request import read_infer
+from halimede.core.wire.grpc_reader import InferReader
 from halimede.core.wire.http2 import frames
 from halimede.core.wire.http2.codes import END_HEADERS, END_STREAM, FrameType, H2Code
 from halimede.core.wire.http2.connection import Http2Connection
@@ -99,9 +98,10 @@ def wire_grpc_us() -> list[float]:
     message = ModelInferRequest(model_name="ident", raw_input_contents=[bytes(64)])
     message.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 16])
     raw = message.SerializeToString()
+    reader = InferReader()
 
     def step() -> None:
-        call = read_infer(raw).decode()
+        call = reader.read(raw).decode()
         tensor = call.request.inputs[0]
         output = Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)
         response = InferenceResponse("ident", "1", outputs=[output])
@@ -124,6 +124,7 @@ def wire_http2_us() -> list[float]:
     hello = frames.PREFACE + frames.settings({}) + frames.window_update(0, 1 << 30)
     connection.receive(memoryview(hello + _call(1, Encoder().encode(CALL_FIELDS), data)), 0.0)
     connection.out.reset(connection.table.open[1], H2Code.CANCEL)
+    reader = InferReader()
     number = 1
 
     def step() -> None:
@@ -133,9 +134,11 @@ def wire_http2_us() -> list[float]:
         begins, arrives = events
         if not (isinstance(begins, RequestBegins) and isinstance(arrives, DataArrives)):
             raise RuntimeError(f"expected a request and its data, got {events}")
-        call = read_infer(bytes(arrives.data[grpc_messages.PREFIX_BYTES :])).decode()
+        call = reader.read(bytes(arrives.data[grpc_messages.PREFIX_BYTES :])).decode()
         tensor = call.request.inputs[0]
-        response = InferenceResponse("ident", "1", outputs=[replace(tensor, name="OUTPUT0")])
+        response = InferenceResponse(
+            "ident", "1", outputs=[Tensor("OUTPUT0", tensor.datatype, tensor.shape, tensor.data)]
+        )
         parts = grpc_response.encode_infer(response, view, call.destinations)
         size = sum(map(len, parts))
         framed = (grpc_messages.pack_prefix(False, size), *parts)

@@ -89,7 +89,7 @@ def _cut(view: memoryview) -> LargeRequest:
     contents: dict[int, list[memoryview]] = {}
     others: list[Buffer] = []
     inputs = 0
-    for number, kind, start, value, stop in _fields(view, MAX_FIELDS):
+    for number, kind, start, value, stop in fields(view, MAX_FIELDS):
         if number == _RAW_INPUT_CONTENTS and kind == _SIZED:
             raws.append(view[value:stop])
             continue
@@ -121,7 +121,7 @@ def read_contents(parts: Sequence[memoryview], convert: Convert) -> Steps[Conten
     count = 0
     try:
         for part in parts:
-            for number, kind, _, value, stop in _fields(part):
+            for number, kind, _, value, stop in fields(part):
                 name = _NAMES.get(number)
                 if name is None or kind not in (_SIZED, _KINDS[number]):
                     continue  # Fields that later versions may have.
@@ -247,7 +247,7 @@ def _without_contents(tensor: memoryview) -> tuple[bytes, list[memoryview]]:
     """An encoded InferInputTensor whose `contents` are empty, and the contents."""
     others: list[Buffer] = []
     parts: list[memoryview] = []
-    for number, kind, start, value, stop in _fields(tensor, MAX_FIELDS):
+    for number, kind, start, value, stop in fields(tensor, MAX_FIELDS):
         if number == _CONTENTS and kind == _SIZED:
             parts.append(tensor[value:stop])
         else:
@@ -276,7 +276,7 @@ _Field = tuple[int, int, int, int, int]
 """Number, kind of value, and where the field, its value and its end are."""
 
 
-def _fields(view: memoryview, most: int | None = None) -> Iterator[_Field]:
+def fields(view: memoryview, most: int | None = None) -> Iterator[_Field]:
     """The fields of an encoded message. _Malformed if it is none; INVALID_ARG for more than `most`."""
     at, end = 0, len(view)
     count = 0

@@ -6,7 +6,7 @@ module does not check whether the tensors fit the model. Client data in error te
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,24 +69,41 @@ class InferMessage:
     once.
     """
 
-    __slots__ = ("_contents", "_message", "_raws", "id", "in_steps", "model_name", "model_version")
+    __slots__ = ("_call", "_contents", "_message", "_raws", "id", "in_steps", "model_name", "model_version")
+
+    model_name: str
+    model_version: str
+    id: str
 
     def __init__(
         self, message: ProtoMessage, raws: Sequence[Buffer], contents: Mapping[int, list[memoryview]] | None = None
     ) -> None:
-        self.model_name: str = message.model_name
-        self.model_version: str = message.model_version
-        self.id: str = message.id
+        self.model_name = message.model_name
+        self.model_version = message.model_version
+        self.id = message.id
         self.in_steps = bool(contents)
         self._message = message
         self._raws = raws
         self._contents = contents or {}
+        self._call: InferCall | None = None
+
+    @classmethod
+    def of_call(cls, call: InferCall) -> Self:
+        """A message that is decoded already."""
+        self = cls.__new__(cls)
+        request = call.request
+        self.model_name, self.model_version, self.id = request.model_name, request.model_version, request.id
+        self.in_steps = False
+        self._call = call
+        return self
 
     def decode(self) -> InferCall:
         """The request and the destinations of its outputs.
 
         INVALID_ARG if no model could accept it, UNSUPPORTED for shared memory, INTERNAL for invalid contents.
         """
+        if self._call is not None:
+            return self._call
         return run(self.decode_steps()) if self.in_steps else _decode(self._message, self._raws, {})
 
     def decode_steps(self) -> Steps[InferCall]:

@@ -1,7 +1,9 @@
 """Write responses of ModelInfer and ModelStreamInfer. Outputs always leave in `raw_output_contents`."""
 
+from functools import lru_cache
+
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import ErrorCode, InferenceError, InferenceResponse, ParameterValue
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse, ParameterValue
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.classification import classify
@@ -12,8 +14,8 @@ from halimede.core.wire.steps import Steps
 
 STATUS_MESSAGE_LIMIT = 4096
 
-# The tags of ModelInferResponse.raw_output_contents and ModelStreamInferResponse.infer_response.
-_RAW_OUTPUT_TAG, _INFER_RESPONSE_TAG = b"\x32", b"\x12"
+# Tags of ModelInferResponse.id and .raw_output_contents, and of ModelStreamInferResponse.infer_response.
+_ID_TAG, _RAW_OUTPUT_TAG, _INFER_RESPONSE_TAG = b"\x1a", b"\x32", b"\x12"
 
 
 def status_message(text: str) -> str:
@@ -36,10 +38,34 @@ def encode_infer(response: InferenceResponse, view: ModelView, destinations: Des
 
     The message is the parts together. The bytes of large tensors are parts of their own and not copied.
     """
+    if len(response.outputs) == 1 and destinations is ALL_BINARY and not response.parameters:
+        # The usual answer. Its fields are in the order of their numbers, as protobuf writes them.
+        sole = response.outputs[0]
+        data = sole.data
+        model = _model(response.model_name, response.model_version)
+        output = _sole_output(sole.name, sole.datatype, sole.shape, len(data))
+        if not response.id:
+            return [model, output, data]
+        raw_id = response.id.encode()
+        return [model, _ID_TAG + varint(len(raw_id)), raw_id, output, data]
     message = ModelInferResponse()
     large = _fill(message, response, view, destinations)
     head = message.SerializeToString()
     return [head, *large] if large else [head]
+
+
+@lru_cache(maxsize=1024)
+def _model(name: str, version: str) -> bytes:
+    encoded: bytes = ModelInferResponse(model_name=name, model_version=version).SerializeToString()
+    return encoded
+
+
+@lru_cache(maxsize=1024)
+def _sole_output(name: str, datatype: DataType, shape: tuple[int, ...], size: int) -> bytes:
+    """All that is between the id and the data of a response of one output. Responses to similar requests share it."""
+    message = ModelInferResponse()
+    message.outputs.add(name=name, datatype=datatype.name, shape=shape)
+    return bytes(message.SerializeToString()) + _RAW_OUTPUT_TAG + varint(size)
 
 
 def encode_infer_steps(response: InferenceResponse, view: ModelView, destinations: Destinations) -> Steps[list[Buffer]]:

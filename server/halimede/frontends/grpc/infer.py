@@ -9,7 +9,8 @@ from halimede.core.wire.destinations import ALL_BINARY, Destinations
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.grpc_deflate import deflate_steps
 from halimede.core.wire.grpc_messages import Message
-from halimede.core.wire.grpc_request import InferCall, InferMessage, read_infer
+from halimede.core.wire.grpc_reader import InferReader
+from halimede.core.wire.grpc_request import InferCall, InferMessage
 from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
 from halimede.frontends.grpc.call import Call, internal_error
 from halimede.frontends.grpc.opening import open_steps
@@ -29,6 +30,7 @@ class InferContext:
 
     def __init__(self, server: Server, forward: Forwarding | None = None) -> None:
         self.server = server
+        self.reader = InferReader()
         self.steps: StepQueue[Call] = StepQueue(Call.break_off)
         self._forward = forward
 
@@ -91,7 +93,7 @@ class _UnaryInfer:
     def _read(self, content: Buffer) -> None:
         call, context = self._call, self._context
         try:
-            message = read_infer(content)
+            message = context.reader.read(content)
             self._view = find_model(context.server, call, message)
             if is_decoupled(self._view):
                 raise InferenceError(

@@ -14,7 +14,7 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, InferenceError, InferenceResponse
 from halimede.core.wire.grpc_deflate import deflate_steps
 from halimede.core.wire.grpc_messages import Message
-from halimede.core.wire.grpc_request import InferCall, read_infer
+from halimede.core.wire.grpc_request import InferCall
 from halimede.core.wire.grpc_response import encode_empty_final, encode_stream_error, encode_stream_infer
 from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.core.wire.steps import run
@@ -93,7 +93,7 @@ class _InferStream:
     def _read(self, content: Buffer) -> None:
         call, context = self._call, self._context
         try:
-            message = read_infer(content)
+            message = context.reader.read(content)
         except InferenceError as error:
             self._end(error)
             return
