@@ -62,6 +62,18 @@ def test_a_request_that_repeats_is_read_by_a_template_whatever_its_id_and_data()
     assert known(reader) == 1
 
 
+def test_requests_of_perf_analyzer_become_templates() -> None:
+    reader = InferReader()
+    for data in (b"1234", b"5678", b"abcd"):
+        made = message("m", "", "", [("IN", "FP32", [1])], [], [data])
+        made.parameters["triton_enable_empty_final_response"].bool_param = True
+        raw = made.SerializeToString()
+        call = reader.read(raw).decode()
+        assert call == read_infer(raw).decode()
+        assert call.wants_empty_final
+    assert known(reader) == 1
+
+
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.data())
 def test_all_messages_are_read_as_protobuf_reads_them(messages: list[ProtoMessage], data: st.DataObject) -> None:
     reader = InferReader()

@@ -3,10 +3,10 @@
 Clients send one request again and again, with another id and other data. Written in the order of its fields, as all
 clients write it, such a message is
 
-    model_name, model_version | id | inputs, outputs | raw_input_contents of the same sizes
+    model_name, model_version | id | parameters, inputs, outputs | raw_input_contents of the same sizes
 
 and only the id and the contents differ. A template has the rest, as bytes and as what protobuf has read from them. What
-fits no template goes through protobuf. A message with parameters never fits: sequences and priorities change.
+fits no template goes through protobuf. So do requests with parameters of their own, such as those of sequences.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _TEMPLATE_BYTES = 4 << 10
 _MISSES = 1024
 
 # Tags of ModelInferRequest: the number of the field, and the kind of its value, which is sized.
-_MODEL_NAME, _MODEL_VERSION, _ID, _INPUTS, _OUTPUTS, _RAW = 1, 2, 3, 5, 6, 7
+_MODEL_NAME, _MODEL_VERSION, _ID, _RAW = 1, 2, 3, 7
 _NAME_TAG, _ID_TAG = 0x0A, 0x1A
 
 
@@ -38,6 +38,7 @@ class _Template:
     inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...]
     outputs: tuple[str, ...]
     destinations: Destinations
+    wants_empty_final: bool
 
     def read(self, raw: bytes) -> InferMessage | None:
         """The request in a message; None if it does not fit."""
@@ -64,7 +65,7 @@ class _Template:
         if at != len(raw):
             return None
         request = InferenceRequest(self.model_name, self.model_version, request_id, tensors, self.outputs)
-        return InferMessage.of_call(InferCall(request, self.destinations))
+        return InferMessage.of_call(InferCall(request, self.destinations, self.wants_empty_final))
 
 
 class InferReader:
@@ -72,8 +73,9 @@ class InferReader:
 
     def __init__(self) -> None:
         self.templates: dict[bytes, list[_Template]] = {}
-        # Messages that fitted no template, by model and size: a template is made when one comes again.
-        self._missed: set[tuple[bytes, int]] = set()
+        # Messages that fitted no template, by model and size, and whether a template was made of one, or tried: once,
+        # when one comes again.
+        self._missed: dict[tuple[bytes, int], bool] = {}
 
     def read(self, raw: Buffer) -> InferMessage:
         """As `read_infer`."""
@@ -87,12 +89,14 @@ class InferReader:
                 if found is not None:
                     return found
         missed = key, len(raw)
-        if missed in self._missed:
-            self._learn(key, raw)
-        else:
+        is_tried = self._missed.get(missed)
+        if is_tried is None:
             if len(self._missed) >= _MISSES:
                 self._missed.clear()
-            self._missed.add(missed)
+            self._missed[missed] = False
+        elif not is_tried:
+            self._missed[missed] = True
+            self._learn(key, raw)
         return read_infer(raw)
 
     def _learn(self, key: bytes, raw: bytes) -> None:
@@ -101,9 +105,11 @@ class InferReader:
             return
         if key not in self.templates and len(self.templates) >= _TEMPLATES:
             self.templates.clear()
+            self._missed.clear()
         templates = self.templates.setdefault(key, [])
         if len(templates) >= _TEMPLATES_OF_MODEL:
             templates.clear()
+            self._missed.clear()
         templates.append(template)
 
 
@@ -116,9 +122,11 @@ def _make_template(raw: bytes) -> _Template | None:
         return None
     request = call.request
     numbers = [number for number, *_ in found]
+    plain = InferenceRequest(request.model_name, request.model_version, request.id, request.inputs, request.outputs)
     is_usual = (
-        numbers == sorted(numbers)
-        and set(numbers) <= {_MODEL_NAME, _MODEL_VERSION, _ID, _INPUTS, _OUTPUTS, _RAW}
+        request == plain
+        and numbers == sorted(numbers)
+        and numbers[-1] == _RAW
         and all(numbers.count(number) <= 1 for number in (_MODEL_NAME, _MODEL_VERSION, _ID))
         and numbers.count(_RAW) == len(request.inputs) > 0
     )
@@ -145,4 +153,5 @@ def _make_template(raw: bytes) -> _Template | None:
         inputs=tuple([(each.name, each.datatype, each.shape) for each in request.inputs]),
         outputs=request.outputs,
         destinations=call.destinations,
+        wants_empty_final=call.wants_empty_final,
     )
