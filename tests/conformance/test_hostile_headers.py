@@ -183,7 +183,7 @@ def test_requests_of_a_thousand_fields_without_end_end_the_connection(client: H2
     [literal(b"x", b"") * 90, literal(b"x", b"y", b"\x40") * 90, b"\0\x01x\xff\x81\x7c" + b"\x07" * 16_000],
     ids=["many fields", "many entries", "Huffman code"],
 )
-def test_a_client_that_sends_dear_header_blocks_without_pause_does_not_keep_others_waiting(
+def test_header_blocks_that_take_long_do_not_keep_others_waiting(
     client: H2Client, extra: bytes
 ) -> None:
     """Each request is valid HPACK, and refused for the size of its metadata at most."""
