@@ -183,9 +183,7 @@ def test_requests_of_a_thousand_fields_without_end_end_the_connection(client: H2
     [literal(b"x", b"") * 90, literal(b"x", b"y", b"\x40") * 90, b"\0\x01x\xff\x81\x7c" + b"\x07" * 16_000],
     ids=["many fields", "many entries", "Huffman code"],
 )
-def test_header_blocks_that_take_long_do_not_keep_others_waiting(
-    client: H2Client, extra: bytes
-) -> None:
+def test_header_blocks_that_take_long_do_not_keep_others_waiting(client: H2Client, extra: bytes) -> None:
     """Each request is valid HPACK, and refused for the size of its metadata at most."""
     ends_at = time.monotonic() + ATTACK_SECS
     while time.monotonic() < ends_at and not client.is_closed:

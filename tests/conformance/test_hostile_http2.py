@@ -142,9 +142,7 @@ def test_a_flood_of_cheap_frames_ends_the_connection(client: H2Client, cheap: by
 @pytest.mark.parametrize(
     "cheap", [reset(1), frame(DATA, 0, 1, b"x"), frame(DATA, END_STREAM, 1)], ids=["RST_STREAM", "DATA", "END_STREAM"]
 )
-def test_a_flood_of_frames_of_a_stream_that_was_reset_ends_the_connection(
-    client: H2Client, cheap: bytes
-) -> None:
+def test_a_flood_of_frames_of_a_stream_that_was_reset_ends_the_connection(client: H2Client, cheap: bytes) -> None:
     stream, head = client.head(LIVE)
     client.send(head + window_update(stream, 0))
     assert stream_end(client, stream) == PROTOCOL_ERROR
