@@ -347,7 +347,14 @@ class GrpcConnection(asyncio.BufferedProtocol):
             # closed: waiting for an answer as long as TLS does by default, half a minute, would keep its calls open.
             self._transport.close()
             linger_s = min(linger_s, self._owner.shared.limits.goaway_answer_s)
-        self._linger_timer = self._loop.call_later(linger_s, self._transport.abort)
+        self._linger_timer = self._loop.call_later(linger_s, self._end_linger, linger_s)
+
+    def _end_linger(self, linger_s: float) -> None:
+        if self._transport.get_write_buffer_size() and not self.h2.is_failed:
+            # A slow client is still receiving its answers; the sweep aborts it when it takes nothing for `stall_s`.
+            self._linger_timer = self._loop.call_later(linger_s, self._end_linger, linger_s)
+        else:
+            self._transport.abort()
 
     def _discard(self, size: int) -> None:
         self._discarded += size
