@@ -10,8 +10,10 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from halimede.core.wire.protocol import message_class
+from halimede.frontends.grpc.limits import GrpcLimits
 from halimede.frontends.grpc.server import GrpcServer
-from support.h2client import H2Client, grpc_message
+from halimede.frontends.port import PortLimits
+from support.h2client import SETTINGS, WINDOW_UPDATE, H2Client, frame, grpc_message
 from support.server import wait_until
 
 HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
@@ -221,6 +223,29 @@ def test_draining_waits_a_limited_time_for_incomplete_requests(served) -> None:
         assert not draining.done()
         for stream in (never, watch):
             assert (client.finish(stream)["grpc-status"], client.fields[stream]["grpc-message"]) == ("14", GOING[1])
+    draining.result(20)
+
+
+def test_a_slow_client_gets_its_whole_answer_before_its_connection_is_closed(serve, tmp_path) -> None:
+    """A unix socket holds 200 KB; the rest of the answer waits in the server."""
+    served = serve(
+        address=f"unix:{tmp_path}/grpc.sock",
+        limits=GrpcLimits(goaway_answer_s=0.05),
+        port_limits=PortLimits(sweep_s=0.05),
+    )
+    message = pb.ModelInferRequest(model_name="ident", raw_input_contents=[bytes(700_000)])
+    message.inputs.add(name="IN", datatype="FP32", shape=[1, 175_000])
+    with H2Client(f"{tmp_path}/grpc.sock") as client:
+        client.send(frame(SETTINGS, payload=(4).to_bytes(2, "big") + (1 << 20).to_bytes(4, "big")))
+        client.send(frame(WINDOW_UPDATE, payload=(1 << 20).to_bytes(4, "big")))
+        call = client.call(INFER, grpc_message(message.SerializeToString()))
+        served.core.wait_for(lambda core: len(core.requests) == 1)
+        draining = drained(served)
+        with pytest.raises(TimeoutError):
+            draining.result(1)
+        assert client.finish(call)["grpc-status"] == "0"
+        assert len(client.data(call)) > 700_000
+        assert client.wait_closed()
     draining.result(20)
 
 

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from halimede.core.types import ApiCategory, Secret
 from halimede.core.wire.forwarding import compile_pattern
-from support.h2client import INFER, STREAM_INFER, H2Client
+from support.h2client import INFER, STREAM_INFER, H2Client, grpc_message
 
 RESERVED = "Header 'priority' is reserved for Triton usage and cannot be forwarded."
 
@@ -47,6 +47,14 @@ def test_parameters_of_the_message_override_metadata(serve) -> None:
 def test_binary_metadata_are_not_forwarded(serve) -> None:
     served = serve(forward=compile_pattern("x-.*"))
     assert ask(served, [("x-raw-bin", b"\0\xff"), ("x-text", "t")]) == {"x-text": "t"}
+
+
+def test_space_around_a_value_is_stripped(serve) -> None:
+    served = serve(forward=compile_pattern("x-.*"))
+    with H2Client(("127.0.0.1", served.port)) as client:
+        call = client.call(INFER, grpc_message(request().SerializeToString()), [("x-a", " b c\t"), ("x-none", " ")])
+        assert client.finish(call)["grpc-status"] == "0"
+    assert served.core.requests[-1].parameters == {"x-a": "b c", "x-none": ""}
 
 
 def test_nothing_is_forwarded_without_a_pattern(served) -> None:

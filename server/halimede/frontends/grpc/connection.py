@@ -31,6 +31,7 @@ from halimede.core.wire.http2.sender import Sender
 from halimede.core.wire.http2.streams import Stream
 from halimede.frontends.grpc.alarm import Alarm
 from halimede.frontends.grpc.call import UNAVAILABLE, Call, shutting_down
+from halimede.frontends.grpc.closing import Closing
 from halimede.frontends.grpc.incoming import Incoming
 from halimede.frontends.grpc.limits import HeldBytes, Shared
 from halimede.frontends.grpc.reading import Reading
@@ -73,14 +74,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
         "_alarm",
         "_began_at",
         "_call_stalls",
-        "_discarded",
+        "_closing",
         "_idle_since",
-        "_is_closing",
         "_is_direct",
         "_is_encrypted",
         "_is_paused",
         "_is_unflushed",
-        "_linger_timer",
         "_loop",
         "_owner",
         "_peer",
@@ -103,16 +102,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.h2: Http2Connection[CallHead, Call] = Http2Connection(read_head, shared.limits.http2, now)
         self.held = HeldBytes(shared)
         self._alarm = Alarm(shared.keepalive, owner.age_factor(), loop, lambda: bool(self.h2.table.open), self._on_due)
-        self._linger_timer: asyncio.TimerHandle | None = None
+        self._closing = Closing(loop)
         self._began_at = now
         self._idle_since = now
         self._is_direct = False
         self._is_encrypted = False
         self._is_paused = False
         self._is_unflushed = False
-        # Everything is written, and the client is to close.
-        self._is_closing = False
-        self._discarded = 0
         self._shut_down_at = inf
         self._call_stalls = CallStalls()
         self._stall = TransportStall(now)
@@ -134,8 +130,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the reason changes nothing
         self._alarm.cancel()
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
+        self._closing.cancel()
         self._owner.forget(self)
         _leave(self.h2.table.all(), LOST)
         self.held.forget_unsent()
@@ -164,10 +159,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         try:
             if self._is_direct:
                 self._receive_directly(nbytes, now)
-            elif self._is_closing:
-                self._discarded += nbytes
-                if self._discarded > self._owner.shared.limits.linger_bytes:
-                    self._transport.abort()
+            elif self._closing.has_begun:
+                self._closing.discard(nbytes, self._transport, self._owner.shared.limits)
             else:
                 self._handle(h2.receive(self._reading.room[:nbytes], now), now)
         except Exception as error:  # noqa: BLE001 -- whatever it was, the connection must not stay half alive
@@ -177,7 +170,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if not self._is_unflushed:
                 self.flush()
         elif h2.is_over:
-            self._close(self._owner.shared.limits.goaway_answer_s)
+            self._closing.begin(self._transport, self._owner.shared.limits, is_failed=h2.is_failed)
         self._reading.took(monotonic() - now)
 
     def pause_writing(self) -> None:
@@ -271,7 +264,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         out = h2.out
         while out.outgoing:
             parts = out.take()
-            if self._is_closing or transport.is_closing():
+            if self._closing.has_begun or transport.is_closing():
                 return
             size = sum(map(len, parts))
             if size <= _JOIN_BELOW:
@@ -288,8 +281,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if h2.table.unsent_bytes or self.held.has_unsent:
             self._count_unsent()
         if h2.is_over:
-            limits = self._owner.shared.limits
-            self._close(limits.linger_s if h2.is_failed else limits.goaway_answer_s)
+            self._closing.begin(transport, self._owner.shared.limits, is_failed=h2.is_failed)
 
     def _write_waiting(self) -> None:
         if self._is_paused:
@@ -309,25 +301,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             fault = ConnectionFault(code, text)
             _leave(self.h2.fail(fault), f"the connection was ended: {text}")
 
-    def _close(self, linger_s: float) -> None:
-        """Everything is written: end the sending side, and discard input until the client closes.
-
-        Closing with unread input would reset the connection before the client has read the GOAWAY.
-        """
-        if self._is_closing:
-            return
-        self._is_closing = True
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        else:
-            # With TLS this tells the client by close_notify. A client that has calls ignores it until the connection is
-            # closed: waiting for an answer as long as TLS does by default, half a minute, would keep its calls open.
-            self._transport.close()
-            linger_s = min(linger_s, self._owner.shared.limits.goaway_answer_s)
-        self._linger_timer = self._loop.call_later(linger_s, self._transport.abort)
-
     def _on_due(self, due: Due, now: float) -> None:
-        if self._is_closing:
+        if self._closing.has_begun:
             return
         match due:
             case Due.PING:

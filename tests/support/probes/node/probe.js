@@ -3,6 +3,7 @@
 'use strict';
 
 const fs = require('node:fs');
+const path = require('node:path');
 const grpc = require('@grpc/grpc-js');
 const loader = require('@grpc/proto-loader');
 
@@ -12,7 +13,8 @@ const MAX_MESSAGES = 5;
 const CODES = Object.fromEntries(Object.entries(grpc.status).map(([name, number]) => [number, name]));
 const plan = JSON.parse(process.argv[2]);
 const content = Buffer.from(Float32Array.from({ length: plan.elements }, (_, i) => i % 251).buffer);
-const descriptors = loader.loadFileDescriptorSetFromBuffer(fs.readFileSync(plan.descriptors), {
+// Of a descriptor set it reads maps as lists.
+const descriptors = loader.loadSync(path.join(path.dirname(plan.descriptors), 'grpc_service.proto'), {
   keepCase: true,
   longs: Number,
   oneofs: true,
@@ -23,8 +25,8 @@ function credentials() {
   if (!plan.root) {
     return grpc.credentials.createInsecure();
   }
-  const [root, key, certificate] = [plan.root, plan.key, plan.certificate].map((path) =>
-    path ? fs.readFileSync(path) : null,
+  const [root, key, certificate] = [plan.root, plan.key, plan.certificate].map((file) =>
+    file ? fs.readFileSync(file) : null,
   );
   return grpc.credentials.createSsl(root, key, certificate);
 }
