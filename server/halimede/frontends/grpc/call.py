@@ -34,6 +34,8 @@ UNIMPLEMENTED = 12
 INTERNAL = 13
 UNAVAILABLE = 14
 
+_HANDLERS = {"ModelInfer", "ModelStreamInfer"}
+"""The methods whose names Triton's log has with this suffix."""
 _EXPIRED = DEADLINE_EXCEEDED, "Deadline Exceeded"
 NO_ROOM = "the server holds as many bytes of request messages as it can, try again later"
 _FOREVER_SECS = 10 * 24 * 3600.0
@@ -64,11 +66,20 @@ class Method:
     too_large: Callable[[int | str], InferenceError]
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What becomes of the calls with one head. `encoding` is that of their answers' messages."""
+
+    head: CallHead
+    method: Method
+    encoding: bytes
+
+
 class Conversation(Protocol):
     """What a call uses of its connection."""
 
     @property
-    def h2(self) -> "Http2Connection[CallHead, Call]": ...
+    def h2(self) -> "Http2Connection[Route, Call]": ...
 
     @property
     def access_log(self) -> AccessLog | None: ...
@@ -127,15 +138,12 @@ class Call:
         "on_room",
     )
 
-    def __init__(
-        self, conversation: Conversation, stream: "Stream[Call]", head: CallHead, method: Method, encoding: bytes
-    ) -> None:
-        """`encoding` is that of the answer's messages."""
+    def __init__(self, conversation: Conversation, stream: "Stream[Call]", route: Route) -> None:
         self._conversation = conversation
         self._stream = stream
-        self.head = head
-        self.method = method
-        self.encoding = encoding
+        self.head = route.head
+        self.method = route.method
+        self.encoding = route.encoding
         self.noted = Noted(monotonic())
         self.is_open = True
         self.has_half_closed = False
@@ -153,6 +161,9 @@ class Call:
 
     def begin(self) -> None:
         """Start the deadline, and the method."""
+        if log.isEnabledFor(logging.DEBUG):
+            name = self.method.name
+            log.debug("Process for %s, rpc_ok=1, 0 step START", f"{name}Handler" if name in _HANDLERS else name)
         timeout_s = self.head.timeout_s
         if timeout_s is not None and timeout_s < _FOREVER_SECS:
             if timeout_s <= 0:

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.types import Buffer
-from halimede.core.wire.grpc_call import NOT_GRPC_BLOCK, NOT_GRPC_TEXT, CallHead, read_head
+from halimede.core.wire.grpc_call import NOT_GRPC_BLOCK, NOT_GRPC_TEXT
 from halimede.core.wire.http2.codes import ConnectionFault, H2Code
 from halimede.core.wire.http2.connection import Http2Connection
 from halimede.core.wire.http2.events import (
@@ -26,11 +26,12 @@ from halimede.core.wire.http2.events import (
     StreamHasRoom,
     StreamIsReset,
 )
+from halimede.core.wire.http2.fields import RequestFields
 from halimede.core.wire.http2.keepalive import Due
 from halimede.core.wire.http2.sender import Sender
 from halimede.core.wire.http2.streams import Stream
 from halimede.frontends.grpc.alarm import Alarm
-from halimede.frontends.grpc.call import UNAVAILABLE, Call, shutting_down
+from halimede.frontends.grpc.call import UNAVAILABLE, Call, Route, shutting_down
 from halimede.frontends.grpc.closing import Closing
 from halimede.frontends.grpc.incoming import Incoming
 from halimede.frontends.grpc.limits import HeldBytes, Shared
@@ -63,8 +64,8 @@ class ConnectionOwner(Protocol):
     def age_factor(self) -> float:
         """Varies the age of connections."""
 
-    def begin(self, connection: "GrpcConnection", stream: Stream[Call], head: CallHead) -> None:
-        """Begin a call, or refuse it."""
+    def route(self, fields: RequestFields) -> Route:
+        """What becomes of the calls with these fields."""
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
@@ -99,7 +100,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.
         self._reading: Reading = cast("Reading", None)  # As the transport.
         self._peer: object = None
-        self.h2: Http2Connection[CallHead, Call] = Http2Connection(read_head, shared.limits.http2, now)
+        self.h2: Http2Connection[Route, Call] = Http2Connection(owner.route, shared.limits.http2, now)
         self.held = HeldBytes(shared)
         self._alarm = Alarm(shared.keepalive, owner.age_factor(), loop, lambda: bool(self.h2.table.open), self._on_due)
         self._closing = Closing(loop)
@@ -199,7 +200,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             else:
                 self._handle([event], now)
 
-    def _handle(self, events: Sequence[Event[CallHead, Call]], now: float) -> None:
+    def _handle(self, events: Sequence[Event[Route, Call]], now: float) -> None:
         for event in events:
             if isinstance(event, DataArrives):
                 call = event.stream.call
@@ -212,7 +213,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             else:
                 self._handle_rare(event, now)
 
-    def _handle_rare(self, event: Event[CallHead, Call], now: float) -> None:
+    def _handle_rare(self, event: Event[Route, Call], now: float) -> None:
         match event:
             case RequestEnds(stream):
                 if stream.call is not None:
@@ -231,17 +232,18 @@ class GrpcConnection(asyncio.BufferedProtocol):
             case ConnectionFails(fault, streams):
                 _leave(streams, f"the connection was ended: {fault.text}")
 
-    def _begin(self, stream: Stream[Call], head: CallHead, *, is_end: bool) -> None:
+    def _begin(self, stream: Stream[Call], route: Route, *, is_end: bool) -> None:
         self._idle_since = inf
         self._alarm.call_begins()
-        if not head.is_grpc:
+        if not route.head.is_grpc:
             # It is answered when it is complete: stream.call stays None.
             if is_end:
                 _answer_other(self.h2.out, stream)
             return
-        self._owner.begin(self, stream, head)
-        if is_end and stream.call is not None:
-            stream.call.take_data(memoryview(b""), 0, is_end=True)
+        stream.call = call = Call(self, stream, route)
+        call.begin()
+        if is_end and call.is_open:
+            call.take_data(memoryview(b""), 0, is_end=True)
 
     def _take_data_without_call(self, stream: Stream[Call], size: int, *, is_end: bool) -> None:
         """DATA of a request that is none of gRPC's, or of a call that has ended."""

@@ -15,12 +15,12 @@ from halimede.core.observe.access_lines import AccessLog
 from halimede.core.types import Restrictions, Secret
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.forwarding import Forwarding
-from halimede.core.wire.grpc_call import IDENTITY, CallHead
+from halimede.core.wire.grpc_call import IDENTITY, CallHead, read_head
 from halimede.core.wire.grpc_messages import MessageTooLarge
-from halimede.core.wire.http2.streams import Stream
+from halimede.core.wire.http2.fields import RequestFields
 from halimede.core.wire.protocol import POOL, message_class
 from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
-from halimede.frontends.grpc.call import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Call, Method
+from halimede.frontends.grpc.call import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Call, Method, Route
 from halimede.frontends.grpc.connection import GrpcConnection
 from halimede.frontends.grpc.control import Control
 from halimede.frontends.grpc.health import HealthService
@@ -168,44 +168,32 @@ class GrpcServer:
         """Varies the age of connections, so that the clients of a server do not all connect anew at once."""
         return random.uniform(1 - AGE_VARIATION, 1 + AGE_VARIATION)  # noqa: S311 -- not a secret
 
-    def begin(self, connection: GrpcConnection, stream: Stream[Call], head: CallHead) -> None:
-        """Begin a call, or refuse it by its head alone."""
+    def route(self, fields: RequestFields) -> Route:
+        """What becomes of the calls with these fields. A connection asks once for the same fields."""
+        head = read_head(fields)
         method = self._methods.get(head.path)
         if method is None:
-            self._refuse(connection, stream, head, UNIMPLEMENTED, "Method not found!")
-            return
-        if log.isEnabledFor(logging.DEBUG):
-            handler = f"{method.name}Handler" if method.name in {"ModelInfer", "ModelStreamInfer"} else method.name
-            log.debug("Process for %s, rpc_ok=1, 0 step START", handler)
+            return _refused(head, UNIMPLEMENTED, "Method not found!")
         most = self.shared.limits.max_metadata_bytes
         if head.size_bytes > most:
             text = f"the metadata of the call has {head.size_bytes} bytes, at most {most} are taken"
-            self._refuse(connection, stream, head, RESOURCE_EXHAUSTED, text)
-            return
+            return _refused(head, RESOURCE_EXHAUSTED, text)
         if head.fault:
-            self._refuse(connection, stream, head, INTERNAL, head.fault)
-            return
-        if self._secrets:
-            secret = self._secrets.get(head.path)
-            if secret is not None and not any(
-                name == secret.header and secret.is_given(value) for name, value in head.metadata
-            ):
-                text = f"This protocol is restricted, expecting header '{secret.header}'"
-                self._refuse(connection, stream, head, UNAVAILABLE, text)
-                return
-        level = self._transport.compression_level
-        encoding = IDENTITY if level == "none" else choose_encoding(level, head.accepts)
-        stream.call = call = Call(connection, stream, head, method, encoding)
-        call.begin()
+            return _refused(head, INTERNAL, head.fault)
+        secret = self._secrets.get(head.path)
+        if secret is not None and not any(
+            name == secret.header and secret.is_given(value) for name, value in head.metadata
+        ):
+            return _refused(head, UNAVAILABLE, f"This protocol is restricted, expecting header '{secret.header}'")
+        return Route(head, method, choose_encoding(self._transport.compression_level, head.accepts))
 
-    def _refuse(self, connection: GrpcConnection, stream: Stream[Call], head: CallHead, status: int, text: str) -> None:
-        method = Method(head.path.rpartition("/")[2], None, _nothing, 0, partial(MessageTooLarge, max_bytes=0))
-        stream.call = call = Call(connection, stream, head, method, IDENTITY)
+
+def _refused(head: CallHead, status: int, text: str) -> Route:
+    def refuse(call: Call) -> None:
         call.end(status, text)
 
-
-def _nothing(_call: Call) -> None:
-    """A refused call does not begin."""
+    name = _name(head.path)
+    return Route(head, Method(name, None, refuse, 0, partial(MessageTooLarge, max_bytes=0)), IDENTITY)
 
 
 def _methods(

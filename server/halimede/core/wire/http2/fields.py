@@ -120,9 +120,6 @@ def check_request(fields: Iterable[Field]) -> RequestFields:
                 raise _malformed("a pseudo-header field with white space around its value")
             pseudo[name] = value
         else:
-            # RFC 9113 takes such a value as malformed, but gRPC's protocol lets a server strip it, and clients send it:
-            # perf_analyzer for `-H "name: value"`.
-            value = value.strip(b" \t")  # noqa: PLW2901 -- the value as it counts
             _check_regular(name, value)
             if name == b"content-length":
                 before, content_length = content_length, _content_length(value)
