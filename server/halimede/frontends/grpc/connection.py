@@ -469,10 +469,21 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._sweep_transport(now)
         if shared.is_leaving and not shared.is_draining:
             self.send_away()
-        if now - self._shut_down_at >= limits.goaway_answer_s:
+        if self._is_goaway_unanswered(now):
             h2.send_final_goaway()
         if h2.outgoing:
             self.flush()
+
+    def _is_goaway_unanswered(self, now: float) -> bool:
+        """Whether the client's answer to GOAWAY does not come: calls that it made before it are not awaited either.
+
+        While bytes of it arrive, its calls and its answer may wait behind them.
+        """
+        limits = self._owner.shared.limits
+        waited_s = now - self._shut_down_at
+        return waited_s >= limits.goaway_busy_s or (
+            waited_s >= limits.goaway_answer_s and self._keepalive.is_quiet_since(now - limits.goaway_answer_s)
+        )
 
     def _sweep_transport(self, now: float) -> None:
         """Close if the client reads nothing at all, or does not complete a frame."""
