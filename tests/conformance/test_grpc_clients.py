@@ -84,7 +84,7 @@ def test_a_cancelled_call_is_cancelled_in_its_model(grpc_client: Client, server:
 
 def test_a_deadline_cancels_the_request_in_its_model(grpc_client: Client, server: RunningServer, models: Path) -> None:
     before, lines = canceled(server, "patient"), notes(models, "patient")
-    result = run(grpc_client, Plan(server.grpc_url, model="patient", deadline_ms=300))
+    result = run(grpc_client, Plan(server.grpc_url, model="patient", deadline_ms=500))
     assert result.code == "DEADLINE_EXCEEDED"
     wait_until(lambda: notes(models, "patient") == [*lines, "begun", "cancelled"], "the model to see it", server)
     wait_until(lambda: canceled(server, "patient") == before + 1, "the metric", server)

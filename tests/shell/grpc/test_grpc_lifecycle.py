@@ -226,6 +226,26 @@ def test_draining_waits_a_limited_time_for_incomplete_requests(served) -> None:
     draining.result(20)
 
 
+def test_a_call_that_waits_behind_the_data_of_another_is_served_in_a_drain(serve) -> None:
+    """On a slow network the client's answer to GOAWAY waits there too."""
+    served = serve(limits=GrpcLimits(goaway_answer_s=0.3), port_limits=PortLimits(sweep_s=0.05))
+    with H2Client(("127.0.0.1", served.port), answers_pings=False) as client:
+        message = grpc_message(pb.ModelInferRequest(model_name="n" * 90).SerializeToString())
+        first = client.call(INFER, None)
+        client.send_data(first, message[:10], is_end=False)
+        assert client.finish(client.call(LIVE))["grpc-status"] == "0"
+        draining = drained(served)
+        assert client.receive_until(client.goaway)
+        for at in range(10, 80):
+            client.send_data(first, message[at : at + 1], is_end=False)
+            client.receive(0.02)
+        assert client.finish(client.call(LIVE))["grpc-status"] == "0"
+        client.send_data(first, message[80:])
+        assert client.finish(first)["grpc-status"] == "5"
+        assert client.wait_closed()
+    draining.result(20)
+
+
 def test_a_slow_client_gets_its_whole_answer_before_its_connection_is_closed(serve, tmp_path) -> None:
     """A unix socket holds 200 KB; the rest of the answer waits in the server."""
     served = serve(

@@ -381,10 +381,20 @@ class GrpcConnection(asyncio.BufferedProtocol):
             return
         if shared.is_leaving and not shared.is_draining:
             self.send_away()
-        if now - self._shut_down_at >= limits.goaway_answer_s:
+        if self._is_goaway_unanswered(now):
             h2.send_final_goaway()
         if h2.out.outgoing:
             self.flush()
+
+    def _is_goaway_unanswered(self, now: float) -> bool:
+        """Whether the client's answer to GOAWAY does not come: calls that it made before it are not awaited either.
+
+        While bytes of it arrive, its calls and its answer may wait behind them.
+        """
+        limits = self._owner.shared.limits
+        waited_s = now - self._shut_down_at
+        is_quiet = self._alarm.keepalive.is_quiet_since(now - limits.goaway_answer_s)
+        return waited_s >= limits.goaway_busy_s or (waited_s >= limits.goaway_answer_s and is_quiet)
 
     def _has_stalled(self, now: float) -> bool:
         """Whether the client has read nothing at all, or has not completed what it has begun, for too long."""

@@ -9,6 +9,7 @@ import com.google.protobuf.Message;
 import io.grpc.CallOptions;
 import io.grpc.ChannelCredentials;
 import io.grpc.ClientCall;
+import io.grpc.ConnectivityState;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
 import io.grpc.ManagedChannel;
@@ -89,6 +90,17 @@ public final class Probe {
         }
         content = ByteString.copyFrom(buffer.flip());
         channel = connect();
+    }
+
+    /** Waits for the connection, so that a deadline is not over before the JVM has loaded what connecting takes. */
+    private void await() throws Exception {
+        CompletableFuture<Void> changed = new CompletableFuture<>();
+        ConnectivityState state = channel.getState(true);
+        if (state == ConnectivityState.IDLE || state == ConnectivityState.CONNECTING) {
+            channel.notifyWhenStateChanged(state, () -> changed.complete(null));
+            changed.get();
+            await();
+        }
     }
 
     private ManagedChannel connect() throws Exception {
@@ -173,6 +185,13 @@ public final class Probe {
                 .setResponseMarshaller(
                         ProtoUtils.marshaller(DynamicMessage.getDefaultInstance(isStream ? streamed : response)))
                 .build();
+        if (plan.deadline_ms > 0) {
+            await();
+        }
+        List<Message> requests = new ArrayList<>();
+        for (int i = 0; i < (isStream ? plan.requests : 1); i++) {
+            requests.add(newRequest(Integer.toString(i)));
+        }
         CallOptions options = CallOptions.DEFAULT;
         if (!plan.compression.isEmpty()) {
             options = options.withCompression(plan.compression);
@@ -198,9 +217,7 @@ public final class Probe {
             }
         }, metadata());
         call.request(Integer.MAX_VALUE);
-        for (int i = 0; i < (isStream ? plan.requests : 1); i++) {
-            call.sendMessage(newRequest(Integer.toString(i)));
-        }
+        requests.forEach(call::sendMessage);
         if (!isStream || plan.cancel.equals("never")) {
             call.halfClose();
         }
