@@ -20,8 +20,8 @@ class GrpcLimits:
     received or worked on hold at most `max_held_bytes` over all connections, and `max_connection_held_bytes` on one.
     `write_ahead_bytes` are given to the transport of a connection before it has sent them. After a fault, input is
     discarded for `linger_s` or `linger_bytes`, so that the client reads the reason instead of a reset. A connection is
-    asked to leave not before `leave_after_s`, because its client may still be connecting. Its answer to GOAWAY is awaited
-    for `goaway_answer_s` without any bytes of it, and at most for `goaway_busy_s`, which is gRPC's own limit.
+    asked to leave not before `leave_after_s`, because its client may still be connecting. Its answer to GOAWAY is
+    awaited for `goaway_answer_s` without any bytes of it, and at most for `goaway_busy_s`, which is gRPC's own limit.
     """
 
     http2: Http2Limits = _HTTP2
