@@ -21,6 +21,9 @@ TLS = ("--grpc-use-ssl=true", f"--grpc-server-cert={PKI / 'server.pem'}", f"--gr
 MUTUAL_TLS = (*TLS, "--grpc-use-ssl-mutual=true", f"--grpc-root-cert={PKI / 'root.pem'}")
 MIB = 1 << 20
 
+# Without fixtures: the first run builds the clients.
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:

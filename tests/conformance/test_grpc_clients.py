@@ -14,6 +14,9 @@ from support.server import RunningServer, start_server, wait_until
 
 MIB = 1 << 20
 
+# Without fixtures: the first run builds the clients.
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -26,6 +26,9 @@ SHORT = ("-p", "200", "-r", "10", "-s", "900")
 """Three windows of 200 ms, and more only if a busy machine makes one ten times as slow as another."""
 LIMIT_S = 60
 
+# Without fixtures: the first run downloads the program.
+pytestmark = pytest.mark.timeout(120, func_only=True)
+
 TWICE = """
 for request in requests:
     sender = request.get_response_sender()

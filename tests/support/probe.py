@@ -118,6 +118,11 @@ def go_client() -> ProgramClient:
     return ProgramClient((str(folder / "probe"),))
 
 
+def go_tool(name: str) -> Path:
+    """The program of `probes/NAME`, which has only a go.mod with it as a tool."""
+    return built(name, [*GO_BUILD, "-o", "{out}/", "tool"], needs="go") / name
+
+
 def node_client() -> ProgramClient:
     """@grpc/grpc-js."""
     install = "npm install --no-package-lock --no-audit --no-fund --prefix {out}"

@@ -122,7 +122,8 @@ def test_reflection_lists_services_and_describes_them_completely(channel, versio
     assert [service.name for service in listed.list_services_response.service] == SERVICES
     for name, answer in zip(SERVICES, described, strict=True):
         pool = DescriptorPool()
-        for raw in answer.file_descriptor_response.file_descriptor_proto:
+        # A file comes before those that it imports.
+        for raw in reversed(answer.file_descriptor_response.file_descriptor_proto):
             pool.Add(FileDescriptorProto.FromString(raw))
         assert len(pool.FindServiceByName(name).methods) > 0
 
@@ -139,7 +140,7 @@ def test_reflection_finds_files_messages_and_methods(channel) -> None:
         [FileDescriptorProto.FromString(raw).name for raw in answer.file_descriptor_response.file_descriptor_proto]
         for answer in answers
     ]
-    both = ["model_config.proto", "grpc_service.proto"]
+    both = ["grpc_service.proto", "model_config.proto"]
     assert names == [["model_config.proto"], both, both]
 
 

@@ -74,7 +74,7 @@ def _file_of(symbol: str) -> Any:  # a FileDescriptor, of protobuf's own types
 
 
 def _add_file(response: ProtoMessage, file: Any) -> None:  # a FileDescriptor: its stub has no `dependencies`
-    """Add the file after all files that it imports, so that a client can build them in order."""
+    """Add the file, then those that it imports. Clients such as ghz take the first one as the answer."""
+    response.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)
     for dependency in file.dependencies:
         _add_file(response, dependency)
-    response.file_descriptor_response.file_descriptor_proto.append(file.serialized_pb)

@@ -1,4 +1,4 @@
-module halimede.dev/tests/support/probes
+module halimede.dev/tests/support/probes/go
 
 go 1.26.0
 
