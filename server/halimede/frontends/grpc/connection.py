@@ -347,12 +347,20 @@ class GrpcConnection(asyncio.BufferedProtocol):
             # closed: waiting for an answer as long as TLS does by default, half a minute, would keep its calls open.
             self._transport.close()
             linger_s = min(linger_s, self._owner.shared.limits.goaway_answer_s)
-        self._linger_timer = self._loop.call_later(linger_s, self._end_linger, linger_s)
+        is_failed = self.h2.is_failed
+        busy_until = 0.0 if is_failed else monotonic() + self._owner.shared.limits.goaway_busy_s
+        self._linger_timer = self._loop.call_later(linger_s, self._end_linger, linger_s, busy_until)
 
-    def _end_linger(self, linger_s: float) -> None:
-        if self._transport.get_write_buffer_size() and not self.h2.is_failed:
-            # A slow client is still receiving its answers; the sweep aborts it when it takes nothing for `stall_s`.
-            self._linger_timer = self._loop.call_later(linger_s, self._end_linger, linger_s)
+    def _end_linger(self, linger_s: float, busy_until: float) -> None:
+        """Close, but not while the client receives the end of its answers, unless the connection failed.
+
+        Then the transport holds bytes, or the client sends credit for those that it reads. Credit that arrived after
+        the close would reset the connection, and the client would lose what it has not read.
+        """
+        now = monotonic()
+        is_receiving = self._transport.get_write_buffer_size() or not self._keepalive.is_quiet_since(now - linger_s)
+        if is_receiving and now < busy_until:
+            self._linger_timer = self._loop.call_later(linger_s, self._end_linger, linger_s, busy_until)
         else:
             self._transport.abort()
 
