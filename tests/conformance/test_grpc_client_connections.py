@@ -186,7 +186,10 @@ def test_large_answers_end_before_an_old_connection_is_closed(grpc_client: Clien
 def test_clients_that_call_without_pause_through_a_stop_and_a_start(
     grpc_clients: Mapping[str, Client], start: Start, models: Path
 ) -> None:
-    """They get answers or UNAVAILABLE, which a client may retry; a bare CANCELLED would look like its own doing."""
+    """They get answers or UNAVAILABLE, which a client may retry; a bare CANCELLED would look like its own doing.
+
+    A server listens before it has loaded its models, so that some calls may get NOT_FOUND.
+    """
     flags = ["--model-repository", models, f"--grpc-port={free_port()}"]
     first = start(*flags)
     callers = {f"ident_{name}": client for name, client in grpc_clients.items()}
@@ -203,7 +206,9 @@ def test_clients_that_call_without_pause_through_a_stop_and_a_start(
     for each in running.values():
         each.tell()
     results = {model: each.result() for model, each in running.items()}
-    assert {frozenset(each.codes) for each in results.values()} == {frozenset({"OK", "UNAVAILABLE"})}, results
+    assert {frozenset(each.codes) - {"NOT_FOUND"} for each in results.values()} == {frozenset({"OK", "UNAVAILABLE"})}, (
+        results
+    )
 
 
 def test_a_unix_socket(grpc_client: Client, unix: str) -> None:

@@ -3,6 +3,7 @@
 import queue
 import socket
 import threading
+import time
 from concurrent.futures import Future
 
 import grpc
@@ -13,7 +14,7 @@ from halimede.core.wire.protocol import message_class
 from halimede.frontends.grpc.limits import GrpcLimits
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.port import PortLimits
-from support.h2client import SETTINGS, WINDOW_UPDATE, H2Client, frame, grpc_message
+from support.h2client import GOAWAY, SETTINGS, WINDOW_UPDATE, H2Client, frame, grpc_message
 from support.server import wait_until
 
 HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")
@@ -266,6 +267,29 @@ def test_a_slow_client_gets_its_whole_answer_before_its_connection_is_closed(ser
         assert client.finish(call)["grpc-status"] == "0"
         assert len(client.data(call)) > 700_000
         assert client.wait_closed()
+    draining.result(20)
+
+
+def test_a_client_that_sends_credit_gets_its_whole_answer_before_its_connection_is_closed(serve, tmp_path) -> None:
+    """The answer is in the socket, and no longer in the server."""
+    served = serve(
+        address=f"unix:{tmp_path}/grpc.sock",
+        limits=GrpcLimits(goaway_answer_s=0.3),
+        port_limits=PortLimits(sweep_s=0.05),
+    )
+    message = pb.ModelInferRequest(model_name="held", raw_input_contents=[bytes(40_000)])
+    message.inputs.add(name="IN", datatype="FP32", shape=[1, 10_000])
+    with H2Client(f"{tmp_path}/grpc.sock") as client:
+        call = client.call(INFER, grpc_message(message.SerializeToString()))
+        served.core.wait_for(lambda core: len(core.held) == 1)
+        draining = drained(served)
+        assert client.receive_until(lambda: len(client.of(GOAWAY)) == 2)
+        served.do(served.core.release)
+        for _ in range(50):
+            client.send(frame(WINDOW_UPDATE, payload=(1).to_bytes(4, "big")))
+            time.sleep(0.02)  # the pace of a slow reader
+        assert client.finish(call)["grpc-status"] == "0"
+        assert len(client.data(call)) > 40_000
     draining.result(20)
 
 

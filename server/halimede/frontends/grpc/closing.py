@@ -5,7 +5,9 @@ GOAWAY.
 """
 
 import asyncio
+from time import monotonic
 
+from halimede.core.wire.http2.keepalive import Keepalive
 from halimede.frontends.grpc.limits import GrpcLimits
 
 
@@ -20,7 +22,7 @@ class Closing:
         self._discarded = 0
         self.has_begun = False
 
-    def begin(self, transport: asyncio.Transport, limits: GrpcLimits, *, is_failed: bool) -> None:
+    def begin(self, transport: asyncio.Transport, keepalive: Keepalive, limits: GrpcLimits, *, is_failed: bool) -> None:
         """End the sending side. After a fault (`is_failed`) unsent answers are not waited for."""
         if self.has_begun:
             return
@@ -33,7 +35,8 @@ class Closing:
             # closed: waiting for an answer as long as TLS does by default, half a minute, would keep its calls open.
             transport.close()
             linger_s = min(linger_s, limits.goaway_answer_s)
-        self._wait(transport, linger_s, is_failed)
+        busy_until = 0.0 if is_failed else monotonic() + limits.goaway_busy_s
+        self._wait(transport, keepalive, linger_s, busy_until)
 
     def discard(self, size: int, transport: asyncio.Transport, limits: GrpcLimits) -> None:
         """`size` bytes of input have come."""
@@ -46,12 +49,18 @@ class Closing:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _wait(self, transport: asyncio.Transport, linger_s: float, is_failed: bool) -> None:
-        self._timer = self._loop.call_later(linger_s, self._end, transport, linger_s, is_failed)
+    def _wait(self, transport: asyncio.Transport, keepalive: Keepalive, linger_s: float, busy_until: float) -> None:
+        self._timer = self._loop.call_later(linger_s, self._end, transport, keepalive, linger_s, busy_until)
 
-    def _end(self, transport: asyncio.Transport, linger_s: float, is_failed: bool) -> None:
-        if transport.get_write_buffer_size() and not is_failed:
-            # A slow client is still receiving its answers; the sweep aborts it when it takes nothing for `stall_s`.
-            self._wait(transport, linger_s, is_failed)
+    def _end(self, transport: asyncio.Transport, keepalive: Keepalive, linger_s: float, busy_until: float) -> None:
+        """Close, but not while the client receives the end of its answers.
+
+        Then the transport holds bytes, or the client sends credit for those that it reads. Credit that arrived after
+        the close would reset the connection, and the client would lose what it has not read.
+        """
+        now = monotonic()
+        is_receiving = transport.get_write_buffer_size() or not keepalive.is_quiet_since(now - linger_s)
+        if is_receiving and now < busy_until:
+            self._wait(transport, keepalive, linger_s, busy_until)
         else:
             transport.abort()

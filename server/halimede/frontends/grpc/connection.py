@@ -171,7 +171,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if not self._is_unflushed:
                 self.flush()
         elif h2.is_over:
-            self._closing.begin(self._transport, self._owner.shared.limits, is_failed=h2.is_failed)
+            self._closing.begin(
+                self._transport, self._alarm.keepalive, self._owner.shared.limits, is_failed=h2.is_failed
+            )
         self._reading.took(monotonic() - now)
 
     def pause_writing(self) -> None:
@@ -283,7 +285,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if h2.table.unsent_bytes or self.held.has_unsent:
             self._count_unsent()
         if h2.is_over:
-            self._closing.begin(transport, self._owner.shared.limits, is_failed=h2.is_failed)
+            self._closing.begin(transport, self._alarm.keepalive, self._owner.shared.limits, is_failed=h2.is_failed)
 
     def _write_waiting(self) -> None:
         if self._is_paused:
