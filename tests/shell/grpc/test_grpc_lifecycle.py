@@ -270,7 +270,7 @@ def test_a_slow_client_gets_its_whole_answer_before_its_connection_is_closed(ser
     draining.result(20)
 
 
-def test_a_client_that_sends_credit_gets_its_whole_answer_before_its_connection_is_closed(serve, tmp_path) -> None:
+def test_a_client_that_sends_credit_gets_its_whole_answer_before_the_close(serve, tmp_path) -> None:
     """The answer is in the socket, and no longer in the server."""
     served = serve(
         address=f"unix:{tmp_path}/grpc.sock",
