@@ -175,8 +175,9 @@ def test_no_call_is_lost_when_old_connections_are_closed(grpc_client: Client, re
 
 
 def test_large_answers_end_before_an_old_connection_is_closed(grpc_client: Client, replacing: RunningServer) -> None:
+    # grpc-js repeats a call that the connection's end refused only if it has at most a megabyte.
     with Balancer([replacing.grpc_port]) as balancer:
-        running = grpc_client.start(Plan(balancer.url, "repeat", elements=MIB))
+        running = grpc_client.start(Plan(balancer.url, "repeat", elements=200_000))
         wait_until(lambda: balancer.connections >= 4, "connections to be replaced", replacing)
         running.tell()
         result = running.result()

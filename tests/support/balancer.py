@@ -67,11 +67,14 @@ class Balancer:
 
 
 def _pump(source: socket.socket, target: socket.socket, count: Callable[[int], None]) -> None:
-    """Copy bytes until the source ends, then close both."""
-    with suppress(OSError):
+    """Copy bytes until the source ends. Then the target's side ends too, or both sides if a connection was reset."""
+    try:
         while block := source.recv(BLOCK_BYTES):
             count(len(block))
             target.sendall(block)
-    for each in (source, target):
-        with suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
+        # Not both: a side that still sends would be reset, and lose what it has not read.
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
