@@ -200,6 +200,7 @@ ON_A_SERVER: dict[str, Callable[[ServerProcess], list[Row]]] = {
     "ident-http": lambda server: [cpu_row(server, "ident-http", "ident", "http")],
     "ident-grpc": lambda server: [cpu_row(server, "ident-grpc", "ident", "grpc")],
     "image-http": lambda server: [cpu_row(server, "image-http", "image", "http")],
+    "image-grpc": lambda server: [cpu_row(server, "image-grpc", "image", "grpc")],
     "ensemble-http": ensemble_rows,
     "python-http": lambda server: [cpu_row(server, "python-http", "python_ident", "http")],
     "python-grpc": lambda server: [cpu_row(server, "python-grpc", "python_ident", "grpc")],
