@@ -9,8 +9,7 @@ of a small batch. A spinning process yields the processor after each check. Stan
 from dataclasses import dataclass
 
 SPIN_NS = 250_000
-"""How long to spin. Also the maximum wait for the last frame after which spinning is worthwhile. With a longer time,
-spinning between gRPC requests would take more time from gRPC's threads than it saves."""
+"""How long to spin. Also the maximum wait for the last frame after which spinning is worthwhile."""
 
 SPIN_REQUESTS = 4
 """Maximum number of requests in a batch: with more of them, the cost of a wake-up is small in comparison."""
