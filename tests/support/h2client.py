@@ -99,6 +99,9 @@ class H2Client:
             self.socket.settimeout(20)
             self.socket.sendall(raw)
         except OSError:
+            # What the server sent before it closed has arrived.
+            while not self.is_closed and self.receive(0):
+                pass
             self.is_closed = True
 
     def ping_until_refused(self, limit: int) -> int:

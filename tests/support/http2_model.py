@@ -251,7 +251,9 @@ class Http2Model:
         if not frame.flags & ACK:
             self.send(PING, ACK, 0, frame.payload)
             self.events.append(("pinged",))
-        elif frame.payload == b"shutdown" and self.is_sent_away:
+        elif frame.payload == b"shutdown" and self.is_sent_away and self.final is None:
+            self.send(PING, 0, 0, b"lastcall")
+        elif frame.payload == b"lastcall" and self.is_sent_away:
             self.send_final_goaway()
 
     def _goaway(self, frame: Frame) -> None:

@@ -177,7 +177,7 @@ def test_a_client_that_leaves_is_served_to_the_end_of_its_requests() -> None:
 # The server's GOAWAY.
 
 FIRST = Frame(GOAWAY, 0, 0, pack(">II", 2**31 - 1, 0) + b"drain")
-LAST_PING = b"shutdown"
+LAST_PING, SECOND_PING = b"shutdown", b"lastcall"
 
 
 def last(stream: int, code: int = 0, text: bytes = b"") -> Frame:
@@ -201,7 +201,11 @@ def test_a_shutdown_waits_for_requests_on_their_way() -> None:
     assert wire.sent() == [FIRST, Frame(PING, 0, 0, LAST_PING)]
     assert wire.receive(headers(3)) == [("begins", 3, "/a", False)]
     assert wire.receive(frame(PING, ACK, 0, LAST_PING)) == []
-    assert wire.sent() == [last(3)]
+    assert wire.sent() == [Frame(PING, 0, 0, SECOND_PING)]
+    # gRPC's clients answer the ping first, and then send what they had begun.
+    assert wire.receive(headers(5)) == [("begins", 5, "/a", False)]
+    assert wire.receive(frame(PING, ACK, 0, SECOND_PING)) == []
+    assert wire.sent() == [last(5)]
     wire.connection.shut_down()
     wire.connection.send_final_goaway()
     assert wire.receive(frame(PING, ACK, 0, LAST_PING)) == []
@@ -210,7 +214,8 @@ def test_a_shutdown_waits_for_requests_on_their_way() -> None:
 
 def test_another_answer_to_a_ping_is_not_the_last_one() -> None:
     wire = Wire()
-    assert wire.receive(frame(PING, ACK, 0, LAST_PING)) == []
+    for each in (LAST_PING, SECOND_PING):
+        assert wire.receive(frame(PING, ACK, 0, each)) == []
     assert wire.sent() == []
     wire.connection.shut_down("drain")
     wire.sent()

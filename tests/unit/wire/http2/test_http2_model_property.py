@@ -83,7 +83,7 @@ CLIENT = [
 ]
 RARE = [
     step("reset", WHICH),
-    step("ping", BOOLS, st.sampled_from([b"12345678", b"shutdown", b"shutdown"])),
+    step("ping", BOOLS, st.sampled_from([b"12345678", b"shutdown", b"lastcall"])),
     step("priority", WHICH, st.sampled_from([bytes(5), bytes(4), b"\0\0\0\1\0"])),
     step("goaway"),
     step("data", WHICH, st.sampled_from([16_384] * 9 + [16_385]), BOOLS, st.just(None)),

@@ -43,7 +43,7 @@ from halimede.core.wire.http2.streams import HALF_CLOSED_REMOTE, ON_RECEIVED_END
 T = TypeVar("T")
 C = TypeVar("C")
 
-_LAST_PING = b"shutdown"
+_LAST_PING, _SECOND_PING = b"shutdown", b"lastcall"
 
 
 class Http2Connection(Generic[T, C]):
@@ -335,8 +335,11 @@ class Http2Connection(Generic[T, C]):
         if not flags & ACK:
             self.out.outgoing.append(frames.ping(bytes(payload), ack=True))
             events.append(Pinged())
-        elif payload == _LAST_PING and self._sent_away and self._final_stream_id is None:
-            self._send_final_goaway()
+        elif self._sent_away and self._final_stream_id is None:
+            if payload == _LAST_PING:
+                self.out.outgoing.append(frames.ping(_SECOND_PING))
+            elif payload == _SECOND_PING:
+                self._send_final_goaway()
 
     def _on_goaway(
         self, _flags: int, stream_id: int, _payload: memoryview, size: int, now: float, _events: list[Event[T, C]]
@@ -385,7 +388,8 @@ class Http2Connection(Generic[T, C]):
     def shut_down(self, text: str = "") -> None:
         """Serve the requests that have begun and no others (section 6.8).
 
-        The client's answer to a ping shows that it has seen the first GOAWAY, and that no request is on its way. Then a
+        The client's answer to a ping shows that it has seen the first GOAWAY. gRPC's clients put that answer before the
+        requests that they had begun by then; the answer to a second ping shows that those have arrived too. Then a
         second GOAWAY says which was the last: the client knows that no other was processed.
         """
         if self.is_failed or self._final_stream_id is not None:
