@@ -143,7 +143,7 @@ def read(raw: bytes) -> Any:
 
 
 def check(raw: bytes) -> None:
-    """A message has the meaning of the one that protobuf makes of it; what is none for protobuf is refused."""
+    """The reader gives what protobuf gives, and refuses what protobuf refuses."""
     try:
         message = ModelInferRequest.FromString(raw)
     except DecodeError:

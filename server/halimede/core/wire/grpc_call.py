@@ -123,4 +123,4 @@ def percent_encode(message: str) -> bytes:
 
 NOT_GRPC_TEXT = b"this port serves gRPC: POST with content-type application/grpc\n"
 NOT_GRPC_BLOCK = literal(b":status", b"415") + literal(b"content-type", b"text/plain; charset=utf-8")
-"""The answer to a request that is none of gRPC's: its header block, and its body."""
+"""The answer to a request that does not speak gRPC: its header block, and its body."""

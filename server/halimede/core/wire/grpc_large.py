@@ -277,7 +277,7 @@ _Field = tuple[int, int, int, int, int]
 
 
 def fields(view: memoryview, most: int | None = None) -> Iterator[_Field]:
-    """The fields of an encoded message. _Malformed if it is none; INVALID_ARG for more than `most`."""
+    """The fields of an encoded message. _Malformed for invalid bytes; INVALID_ARG for more than `most`."""
     at, end = 0, len(view)
     count = 0
     while at < end:

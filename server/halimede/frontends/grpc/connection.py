@@ -248,7 +248,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             call.take_data(memoryview(b""), 0, is_end=True)
 
     def _take_data_without_call(self, stream: Stream[Call], size: int, *, is_end: bool) -> None:
-        """DATA of a request that is none of gRPC's, or of a call that has ended."""
+        """DATA of a request that does not speak gRPC, or of a call that has ended."""
         if is_end:
             _answer_other(self.h2.out, stream)
         else:
