@@ -174,7 +174,6 @@ def test_no_call_is_lost_when_old_connections_are_closed(grpc_client: Client, re
     assert result.codes["OK"] > 8
 
 
-@pytest.mark.load
 def test_large_answers_end_before_an_old_connection_is_closed(grpc_client: Client, replacing: RunningServer) -> None:
     # grpc-js repeats a call that the connection's end refused only if it has at most a megabyte.
     with Balancer([replacing.grpc_port]) as balancer:

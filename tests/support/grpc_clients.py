@@ -63,6 +63,9 @@ def channel_options(plan: Plan) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
+        # A call that has begun while the connection's GOAWAY arrives is repeated only if its request fits in here. By
+        # default 256 KiB do.
+        ("grpc.per_rpc_retry_buffer_size", 16 << 20),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 200),
     ]

@@ -36,7 +36,7 @@ class Closing:
             transport.close()
             linger_s = min(linger_s, limits.goaway_answer_s)
         busy_until = 0.0 if is_failed else monotonic() + limits.goaway_busy_s
-        self._wait(transport, keepalive, linger_s, busy_until)
+        self._timer = self._loop.call_later(linger_s, self._end, transport, keepalive, linger_s, busy_until)
 
     def discard(self, size: int, transport: asyncio.Transport, limits: GrpcLimits) -> None:
         """`size` bytes of input have come."""
@@ -49,9 +49,6 @@ class Closing:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _wait(self, transport: asyncio.Transport, keepalive: Keepalive, linger_s: float, busy_until: float) -> None:
-        self._timer = self._loop.call_later(linger_s, self._end, transport, keepalive, linger_s, busy_until)
-
     def _end(self, transport: asyncio.Transport, keepalive: Keepalive, linger_s: float, busy_until: float) -> None:
         """Close, but not while the client receives the end of its answers.
 
@@ -59,8 +56,8 @@ class Closing:
         the close would reset the connection, and the client would lose what it has not read.
         """
         now = monotonic()
-        is_receiving = transport.get_write_buffer_size() or not keepalive.is_quiet_since(now - linger_s)
-        if is_receiving and now < busy_until:
-            self._wait(transport, keepalive, linger_s, busy_until)
+        wait_s = linger_s if transport.get_write_buffer_size() else linger_s - keepalive.quiet_s(now)
+        if wait_s > 0 and now < busy_until:
+            self._timer = self._loop.call_later(wait_s, self._end, transport, keepalive, linger_s, busy_until)
         else:
             transport.abort()

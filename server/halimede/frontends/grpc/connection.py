@@ -395,13 +395,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """
         limits = self._owner.shared.limits
         waited_s = now - self._shut_down_at
-        is_quiet = self._alarm.keepalive.is_quiet_since(now - limits.goaway_answer_s)
-        return waited_s >= limits.goaway_busy_s or (waited_s >= limits.goaway_answer_s and is_quiet)
+        quiet_s = min(waited_s, self._alarm.keepalive.quiet_s(now))
+        return waited_s >= limits.goaway_busy_s or quiet_s >= limits.goaway_answer_s
 
     def _has_stalled(self, now: float) -> bool:
         """Whether the client has read nothing at all, or has not completed what it has begun, for too long."""
         stall = self._stall
-        is_within_frame = self.h2.is_within and self._alarm.keepalive.is_quiet_since(stall.looked_at)
+        is_within_frame = self.h2.is_within and self._alarm.keepalive.quiet_s(now) > now - stall.looked_at
         stalled_s = stall.look(self._transport.get_write_buffer_size(), now, is_within_frame=is_within_frame)
         return stalled_s >= self._owner.shared.limits.stall_s
 

@@ -67,9 +67,9 @@ class Keepalive:
         self._waits_since = inf
         return True
 
-    def is_quiet_since(self, then: float) -> bool:
-        """Whether nothing has arrived after `then`."""
-        return self._received_at < then
+    def quiet_s(self, now: float) -> float:
+        """For how long nothing has arrived."""
+        return now - self._received_at
 
     def sent_data(self) -> None:
         """HEADERS or DATA were sent: clients may ping after them, for example to measure the bandwidth."""
