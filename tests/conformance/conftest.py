@@ -1,17 +1,15 @@
 """A shared server for tests that do not change it; `start` for tests that need one of their own."""
 
-import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.grpc_plans import Client
-from support.image import Unavailable
 from support.models import add_identity, add_onnx_identity, add_scaled, add_simple, add_simple_string
-from support.phases import shown
-from support.probe import CI_CLIENTS, INTEROP_CLIENTS, make_client
+from support.probe import CI_CLIENTS, INTEROP_CLIENTS, make_client, provided
 from support.served import Stage, add_python, infer, workers
 from support.server import RunningServer, Start, start_server
 
@@ -118,22 +116,11 @@ def stage(python_server: Stage) -> Iterator[Stage]:
 )
 def grpc_client(request: pytest.FixtureRequest) -> Client:
     """Every test runs with each gRPC client; `make interop` runs them with further ones."""
-    return provided(request, request.param)
+    return provided(request.config, partial(make_client, request.param))
 
 
 @pytest.fixture(scope="session", params=["ci", pytest.param("interop", marks=pytest.mark.interop)])
 def grpc_clients(request: pytest.FixtureRequest) -> dict[str, Client]:
     """All gRPC clients at once."""
     names = CI_CLIENTS if request.param == "ci" else INTEROP_CLIENTS
-    return {name: provided(request, name) for name in names}
-
-
-def provided(request: pytest.FixtureRequest, name: str) -> Client:
-    """A client, built when the first test needs it. CI has what that takes."""
-    try:
-        with shown(request.config):
-            return make_client(name)
-    except Unavailable as reason:
-        if os.environ.get("CI"):
-            pytest.fail(str(reason))
-        pytest.skip(str(reason))
+    return {name: provided(request.config, partial(make_client, name)) for name in names}

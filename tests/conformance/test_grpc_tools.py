@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -12,9 +11,7 @@ import pytest
 
 import support.server
 from support.grpc_models import write_models
-from support.image import Unavailable
-from support.phases import shown
-from support.probe import go_tool
+from support.probe import go_tool, provided
 from support.server import RunningServer, start_server
 
 # Without fixtures: the first run builds the tools.
@@ -50,13 +47,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def tool(request: pytest.FixtureRequest):
     """Runs a tool on the server; its exit code and its output."""
-    try:
-        with shown(request.config):
-            programs = {name: go_tool(name) for name in ("grpcurl", "ghz")}
-    except Unavailable as reason:
-        if os.environ.get("CI"):
-            pytest.fail(str(reason))
-        pytest.skip(str(reason))
+    programs = provided(request.config, lambda: {name: go_tool(name) for name in ("grpcurl", "ghz")})
 
     def run_tool(name: str, server: RunningServer, *arguments: str) -> tuple[int, str]:
         is_encrypted = "--grpc-use-ssl=true" in server.process.args  # type: ignore[operator]

@@ -4,15 +4,14 @@ h2spec cannot send a call of gRPC. Its requests are answered by HTTP status 415,
 for these cases.
 """
 
-import os
 from pathlib import Path
 
 import pytest
 
 import support.server
-from support.h2spec import Unavailable, provide_h2spec, run_h2spec
+from support.h2spec import run_h2spec
 from support.models import add_identity
-from support.phases import shown
+from support.probe import go_tool, provided
 from support.server import Start
 
 pytestmark = pytest.mark.timeout(900)  # The first run builds h2spec, and Go's packages for it.
@@ -24,13 +23,7 @@ CASES = 147
 
 @pytest.fixture(scope="module")
 def h2spec(pytestconfig: pytest.Config) -> Path:
-    try:
-        with shown(pytestconfig):
-            return provide_h2spec()
-    except Unavailable as reason:
-        if os.environ.get("CI"):
-            pytest.fail(str(reason))
-        pytest.skip(str(reason))
+    return provided(pytestconfig, lambda: go_tool("h2spec"))
 
 
 @pytest.mark.parametrize(

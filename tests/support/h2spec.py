@@ -1,29 +1,13 @@
-"""h2spec, the conformance tests of HTTP/2: built once from its Go module, and its runs."""
+"""Runs of h2spec, the conformance tests of HTTP/2."""
 
-import hashlib
-import os
-import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.phases import only_one, phase
-
-TOOLS = Path(__file__).parent / "go"
-PROGRAM = "github.com/summerwind/h2spec/cmd/h2spec"
-BUILD_LIMIT_S = 600
 RUN_LIMIT_S = 300
 CASE_LIMIT_S = 5
 """A case that passes takes milliseconds. A busy machine must not fail one."""
-
-# Debugging information costs a tenth of the build, collecting garbage a quarter.
-BUILD_ENVIRONMENT = {"CGO_ENABLED": "0", "GOGC": "off", "GOMEMLIMIT": "1GiB"}
-BUILD_FLAGS = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false", "-ldflags=-s -w")
-
-
-class Unavailable(Exception):
-    """This machine cannot build h2spec; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -32,39 +16,6 @@ class Report:
 
     ran: list[str]
     failed: dict[str, str]
-
-
-def provide_h2spec() -> Path:
-    """The program, from the cache if it was built before; Unavailable where it cannot be built."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halimede" / "h2spec"
-    folder.mkdir(parents=True, exist_ok=True)
-    versions = b"\0".join((TOOLS / name).read_bytes() for name in ("go.mod", "go.sum"))
-    program = folder / hashlib.sha256(versions).hexdigest()[:16] / "h2spec"
-    with only_one(program.parent.with_suffix(".lock"), "h2spec"):
-        if not program.exists():
-            _build(program)
-    return program
-
-
-def _build(program: Path) -> None:
-    if shutil.which("go") is None:
-        raise Unavailable("h2spec is built with Go, which is not installed")
-    partial = program.with_suffix(".partial")
-    partial.parent.mkdir(exist_ok=True)
-    with phase("Building h2spec"):
-        done = subprocess.run(
-            ["nice", "go", "build", *BUILD_FLAGS, "-o", partial, PROGRAM],
-            cwd=TOOLS,
-            env={**os.environ, **BUILD_ENVIRONMENT},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=BUILD_LIMIT_S,
-            check=False,
-        )
-    if done.returncode:
-        raise Unavailable(f"h2spec could not be built: {done.stderr[-2000:]}")
-    partial.rename(program)
 
 
 def run_h2spec(program: Path, port: int, directory: Path, *flags: str) -> Report:

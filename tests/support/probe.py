@@ -1,19 +1,27 @@
-"""The gRPC clients of other languages: small programs that run a plan, built once into a cache."""
+"""Programs that tests build once, into a cache: h2spec, tools for gRPC, and gRPC clients of other languages.
+
+The clients are small programs that run a plan.
+"""
 
 import hashlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
 
 import halimede.core.wire.protocol
 from support.grpc_clients import PYTHON_CLIENTS
 from support.grpc_plans import LIMIT_S, Answer, Client, Plan, Result
 from support.image import Unavailable
-from support.phases import only_one, phase
+from support.phases import only_one, phase, shown
+
+T = TypeVar("T")
 
 PROBES = Path(__file__).parent / "probes"
 DESCRIPTORS = Path(halimede.core.wire.protocol.__file__).parent / "descriptors.binpb"
@@ -21,6 +29,17 @@ BUILD_LIMIT_S = 900
 # As for the programs of the cluster (tests/cluster/programs.py): with equal flags Go builds what both need only once.
 GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOGC": "off", "GOMEMLIMIT": "1GiB"}
 GO_BUILD = ["go", "build", "-buildvcs=false", "-trimpath", "-gcflags=all=-dwarf=false", "-ldflags", "-s -w"]
+
+
+def provided(config: pytest.Config, make: Callable[[], T]) -> T:
+    """What needs such programs, for a fixture. Tests that use it are skipped where they cannot be built; CI builds all."""
+    try:
+        with shown(config):
+            return make()
+    except Unavailable as reason:
+        if os.environ.get("CI"):
+            pytest.fail(str(reason))
+        pytest.skip(str(reason))
 
 
 def cache() -> Path:

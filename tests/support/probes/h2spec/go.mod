@@ -1,4 +1,4 @@
-module halimede.dev/tests/support
+module halimede.dev/tests/support/probes/h2spec
 
 go 1.26.0
 
