@@ -96,7 +96,8 @@ def test_a_waiting_task_learns_at_once_that_a_worker_died(crew: Crew):
     async def death(worker: Talk) -> float:
         """How long after the death of the worker the task continues, in seconds."""
         pid = worker.ask("__import__('os').getpid()")
-        assert worker.process.pid == pid
+        # The zygote may report it later than the worker answers.
+        wait_until(lambda: worker.process.pid == pid, "the process id")
         waiting = asyncio.ensure_future(worker.process.wait())
         await asyncio.sleep(0)
         assert not waiting.done()
