@@ -70,6 +70,7 @@ class H2Client:
             self.socket.connect(address)
         else:
             self.socket = socket.create_connection(address, timeout=20)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
         self.frames: list[Frame] = []

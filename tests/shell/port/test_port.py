@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from halimede.frontends.port import PortLimits
+from halimede.frontends.port import SWEEP_STEP, PortLimits
 from halimede.frontends.sockets import bind, bind_places, bound_port
 from support.echo import PAGE
 
@@ -47,6 +47,39 @@ def test_idle_connections_are_closed_near_the_limit(serve: Any) -> None:
             running.call(running.service.release)
             assert busy.recv(100) == b"done"
     assert running.log == []
+
+
+def test_requests_are_served_between_the_checks_of_many_connections(serve: Any, each_loop: Any) -> None:
+    running = serve(PortLimits(sweep_s=0.01), loop_factory=each_loop)
+    steps = [0]
+
+    class Swept:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def sweep(self, _now: float) -> None:
+            self.count += 1
+            steps[-1] += 1
+
+        def abort(self) -> None:
+            running.port.forget(self)
+
+    def between() -> None:
+        steps.append(0)
+        running.loop.call_soon(between)
+
+    many = [Swept() for _ in range(1000)]
+
+    def admit() -> None:
+        between()
+        for each in many:
+            running.port.admit(each)
+
+    running.call(admit)
+    running.wait_until(lambda: all(each.count >= 3 for each in many))
+    assert max(steps) == SWEEP_STEP
+    # One round ends before the next begins.
+    assert max(each.count for each in many) - min(each.count for each in many) <= 1
 
 
 def test_the_slowest_reader_is_closed_when_too_much_is_unsent(serve: Any, each_loop: Any) -> None:
