@@ -1,21 +1,14 @@
 """Minimal schedulers of planned kinds. Each satisfies the contract of `Scheduler`."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from halimede.core.config.model_config import ControlKind
 from halimede.core.deadlines import Deadlines
-from halimede.core.schedule.actions import Action, Execute, Fail, Row, Slot
+from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.scheduler import Outcome, Pending
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
 
-START, READY, END, CORRELATION = (
-    ControlKind.CONTROL_SEQUENCE_START,
-    ControlKind.CONTROL_SEQUENCE_READY,
-    ControlKind.CONTROL_SEQUENCE_END,
-    ControlKind.CONTROL_SEQUENCE_CORRID,
-)
 LOST = InferenceError(ErrorCode.INTERNAL, "the state of the sequence was lost")
 EXPIRED = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
 FULL = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
@@ -328,22 +321,13 @@ class DirectSequences(Fifo):
         }
 
     def batch_of(self, slot: Slot, ready: dict[int, Sequenced]) -> Execute:
-        """Rows up to the last position with a request; empty positions before it get null rows."""
-        rows = []
-        for position in range(max(ready) + 1):
-            sequence = ready.get(position)
-            rows.append(Row(position, None, {}) if sequence is None else self.take(position, sequence))
-        return Execute(slot, tuple(row.request for row in rows if row.request is not None), tuple(rows))
+        """The next request of each sequence, in the order of the positions."""
+        seats = tuple(sorted(ready))
+        return Execute(slot, tuple(self.take(ready[seat]) for seat in seats), seats)
 
-    def take(self, position: int, sequence: Sequenced) -> Row:
+    def take(self, sequence: Sequenced) -> int:
         pending = sequence.running = sequence.waiting.pop(0)
-        controls = {
-            START: int(pending.sequence_start),
-            END: int(pending.sequence_end),
-            READY: 1,
-            CORRELATION: pending.correlation,
-        }
-        return Row(position, pending.key, controls)
+        return pending.key
 
     def completed(self, slot: Slot, took_ns: int, outcomes: Sequence[Outcome] = ()) -> int | None:
         if self.given.get(slot):
@@ -406,10 +390,5 @@ class OldestSequences(DirectSequences):
     positions = 6
 
     def batch_of(self, slot: Slot, ready: dict[int, Sequenced]) -> Execute:
-        oldest = sorted(ready.values(), key=lambda each: each.waiting[0].key)[: self.max_batch_size]
-        rows = tuple(self.take(position, each) for position, each in enumerate(oldest))
-        return Execute(slot, tuple(_keys(rows)), rows)
-
-
-def _keys(rows: Iterable[Row]) -> Iterable[int]:
-    return (row.request for row in rows if row.request is not None)
+        oldest = sorted(ready, key=lambda seat: ready[seat].waiting[0].key)[: self.max_batch_size]
+        return Execute(slot, tuple(self.take(ready[seat]) for seat in oldest), tuple(oldest))

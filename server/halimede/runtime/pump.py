@@ -16,7 +16,7 @@ A slot of a worker that is down gets no batch. Requests wait as long as one work
 """
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.schedule.actions import Execute, Slot
@@ -32,7 +32,7 @@ from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.instances import Instances
 from halimede.runtime.request_places import RequestPlaces
 from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, Open, Sent, VersionRequests
-from halimede.workers.worker import BatchDone, BatchTimes, Outputs, ResponseSent, Worker, WorkerDown, WorkerEvent
+from halimede.workers.worker import BatchDone, ResponseSent, Worker, WorkerDown, WorkerEvent
 
 
 class Pump:
@@ -210,14 +210,10 @@ class Pump:
                 self._fail(action.request, action.error, action.reason)
                 continue
             batch = [self._requests.record_of(key) for key in action.requests]
-            if action.rows:
-                # Executed without rows, the batch would get wrong answers.
-                self._batches.begin(action.slot, batch)
-                self._loop.call_soon(
-                    self.on_event, _refusal_of_rows(self._instances.worker_of[action.slot], batch, action.slot)
-                )
-            else:
-                self._execute(action.slot, batch)
+            if action.seats:
+                for flight, seat in zip(batch, action.seats, strict=True):
+                    flight.seat = seat
+            self._execute(action.slot, batch)
         self._alarm.set(self._scheduler.wake_at())
 
     def _execute(self, slot: Slot, batch: list[InFlight]) -> None:
@@ -318,21 +314,12 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
     )
 
 
-def _refusal_of_rows(worker: Worker, batch: Sequence[InFlight], slot: Slot) -> BatchDone:
-    """The end of a batch that no worker can execute."""
-    error = InferenceError(
-        ErrorCode.INTERNAL, f"model instance '{worker.name}' cannot execute the rows of a sequence batch"
-    )
-    replies: list[Outputs | InferenceError | None] = [error] * len(batch)
-    return BatchDone(worker, [*batch], replies, BatchTimes(0, 0, 0, 0), failed=True, slot=slot.number)
-
-
 def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
     """The outcome of each request of a batch, for schedulers that need it."""
     outcomes = []
-    for at, (item, reply) in enumerate(zip(done.items, done.replies, strict=True)):
+    for at, item in enumerate(done.items):
         flight = requests.find(item.key)
-        if flight is None or flight.cancelled or isinstance(reply, InferenceError):
+        if flight is None or flight.cancelled:
             outcomes.append(Outcome.GONE)
         else:
             outcomes.append(Outcome.AGAIN if at in done.again else Outcome.DONE)

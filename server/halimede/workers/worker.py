@@ -19,7 +19,8 @@ NO_PARAMETERS: Parameters = {}
 class BatchItem:
     """One request of a batch, and its own cancel flag. `rows` is its batch size.
 
-    `caller` is set for requests from inside the server, None for those of clients.
+    `caller` is set for requests from inside the server, None for those of clients. `seat` is as in
+    `core.schedule.actions.Execute`.
     """
 
     key: int
@@ -27,6 +28,7 @@ class BatchItem:
     rows: int
     cancelled: bool
     caller: Caller | None = field(default=None, kw_only=True)
+    seat: int = field(default=0, kw_only=True)
 
 
 @dataclass(slots=True)

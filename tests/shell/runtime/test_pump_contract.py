@@ -1,10 +1,9 @@
 """The pump performs the whole contract of schedulers, with schedulers that use more of it than the dynamic one."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
-from halimede.core.schedule.actions import Execute
 from halimede.core.types import ErrorCode
 from halimede.runtime.pump import Pump
 from halimede.workers.worker import BatchDone, BatchItem, Outputs, WorkerDown, WorkerUp
@@ -169,19 +168,7 @@ def test_a_pump_wakes_another_one_that_waits_for_a_shared_resource() -> None:
     run_on_loop(scenario)
 
 
-class DirectWithoutRows(DirectSequences):
-    """As long as no worker takes rows: the order and the slot of each request are the same."""
-
-    def give(self, batch: Execute) -> Execute:
-        return super().give(replace(batch, rows=()))
-
-
-class OldestWithoutRows(OldestSequences):
-    def give(self, batch: Execute) -> Execute:
-        return super().give(replace(batch, rows=()))
-
-
-SEQUENCES = pytest.mark.parametrize("kind", [DirectWithoutRows, OldestWithoutRows])
+SEQUENCES = pytest.mark.parametrize("kind", [DirectSequences, OldestSequences])
 
 
 @SEQUENCES
@@ -240,23 +227,6 @@ def test_queued_requests_of_a_sequence_fail_as_soon_as_its_state_is_lost(kind: t
     run_on_loop(scenario)
 
 
-def test_a_batch_with_rows_fails_as_long_as_no_worker_takes_rows() -> None:
-    async def scenario() -> None:
-        bench, worker = bench_of(DirectSequences())
-        bench.submit(1, sequence_id=7, sequence_start=True)
-        bench.submit(2, sequence_id=7)
-        await bench.requests.drained()
-        assert worker.given == []
-        (_, first), (_, second) = bench.responses
-        assert str(first.error) == "model instance 'm_0' cannot execute the rows of a sequence batch"
-        assert first.error is not None
-        assert first.error.code is ErrorCode.INTERNAL
-        assert second.error is LOST
-        assert (bench.stats.success_count, repr(bench.pump)) == (0, "<Pump m:1 queue=0 running=0/1 live=0>")
-
-    run_on_loop(scenario)
-
-
 def test_a_request_ends_at_the_timeout_of_its_level() -> None:
     async def scenario() -> None:
         bench, worker = bench_of(Priorities({1: MS}))
@@ -276,7 +246,7 @@ def test_a_request_ends_at_the_timeout_of_its_level() -> None:
 
 def test_the_place_of_an_idle_sequence_is_given_away_without_another_event() -> None:
     async def scenario() -> None:
-        scheduler = DirectWithoutRows(idle_ns=MS)
+        scheduler = DirectSequences(idle_ns=MS)
         scheduler.positions = 1
         bench, worker = bench_of(scheduler)
         bench.submit(1, sequence_id=7, sequence_start=True)

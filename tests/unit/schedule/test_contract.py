@@ -7,20 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halimede.core.schedule.actions import Execute, Fail, Row, Slot
+from halimede.core.schedule.actions import Execute, Fail, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
 from support.toy_schedulers import (
-    CORRELATION,
-    END,
     EXPIRED,
     FULL,
     LOST,
-    READY,
-    START,
     DepthTwo,
     DirectSequences,
     Fifo,
@@ -84,6 +80,7 @@ class Driver:
         self.idle_deadlines: dict[int | str, int] = {}
         """Of idle sequences by correlation, also those that have passed."""
         self.home: dict[int | str, Slot] = {}
+        self.seats: dict[int | str, tuple[Slot, int]] = {}
         """Where a request of the sequence was executed last."""
         self.lost: set[int | str] = set()
         """Sequences that were idle when their slot was removed."""
@@ -181,10 +178,10 @@ class Driver:
     def poll(self) -> None:
         for action in self.scheduler.poll(self.now):
             match action:
-                case Execute(slot, keys, rows):
+                case Execute(slot, keys, seats):
                     assert keys, "an empty batch"
                     assert len(keys) <= self.scheduler.max_batch_size
-                    self.check_rows(keys, rows)
+                    self.check_seats(keys, seats, slot)
                     self.check_sequences(keys)
                     for key in keys:
                         assert key in self.queued, "executed without being queued"
@@ -223,18 +220,16 @@ class Driver:
         }
         return {request.correlation for request in self.requests.values()} - others - self.lost
 
-    def check_rows(self, keys: tuple[int, ...], rows: tuple[Row, ...]) -> None:
-        if not rows:
+    def check_seats(self, keys: tuple[int, ...], seats: tuple[int, ...], slot: Slot) -> None:
+        """A sequence keeps its seat, and no two sequences have one at the same time."""
+        if not seats:
             return
-        assert [row.position for row in rows] == list(range(len(rows)))
-        assert tuple(row.request for row in rows if row.request is not None) == keys
-        for row in rows:
-            if row.request is None:
-                assert not row.controls.get(READY)
-                continue
-            request = self.requests[row.request]
-            controls = row.controls[START], row.controls[END], row.controls[READY], row.controls[CORRELATION]
-            assert controls == (request.sequence_start, request.sequence_end, 1, request.correlation)
+        assert len(seats) == len(set(seats)) == len(keys)
+        for key, seat in zip(keys, seats, strict=True):
+            correlation = self.requests[key].correlation
+            if not self.requests[key].sequence_start:
+                assert self.seats[correlation] == (slot, seat)
+            self.seats[correlation] = slot, seat
 
     def check_sequences(self, keys: tuple[int, ...]) -> None:
         if not isinstance(self.scheduler, DirectSequences):
@@ -358,18 +353,13 @@ def test_a_slot_of_depth_two_has_a_batch_ready_before_the_last_one_ends() -> Non
     assert scheduler.remove_slot(ONE, [[Pending(3, 1, 4)]], 2) == [3], "2 was read, and is failed by the pump"
 
 
-def test_a_direct_sequence_keeps_its_row_and_null_rows_fill_the_rest() -> None:
+def test_a_direct_sequence_keeps_its_seat() -> None:
     scheduler = started(DirectSequences(), ONE)
     for request in (in_sequence(1, 7, start=True), in_sequence(2, 8, start=True), in_sequence(3, 8)):
         scheduler.enqueue(request, 0)
-
-    def row(position: int, key: int, correlation: int, *, start: bool) -> Row:
-        return Row(position, key, {START: start, END: 0, READY: 1, CORRELATION: correlation})
-
-    rows = (row(0, 1, 7, start=True), row(1, 2, 8, start=True))
-    assert scheduler.poll(0) == [Execute(ONE, (1, 2), rows)]
+    assert scheduler.poll(0) == [Execute(ONE, (1, 2), (0, 1))]
     scheduler.completed(ONE, 1, [Outcome.DONE, Outcome.DONE])
-    assert scheduler.poll(1) == [Execute(ONE, (3,), (Row(0, None, {}), row(1, 3, 8, start=False)))]
+    assert scheduler.poll(1) == [Execute(ONE, (3,), (1,))]
 
 
 def test_the_oldest_strategy_takes_one_request_of_each_sequence() -> None:

@@ -1,10 +1,8 @@
 """The actions of a scheduler, which the pump performs in order."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from halimede.core.config.model_config import ControlKind
 from halimede.core.types import InferenceError
 from halimede.core.types.statistics import FailureReason
 
@@ -19,31 +17,20 @@ class Slot(NamedTuple):
     number: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One position in the batch of a sequence model, with its values of the model's control inputs.
-
-    `request` None is a null row: an unused position before or between used ones. It gets a copy of another request's
-    inputs with READY false, and its outputs are dropped. A control that is not in `controls` is false, or 0.
-    """
-
-    position: int
-    request: int | None
-    controls: Mapping[ControlKind, int | str]
-
-
 @dataclass(slots=True)
 class Execute:
     """Run these requests in this order as one batch in this slot. The batch ends with one `completed` of the slot.
 
     A slot may get its next batch before `completed` of the last one. The worker runs the batches of a slot in order.
-    `rows` are the positions of the batch, including null rows; () means one request after the other without controls.
-    No worker takes rows yet, so the pump fails a batch that has some.
+    `seats` are for sequence models, one for each request: the number, from 0, of the place that its sequence has at the
+    instance. The worker keeps the sequence's implicit state there, until a request with START comes to the same seat.
+    In the direct strategy a seat is also a row of the batch, and rows between that no request has are null rows; the
+    requests are in the order of their seats. () for other models.
     """
 
     slot: Slot
     requests: tuple[int, ...]
-    rows: tuple[Row, ...] = ()
+    seats: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,9 @@ class Outcome(Enum):
     AGAIN = "again"
     """Its model requests another execution. The request is queued again, and leaves the scheduler again."""
     GONE = "gone"
-    """It failed, or its client has disconnected. The state of its sequence was not updated."""
+    """Its client has disconnected, or it did not reach the model: whether the state of its sequence has it is unknown.
+
+    A request that the model answers with an error is DONE: its sequence continues."""
 
 
 class Scheduler(Protocol):

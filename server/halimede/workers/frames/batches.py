@@ -26,9 +26,9 @@ from halimede.workers.worker import BatchItem
 # Each begins with the length of the description.
 # Batch, number of requests or replies. The keys of an EXECUTE's requests stand between this and its description.
 _BATCH = struct.Struct("<IIH")
-# correlation, timeout, rows, length of parameters, of id, of a text correlation (NUMERIC for a number), START and END,
-# number of inputs, of outputs.
-_REQUEST = struct.Struct("<QQIIIIBHH")
+# correlation, timeout, rows, seat, length of parameters, of id, of a text correlation (NUMERIC for a number), START and
+# END, number of inputs, of outputs.
+_REQUEST = struct.Struct("<QQIIIIIBHH")
 _POSITION = struct.Struct("<H")
 
 
@@ -47,12 +47,13 @@ def encode_execute(
         if len(wanted) == len(outputs):
             wanted = ()  # no names mean all outputs
         flags = request.sequence_start | request.sequence_end << 1
+        numbers = request.timeout_us, item.rows, item.seat, flags, len(tensors), len(wanted)
         if request.id or request.sequence_id or request.parameters:
             parameters = json.dumps(request.parameters).encode() if request.parameters else b""
             texts = texts_of(request, parameters, encode_text)
-            described.append(_request_text(request.timeout_us, item.rows, flags, len(tensors), len(wanted), texts))
+            described.append(_request_text(*numbers, texts))
         else:
-            described.append(_known_request_text(request.timeout_us, item.rows, flags, len(tensors), len(wanted)))
+            described.append(_known_request_text(*numbers))
         if wanted:
             described.extend([_POSITION.pack(outputs[name]) for name in wanted])
         for tensor in tensors:
@@ -72,11 +73,11 @@ def _execute_head(count: int) -> struct.Struct:
 
 
 def _request_text(
-    timeout_us: int, rows: int, flags: int, n_inputs: int, n_outputs: int, texts: Texts = NO_TEXTS
+    timeout_us: int, rows: int, seat: int, flags: int, n_inputs: int, n_outputs: int, texts: Texts = NO_TEXTS
 ) -> bytes:
     number, parameters, request_id, correlation, text = texts
     lengths = parameters, request_id, correlation
-    return _REQUEST.pack(number, timeout_us, rows, *lengths, flags, n_inputs, n_outputs) + text
+    return _REQUEST.pack(number, timeout_us, rows, seat, *lengths, flags, n_inputs, n_outputs) + text
 
 
 _known_request_text = lru_cache(REMEMBERED)(_request_text)
@@ -103,7 +104,7 @@ def decode_execute(
         forms = _requests(body[start:end], count, inputs, outputs)
     base = data_start(end)
     items = []
-    for (key,), (rows, request_id, tensors, wanted, parameters, timeout_us, correlation, starts, ends) in zip(
+    for (key,), (rows, seat, request_id, tensors, wanted, parameters, timeout_us, correlation, starts, ends) in zip(
         KEY.iter_unpack(body[_BATCH.size : start]), forms, strict=True
     ):
         request = InferenceRequest(
@@ -119,12 +120,12 @@ def decode_execute(
             starts,
             ends,
         )
-        items.append(BatchItem(key, request, rows, False))
+        items.append(BatchItem(key, request, rows, False, seat=seat))
     return ExecuteFrame(batch, items)
 
 
-_RequestForm = tuple[int, str, Sequence[TensorForm], tuple[str, ...], bytes, int, int | str, bool, bool]
-"""Rows, id, inputs, outputs, parameters as JSON, timeout, correlation, START, END."""
+_RequestForm = tuple[int, int, str, Sequence[TensorForm], tuple[str, ...], bytes, int, int | str, bool, bool]
+"""Rows, seat, id, inputs, outputs, parameters as JSON, timeout, correlation, START, END."""
 
 
 def _requests(
@@ -133,8 +134,9 @@ def _requests(
     forms: list[_RequestForm] = []
     at = 0
     for _ in range(count):
-        (correlation, timeout_us, rows, parameters_length, id_length, text_length, flags, n_inputs, n_outputs) = (
-            _REQUEST.unpack_from(described, at)
+        numbers = _REQUEST.unpack_from(described, at)
+        correlation, timeout_us, rows, seat, parameters_length, id_length, text_length, flags, n_inputs, n_outputs = (
+            numbers
         )
         at += _REQUEST.size
         request_id = str(described[at : at + id_length], "utf-8")
@@ -148,7 +150,17 @@ def _requests(
         wanted = tuple([outputs[position] for (position,) in _POSITION.iter_unpack(described[at:end])])
         tensors, at = read_tensors(described, end, n_inputs, inputs)
         forms.append(
-            (rows, request_id, tensors, wanted, parameters, timeout_us, correlation, bool(flags & 1), bool(flags & 2))
+            (
+                rows,
+                seat,
+                request_id,
+                tensors,
+                wanted,
+                parameters,
+                timeout_us,
+                correlation,
+                *map(bool, (flags & 1, flags & 2)),
+            )
         )
     return forms
 
