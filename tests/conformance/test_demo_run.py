@@ -37,6 +37,11 @@ def test_the_demo_compares_answers_and_survives_a_killed_process(tmp_path: Path)
     assert [model for model, _ in readings] == ["read_digits", "read_digits_bls"]
     assert all(int(correct) > 50 for _, correct in readings)
     assert re.search(r"'spell' reads \d{4} aloud in 4 server-sent events: (\w+ ?){4}", done.stdout)
+    assert re.search(
+        r"'ward_mean' .* in 34 wards, a sequence of 13 patients each, all at the same time \(batches by size: [^)]+\): as "
+        r"each ward alone does here",
+        done.stdout,
+    )
 
     for command in ("halimede serve", "curl -s -d", "/metrics"):
         assert command in done.stdout

@@ -1,5 +1,5 @@
-"""The demo: three parts on one server. A trained model is queried, compared and measured; python models are queried,
-and the process of one is killed; pipelines combine them all."""
+"""The demo: four parts on one server. A trained model is queried, compared and measured; python models are queried,
+and the process of one is killed; pipelines combine them all; sequences run through a model with state."""
 
 import os
 import signal
@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from halimede.demo import photos, pipelines
+from halimede.demo import photos, pipelines, wards
 from halimede.demo.digits import LABELS, Export, answers_outside, train
-from halimede.demo.drive import CALLERS, Drive, drive
+from halimede.demo.drive import CALLERS, Drive, batches_formed, drive
 from halimede.demo.process import ServerNotReadyError, ServerProcess
 
 FOLDER = Path(".demo")
@@ -43,8 +43,13 @@ def main() -> int:
         with console.status("Training a classifier of handwritten digits"):
             export = train(export.folder)
         console.print(f"Model: {export.model}, trained now")
+    stateful = wards.WardsExport(FOLDER / "wards")
+    if not stateful.folder.exists():
+        with console.status("Training a forecast with state"):
+            stateful = wards.export_model(stateful.folder)
 
-    repositories = [f"--model-repository={folder}" for folder in (export.repository, photos.REPOSITORY)]
+    folders = (export.repository, stateful.repository, photos.REPOSITORY)
+    repositories = [f"--model-repository={folder}" for folder in folders]
     with ServerProcess(repositories, FOLDER / "server.log") as server:
         with console.status("Starting halimede serve"):
             server.wait_ready()
@@ -53,6 +58,7 @@ def main() -> int:
             digits_act(console, server, export),
             photos_act(console, server),
             pipelines_act(console, server, export),
+            sequences_act(console, server, stateful),
         ]
 
     console.print("\nGo on by hand:")
@@ -149,6 +155,22 @@ def pipelines_act(console: Console, server: ServerProcess, export: Export) -> bo
         soft_wrap=True,
     )
     return all((*are_right, is_right))
+
+
+def sequences_act(console: Console, server: ServerProcess, export: wards.WardsExport) -> bool:
+    """Send the patients of many wards, interleaved, to a model with implicit state; returns whether each ward has the
+    means that it has alone."""
+    patients = export.patients()
+    means = wards.means_of_wards(server.address("http"), patients)
+    is_right = bool(np.allclose(means, wards.means_outside(export, patients), rtol=0, atol=wards.TOLERANCE))
+    formed = batch_text(batches_formed(server.address("http"), wards.MODEL))
+    console.print(
+        f"\nStateful model '{wards.MODEL}' forecasts the mean progress of diabetes in {len(patients)} wards, a "
+        f"sequence of {patients.shape[1]} patients each, all at the same time (batches by size: {formed}): "
+        + comparison(is_right, "as each ward alone does here"),
+        soft_wrap=True,
+    )
+    return is_right
 
 
 def show_pixels(console: Console, server: ServerProcess, photo: photos.Photo) -> bool:

@@ -76,7 +76,7 @@ def drive(
 
     def when_all_are_warm() -> None:
         nonlocal started_s, batches_before
-        batches_before = batches_formed(http_address)
+        batches_before = batches_formed(http_address, MODEL)
         started_s = time.perf_counter()
 
     start = threading.Barrier(CALLERS, action=when_all_are_warm, timeout=REQUEST_TIMEOUT_S)
@@ -104,11 +104,11 @@ def drive(
         errors = [error for each in calls if (error := each.exception())]
         if errors:
             raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
-    return Drive(answers, latencies_s, wall_s, batches_formed(http_address) - batches_before)
+    return Drive(answers, latencies_s, wall_s, batches_formed(http_address, MODEL) - batches_before)
 
 
-def batches_formed(http_address: str) -> Counter[int]:
+def batches_formed(http_address: str, model: str) -> Counter[int]:
     """Executions by batch size since the model was loaded, from the server's statistics."""
-    with urllib.request.urlopen(f"http://{http_address}/v2/models/{MODEL}/stats", timeout=REQUEST_TIMEOUT_S) as answer:
-        (model,) = json.load(answer)["model_stats"]
-    return Counter({each["batch_size"]: each["compute_infer"]["count"] for each in model["batch_stats"]})
+    with urllib.request.urlopen(f"http://{http_address}/v2/models/{model}/stats", timeout=REQUEST_TIMEOUT_S) as answer:
+        (statistics,) = json.load(answer)["model_stats"]
+    return Counter({each["batch_size"]: each["compute_infer"]["count"] for each in statistics["batch_stats"]})
