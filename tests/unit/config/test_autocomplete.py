@@ -329,3 +329,11 @@ def test_the_dims_of_a_ragged_input_are_not_in_the_model_file():
     given = replace(RAGGED, input=(ModelInput("x", allow_ragged_batch=True),))
     completed, _ = complete(given, ragged_file(SHAPES))
     assert completed.input == (ModelInput("x", DataType.FP32, allow_ragged_batch=True),)
+
+
+def test_a_scattered_output_gets_the_dims_of_its_source():
+    completed, _ = complete(replace(RAGGED, output=()), ragged_file(SHAPES))
+    assert completed == replace(RAGGED, dynamic_batching=ModelDynamicBatching())
+    partly = replace(RAGGED, input=RAGGED.input, output=(ModelOutput("y", dims=(3,)),))
+    completed, _ = complete(partly, ragged_file(SHAPES))
+    assert completed.output == (ModelOutput("y", DataType.FP32, dims=(3,)),)

@@ -90,12 +90,14 @@ def complete(
     batching = config.dynamic_batching
     if max_batch_size > 1 and not has_scheduler:
         batching = ModelDynamicBatching()
+    inputs = _completed_tensors(config.input, signature.inputs, ModelInput, max_batch_size > 0)
+    outputs = _completed_tensors(config.output, signature.outputs, ModelOutput, max_batch_size > 0)
     completed = replace(
         config,
         max_batch_size=max_batch_size,
         dynamic_batching=batching,
-        input=_completed_tensors(config.input, signature.inputs, ModelInput, max_batch_size > 0),
-        output=_completed_tensors(config.output, signature.outputs, ModelOutput, max_batch_size > 0),
+        input=inputs,
+        output=tuple(_scattered_output(config, inputs, each) for each in outputs),
     )
     return completed, tuple(notes)
 
@@ -139,6 +141,16 @@ def _completed_tensor(tensor: _Tensor, file_tensor: TensorSignature, batches: bo
         return replace(tensor, dims=dims)
     # A configuration cannot have a tensor without dims: clients see one element if the model has a scalar.
     return replace(tensor, dims=(1,), reshape=ModelTensorReshape())
+
+
+def _scattered_output(config: ModelConfig, inputs: Sequence[ModelInput], output: ModelOutput) -> ModelOutput:
+    """The completed output; a target of `batch_output` has the dims of its source, because the file's shape is flat."""
+    sources = [name for each in config.batch_output if output.name in each.target_name for name in each.source_input]
+    is_given = any(each.name == output.name and (each.dims or each.reshape) for each in config.output)
+    source = next((each for each in inputs if each.name in sources), None)
+    if is_given or source is None:
+        return output
+    return replace(output, dims=source.dims, reshape=source.reshape)
 
 
 def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Problem, ...]:
