@@ -42,7 +42,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     add_onnx_identity(repository, "fast", "FP32", ["N", 16])
     write_config(repository / "fast", GPU)
     for name, refused in {"both": CACHE + "model_transaction_policy { decoupled: true }", "dirty": WARMUP}.items():
-        add_identity(repository, name, extra=refused + "batch_output { }" * (name == "dirty"))
+        add_identity(repository, name, extra=refused + "sequence_batching { }" * (name == "dirty"))
     server = start_server(
         tmp_path_factory.mktemp("log"), ["--model-repository", repository, "--exit-on-error=false"], ready=False
     )
@@ -82,7 +82,7 @@ def test_fields_that_change_answers_or_that_triton_refuses_are_refused(running: 
         "Response Cache does not currently support model both with 'decoupled' transaction policy. Please disable the "
         "response cache."
     )
-    assert "'batch_output' is not supported yet" in reasons["dirty"]
+    assert "'sequence_batching' is not supported yet" in reasons["dirty"]
 
 
 @pytest.mark.parametrize("model", ["urgent", "warm"])

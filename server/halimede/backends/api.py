@@ -47,11 +47,15 @@ class CancelFlag(Protocol):
 
 @dataclass(slots=True)
 class RunContext:
-    """Information on the batch for a tensor instance: the requests' ids, their row counts and cancel flags."""
+    """Information on the batch for a tensor instance: the requests' ids, their row counts and cancel flags.
+
+    `elements` has the element count of each request by ragged input.
+    """
 
     request_ids: Sequence[str]
     rows: Sequence[int]
     cancel_flags: Sequence[CancelFlag]
+    elements: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def is_cancelled(self) -> bool:
         """True if every request of the batch has been cancelled, so that the result is not needed."""
@@ -85,6 +89,10 @@ class TensorInstance(Protocol):
         are object arrays of `bytes`, BF16 are uint16 bits. Inputs are read-only and valid only during the call. Each
         output of a batching model must have as many rows as the inputs; `str` elements are sent as UTF-8. The result
         omits outputs that the model did not produce. An output array must not be written to after return.
+
+        Inputs with `allow_ragged_batch` are flat, and those of the configuration's `batch_input` are added. With the
+        parameter PADDING the requests' lengths, INT64 of shape [rows], are added under the configured name. With
+        BATCH_SIZES there may be more rows than `context.rows` has together.
         """
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
 from halimede.backends.python.environment import PARAMETER as EXECUTION_ENV_PATH
 from halimede.backends.python.environment import default_cache, resolve_environment
+from halimede.core.config.batch_io import ignored_batch_settings
 from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.explain import DEFAULT, Stage
 from halimede.core.config.files import CONFIG_NAME
@@ -194,6 +195,11 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         )
         stages.append(Stage(DEFAULT, config))
         notes = (*notes, *locate(check_devices(config, {each.kind for each in placements}), locations))
+        if isinstance(backend, PythonBackend):
+            notes = (
+                *notes,
+                *locate(ignored_batch_settings(config, "a python model takes the requests one by one"), locations),
+            )
         labels = _labels(entry, config)
     except (ConfigError, VersionError):
         raise
@@ -220,6 +226,7 @@ def _plan_ensemble(
     config = apply_defaults(stages[-1].config, entry.name)
     _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
     stages = (*stages, Stage(DEFAULT, config))
+    notes = (*notes, *locate(ignored_batch_settings(config, "an ensemble's steps form the batches"), locations))
     return LoadPlan(config, None, "", versions, (), _labels(entry, config), stages, locations, notes)
 
 

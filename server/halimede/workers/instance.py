@@ -19,8 +19,10 @@ from halimede.backends.api import (
     RunContext,
     TensorInstance,
 )
+from halimede.core.config.batch_io import ignored_batch_settings
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import ISOLATION, PROCESS
+from halimede.core.schedule.batch_plan import plan_batches
 from halimede.core.schedule.batching import OutputTypes, check_reply, gather, scatter, wanted_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, ParameterValue, Tensor
 from halimede.core.types.error import of_request
@@ -59,6 +61,10 @@ class InstanceRunner:
         self._model = config.name
         self._datatypes = {output.name: output.data_type for output in config.output}
         self._batching = config.max_batch_size > 0
+        self._plan = plan_batches(config)
+        if hasattr(instance, "execute"):
+            for note in ignored_batch_settings(config, f"backend '{config.backend}' takes the requests one by one"):
+                log.warning("instance '%s': %s", name, note.message, extra={"model": config.name})
         self.run = (
             partial(self._execute_requests, cast(RequestInstance, instance))
             if hasattr(instance, "execute")
@@ -72,15 +78,23 @@ class InstanceRunner:
         try:
             if self._max_strings is not None and self._text_inputs:
                 self._refuse_many_strings(items, self._max_strings)
-            inputs = gather([item.request.inputs for item in items])
+            batch = [item.request.inputs for item in items]
             rows = [item.rows for item in items]
             wanted = [item.request.outputs for item in items]
             context = RunContext([item.request.id for item in items], rows, items)
+            gathered = self._plan.gather(batch, rows) if self._plan is not None else None
+            if gathered is None:
+                inputs = gather(batch)
+            else:
+                inputs, context.elements = gathered.inputs, gathered.elements
             input_end = time.monotonic_ns()
             outputs = instance.run(inputs, wanted_outputs(self._datatypes, wanted), context)
             output_start = time.monotonic_ns()
             replies: list[Outputs | InferenceError | None] = []
-            replies += scatter(outputs, self._datatypes, rows if self._batching else None, wanted)
+            if self._plan is None or gathered is None:
+                replies += scatter(outputs, self._datatypes, rows if self._batching else None, wanted)
+            else:
+                replies += self._plan.scatter(outputs, self._datatypes, gathered, rows, wanted)
         except RefusedRequestsError as refused:
             return self._run_others(instance, items, refused, start, input_end)
         except BaseException as error:  # noqa: BLE001  # the thread survives any exception of a model

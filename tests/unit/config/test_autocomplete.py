@@ -1,11 +1,17 @@
+from dataclasses import replace
+
 import pytest
 
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature, complete
 from halimede.core.config.model_config import (
+    BatchInput,
+    BatchInputKind,
+    BatchOutput,
     ModelConfig,
     ModelDynamicBatching,
     ModelInput,
     ModelOutput,
+    ModelParameter,
     ModelSequenceBatching,
     ModelTensorReshape,
 )
@@ -246,3 +252,88 @@ def test_dims_are_compared_with_rows_and_reshape(
     problems = check_signature(config_of(max_batch_size, tensor, output), simple(shape))
 
     assert [found.message for found in problems] == ([f"model 'm', tensor 'x': {problem}"] if problem else [])
+
+
+MADE = BatchInput(BatchInputKind.BATCH_ITEM_SHAPE, ("SHAPES",), DataType.FP32, ("x",))
+RAGGED = ModelConfig(
+    name="m",
+    max_batch_size=8,
+    input=(ModelInput("x", DataType.FP32, dims=(-1, -1), allow_ragged_batch=True),),
+    output=(ModelOutput("y", DataType.FP32, dims=(-1, -1)),),
+    batch_input=(MADE,),
+    batch_output=(BatchOutput(("y",), source_input=("x",)),),
+)
+SHAPES = TensorSignature("SHAPES", DataType.FP32, (-1, 2))
+LENGTHS = {"PADDING": ModelParameter('[{"input": "x", "axis": 1, "lengths": "LENGTHS"}]')}
+
+
+def ragged_file(*made: TensorSignature, x: tuple[int, ...] = (-1,)) -> ModelSignature:
+    output = TensorSignature("y", DataType.FP32, (-1,))
+    return ModelSignature((TensorSignature("x", DataType.FP32, x), *made), (output,))
+
+
+def messages(config: ModelConfig, signature: ModelSignature) -> list[tuple[str, str]]:
+    head = "unable to load model 'm', "
+    return [(each.path, each.message.removeprefix(head)) for each in check_signature(config, signature)]
+
+
+def test_ragged_inputs_and_scattered_outputs_are_flat_in_the_model_file():
+    assert messages(RAGGED, ragged_file(SHAPES)) == []
+    assert messages(RAGGED, ragged_file(SHAPES, x=(-1, -1))) == [
+        (
+            "input[0].allow_ragged_batch",
+            "configuration expects model provides input with shape [-1]  for ragged input 'x', model provides [-1,-1]",
+        )
+    ]
+
+
+def test_inputs_that_the_server_makes_must_be_in_the_model_file():
+    assert messages(RAGGED, ragged_file()) == [
+        ("input", "configuration expects 2 inputs, model provides 1"),
+        ("batch_input[0].target_name[0]", "unexpected inference input 'SHAPES', allowed inputs are: x"),
+    ]
+    assert messages(RAGGED, ragged_file(replace(SHAPES, shape=(-1,)))) == [
+        (
+            "batch_input[0].target_name[0]",
+            "input 'SHAPES' is made by the server: it has 2 dimensions, model provides shape [-1]",
+        )
+    ]
+    assert messages(RAGGED, ragged_file(replace(SHAPES, datatype=DataType.INT32))) == [
+        (
+            "batch_input[0].target_name[0]",
+            "input 'SHAPES' is made by the server: it has datatype TYPE_FP32, model provides TYPE_INT32",
+        )
+    ]
+
+
+@pytest.mark.parametrize("datatype", [DataType.INT32, DataType.INT64, DataType.FP32])
+def test_lengths_of_padded_rows_are_integers_of_the_model_file(datatype: DataType):
+    config = config_of(8, ModelInput("x", DataType.FP32, dims=(-1,)), ModelOutput("y", DataType.FP32, dims=(10,)))
+    config = replace(config, parameters=LENGTHS)
+    lengths = TensorSignature("LENGTHS", datatype, (-1,))
+    file = simple((-1, -1))
+    found = messages(config, replace(file, inputs=(*file.inputs, lengths)))
+    text = "input 'LENGTHS' is made by the server: it has datatype TYPE_INT64 or TYPE_INT32, model provides TYPE_FP32"
+    assert found == ([('parameters["PADDING"]', text)] if datatype is DataType.FP32 else [])
+
+
+def test_completion_leaves_out_the_inputs_that_the_server_makes():
+    file = simple((-1, -1))
+    made = replace(file, inputs=(*file.inputs, TensorSignature("LENGTHS", DataType.INT64, (-1,))))
+    completed, _ = complete(ModelConfig(name="m", parameters=LENGTHS), made)
+    assert [tensor.name for tensor in completed.input] == ["x"]
+    assert messages(completed, made) == []
+
+
+def test_the_dims_of_a_ragged_input_are_not_in_the_model_file():
+    given = replace(RAGGED, input=(ModelInput("x", allow_ragged_batch=True),))
+    completed, _ = complete(given, ragged_file(SHAPES))
+    assert completed.input == (ModelInput("x", DataType.FP32, allow_ragged_batch=True),)
+
+
+def test_a_scattered_output_gets_the_dims_of_its_source():
+    completed, _ = complete(replace(RAGGED, output=()), ragged_file(SHAPES))
+    assert completed == replace(RAGGED, dynamic_batching=ModelDynamicBatching())
+    partly = replace(RAGGED, input=RAGGED.input, output=(ModelOutput("y", dims=(3,)),))
+    completed, _ = complete(partly, ragged_file(SHAPES))
+    assert completed.output == (ModelOutput("y", DataType.FP32, dims=(3,)),)

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halimede.core.config.check_request import Checked, RequestChecker
-from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTensorReshape
+from halimede.core.config.model_config import (
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    ModelParameter,
+    ModelTensorReshape,
+)
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.tensor import join_bytes
@@ -130,6 +136,48 @@ OPTIONAL = model(
 def test_optional_inputs_may_be_left_out():
     assert OPTIONAL.check(request(fp32("A", 1, 4))).batch_size == 1
     assert OPTIONAL.check(request(fp32("C", 2, 4), fp32("A", 2, 4))).compatible == ((4,), None, (4,))
+
+
+def test_requests_with_different_optional_inputs_do_not_share_a_batch():
+    sets = [("A",), ("A", "B"), ("A", "C"), ("A", "B", "C")]
+    kinds = [OPTIONAL.check(request(*(fp32(name, 1, 4) for name in names))).compatible for names in sets]
+    assert len(set(kinds)) == 4
+    ragged = model(
+        ModelInput("A", FP32, dims=(4,)), ModelInput("B", FP32, dims=(-1,), allow_ragged_batch=True, optional=True)
+    )
+    kinds = [ragged.check(request(fp32("A", 1, 4), *more)).compatible for more in ([], [fp32("B", 1, 2)])]
+    assert len(set(kinds)) == 2
+
+
+def test_requests_whose_ragged_inputs_differ_may_share_a_batch():
+    checker = model(ModelInput("A", FP32, dims=(-1, 2), allow_ragged_batch=True), ModelInput("B", FP32, dims=(-1,)))
+    kinds = [
+        checker.check(request(fp32("A", 1, a, 2), fp32("B", 1, b))).compatible for a, b in ((1, 1), (5, 1), (5, 2))
+    ]
+    assert [kind == kinds[0] for kind in kinds] == [True, True, False]
+    assert "unexpected shape for input 'A'" in refusal(checker, request(fp32("A", 1, 5, 3), fp32("B", 1, 1)))
+
+
+PADDED = RequestChecker(
+    ModelConfig(
+        name="m",
+        max_batch_size=8,
+        input=(ModelInput("A", FP32, dims=(-1, -1)),),
+        output=(ModelOutput("OUT", FP32, dims=(4,)),),
+        parameters={"PADDING": ModelParameter('[{"input": "A", "axis": 2, "buckets": [4, 8]}]')},
+    )
+)
+
+
+def test_requests_that_differ_in_the_padded_dimension_may_share_a_batch():
+    kinds = [PADDED.check(request(fp32("A", *shape))).compatible for shape in ((1, 3, 1), (2, 3, 8), (1, 4, 1))]
+    assert [kind == kinds[0] for kind in kinds] == [True, True, False]
+
+
+def test_a_request_longer_than_the_largest_bucket_is_refused():
+    assert refusal(PADDED, request(fp32("A", 1, 3, 9))) == (
+        f"{BAD_PREFIX}input 'A' for model 'm' has length 9 in dimension 2, its padding takes at most 8"
+    )
 
 
 def test_an_optional_input_does_not_stand_in_for_a_required_one():

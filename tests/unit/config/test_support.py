@@ -8,6 +8,7 @@ from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.model_config import (
     Accelerator,
     BatchInput,
+    BatchInputKind,
     BatchOutput,
     EnsembleStep,
     ExecutionAccelerators,
@@ -110,7 +111,10 @@ def test_honoured_fields_give_no_notes():
         max_batch_size=8,
         input=(
             ModelInput(name="x", data_type=DataType.FP32, dims=(4,), reshape=ModelTensorReshape((2, 2)), optional=True),
+            ModelInput(name="z", data_type=DataType.FP32, dims=(-1,), allow_ragged_batch=True),
         ),
+        batch_input=(BatchInput(BatchInputKind.BATCH_ITEM_SHAPE, ("s",), DataType.FP32, ("z",)),),
+        batch_output=(BatchOutput(("y",), source_input=("z",)),),
         output=(ModelOutput(name="y", data_type=DataType.FP32, dims=(4,), label_filename="labels.txt"),),
         optimization=ModelOptimizationPolicy(
             graph=OptimizationGraph(level=1),
@@ -147,8 +151,6 @@ def test_honoured_fields_give_no_notes():
             ),
             ["ensemble_scheduling.step[0].model_namespace"],
         ),
-        (ModelConfig(batch_input=(BatchInput(),)), ["batch_input"]),
-        (ModelConfig(batch_output=(BatchOutput(),)), ["batch_output"]),
         (ModelConfig(cc_model_filenames={"7.5": "t4.plan"}), ["cc_model_filenames"]),
         (ModelConfig(model_operations=ModelOperations(("op.so",))), ["model_operations.op_library_filename"]),
         (
@@ -157,10 +159,10 @@ def test_honoured_fields_give_no_notes():
         ),
         (
             ModelConfig(
-                input=(ModelInput(name="a"), ModelInput(name="b", is_shape_tensor=True, allow_ragged_batch=True)),
+                input=(ModelInput(name="a"), ModelInput(name="b", is_shape_tensor=True)),
                 output=(ModelOutput(name="c", is_non_linear_format_io=True),),
             ),
-            ["input[1].is_shape_tensor", "input[1].allow_ragged_batch", "output[0].is_non_linear_format_io"],
+            ["input[1].is_shape_tensor", "output[0].is_non_linear_format_io"],
         ),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.backends.api import RefusedRequestsError, RunContext
-from halimede.backends.onnxruntime.session import onnx_error, runtime
+from halimede.backends.onnxruntime.session import DATATYPES, onnx_error, runtime
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType, ErrorCode, InferenceError
 
@@ -22,6 +22,12 @@ class OnnxInstance:
     def __init__(self, session: Any, config: ModelConfig, arena_shrinkage: str) -> None:
         self._session = session
         self._input_types = {each.name: each.data_type for each in config.input}
+        # Inputs that the server makes: their datatypes are in the file alone.
+        self._made_types = {
+            each.name: DATATYPES[each.type].dtype
+            for each in session.get_inputs()
+            if each.type in DATATYPES and each.name not in self._input_types
+        }
         self._bfloat16_outputs = {each.name for each in config.output if each.data_type is DataType.BF16}
         self._options = runtime().RunOptions()
         # Failures are raised and sent to the client; a line on stderr for each would let clients flood the log.
@@ -35,7 +41,7 @@ class OnnxInstance:
         outputs: Sequence[str],
         context: RunContext,
     ) -> dict[str, NDArray[Any]]:
-        feed = {name: self._value(name, array, context.rows) for name, array in inputs.items()}
+        feed = {name: self._value(name, array, context) for name, array in inputs.items()}
         names = list(outputs)
         try:
             if not self._bfloat16_outputs.isdisjoint(names):
@@ -47,11 +53,13 @@ class OnnxInstance:
     def close(self) -> None:
         self._session = None
 
-    def _value(self, name: str, array: NDArray[Any], rows: Sequence[int]) -> Any:
+    def _value(self, name: str, array: NDArray[Any], context: RunContext) -> Any:
         """The array in the session's form: numpy's, or an OrtValue for types that numpy does not have."""
-        datatype = self._input_types[name]
+        datatype = self._input_types.get(name)
+        if datatype is None:
+            return array.astype(self._made_types[name], copy=False)
         if datatype is DataType.BYTES:
-            return _text(name, array, rows)
+            return _text(name, array, context.elements.get(name, context.rows))
         if not array.flags.aligned:
             # The array is a view at any offset of a message, but kernels may require alignment.
             array = array.copy()
@@ -71,7 +79,10 @@ class OnnxInstance:
 
 
 def _text(name: str, array: NDArray[Any], rows: Sequence[int]) -> NDArray[Any]:
-    """The strings of a BYTES input. ONNX Runtime would accept `bytes` too, but read them as the text `b'x'`."""
+    """The strings of a BYTES input, of which each request has that many rows.
+
+    ONNX Runtime would accept `bytes` too, but read them as the text `b'x'`.
+    """
     try:
         return _decoded(array)
     except UnicodeDecodeError as error:

@@ -4,10 +4,11 @@ A backend reads a `ModelSignature` from the file; the rules here are the same fo
 datatypes and shapes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from halimede.core.config.made_inputs import MadeInput, made_inputs
 from halimede.core.config.model_config import (
     ModelConfig,
     ModelDynamicBatching,
@@ -55,6 +56,8 @@ def complete(
     model must not batch. INVALID_ARG if the configuration asks for batching and the model cannot batch.
     """
     name = clip(config.name)
+    computed = {made.name for made in made_inputs(config)}
+    signature = replace(signature, inputs=tuple(each for each in signature.inputs if each.name not in computed))
     if _is_given(config.input) and _is_given(config.output):
         return config, (
             f"skipping model configuration auto-complete for '{name}': inputs and outputs already specified",
@@ -87,12 +90,14 @@ def complete(
     batching = config.dynamic_batching
     if max_batch_size > 1 and not has_scheduler:
         batching = ModelDynamicBatching()
+    inputs = _completed_tensors(config.input, signature.inputs, ModelInput, max_batch_size > 0)
+    outputs = _completed_tensors(config.output, signature.outputs, ModelOutput, max_batch_size > 0)
     completed = replace(
         config,
         max_batch_size=max_batch_size,
         dynamic_batching=batching,
-        input=_completed_tensors(config.input, signature.inputs, ModelInput, max_batch_size > 0),
-        output=_completed_tensors(config.output, signature.outputs, ModelOutput, max_batch_size > 0),
+        input=inputs,
+        output=tuple(_scattered_output(config, inputs, each) for each in outputs),
     )
     return completed, tuple(notes)
 
@@ -128,11 +133,24 @@ def _completed_tensor(tensor: _Tensor, file_tensor: TensorSignature, batches: bo
         tensor = replace(tensor, data_type=file_tensor.datatype)
     if tensor.dims or tensor.reshape is not None or file_tensor.shape is None:
         return tensor
+    if isinstance(tensor, ModelInput) and tensor.allow_ragged_batch:
+        # The file has only the flat shape of a batch.
+        return tensor
     dims = file_tensor.shape[1:] if batches else file_tensor.shape
     if dims:
         return replace(tensor, dims=dims)
     # A configuration cannot have a tensor without dims: clients see one element if the model has a scalar.
     return replace(tensor, dims=(1,), reshape=ModelTensorReshape())
+
+
+def _scattered_output(config: ModelConfig, inputs: Sequence[ModelInput], output: ModelOutput) -> ModelOutput:
+    """The completed output; a target of `batch_output` has the dims of its source, because the file's shape is flat."""
+    sources = [name for each in config.batch_output if output.name in each.target_name for name in each.source_input]
+    is_given = any(each.name == output.name and (each.dims or each.reshape) for each in config.output)
+    source = next((each for each in inputs if each.name in sources), None)
+    if is_given or source is None:
+        return output
+    return replace(output, dims=source.dims, reshape=source.reshape)
 
 
 def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Problem, ...]:
@@ -141,10 +159,12 @@ def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Pro
     All inputs of the file must be configured, because the model needs them to run; outputs may be omitted.
     """
     problems: list[Problem] = []
-    if len(config.input) != len(signature.inputs):
+    computed = made_inputs(config)
+    expected = len(config.input) + len(computed)
+    if expected != len(signature.inputs):
         problems.append(
             Problem(
-                f"unable to load model '{clip(config.name)}', configuration expects {len(config.input)} inputs, model "
+                f"unable to load model '{clip(config.name)}', configuration expects {expected} inputs, model "
                 f"provides {len(signature.inputs)}",
                 "input",
             )
@@ -158,16 +178,35 @@ def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Pro
         for i, tensor in enumerate(tensors):
             file_tensor = by_name.get(tensor.name)
             if file_tensor is None:
-                problems.append(
-                    Problem(
-                        f"unable to load model '{clip(config.name)}', unexpected inference {kind} "
-                        f"'{clip(tensor.name)}', allowed {kind}s are: {clip(', '.join(by_name))}",
-                        f"{kind}[{i}].name",
-                    )
-                )
+                problems.append(_unknown(config, kind, tensor.name, by_name, f"{kind}[{i}].name"))
                 continue
             problems += _disagreements(config, tensor, file_tensor, kind, f"{kind}[{i}]")
+    inputs = {file_tensor.name: file_tensor for file_tensor in signature.inputs}
+    for made in computed:
+        if made.name not in inputs:
+            problems.append(_unknown(config, "input", made.name, inputs, made.path))
+        elif problem := _made_problem(made, inputs[made.name]):
+            text = f"unable to load model '{clip(config.name)}', input '{clip(made.name)}' is made by the server"
+            problems.append(Problem(f"{text}: {problem}", made.path))
     return tuple(problems)
+
+
+def _unknown(config: ModelConfig, kind: str, name: str, allowed: Iterable[str], path: str) -> Problem:
+    return Problem(
+        f"unable to load model '{clip(config.name)}', unexpected inference {kind} '{clip(name)}', allowed {kind}s are: "
+        f"{clip(', '.join(allowed))}",
+        path,
+    )
+
+
+def _made_problem(made: MadeInput, file_tensor: TensorSignature) -> str | None:
+    if file_tensor.datatype not in made.datatypes:
+        given = " or ".join(datatype.config_name for datatype in made.datatypes)
+        return f"it has datatype {given}, model provides {file_tensor.datatype.config_name}"
+    if file_tensor.shape is not None and len(file_tensor.shape) != made.rank:
+        shape = _shape_text(file_tensor.shape)
+        return f"it has {made.rank} dimension{'s' * (made.rank > 1)}, model provides shape {shape}"
+    return None
 
 
 def _disagreements(
@@ -183,6 +222,18 @@ def _disagreements(
                 f"{path}.data_type",
             )
         )
+    if isinstance(tensor, ModelInput) and tensor.allow_ragged_batch:
+        if file_tensor.shape is not None and file_tensor.shape != (-1,):
+            # Two spaces, as in Triton.
+            text = (
+                f"unable to load model '{clip(config.name)}', configuration expects model provides input with shape "
+                f"[-1]  for ragged input '{clip(tensor.name)}', model provides {_shape_text(file_tensor.shape)}"
+            )
+            problems.append(Problem(text, f"{path}.allow_ragged_batch"))
+        return problems
+    if kind == "output" and any(tensor.name in each.target_name for each in config.batch_output):
+        # Clients see the shape of an input, whatever the model's own is.
+        return problems
     if file_tensor.shape is not None and (problem := _dims_problem(config, tensor, file_tensor.shape)):
         text = f"model '{clip(config.name)}', tensor '{clip(tensor.name)}': {problem}"
         problems.append(Problem(text, f"{path}.dims" if tensor.reshape is None else f"{path}.reshape"))

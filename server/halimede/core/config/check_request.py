@@ -18,6 +18,7 @@ from math import prod
 import numpy as np
 
 from halimede.core.config.model_config import ModelConfig, ModelInput
+from halimede.core.config.padding import Padding, padding_of
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.error import clip, of_request
 from halimede.core.types.tensor import Buffer
@@ -55,7 +56,8 @@ class Checked:
 
     Similar requests may share one object, so it must not be modified.
 
-    `compatible` is equal for requests of this model that may share a batch: the same inputs in the same shapes.
+    `compatible` is equal for requests of this model that may share a batch: the same inputs in the same shapes, except
+    for ragged inputs and the padded dimensions.
     `needs_framing` is set if BYTES tensors with very many elements still have to be walked, by `check_framing`.
     """
 
@@ -74,6 +76,8 @@ class _Input:
     dims: tuple[int, ...]
     reshape: tuple[int, ...] | None
     optional: bool
+    ragged: bool
+    padding: Padding | None
 
 
 @dataclass(slots=True)
@@ -102,6 +106,7 @@ class RequestChecker:
         "_inputs",
         "_known",
         "_last",
+        "_loose",
         "_max_batch_size",
         "_model",
         "_output_names",
@@ -120,7 +125,9 @@ class RequestChecker:
         self._model = clip(config.name)
         self._max_batch_size = config.max_batch_size
         self._batches = config.max_batch_size > 0
-        self._inputs = {tensor.name: _compile(tensor) for tensor in config.input}
+        paddings = {padding.input: padding for padding in padding_of(config)}
+        self._inputs = {tensor.name: _compile(tensor, paddings.get(tensor.name)) for tensor in config.input}
+        self._loose = any(each.ragged or each.padding is not None for each in self._inputs.values())
         self._input_names = tuple(self._inputs)
         self._required = frozenset(tensor.name for tensor in config.input if not tensor.optional)
         # Requests can differ only in their number of rows: any two of them may share a batch.
@@ -321,6 +328,13 @@ class RequestChecker:
                 f"unexpected shape for input '{clip(tensor.name)}' for model '{self._model}'. Expected "
                 f"{_dims_text(wanted)}, got {_dims_text(shape)}.{_BATCH_NOTE if self._batches else ''}",
             )
+        padding = expected.padding
+        if padding is not None and padding.buckets and shape[padding.axis] > padding.buckets[-1]:
+            raise _invalid(
+                request,
+                f"input '{clip(tensor.name)}' for model '{self._model}' has length {shape[padding.axis]} in dimension "
+                f"{padding.axis}, its padding takes at most {padding.buckets[-1]}",
+            )
         elements = prod(shape)
         # The byte count of an empty tensor does not limit its other dimensions, so check them here.
         if not 0 < elements <= _SAFE_ELEMENTS:
@@ -354,7 +368,14 @@ class RequestChecker:
         )
 
     def _shapes(self, by_name: dict[str, Tensor]) -> tuple[tuple[int, ...] | None, ...]:
-        """The shape of every input without the rows, in the configuration's order; None for an omitted input."""
+        """The shape of every input without the rows, in the configuration's order; None for an omitted input.
+
+        A ragged input has no shape in it, and a padded dimension is -1.
+        """
+        if self._loose:
+            return tuple(
+                [_fixed(each, by_name[name].shape) if name in by_name else None for name, each in self._inputs.items()]
+            )
         return tuple([by_name[name].shape[1:] if name in by_name else None for name in self._input_names])
 
     def _reshape_input(self, tensor: Tensor) -> None:
@@ -368,9 +389,20 @@ class RequestChecker:
             tensor.shape = _reshaped(expected.dims, tensor.shape, expected.reshape)
 
 
-def _compile(tensor: ModelInput) -> _Input:
+def _compile(tensor: ModelInput, padding: Padding | None) -> _Input:
     reshape = tensor.reshape.shape if tensor.reshape is not None else None
-    return _Input(tensor.name, tensor.data_type, tensor.dims, reshape, tensor.optional)
+    ragged = tensor.allow_ragged_batch
+    return _Input(tensor.name, tensor.data_type, tensor.dims, reshape, tensor.optional, ragged, padding)
+
+
+def _fixed(expected: _Input, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The dimensions that the requests of a batch must have in common."""
+    if expected.ragged:
+        return ()
+    if expected.padding is None:
+        return shape[1:]
+    axis = expected.padding.axis
+    return (*shape[1:axis], -1, *shape[axis + 1 :])
 
 
 def _invalid(request: InferenceRequest, message: str) -> InferenceError:

@@ -104,7 +104,8 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         **_all(HONOURED, "name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"),
         # Triton shows this for backends that are Python programs; here they always are.
         "runtime": Support(Treatment.NOT_YET, usual="model.py"),
-        **_all(NOT_YET, "batch_input", "batch_output", "sequence_batching"),
+        **_all(HONOURED, "batch_input", "batch_output"),
+        "sequence_batching": NOT_YET,
         **_all(HONOURED, "optimization", "dynamic_batching", "ensemble_scheduling"),
         **_all(HONOURED, "instance_group", "default_model_filename"),
         "cc_model_filenames": NOT_YET,
@@ -118,16 +119,16 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     AllVersions: {},
     SpecificVersions: _all(HONOURED, "versions"),
     ModelInput: {
-        **_all(HONOURED, "name", "data_type", "format", "dims", "reshape", "optional"),
-        **_all(NOT_YET, "is_shape_tensor", "allow_ragged_batch", "is_non_linear_format_io"),
+        **_all(HONOURED, "name", "data_type", "format", "dims", "reshape", "allow_ragged_batch", "optional"),
+        **_all(NOT_YET, "is_shape_tensor", "is_non_linear_format_io"),
     },
     ModelOutput: {
         **_all(HONOURED, "name", "data_type", "dims", "reshape", "label_filename"),
         **_all(NOT_YET, "is_shape_tensor", "is_non_linear_format_io"),
     },
     ModelTensorReshape: _all(HONOURED, "shape"),
-    BatchInput: _all(NOT_YET, "kind", "target_name", "data_type", "source_input"),
-    BatchOutput: _all(NOT_YET, "target_name", "kind", "source_input"),
+    BatchInput: _all(HONOURED, "kind", "target_name", "data_type", "source_input"),
+    BatchOutput: _all(HONOURED, "target_name", "kind", "source_input"),
     ModelOptimizationPolicy: {
         **_all(HONOURED, "graph", "execution_accelerators"),
         "priority": _no_effect("all models run at the same priority"),

@@ -7,6 +7,7 @@ agrees with the model file (`autocomplete.check_signature`).
 
 from collections.abc import Iterator, Sequence
 
+from halimede.core.config.batch_io import batch_io_problems, padding_problems
 from halimede.core.config.batching import dynamic_batching_problems, sequence_batching_problems
 from halimede.core.config.dataflow import check_dataflow
 from halimede.core.config.model_config import (
@@ -37,6 +38,7 @@ def validate(config: ModelConfig, directory_name: str | None = None) -> tuple[Pr
         *_version_policy(config),
         *_batch_size(config),
         *_tensors(config),
+        *batch_io_problems(config),
     ]
     if config.dynamic_batching is not None:
         problems += dynamic_batching_problems(config, config.dynamic_batching)
@@ -45,6 +47,7 @@ def validate(config: ModelConfig, directory_name: str | None = None) -> tuple[Pr
     problems += _ensemble(config)
     problems += _instance_groups(config)
     problems += _files(config)
+    problems += padding_problems(config)
     problems += (p for i, sample in enumerate(config.model_warmup) for p in _warmup(sample, f"model_warmup[{i}]"))
     problems += _response_cache(config)
     return tuple(problems)

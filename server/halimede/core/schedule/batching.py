@@ -28,13 +28,17 @@ def gather(batch: Sequence[Sequence[Tensor]]) -> dict[str, NDArray[Any]]:
     first = batch[0]
     if len(batch) == 1:
         return {tensor.name: tensor.array() for tensor in first}
+    return {name: stack(parts) for name, parts in columns(batch)}
+
+
+def columns(batch: Sequence[Sequence[Tensor]]) -> list[tuple[str, list[Tensor]]]:
+    """Each input's name and its tensors in the requests' order. INTERNAL if the requests name different inputs."""
+    first = batch[0]
     for inputs in batch:
         if len(inputs) != len(first):
             names = [sorted(tensor.name for tensor in each) for each in (first, inputs)]
-            raise _internal(f"requests with inputs {names[0]} and {names[1]} cannot share a batch")
-    return {
-        tensor.name: _stack([_input(inputs, at, tensor.name) for inputs in batch]) for at, tensor in enumerate(first)
-    }
+            raise internal(f"requests with inputs {names[0]} and {names[1]} cannot share a batch")
+    return [(tensor.name, [_input(inputs, at, tensor.name) for inputs in batch]) for at, tensor in enumerate(first)]
 
 
 def wanted_outputs(datatypes: OutputTypes, wanted: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -62,32 +66,38 @@ def scatter(
         takers = [at for at, names in enumerate(wanted) if not names or name in names]
         if not takers:
             continue
-        array = outputs.get(name)
-        if not isinstance(array, np.ndarray):
-            what = "nothing" if array is None else f"a {type(array).__name__}"
-            raise _internal(f"output '{name}': the model returned {what}, not an array")
-        if array.dtype != datatype.dtype:
-            raise _internal(
-                f"output '{name}': the model returned {array.dtype}, "
-                f"but the configuration says {datatype.config_name} ({datatype.dtype})"
-            )
+        array = checked_output(outputs, name, datatype)
         if rows is None:
             (reply,) = replies
-            reply.append(_whole(name, datatype, array))
+            reply.append(whole(name, datatype, array))
             continue
         total = sum(rows)
         if not array.ndim or array.shape[0] != total:
-            raise _internal(
+            raise internal(
                 f"output '{name}': the model returned shape {shape_text(array.shape)} for a batch of {total} rows; "
                 f"its first dimension must be {total}"
             )
         if len(rows) == 1:
-            replies[0].append(_whole(name, datatype, array))
+            replies[0].append(whole(name, datatype, array))
             continue
         slices = _slices(name, datatype, array, rows)
         for at in takers:
             replies[at].append(slices[at])
     return replies
+
+
+def checked_output(outputs: Mapping[str, NDArray[Any]], name: str, datatype: DataType) -> NDArray[Any]:
+    """The output of that name; INTERNAL if it is missing or has the wrong datatype."""
+    array = outputs.get(name)
+    if not isinstance(array, np.ndarray):
+        what = "nothing" if array is None else f"a {type(array).__name__}"
+        raise internal(f"output '{name}': the model returned {what}, not an array")
+    if array.dtype != datatype.dtype:
+        raise internal(
+            f"output '{name}': the model returned {array.dtype}, "
+            f"but the configuration says {datatype.config_name} ({datatype.dtype})"
+        )
+    return array
 
 
 def check_reply(
@@ -115,17 +125,17 @@ def check_reply(
     for tensor in tensors:
         datatype = datatypes.get(tensor.name)
         if datatype is None:
-            raise _internal(f"unexpected inference output '{tensor.name}'; the model has {', '.join(datatypes)}")
+            raise internal(f"unexpected inference output '{tensor.name}'; the model has {', '.join(datatypes)}")
         if tensor.name in named:
-            raise _internal(f"output '{tensor.name}': the model sent it twice in one answer")
+            raise internal(f"output '{tensor.name}': the model sent it twice in one answer")
         if tensor.datatype is not datatype:
-            raise _internal(
+            raise internal(
                 f"output '{tensor.name}': the model sent {tensor.datatype.name}, "
                 f"but the configuration says {datatype.config_name}"
             )
         if rows is not None and tensor.shape[:1] != (rows,):
             sent = f"the model sent shape {shape_text(tensor.shape)} for a request of {rows} rows"
-            raise _internal(f"output '{tensor.name}': {sent}; its first dimension must be {rows}")
+            raise internal(f"output '{tensor.name}': {sent}; its first dimension must be {rows}")
         check_size(tensor)
         named[tensor.name] = tensor
     return [tensor for name, tensor in named.items() if not wanted or name in wanted]
@@ -138,22 +148,28 @@ def _input(inputs: Sequence[Tensor], at: int, name: str) -> Tensor:
     for tensor in inputs:
         if tensor.name == name:
             return tensor
-    raise _internal(f"requests with and without input '{name}' cannot share a batch")
+    raise internal(f"requests with and without input '{name}' cannot share a batch")
 
 
-def _stack(parts: list[Tensor]) -> NDArray[Any]:
-    """The rows of all parts. Wire layout is row-major, so the concatenated bytes are the array."""
+def stack(parts: list[Tensor]) -> NDArray[Any]:
+    """The rows of all parts; for one part, a view of its bytes.
+
+    Wire layout is row-major, so the concatenated bytes are the array.
+    """
     first = parts[0]
+    if len(parts) == 1:
+        return first.array()
     rows = 0
     for part in parts:
         if part.shape[1:] != first.shape[1:] or part.datatype is not first.datatype:
-            raise _internal(f"input '{first.name}': {first!r} and {part!r} cannot share a batch")
+            raise internal(f"input '{first.name}': {first!r} and {part!r} cannot share a batch")
         rows += part.shape[0]
     data = concatenate([part.data for part in parts])
     return Tensor(first.name, first.datatype, (rows, *first.shape[1:]), data).array()
 
 
-def _whole(name: str, datatype: DataType, array: NDArray[Any]) -> Tensor:
+def whole(name: str, datatype: DataType, array: NDArray[Any]) -> Tensor:
+    """The array as a tensor, over the array's own memory if that is contiguous."""
     if datatype is DataType.BYTES:
         return Tensor(name, datatype, array.shape, _encode(name, array))
     return Tensor(name, datatype, array.shape, _data(datatype, array))
@@ -190,13 +206,13 @@ def _encode(name: str, array: NDArray[Any]) -> bytes:
     elements: Iterable[Any] = array.reshape(-1).tolist()
     for at, element in enumerate(elements):
         if not isinstance(element, bytes | str):
-            raise _internal(
+            raise internal(
                 f"output '{name}': element {at} is a {type(element).__name__}; a TYPE_STRING output has bytes or str"
             )
     try:
         return join_bytes(elements)
     except UnicodeEncodeError as error:
-        raise _internal(f"output '{name}': an element is not text that UTF-8 can encode: {error.reason}") from error
+        raise internal(f"output '{name}': an element is not text that UTF-8 can encode: {error.reason}") from error
 
 
 def check_size(tensor: Tensor) -> None:
@@ -206,12 +222,12 @@ def check_size(tensor: Tensor) -> None:
     from a process, and every reader walks them again: a client, the next model's check, the JSON of a response.
     """
     if min(tensor.shape, default=0) < 0:
-        raise _internal(f"output '{tensor.name}': shape {shape_text(tensor.shape)} has a negative dimension")
+        raise internal(f"output '{tensor.name}': shape {shape_text(tensor.shape)} has a negative dimension")
     expected = prod(tensor.shape)
     if tensor.datatype is not DataType.BYTES:
         size = expected * tensor.datatype.itemsize
         if len(tensor.data) != size:
-            raise _internal(
+            raise internal(
                 f"output '{tensor.name}': the model sent {len(tensor.data)} bytes; "
                 f"{tensor.datatype.name} of shape {shape_text(tensor.shape)} has {size}"
             )
@@ -224,7 +240,7 @@ def check_size(tensor: Tensor) -> None:
         at += 4 + int.from_bytes(data[at : at + 4], "little")
         count += 1
     if at != len(data) or count != expected:
-        raise _internal(
+        raise internal(
             f"output '{tensor.name}': the model sent {len(data)} bytes that are not the {expected} elements "
             f"of shape {shape_text(tensor.shape)}"
         )
@@ -235,5 +251,6 @@ def shape_text(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def _internal(message: str) -> InferenceError:
+def internal(message: str) -> InferenceError:
+    """The error of a model whose outputs do not fit, or of a batch that should not exist."""
     return InferenceError(ErrorCode.INTERNAL, message)
