@@ -1,4 +1,4 @@
-"""Small batching strategies for tests."""
+"""Small batching strategies for tests, and the source of one that can be installed."""
 
 from dataclasses import dataclass, field
 
@@ -37,3 +37,33 @@ class Groups:
 
     def begin(self) -> Group:
         return Group(self)
+
+
+STRATEGY_GROUP = "halimede.batching_strategies"
+TENANTS = '''
+"""Requests of one tenant, which is a parameter of the request, share a batch."""
+
+
+class Tenants:
+    def __init__(self, config):
+        if "bad_strategy" in config.parameters:
+            raise RuntimeError("no tenants here")
+
+    def begin(self):
+        return Batch()
+
+
+class Batch:
+    tenant = None
+
+    def include(self, request):
+        tenant = request.parameters.get("tenant", "")
+        if tenant == "bad":
+            raise ValueError("no such tenant")
+        if self.tenant is None:
+            self.tenant = tenant
+        return tenant == self.tenant
+
+    def end(self):
+        pass
+'''
