@@ -148,6 +148,7 @@ class App:
             launcher=self._launcher,
             backend_directory=settings.backend_directory,
             log_verbose=settings.log_verbose,
+            begins_at=settings.delay_scheduler,
         )
         services = ModelServices(CustomMetrics())
         self._stores = _stores(settings)

@@ -131,5 +131,7 @@ class Settings:
     """The directory of backends written in Python, each as `<name>/model.py`. It may not exist."""
     device_list: Path | None = None
     """A JSON file that lists the devices to use, instead of asking the driver (HALIMEDE_DEVICE_LIST)."""
+    delay_scheduler: int = 0
+    """How many requests a dynamic batcher waits for before its first execution (TRITONSERVER_DELAY_SCHEDULER)."""
     notices: tuple[str, ...] = ()
     """Flags that have no effect here or are deprecated, one line each, for the log."""

@@ -297,6 +297,18 @@ def test_a_missing_device_list_is_named_by_its_variable() -> None:
     assert problems == ["HALIMEDE_DEVICE_LIST: file does not exist: /no/list.json"]
 
 
+def test_the_delay_of_schedulers_comes_from_its_variable() -> None:
+    def delayed(value: str) -> tuple[int, tuple[str, ...]]:
+        given, problems = assemble(parse(["--model-repository=."]), {"TRITONSERVER_DELAY_SCHEDULER": value})
+        assert problems == []
+        return given.delay_scheduler, given.notices
+
+    assert [delayed(value) for value in ("", "0", "4", "9999999999")] == [(0, ()), (0, ()), (4, ()), (2**31 - 1, ())]
+    ignored = "TRITONSERVER_DELAY_SCHEDULER: '{}' is not a number of requests; it is ignored"
+    for value in ("four", "-1", "9" * 11):
+        assert delayed(value) == (0, (ignored.format(value),))
+
+
 def test_environment_variables_of_triton_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", "/x")
     monkeypatch.setenv("AIP_HTTP_PORT", "1")

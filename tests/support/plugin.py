@@ -120,14 +120,19 @@ class Instance:
 )
 
 
-def install_backend(site: Path, name: str, source: str, class_name: str) -> dict[str, str]:
-    """Install the source of one module as backend `name`; returns the environment of a server process that uses it."""
+def install_backend(
+    site: Path, name: str, source: str, class_name: str, *, group: str = "halimede.backends"
+) -> dict[str, str]:
+    """Install the source of one module as backend `name`, or as a plugin of another group.
+
+    Returns the environment of a server process that uses it.
+    """
     module = f"{name}_backend"
     info = site / f"{module}-1.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (site / f"{module}.py").write_text(source)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-backend\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[halimede.backends]\n{name} = {module}:{class_name}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:{class_name}\n")
     before = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{site}{os.pathsep}{before}" if before else str(site)}
 

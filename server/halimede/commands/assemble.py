@@ -15,6 +15,8 @@ from halimede.commands.readers import UNIX
 from halimede.settings import ModelControlMode, Settings
 
 DEVICE_LIST_VARIABLE = "HALIMEDE_DEVICE_LIST"
+DELAY_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
+MOST_DELAYED = 2**31 - 1
 
 STRICT_MODEL_CONFIG = "--strict-model-config"
 VERTEX_AI = "--allow-vertex-ai"
@@ -40,6 +42,10 @@ def assemble(
         fields["device_list"] = Path(device_list)
         if not os.path.isfile(device_list):
             problems.append(f"{DEVICE_LIST_VARIABLE}: file does not exist: {device_list}")
+    delay = environment.get(DELAY_VARIABLE, "")
+    is_number = delay.isascii() and delay.isdecimal() and len(delay) <= len(str(MOST_DELAYED))
+    if is_number:
+        fields["delay_scheduler"] = min(int(delay), MOST_DELAYED)
     if environment.get("AIP_MODE") == "PREDICTION" and not any(flag.name == VERTEX_AI for flag in given.values):
         problems.append(
             f"AIP_MODE=PREDICTION requires {VERTEX_AI}, which is not supported yet; {VERTEX_AI}=false disables it"
@@ -52,7 +58,11 @@ def assemble(
     settings = Settings(**fields)
     # Mutual authentication implies encryption, as in Triton.
     settings = replace(settings, grpc_use_ssl=settings.grpc_use_ssl or settings.grpc_use_ssl_mutual)
-    settings = replace(settings, notices=(*given.notices, *_deprecations(given), *_tls_notices(settings)))
+    notices = [*given.notices, *_deprecations(given), *_tls_notices(settings)]
+    if delay and not is_number:
+        # Triton reads it with atoi, for which this is 0.
+        notices.append(f"{DELAY_VARIABLE}: '{delay[:40]}' is not a number of requests; it is ignored")
+    settings = replace(settings, notices=tuple(notices))
     return settings, [*_model_problems(settings), *_tls_problems(settings), *_address_problems(settings)]
 
 

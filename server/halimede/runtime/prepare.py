@@ -26,6 +26,7 @@ from halimede.backends.python.backend import PythonBackend
 from halimede.backends.python.environment import PARAMETER as EXECUTION_ENV_PATH
 from halimede.backends.python.environment import default_cache, resolve_environment
 from halimede.core.config.batch_io import ignored_batch_settings
+from halimede.core.config.batching_options import check_batching_options
 from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.explain import DEFAULT, Stage
 from halimede.core.config.files import CONFIG_NAME
@@ -51,9 +52,11 @@ from halimede.core.config.versions import select_versions
 from halimede.core.inventory import Inventory
 from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend
 from halimede.core.repository.load_errors import ConfigError, NoVersionError, VersionError
+from halimede.core.schedule.strategy import BatchingStrategy
 from halimede.core.types import ErrorCode, InferenceError, Placement, Problem
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
 from halimede.runtime.repository import ModelEntry, config_filename, read_config_text, read_labels
+from halimede.runtime.strategies import find_strategy, make_strategy, strategy_libraries
 from halimede.workers.abandon import Abandon
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.completion import complete_config
@@ -72,6 +75,8 @@ class LoadOptions:
     launcher: Launcher = field(default_factory=Launcher)
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
     log_verbose: int = 0
+    begins_at: int = 0
+    """How many requests a dynamic batcher waits for before its first execution (TRITONSERVER_DELAY_SCHEDULER)."""
 
     def of_backend(self, name: str) -> dict[str, str]:
         """The `--backend-config` settings of one backend over the global ones."""
@@ -83,7 +88,7 @@ class PreparedVersion:
     """One version, ready for its instances.
 
     Instances on threads are made from `model`. For an `isolated` version each process loads the model itself. An
-    ensemble has neither.
+    ensemble has neither. `strategy` and `begins_at` are for the scheduler.
     """
 
     version: int
@@ -91,6 +96,8 @@ class PreparedVersion:
     model: BackendModel | None
     placements: tuple[Placement, ...]
     isolated: Isolated | None = None
+    strategy: BatchingStrategy | None = None
+    begins_at: int = 0
 
     def close(self) -> None:
         """Free what the instances shared. Blocks; called once, after the last instance is closed."""
@@ -194,12 +201,12 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
             ),
         )
         stages.append(Stage(DEFAULT, config))
-        notes = (*notes, *locate(check_devices(config, {each.kind for each in placements}), locations))
+        find_strategy(config)
+        libraries = strategy_libraries(entry, config, versions, options.backend_directory)
+        new = [*check_devices(config, {each.kind for each in placements}), *check_batching_options(config, libraries)]
         if isinstance(backend, PythonBackend):
-            notes = (
-                *notes,
-                *locate(ignored_batch_settings(config, "a python model takes the requests one by one"), locations),
-            )
+            new += ignored_batch_settings(config, "a python model takes the requests one by one")
+        notes = (*notes, *locate(tuple(new), locations))
         labels = _labels(entry, config)
     except (ConfigError, VersionError):
         raise
@@ -247,11 +254,15 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
             where = source(entry, plan.config, plan.backend, version, options)
             if plan.isolation == PROCESS:
                 isolated = _isolated_version(plan, plan.backend, where, options)
-                loaded.append(PreparedVersion(version, plan.config, None, plan.placements, isolated))
+                made = PreparedVersion(version, plan.config, None, plan.placements, isolated)
             else:
                 with _faults_of(where, plan.versions):
                     model = plan.backend.load(plan.config, where)
-                loaded.append(PreparedVersion(version, plan.config, model, plan.placements))
+                made = PreparedVersion(version, plan.config, model, plan.placements)
+            # Before the strategy is made, so that a failure closes the version.
+            loaded.append(made)
+            with _faults_of(where, plan.versions):
+                loaded[-1] = replace(made, strategy=make_strategy(plan.config), begins_at=options.begins_at)
     except BaseException:
         for done in loaded:
             try:

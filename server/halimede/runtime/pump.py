@@ -311,6 +311,7 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
         request.sequence_id,
         request.sequence_start,
         request.sequence_end,
+        request,
     )
 
 

@@ -127,6 +127,9 @@ def test_honoured_fields_give_no_notes():
             max_queue_delay_microseconds=100,
             preserve_ordering=True,
             default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY, 1000, True, 10),
+            priority_levels=2,
+            default_priority_level=1,
+            priority_queue_policy={1: ModelQueuePolicy(max_queue_size=5)},
         ),
         instance_group=(ModelInstanceGroup(name="g", kind=InstanceKind.KIND_GPU, count=2, gpus=(0,)),),
         default_model_filename="net.onnx",
@@ -180,9 +183,6 @@ def test_fields_without_effect_give_one_note_each():
             gather_kernel_buffer_threshold=10,
             eager_batching=True,
         ),
-        dynamic_batching=ModelDynamicBatching(
-            priority_levels=2, default_priority_level=1, priority_queue_policy={1: ModelQueuePolicy()}
-        ),
         instance_group=(
             ModelInstanceGroup(
                 rate_limiter=ModelRateLimiter(resources=(RateLimiterResource("R", count=1),), priority=2),
@@ -195,7 +195,6 @@ def test_fields_without_effect_give_one_note_each():
         response_cache=ModelResponseCache(enable=True),
         model_metrics=ModelMetrics((MetricControl(),)),
     )
-    unordered = "has no effect: priorities are not supported yet: all requests are in one queue with the default policy"
     unlimited = "has no effect: rate limiting is not supported yet: executions start without waiting for resources"
 
     refusals, notes = check_support(config)
@@ -208,9 +207,6 @@ def test_fields_without_effect_give_one_note_each():
         "'optimization.input_pinned_memory' has no effect: tensors are not staged in pinned memory",
         "'optimization.gather_kernel_buffer_threshold' has no effect: inputs are not gathered by a kernel",
         "'optimization.eager_batching' has no effect: it is a hint for backends that do not exist here",
-        f"'dynamic_batching.priority_levels' {unordered}",
-        f"'dynamic_batching.default_priority_level' {unordered}",
-        f"'dynamic_batching.priority_queue_policy' {unordered}",
         f"'instance_group[0].rate_limiter.resources' {unlimited}",
         f"'instance_group[0].rate_limiter.priority' {unlimited}",
         "'instance_group[0].secondary_devices' has no effect: no backend here uses a secondary device",

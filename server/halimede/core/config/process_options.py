@@ -52,23 +52,23 @@ def check_process_options(config: ModelConfig) -> None:
 
 def execution_timeout_ms(config: ModelConfig) -> int:
     """Time limit for a batch in milliseconds; 0 for no limit."""
-    return _number(config, EXECUTION_TIMEOUT_MS, MOST_MILLISECONDS) or 0
+    return number(config, EXECUTION_TIMEOUT_MS, MOST_MILLISECONDS) or 0
 
 
 def bls_timeout_ms(config: ModelConfig) -> int:
     """How long a call of the model's code may be queued at the called model; 0 for no limit."""
-    timeout_ms = _number(config, BLS_TIMEOUT_MS, MOST_MILLISECONDS, least=0)
+    timeout_ms = number(config, BLS_TIMEOUT_MS, MOST_MILLISECONDS, least=0)
     return DEFAULT_BLS_TIMEOUT_MS if timeout_ms is None else timeout_ms
 
 
 def max_concurrency(config: ModelConfig) -> int:
     """Maximum number of batches that an instance executes at a time."""
-    return _number(config, MAX_CONCURRENCY, MOST_CONCURRENCY) or 1
+    return number(config, MAX_CONCURRENCY, MOST_CONCURRENCY) or 1
 
 
 def intra_op_threads(config: ModelConfig, cpus: int, instances: int) -> int:
     """Number of threads for an instance's numeric libraries: an equal share of the CPUs unless configured."""
-    return _number(config, INTRA_OP_THREAD_COUNT, MOST_THREADS) or max(1, cpus // max(1, instances))
+    return number(config, INTRA_OP_THREAD_COUNT, MOST_THREADS) or max(1, cpus // max(1, instances))
 
 
 def strict_outputs(config: ModelConfig) -> bool:
@@ -92,7 +92,7 @@ def _flag(config: ModelConfig, key: str, *, default: bool) -> bool:
     return wanted == "true"
 
 
-def _number(config: ModelConfig, key: str, most: int, least: int = 1) -> int | None:
+def number(config: ModelConfig, key: str, most: int, least: int = 1) -> int | None:
     """The parameter's value, from `least` to `most`; None if it is not set."""
     parameter = config.parameters.get(key)
     if parameter is None:

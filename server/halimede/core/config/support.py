@@ -93,7 +93,6 @@ def _all(support: Support, *names: str) -> dict[str, Support]:
 _CUDA = _no_effect("no backend here takes CUDA graphs, streams or events from the configuration", OptimizationCuda())
 _PINNED = _no_effect("tensors are not staged in pinned memory", PinnedMemoryBuffer(enable=True))
 _BACKEND_HINT = _no_effect("it is a hint for backends that do not exist here")
-_PRIORITIES = _no_effect("priorities are not supported yet: all requests are in one queue with the default policy")
 _WARMUP = _no_effect("warm-up is not supported yet: the first requests may take longer")
 _CACHE = _no_effect("the response cache is not supported yet: the model runs for every request")
 _METRICS = _no_effect("settings of single metrics are not supported yet")
@@ -147,8 +146,7 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     PinnedMemoryBuffer: _all(_PINNED, "enable"),
     ModelDynamicBatching: {
         **_all(HONOURED, "preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"),
-        "default_queue_policy": HONOURED,
-        **_all(_PRIORITIES, "priority_levels", "default_priority_level", "priority_queue_policy"),
+        **_all(HONOURED, "default_queue_policy", "priority_levels", "default_priority_level", "priority_queue_policy"),
     },
     ModelQueuePolicy: _all(
         HONOURED, "timeout_action", "default_timeout_microseconds", "allow_timeout_override", "max_queue_size"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.expected_batch import ExpectedBatch
+from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Outcome, Pending
@@ -13,7 +14,7 @@ from halimede.core.types.statistics import FailureReason
 
 
 class DynamicBatchScheduler:
-    """A `Scheduler` over one `BatchQueue`. It starts with one free slot of each of the instances 0 to `instances` - 1.
+    """A `Scheduler` over one queue. It starts with one free slot of each of the instances 0 to `instances` - 1.
 
     Requests expire before slots are filled: a request whose deadline passes at the moment at which a slot becomes free
     is rejected.
@@ -23,8 +24,20 @@ class DynamicBatchScheduler:
 
     follows_outcomes = False
 
-    def __init__(self, policy: BatchPolicy, instances: int = 0) -> None:
-        self._queue = BatchQueue(policy)
+    def __init__(
+        self,
+        policy: BatchPolicy,
+        instances: int = 0,
+        queue: BatchQueue | LevelQueue | None = None,
+        begins_at: int = 0,
+    ) -> None:
+        """`queue` is a `BatchQueue` with the policy if there is none.
+
+        Nothing is executed before `begins_at` requests are queued for the first time.
+        """
+        self._queue = queue or BatchQueue(policy)
+        self._failed: list[Fail] = self._queue.failed if isinstance(self._queue, LevelQueue) else []
+        self._begins_at = begins_at
         self.max_batch_size = policy.max_batch_size
         self.may_expire = self._queue.may_expire
         # The slot that was free longest comes first, so that the instances of a model on several devices take turns.
@@ -51,7 +64,7 @@ class DynamicBatchScheduler:
         return 0 if len(self._queue.queued) >= expected else 2
 
     def try_start(self, batch_size: int) -> Slot | None:
-        if self._expected.requests > 1 or not self._free or self._queue.would_hold(batch_size):
+        if self._expected.requests > 1 or not self._free or self._begins_at or self._queue.would_hold(batch_size):
             return None
         slot = self._free.popleft()
         self._busy[slot] = 1
@@ -65,17 +78,24 @@ class DynamicBatchScheduler:
             for key in queue.expire(now_ns):
                 error = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
                 actions.append(Fail(key, error, FailureReason.REJECTED))
+        if self._begins_at:
+            if len(queue.queued) < self._begins_at:
+                return actions
+            self._begins_at = 0
         while free and (keys := queue.pop_ready(now_ns)):
             slot = free.popleft()
             self._busy[slot] = len(keys)
             self._executing += len(keys)
             actions.append(Execute(slot, keys))
+        if self._failed:
+            actions += self._failed
+            self._failed.clear()
         return actions
 
     def wake_at(self) -> int | None:
         """See `Scheduler`. Returns 0, which is in the past, when `poll` has an action now."""
         deadline = self._queue.next_deadline() if self.may_expire else None
-        ready = self._queue.ready_at() if self._free else None
+        ready = self._queue.ready_at() if self._free and not self._begins_at else None
         if deadline is None or ready is None:
             return ready if deadline is None else deadline
         return min(deadline, ready)

@@ -3,12 +3,25 @@
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.default import DefaultScheduler
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.policy import from_config
+from halimede.core.schedule.levels import LevelQueue
+from halimede.core.schedule.policy import from_config, priorities_from_config
+from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Scheduler
+from halimede.core.schedule.strategy import BatchingStrategy
 
 
-def make_scheduler(config: ModelConfig, instances: int = 0) -> Scheduler:
-    """The scheduler of a complete, validated configuration. It begins with one slot of each instance."""
+def make_scheduler(
+    config: ModelConfig, instances: int = 0, strategy: BatchingStrategy | None = None, begins_at: int = 0
+) -> Scheduler:
+    """The scheduler of a complete, validated configuration. It begins with one slot of each instance.
+
+    A dynamic batcher executes nothing before `begins_at` requests are queued for the first time, as in Triton with
+    TRITONSERVER_DELAY_SCHEDULER.
+    """
+    policy = from_config(config)
     if config.dynamic_batching is None:
-        return DefaultScheduler(from_config(config), instances)
-    return DynamicBatchScheduler(from_config(config), instances)
+        return DefaultScheduler(policy, instances)
+    priorities = priorities_from_config(config)
+    has_levels = priorities is not None or strategy is not None
+    queue = LevelQueue(policy, priorities, strategy) if has_levels else BatchQueue(policy)
+    return DynamicBatchScheduler(policy, instances, queue, begins_at)

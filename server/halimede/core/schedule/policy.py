@@ -1,7 +1,9 @@
 """The scheduling policy of a model's configuration, in the scheduler's units."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from halimede.core.config.batching_options import priority_aging_us
 from halimede.core.config.model_config import ModelConfig, ModelQueuePolicy, TimeoutAction
 
 # With an unbounded queue, overload would exhaust the memory, so 0 ("no limit") means this bound.
@@ -26,6 +28,11 @@ class BatchPolicy:
     default_timeout_ns: int = 0
     allow_timeout_override: bool = False
 
+    @property
+    def may_expire(self) -> bool:
+        """Whether requests may have a deadline."""
+        return self.default_timeout_ns > 0 or self.allow_timeout_override
+
     def timeout_ns(self, asked_us: int) -> int:
         """How long a request with the timeout `asked_us` (0 for none) may wait, in ns; 0 for no limit.
 
@@ -37,17 +44,60 @@ class BatchPolicy:
         return min(asked_ns, self.default_timeout_ns) if self.default_timeout_ns else asked_ns
 
 
+@dataclass(frozen=True, slots=True)
+class Priorities:
+    """The levels 1 (the highest) to `levels`. Level `default` is for requests of priority 0 or of no such level.
+
+    Levels that are not in `policies` have the policy of the queue. `aging_ns` is how long a request waits in a level
+    before it moves to the next higher one; 0 for ever.
+    """
+
+    levels: int = 1
+    default: int = 1
+    policies: Mapping[int, BatchPolicy] = field(default_factory=dict)
+    aging_ns: int = 0
+
+    def level_of(self, priority: int) -> int:
+        return priority if 1 <= priority <= self.levels else self.default
+
+
 def from_config(config: ModelConfig) -> BatchPolicy:
-    """The policy of a complete, validated configuration. A model that does not batch has batches of one row."""
+    """The policy of a complete, validated configuration. A model that does not batch has batches of one row.
+
+    With a single priority level its policy, if it has one, is the policy of the queue.
+    """
     max_batch_size = max(1, config.max_batch_size)
     batching = config.dynamic_batching
     if batching is None:
         return BatchPolicy(max_batch_size)
-    queue = batching.default_queue_policy or ModelQueuePolicy()
-    return BatchPolicy(
+    policy = BatchPolicy(
         max_batch_size=max_batch_size,
         preferred_batch_sizes=batching.preferred_batch_size,
         max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
+    )
+    queue = batching.default_queue_policy
+    if batching.priority_levels == 1:
+        queue = batching.priority_queue_policy.get(1, queue)
+    return _with_queue(policy, queue or ModelQueuePolicy())
+
+
+def priorities_from_config(config: ModelConfig) -> Priorities | None:
+    """The priority levels of a complete, validated configuration; None for one level."""
+    batching = config.dynamic_batching
+    if batching is None or batching.priority_levels <= 1:
+        return None
+    policy = from_config(config)
+    return Priorities(
+        batching.priority_levels,
+        batching.default_priority_level,
+        {level: _with_queue(policy, queue) for level, queue in batching.priority_queue_policy.items()},
+        priority_aging_us(config) * 1000,
+    )
+
+
+def _with_queue(policy: BatchPolicy, queue: ModelQueuePolicy) -> BatchPolicy:
+    return replace(
+        policy,
         max_queue_size=queue.max_queue_size or DEFAULT_MAX_QUEUE_SIZE,
         timeout_action=queue.timeout_action,
         default_timeout_ns=queue.default_timeout_microseconds * 1000,

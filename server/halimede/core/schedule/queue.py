@@ -58,7 +58,7 @@ class BatchQueue:
         self._preferred = frozenset(policy.preferred_batch_sizes)
         self._enough = max(policy.preferred_batch_sizes, default=policy.max_batch_size)
         self._delay = policy.max_queue_delay_ns
-        self.may_expire = policy.default_timeout_ns > 0 or policy.allow_timeout_override
+        self.may_expire = policy.may_expire
         """Whether requests may have a deadline."""
         self.queued: dict[int, QueuedRequest] = {}
         """By key, in the order of arrival. Changed only here."""

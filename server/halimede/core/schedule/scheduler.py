@@ -22,6 +22,7 @@ from enum import Enum
 from typing import Protocol
 
 from halimede.core.schedule.actions import Action, Slot
+from halimede.core.types import InferenceRequest
 
 
 @dataclass(slots=True)
@@ -30,7 +31,8 @@ class Pending:
 
     `key` is unique while the request lives. `batch_size` is its number of rows, at least 1. `size_bytes` counts against
     the queue's byte bound. `compatible` is equal for requests that may share a batch (input names and the dimensions
-    that vary). `timeout_us` 0 means the timeout of the policy.
+    that vary). `timeout_us` 0 means the timeout of the policy. `request` is for batching strategies; schedulers do not
+    read it.
     """
 
     key: int
@@ -42,6 +44,7 @@ class Pending:
     correlation: int | str = 0
     sequence_start: bool = False
     sequence_end: bool = False
+    request: InferenceRequest | None = None
 
 
 class Outcome(Enum):

@@ -1,0 +1,422 @@
+"""The queue of several priority levels, or of a custom batching strategy: forms a batch when an instance is free.
+
+All queued requests have one order: by level (1 is the highest), and within a level those within their timeout before
+the delayed ones, each in the order of arrival. Batches are cut from the front of this order, never around a request:
+
+- A batch takes requests as long as they are `compatible`, the strategy includes them, and the rows do not exceed the
+  largest preferred size (max_batch_size if none is configured). A request that does not join closes the batch.
+  So the room that a level leaves is filled with the first requests of the next levels.
+- If the oldest request of the batch has waited for max_queue_delay, all these requests run.
+- Otherwise, if their rows were a preferred size at some request, those up to the last such request run. The rest waits
+  for its own delay.
+- Otherwise they run if the batch is closed or full, without a max_queue_delay, or if one of them is delayed (late).
+- Otherwise the batch waits for more requests, until the delay of its oldest one is over.
+
+These are Triton's rules for a model with priority levels. Unlike `core.schedule.queue`, nothing is decided while all
+instances are busy: 8 queued requests run as one batch of the preferred size 8, not as two of 4. While a batch waits for
+more, it holds all queued requests.
+
+Each level has the bound and the timeout of its policy, for the requests that arrived there. A request whose timeout
+expires is rejected, or (DELAY) is late: it stays in its level, after all others.
+
+With ageing, a request that has waited for `aging_ns` in a level moves to the next higher one. There the earlier arrival
+of the first moved request and the first own request is next. Ageing changes the order and nothing else. Moves and
+timeouts are made in the order of their times, so the result does not depend on when the queue is polled.
+"""
+
+from bisect import insort
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+
+from halimede.core.config.model_config import TimeoutAction
+from halimede.core.deadlines import Deadlines
+from halimede.core.schedule.actions import Fail
+from halimede.core.schedule.policy import BatchPolicy, Priorities
+from halimede.core.schedule.queue import AT_ONCE
+from halimede.core.schedule.scheduler import Pending
+from halimede.core.schedule.strategy import BatchedRequest, BatchingStrategy, StrategyBatch
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.statistics import FailureReason
+
+RETURNED = 0
+"""The level of requests of a batch that did not run."""
+
+
+@dataclass(slots=True, eq=False)
+class LevelRequest:
+    """A queued request. `line` is the dictionary that has it, `arrival_level` the level whose policy applies."""
+
+    pending: Pending
+    enqueued_at: int
+    arrival_level: int
+    level: int
+    line: "Line"
+    is_late: bool = False
+
+
+Line = OrderedDict[int, LevelRequest]
+"""Requests by key, in order. Ordered dictionaries: requests leave from the front and, when cancelled, from anywhere."""
+
+
+@dataclass(slots=True)
+class Lines:
+    """The requests of one level: its own arrivals, those that moved here, and the late ones of both kinds."""
+
+    own: Line = field(default_factory=OrderedDict)
+    moved: Line = field(default_factory=OrderedDict)
+    late: Line = field(default_factory=OrderedDict)
+
+    def __bool__(self) -> bool:
+        return bool(self.own or self.moved or self.late)
+
+    def in_order(self) -> Iterator[LevelRequest]:
+        if self.moved:
+            yield from merge(self.moved.values(), self.own.values(), key=_enqueued_at)
+        else:
+            yield from self.own.values()
+        yield from self.late.values()
+
+
+class Forming:
+    """The requests at the front of the order that may run as one batch, and the strategy's object for them."""
+
+    __slots__ = ("batch", "error", "has_late", "is_closed", "later", "marked", "oldest", "requests", "rows")
+
+    def __init__(self) -> None:
+        self.requests: list[LevelRequest] = []
+        self.rows = 0
+        self.oldest = 0
+        """When the first of them to arrive was enqueued."""
+        self.marked = 0
+        """The number of requests up to the last preferred size; 0 for none."""
+        self.has_late = False
+        self.is_closed = False
+        self.later: deque[LevelRequest] = deque()
+        """Arrivals after the last of `requests` that were not looked at yet."""
+        self.batch: StrategyBatch | None = None
+        self.error: InferenceError | None = None
+        """The strategy's failure. All `requests` fail with it."""
+
+
+class LevelQueue:
+    """See the module's text. Has the methods of `BatchQueue`. Times are nanoseconds."""
+
+    def __init__(
+        self, policy: BatchPolicy, priorities: Priorities | None = None, strategy: BatchingStrategy | None = None
+    ) -> None:
+        """`policy` has the sizes and the delay of batches, and applies to levels without a policy of their own."""
+        self._policy = policy
+        self._priorities = priorities or Priorities()
+        self._strategy = strategy
+        self._preferred = frozenset(policy.preferred_batch_sizes or (policy.max_batch_size,))
+        self._enough, self._least = max(self._preferred), min(self._preferred)
+        policies = (policy, *self._priorities.policies.values())
+        self.may_expire = self._priorities.aging_ns > 0 or any(each.may_expire for each in policies)
+        """Whether time changes the queue: requests may have a deadline, or move."""
+        self.queued: OrderedDict[int, LevelRequest] = OrderedDict()
+        """By key, in the order of arrival. Changed only here."""
+        self.failed: list[Fail] = []
+        """Requests that failed with the strategy. The scheduler clears it."""
+        # Only levels with requests have lines: their number is configured, and may be very large.
+        self._lines: dict[int, Lines] = {}
+        self._levels: list[int] = []
+        self._counts: dict[int, int] = {}
+        """Queued requests by the level of their arrival."""
+        self._returned: deque[Line] = deque()
+        self._size_bytes = self._rows = 0
+        self._compatible: Hashable = None
+        self._is_uniform = True
+        """False if queued requests may be late, or differ in `compatible`."""
+        self._forming: Forming | None = None
+        self._deadlines = Deadlines[int]()
+        self._moves = Deadlines[int]()
+
+    def oldest_enqueued_at(self) -> int | None:
+        """When the oldest request arrived; None if the queue is empty."""
+        return next((request.enqueued_at for request in self.queued.values()), None)
+
+    def would_hold(self, rows: int) -> bool:
+        """Whether a request of `rows` rows would wait here, for earlier requests or for a larger batch.
+
+        A strategy sees every request, so all are queued for it.
+        """
+        if self.queued or self._strategy is not None:
+            return True
+        return self._policy.max_queue_delay_ns > 0 and rows < self._enough and rows not in self._preferred
+
+    def push(self, pending: Pending, now_ns: int, is_idle: bool) -> None:  # noqa: ARG002  as `BatchQueue.push`
+        """Add a request, or raise UNAVAILABLE when its level is full.
+
+        The byte bound is one for all levels. It does not refuse a request in an empty queue: it could never run.
+        """
+        level = self._priorities.level_of(pending.priority)
+        policy = self._priorities.policies.get(level, self._policy)
+        size_bytes = self._size_bytes + pending.size_bytes
+        if self._counts.get(level, 0) >= policy.max_queue_size or (
+            self.queued and size_bytes > self._policy.max_queue_bytes
+        ):
+            raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+        if not self.queued:
+            self._compatible, self._is_uniform = pending.compatible, True
+        elif self._is_uniform and pending.compatible != self._compatible:
+            self._is_uniform = False
+        line = self._lines_of(level).own
+        request = LevelRequest(pending, now_ns, level, level, line)
+        line[pending.key] = request
+        self._count(request)
+        if self.may_expire:
+            if timeout_ns := policy.timeout_ns(pending.timeout_us):
+                self._deadlines.add(pending.key, now_ns + timeout_ns)
+            if level > 1 and self._priorities.aging_ns:
+                self._moves.add(pending.key, now_ns + self._priorities.aging_ns)
+        forming = self._forming
+        if forming is not None:
+            last = forming.later[-1] if forming.later else forming.requests[-1]
+            if level < last.level or (level == last.level and last.is_late):
+                self._forming = None
+            elif not forming.is_closed:
+                forming.later.append(request)
+
+    def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
+        """Return a batch that did not run. It is closed, and first in the queue.
+
+        Its requests no longer have a deadline, and the bounds do not apply.
+        """
+        if not requests:
+            return
+        line: Line = OrderedDict()
+        for pending in requests:
+            level = self._priorities.level_of(pending.priority)
+            request = line[pending.key] = LevelRequest(pending, now_ns, level, RETURNED, line)
+            self._count(request)
+        self._returned.appendleft(line)
+
+    def pop_ready(self, now_ns: int) -> tuple[int, ...]:
+        """Take the keys of the next batch that is ready; empty if none is ready. May add to `failed`."""
+        if self._returned:
+            return self._take(list(self._returned[0].values()))
+        while self.queued:
+            if self._is_below_preferred() and now_ns < self._oldest() + self._policy.max_queue_delay_ns:
+                break
+            forming = self._form()
+            requests = self._ready(forming, now_ns)
+            if not requests:
+                break
+            self._forming = None
+            error = forming.error
+            if error is None and forming.batch is not None:
+                try:
+                    forming.batch.end()
+                except Exception as raised:  # noqa: BLE001  any failure of the strategy is the answer
+                    error = self._failure("end", raised)
+            keys = self._take(requests)
+            if error is None:
+                return keys
+            self.failed += [Fail(key, error, FailureReason.OTHER) for key in keys]
+        return ()
+
+    def ready_at(self) -> int | None:
+        """When `pop_ready` has a batch, or the order changes, if nothing else happens.
+
+        AT_ONCE, a time, or None for never.
+        """
+        if not self.queued:
+            return None
+        if self._returned:
+            return AT_ONCE
+        if self._is_below_preferred():
+            ready = self._oldest() + self._policy.max_queue_delay_ns
+        else:
+            forming = self._form()
+            if self._ready(forming, AT_ONCE):
+                return AT_ONCE
+            ready = forming.oldest + self._policy.max_queue_delay_ns
+        moves = self._moves.next()
+        return ready if moves is None else min(ready, moves)
+
+    def expire(self, now_ns: int) -> list[int]:
+        """Make all moves and timeouts that are due. Returns the keys of the requests that were rejected."""
+        rejected: list[int] = []
+        while True:
+            move, deadline = self._moves.next(), self._deadlines.next()
+            if move is not None and move <= now_ns and (deadline is None or move <= deadline):
+                for key in self._moves.pop_due(move):
+                    self._move(self.queued[key], move)
+            elif deadline is not None and deadline <= now_ns:
+                for key in self._deadlines.pop_due(deadline):
+                    if self._try_delay(self.queued[key]):
+                        continue
+                    self._take([self.queued[key]])
+                    rejected.append(key)
+            else:
+                return rejected
+
+    def next_deadline(self) -> int | None:
+        """The earliest deadline of a request in the queue."""
+        return self._deadlines.next()
+
+    def try_remove(self, key: int) -> bool:
+        """Remove one request; False when it is not queued."""
+        request = self.queued.get(key)
+        if request is None:
+            return False
+        self._forming = None
+        self._take([request])
+        return True
+
+    def clear(self) -> list[int]:
+        """Empty the queue; its keys in the order of arrival."""
+        keys = list(self.queued)
+        for each in (self.queued, self._lines, self._levels, self._counts, self._returned):
+            each.clear()
+        self._deadlines.clear()
+        self._moves.clear()
+        self._size_bytes = self._rows = 0
+        self._forming = None
+        return keys
+
+    def _oldest(self) -> int:
+        return next(iter(self.queued.values())).enqueued_at
+
+    def _is_below_preferred(self) -> bool:
+        """Whether the batch holds all requests and waits, in any order of these. Saves looking at each of them."""
+        return (
+            self._rows < self._least
+            and self._is_uniform
+            and self._strategy is None
+            and self._policy.max_queue_delay_ns > 0
+        )
+
+    def _form(self) -> Forming:
+        """Add what may join the batch at the front of the queue, which is not empty."""
+        forming = self._forming
+        if forming is None:
+            forming = self._forming = Forming()
+            for request in self._in_order():
+                if not self._try_include(forming, request):
+                    break
+            else:
+                self._compatible = forming.requests[0].pending.compatible
+                self._is_uniform = not forming.has_late
+        else:
+            while forming.later and not forming.is_closed:
+                self._try_include(forming, forming.later.popleft())
+        return forming
+
+    def _in_order(self) -> Iterator[LevelRequest]:
+        for level in self._levels:
+            yield from self._lines[level].in_order()
+
+    def _try_include(self, forming: Forming, request: LevelRequest) -> bool:
+        """Add a request to the batch; False if the batch is closed now."""
+        requests, pending = forming.requests, request.pending
+        if requests and (
+            forming.rows + pending.batch_size > self._enough or pending.compatible != requests[0].pending.compatible
+        ):
+            forming.is_closed = True
+            return False
+        if self._strategy is not None:
+            try:
+                if forming.batch is None:
+                    forming.batch = self._strategy.begin()
+                is_included = bool(forming.batch.include(BatchedRequest(pending)))
+            except Exception as error:  # noqa: BLE001  any failure of the strategy is the answer
+                forming.error = self._failure("begin" if forming.batch is None else "include", error)
+                is_included = False
+            if not is_included:
+                forming.is_closed = True
+                if requests and forming.error is None:
+                    return False
+        forming.oldest = min(forming.oldest, request.enqueued_at) if requests else request.enqueued_at
+        requests.append(request)
+        forming.rows += pending.batch_size
+        if forming.rows in self._preferred:
+            forming.marked = len(requests)
+        forming.has_late |= request.is_late
+        return not forming.is_closed
+
+    def _ready(self, forming: Forming, now_ns: int) -> list[LevelRequest]:
+        """The requests that run as one batch now, or fail together; empty if the batch waits for more."""
+        delay = self._policy.max_queue_delay_ns
+        if forming.error is not None or (delay and now_ns >= forming.oldest + delay):
+            return forming.requests
+        if forming.marked:
+            return forming.requests[: forming.marked]
+        if forming.is_closed or forming.has_late or not delay or forming.rows >= self._enough:
+            return forming.requests
+        return []
+
+    def _failure(self, where: str, error: Exception) -> InferenceError:
+        name = type(self._strategy).__name__
+        return InferenceError(
+            ErrorCode.INTERNAL, f"batching strategy '{name}' failed in '{where}': {type(error).__name__}: {error}"
+        )
+
+    def _move(self, request: LevelRequest, now_ns: int) -> None:
+        """Move a request to the next higher level."""
+        self._forming = None
+        self._leave(request)
+        request.level -= 1
+        above = self._lines_of(request.level)
+        request.line = above.late if request.is_late else above.moved
+        request.line[request.pending.key] = request
+        if request.level > 1:
+            self._moves.add(request.pending.key, now_ns + self._priorities.aging_ns)
+
+    def _try_delay(self, request: LevelRequest) -> bool:
+        """Make a request late whose timeout has expired; False if its policy rejects it."""
+        self._forming = None
+        policy = self._priorities.policies.get(request.arrival_level, self._policy)
+        if policy.timeout_action is not TimeoutAction.DELAY:
+            return False
+        self._leave(request)
+        request.line = self._lines_of(request.level).late
+        request.line[request.pending.key] = request
+        request.is_late, self._is_uniform = True, False
+        return True
+
+    def _lines_of(self, level: int) -> Lines:
+        lines = self._lines.get(level)
+        if lines is None:
+            lines = self._lines[level] = Lines()
+            insort(self._levels, level)
+        return lines
+
+    def _leave(self, request: LevelRequest) -> None:
+        """Remove a request from its line."""
+        del request.line[request.pending.key]
+        level = request.level
+        if level == RETURNED:
+            if not request.line:
+                self._returned.remove(request.line)
+        elif not self._lines[level]:
+            del self._lines[level]
+            self._levels.remove(level)
+
+    def _take(self, requests: Sequence[LevelRequest]) -> tuple[int, ...]:
+        """Remove requests from the queue; their keys."""
+        for request in requests:
+            pending, level = request.pending, request.arrival_level
+            self._leave(request)
+            del self.queued[pending.key]
+            self._size_bytes -= pending.size_bytes
+            self._rows -= pending.batch_size
+            self._counts[level] -= 1
+            if not self._counts[level]:
+                del self._counts[level]
+            if self.may_expire:
+                self._deadlines.discard(pending.key)
+                self._moves.discard(pending.key)
+        return tuple([request.pending.key for request in requests])
+
+    def _count(self, request: LevelRequest) -> None:
+        self.queued[request.pending.key] = request
+        self._size_bytes += request.pending.size_bytes
+        self._rows += request.pending.batch_size
+        self._counts[request.arrival_level] = self._counts.get(request.arrival_level, 0) + 1
+
+
+def _enqueued_at(request: LevelRequest) -> int:
+    return request.enqueued_at
