@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from support.background import in_background
 from support.calls import load, metric
+from support.models import write_config
 from support.served import add_python, parameter
 from support.server import RunningServer, start_server
 from support.unequal_models import PADDED, PROCESS, add_padded, add_ragged, add_sized, together
@@ -26,6 +27,23 @@ for request in requests:
     seen = np.array([[len(requests), *shape]], np.float32)
     answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", seen)]))
 return answers
+"""
+
+JOINED = """
+name: "joined"
+platform: "ensemble"
+max_batch_size: 8
+input { name: "IN" data_type: TYPE_FP32 dims: -1 }
+output { name: "OUT" data_type: TYPE_FP32 dims: -1 }
+ensemble_scheduling {
+  step {
+    model_name: "ragged_alone"
+    model_version: -1
+    input_map { key: "IN" value: "IN" }
+    output_map { key: "DOUBLED" value: "OUT" }
+  }
+}
+parameters { key: "PADDING" value { string_value: "own" } }
 """
 
 
@@ -43,6 +61,8 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         add_sized(models, f"sized_{way}", together(3) + isolation)
     add_ragged(models, "ragged_alone")
     add_padded(models, "padded_alone")
+    (models / "joined" / "1").mkdir(parents=True)
+    write_config(models / "joined", JOINED)
     own = parameter("PADDING", "left") + parameter("BATCH_SIZES", "any")
     batching = "dynamic_batching { preferred_batch_size: 2 max_queue_delay_microseconds: 60000000 }"
     add_python(models, "python_ragged", COUNT_REQUESTS, extra=batching + own)
@@ -99,6 +119,12 @@ def test_a_batch_of_one_request_is_ragged_too(server: RunningServer) -> None:
         "DOUBLED": [[2, 4]],
         "SEEN": [[2, 2, 2, 2]],
     }
+
+
+def test_a_step_of_an_ensemble_may_be_ragged(server: RunningServer) -> None:
+    assert infer(server, "joined", IN=floats([1, 2])) == {"OUT": [[2, 4]]}
+    note = "parameter 'PADDING' has no effect on batches: an ensemble's steps form the batches"
+    assert server.log.count(note) == 1
 
 
 def test_python_models_get_the_requests_of_a_ragged_batch_one_by_one(server: RunningServer) -> None:

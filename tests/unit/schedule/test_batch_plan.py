@@ -165,6 +165,17 @@ def test_a_scattered_output_of_another_size_is_refused():
     )
 
 
+def test_a_scattered_output_of_an_omitted_input_is_refused_by_name():
+    other = ModelInput("Z", FP32, dims=(1,))
+    plan = planned(replace(SCATTERED, input=(replace(RAGGED.input[0], optional=True), other)))
+    gathered = plan.gather([[floats([1], name="Z")]], [1])
+    outputs = {"Y": np.zeros((1, 1), np.float32)}
+    assert refusal(lambda: plan.scatter(outputs, {"Y": FP32}, gathered, [1], [()])) == (
+        ErrorCode.INVALID_ARG,
+        "input 'X' is missing: output 'Y' is made from it",
+    )
+
+
 def test_a_model_that_does_not_batch_may_have_batch_inputs_and_outputs():
     made = BatchInput(BatchInputKind.BATCH_ELEMENT_COUNT, ("A",), INT32, ("X",))
     plan = planned(

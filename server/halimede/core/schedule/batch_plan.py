@@ -200,7 +200,6 @@ def _fill(parts: list[Tensor], rows: int, axis: int = 1, length: int | None = No
         shape[axis] = length
     array = np.empty(shape, first.datatype.dtype)
     if length is not None:
-        # Not `array[...] = element`, which cuts zero bytes at the end of a string.
         array.fill(element)
     end = 0
     for part in parts:
