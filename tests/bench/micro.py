@@ -11,7 +11,8 @@ from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutp
 from halimede.core.config.model_view import ModelView
 from halimede.core.schedule.actions import Execute, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.levels import LevelQueue
+from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import DataType, InferenceResponse, Tensor
 from halimede.core.wire import grpc_call, grpc_messages, grpc_response
@@ -26,6 +27,7 @@ from halimede.core.wire.http_response import encode_infer
 from halimede.core.wire.protocol import ModelInferRequest
 
 BATCH = 16
+QUEUED = 1000
 REPEATS = 5
 CALL_FIELDS = (
     (":method", "POST"),
@@ -63,6 +65,31 @@ def scheduler_us() -> list[float]:
         if not (len(actions) == 1 and isinstance(actions[0], Execute) and len(actions[0].requests) == BATCH):
             raise RuntimeError(f"expected one batch of {BATCH}, got {actions}")
         now_ns += BATCH
+
+    return us_per_request(step, BATCH)
+
+
+def queue_us(levels: int, *, has_timeouts: bool = False) -> list[float]:
+    """As `scheduler_us`, with QUEUED requests in the queue, in turns over the levels."""
+    policy = BatchPolicy(max_batch_size=BATCH, default_timeout_ns=(1 << 62) if has_timeouts else 0)
+    queue = LevelQueue(policy, Priorities(levels, levels)) if levels > 1 else None
+    scheduler = DynamicBatchScheduler(policy, 1, queue)
+    scheduler.enqueue(Pending(key=-1, batch_size=1, size_bytes=64), 0)
+    scheduler.poll(0)
+    last = QUEUED
+    for key in range(last):
+        scheduler.enqueue(Pending(key=key, batch_size=1, size_bytes=64, priority=1 + key % levels), key)
+
+    def step() -> None:
+        nonlocal last
+        for key in range(last, last + BATCH):
+            scheduler.enqueue(Pending(key=key, batch_size=1, size_bytes=64, priority=1 + key % levels), key)
+            scheduler.poll(key)
+        last += BATCH
+        scheduler.completed(Slot(0), 1_000_000)
+        actions = scheduler.poll(last)
+        if not (len(actions) == 1 and isinstance(actions[0], Execute) and scheduler.queued == QUEUED):
+            raise RuntimeError(f"expected one batch of {BATCH}, got {actions}")
 
     return us_per_request(step, BATCH)
 

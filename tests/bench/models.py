@@ -48,13 +48,31 @@ def heavy_onnx() -> onnx.ModelProto:
     return made
 
 
-def config(name: str, backend: str, tensors: tuple[str, str], dims: str, max_batch_size: int, extra: str = "") -> str:
+SLEEPER = "sleeper"
+SLEEP_MS = 5
+POLICIES = {
+    SLEEPER: "",
+    "sleeper_bounded": "default_queue_policy { max_queue_size: 100 }",
+    "sleeper_levels": "priority_levels: 2 default_priority_level: 2",
+}
+"""Models that sleep for SLEEP_MS per batch, and their queue policies."""
+
+
+def config(
+    name: str,
+    backend: str,
+    tensors: tuple[str, str],
+    dims: str,
+    max_batch_size: int,
+    extra: str = "",
+    batching: str = "",
+) -> str:
     given, made = tensors
     return (
         f'name: "{name}"\nbackend: "{backend}"\nmax_batch_size: {max_batch_size}\n'
         f'input [ {{ name: "{given}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
         f'output [ {{ name: "{made}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
-        f"instance_group [ {{ kind: KIND_CPU count: 1 }} ]\ndynamic_batching {{ }}\n{extra}"
+        f"instance_group [ {{ kind: KIND_CPU count: 1 }} ]\ndynamic_batching {{ {batching} }}\n{extra}"
     )
 
 
@@ -92,8 +110,8 @@ def chain_config(name: str, model: str) -> str:
 
 
 def write_repository(root: Path) -> Path:
-    """A repository of `ident` (FP32[16]) and `image` (600 KB), both also in Python, `chain` (an ensemble) and `heavy`
-    (ONNX, one thread)."""
+    """A repository of `ident` (FP32[16]) and `image` (600 KB), both also in Python, `chain` (an ensemble), `heavy`
+    (ONNX, one thread) and the models of POLICIES."""
     one_thread = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
     configs = {
         "ident": config("ident", "identity", ("INPUT0", "OUTPUT0"), "16", 32),
@@ -103,6 +121,9 @@ def write_repository(root: Path) -> Path:
         "python_image": python_identity_config("python_image", "3, 224, 224"),
         "heavy": config("heavy", "onnxruntime", ("x", "y"), str(HEAVY_WIDTH), HEAVY_MAX_BATCH, one_thread),
     }
+    sleep = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{SLEEP_MS}" }} }}\n'
+    for name, policy in POLICIES.items():
+        configs[name] = config(name, "identity", ("INPUT0", "OUTPUT0"), "16", 32, sleep, policy)
     for name, text in configs.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(text)

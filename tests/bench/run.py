@@ -30,6 +30,7 @@ import numpy as np
 import onnxruntime
 import perf_analyzer
 import psutil
+import queues
 
 from halimede.demo.digits import train
 from halimede.demo.process import ServerProcess
@@ -164,6 +165,22 @@ def ensemble_rows(server: ServerProcess) -> list[Row]:
     return [chain, row("ensemble-step", "us CPU per step", steps, f"{models.STEPS} steps, against the one alone")]
 
 
+def queue_policy_rows(server: ServerProcess) -> list[Row]:
+    """A model that sleeps, with queue policies, against the same one without."""
+    address = server.address("http")
+    return [
+        row(
+            f"{model}-{callers}",
+            "ratio of throughputs",
+            queues.throughput_ratios(address, model, callers),
+            f"{callers} callers, {models.SLEEP_MS} ms per batch; {policy}",
+        )
+        for model, policy in models.POLICIES.items()
+        if policy
+        for callers in (1, 4)
+    ]
+
+
 def growth_row(server: ServerProcess) -> Row:
     """Memory that GROWTH_REQUESTS small requests leave behind."""
 
@@ -204,6 +221,7 @@ ON_A_SERVER: dict[str, Callable[[ServerProcess], list[Row]]] = {
     "ensemble-http": ensemble_rows,
     "python-http": lambda server: [cpu_row(server, "python-http", "python_ident", "http")],
     "python-grpc": lambda server: [cpu_row(server, "python-grpc", "python_ident", "grpc")],
+    "queue-policies": queue_policy_rows,
     "python-image-http": lambda server: [cpu_row(server, "python-image-http", "python_image", "http")],
 }
 ALONE: dict[str, Callable[[Path], list[Row]]] = {
@@ -218,6 +236,9 @@ def micro_rows() -> list[Row]:
     """Parts of the hot path alone, in this process."""
     return [
         row("scheduler", "us per request", micro.scheduler_us(), f"dynamic batcher, batches of {micro.BATCH}"),
+        row("queue-1000", "us per request", micro.queue_us(1), f"the same with {micro.QUEUED} queued"),
+        row("queue-1000-levels", "us per request", micro.queue_us(4), "the same over 4 priority levels"),
+        row("queue-1000-timeouts", "us per request", micro.queue_us(4, has_timeouts=True), "and with timeouts"),
         row("wire-http", "us per request", micro.wire_http_us(is_known=False), "decode and encode of FP32[16], binary"),
         row("wire-http-known", "us per request", micro.wire_http_us(is_known=True), "the same JSON part again"),
         row("wire-grpc", "us per request", micro.wire_grpc_us(), "parse, decode, encode and serialize of FP32[16]"),

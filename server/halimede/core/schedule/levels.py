@@ -151,26 +151,26 @@ class LevelQueue:
 
         The byte bound is one for all levels. It does not refuse a request in an empty queue: it could never run.
         """
+        key, queued = pending.key, self.queued
         level = self._priorities.level_of(pending.priority)
         policy = self._priorities.policies.get(level, self._policy)
-        size_bytes = self._size_bytes + pending.size_bytes
-        if self._counts.get(level, 0) >= policy.max_queue_size or (
-            self.queued and size_bytes > self._policy.max_queue_bytes
-        ):
+        count, size_bytes = self._counts.get(level, 0), self._size_bytes + pending.size_bytes
+        if count >= policy.max_queue_size or (queued and size_bytes > self._policy.max_queue_bytes):
             raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
-        if not self.queued:
+        if not queued:
             self._compatible, self._is_uniform = pending.compatible, True
         elif self._is_uniform and pending.compatible != self._compatible:
             self._is_uniform = False
         line = self._lines_of(level).own
-        request = LevelRequest(pending, now_ns, level, level, line)
-        line[pending.key] = request
-        self._count(request)
+        queued[key] = line[key] = request = LevelRequest(pending, now_ns, level, level, line)
+        self._counts[level] = count + 1
+        self._size_bytes = size_bytes
+        self._rows += pending.batch_size
         if self.may_expire:
             if timeout_ns := policy.timeout_ns(pending.timeout_us):
-                self._deadlines.add(pending.key, now_ns + timeout_ns)
+                self._deadlines.add(key, now_ns + timeout_ns)
             if level > 1 and self._priorities.aging_ns:
-                self._moves.add(pending.key, now_ns + self._priorities.aging_ns)
+                self._moves.add(key, now_ns + self._priorities.aging_ns)
         forming = self._forming
         if forming is not None:
             last = forming.later[-1] if forming.later else forming.requests[-1]
@@ -189,8 +189,10 @@ class LevelQueue:
         line: Line = OrderedDict()
         for pending in requests:
             level = self._priorities.level_of(pending.priority)
-            request = line[pending.key] = LevelRequest(pending, now_ns, level, RETURNED, line)
-            self._count(request)
+            self.queued[pending.key] = line[pending.key] = LevelRequest(pending, now_ns, level, RETURNED, line)
+            self._counts[level] = self._counts.get(level, 0) + 1
+            self._size_bytes += pending.size_bytes
+            self._rows += pending.batch_size
         self._returned.appendleft(line)
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:
@@ -238,20 +240,15 @@ class LevelQueue:
 
     def expire(self, now_ns: int) -> list[int]:
         """Make all moves and timeouts that are due. Returns the keys of the requests that were rejected."""
+        if not self._priorities.aging_ns:
+            return self._expire(now_ns)
         rejected: list[int] = []
-        while True:
-            move, deadline = self._moves.next(), self._deadlines.next()
-            if move is not None and move <= now_ns and (deadline is None or move <= deadline):
-                for key in self._moves.pop_due(move):
-                    self._move(self.queued[key], move)
-            elif deadline is not None and deadline <= now_ns:
-                for key in self._deadlines.pop_due(deadline):
-                    if self._try_delay(self.queued[key]):
-                        continue
-                    self._take([self.queued[key]])
-                    rejected.append(key)
-            else:
-                return rejected
+        while (move := self._moves.next()) is not None and move <= now_ns:
+            # In the order of their times: both put requests at the end of a line.
+            rejected += self._expire(move - 1)
+            for key in self._moves.pop_due(move):
+                self._move(self.queued[key], move)
+        return rejected + self._expire(now_ns)
 
     def next_deadline(self) -> int | None:
         """The earliest deadline of a request in the queue."""
@@ -354,6 +351,16 @@ class LevelQueue:
             ErrorCode.INTERNAL, f"batching strategy '{name}' failed in '{where}': {type(error).__name__}: {error}"
         )
 
+    def _expire(self, now_ns: int) -> list[int]:
+        """Delay or reject the requests whose deadline has come; the keys of those that were rejected."""
+        rejected: list[int] = []
+        for key in self._deadlines.pop_due(now_ns):
+            request = self.queued[key]
+            if not self._try_delay(request):
+                self._take([request])
+                rejected.append(key)
+        return rejected
+
     def _move(self, request: LevelRequest, now_ns: int) -> None:
         """Move a request to the next higher level."""
         self._forming = None
@@ -386,36 +393,35 @@ class LevelQueue:
 
     def _leave(self, request: LevelRequest) -> None:
         """Remove a request from its line."""
-        del request.line[request.pending.key]
-        level = request.level
+        line, level = request.line, request.level
+        del line[request.pending.key]
+        if line:
+            return
         if level == RETURNED:
-            if not request.line:
-                self._returned.remove(request.line)
+            self._returned.remove(line)
         elif not self._lines[level]:
             del self._lines[level]
             self._levels.remove(level)
 
     def _take(self, requests: Sequence[LevelRequest]) -> tuple[int, ...]:
         """Remove requests from the queue; their keys."""
-        for request in requests:
+        keys = tuple([request.pending.key for request in requests])
+        counts = self._counts
+        for request, key in zip(requests, keys, strict=True):
             pending, level = request.pending, request.arrival_level
             self._leave(request)
-            del self.queued[pending.key]
+            del self.queued[key]
             self._size_bytes -= pending.size_bytes
             self._rows -= pending.batch_size
-            self._counts[level] -= 1
-            if not self._counts[level]:
-                del self._counts[level]
+            if counts[level] == 1:
+                del counts[level]
+            else:
+                counts[level] -= 1
             if self.may_expire:
-                self._deadlines.discard(pending.key)
-                self._moves.discard(pending.key)
-        return tuple([request.pending.key for request in requests])
-
-    def _count(self, request: LevelRequest) -> None:
-        self.queued[request.pending.key] = request
-        self._size_bytes += request.pending.size_bytes
-        self._rows += request.pending.batch_size
-        self._counts[request.arrival_level] = self._counts.get(request.arrival_level, 0) + 1
+                self._deadlines.discard(key)
+                if self._priorities.aging_ns:
+                    self._moves.discard(key)
+        return keys
 
 
 def _enqueued_at(request: LevelRequest) -> int:
