@@ -25,6 +25,7 @@ from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
 from halimede.backends.python.environment import PARAMETER as EXECUTION_ENV_PATH
 from halimede.backends.python.environment import default_cache, resolve_environment
+from halimede.backends.state_files import read_state_files
 from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.explain import DEFAULT, Stage
 from halimede.core.config.files import CONFIG_NAME
@@ -44,6 +45,7 @@ from halimede.core.config.process_options import (
     spins,
 )
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config, read_json
+from halimede.core.config.sequence_plan import sequence_plan
 from halimede.core.config.support import check_devices, check_support
 from halimede.core.config.validate import undeclared, validate
 from halimede.core.config.versions import select_versions
@@ -90,6 +92,8 @@ class PreparedVersion:
     model: BackendModel | None
     placements: tuple[Placement, ...]
     isolated: Isolated | None = None
+    state_files: Mapping[str, bytes] = field(default_factory=dict)
+    """The contents of the files with initial states of sequences, by the input names of the states."""
 
     def close(self) -> None:
         """Free what the instances shared. Blocks; called once, after the last instance is closed."""
@@ -136,6 +140,7 @@ class LoadPlan:
     locations: Mapping[str, tuple[int, int]]
     notes: tuple[Problem, ...]
     warnings: tuple[str, ...] = ()
+    state_files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> LoadPlan:
@@ -195,6 +200,9 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         stages.append(Stage(DEFAULT, config))
         notes = (*notes, *locate(check_devices(config, {each.kind for each in placements}), locations))
         labels = _labels(entry, config)
+        sequences = sequence_plan(config)
+        # Processes read the files again, but a mistake in them is one in the configuration.
+        state_files = {} if sequences is None else read_state_files(sequences, str(entry.directory))
     except (ConfigError, VersionError):
         raise
     except InferenceError as error:
@@ -205,7 +213,19 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         log.exception("model '%s': its configuration could not be completed", entry.name, extra={"model": entry.name})
         raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
     warnings = tuple(undeclared(config))
-    return LoadPlan(config, backend, isolation, versions, placements, labels, tuple(stages), locations, notes, warnings)
+    return LoadPlan(
+        config,
+        backend,
+        isolation,
+        versions,
+        placements,
+        labels,
+        tuple(stages),
+        locations,
+        notes,
+        warnings,
+        state_files,
+    )
 
 
 def _plan_ensemble(
@@ -244,7 +264,9 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
             else:
                 with _faults_of(where, plan.versions):
                     model = plan.backend.load(plan.config, where)
-                loaded.append(PreparedVersion(version, plan.config, model, plan.placements))
+                loaded.append(
+                    PreparedVersion(version, plan.config, model, plan.placements, state_files=plan.state_files)
+                )
     except BaseException:
         for done in loaded:
             try:

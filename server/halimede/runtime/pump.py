@@ -315,12 +315,18 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
 
 
 def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
-    """The outcome of each request of a batch, for schedulers that need it."""
+    """The outcome of each request of a batch, for schedulers that need it.
+
+    A request that is executed again is no START any more: the state of its sequence stays.
+    """
     outcomes = []
     for at, item in enumerate(done.items):
         flight = requests.find(item.key)
         if flight is None or flight.cancelled:
             outcomes.append(Outcome.GONE)
+        elif at in done.again:
+            flight.request.sequence_start = False
+            outcomes.append(Outcome.AGAIN)
         else:
-            outcomes.append(Outcome.AGAIN if at in done.again else Outcome.DONE)
+            outcomes.append(Outcome.DONE)
     return outcomes

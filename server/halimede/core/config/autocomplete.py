@@ -15,6 +15,7 @@ from halimede.core.config.model_config import (
     ModelOutput,
     ModelTensorReshape,
 )
+from halimede.core.config.sequence_tensors import added_inputs, model_outputs, state_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
 from halimede.core.types.error import clip
 
@@ -87,12 +88,17 @@ def complete(
     batching = config.dynamic_batching
     if max_batch_size > 1 and not has_scheduler:
         batching = ModelDynamicBatching()
+    # Clients neither send nor see these, except a state that the configuration has as an output.
+    added = {each.tensor.name for each in added_inputs(config)}
+    states = {each.name for each in state_outputs(config)} - {each.name for each in config.output}
+    inputs = tuple(each for each in signature.inputs if each.name not in added)
+    outputs = tuple(each for each in signature.outputs if each.name not in states)
     completed = replace(
         config,
         max_batch_size=max_batch_size,
         dynamic_batching=batching,
-        input=_completed_tensors(config.input, signature.inputs, ModelInput, max_batch_size > 0),
-        output=_completed_tensors(config.output, signature.outputs, ModelOutput, max_batch_size > 0),
+        input=_completed_tensors(config.input, inputs, ModelInput, max_batch_size > 0),
+        output=_completed_tensors(config.output, outputs, ModelOutput, max_batch_size > 0),
     )
     return completed, tuple(notes)
 
@@ -138,36 +144,55 @@ def _completed_tensor(tensor: _Tensor, file_tensor: TensorSignature, batches: bo
 def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Problem, ...]:
     """Every disagreement between a complete configuration and the model file.
 
-    All inputs of the file must be configured, because the model needs them to run; outputs may be omitted.
+    All inputs of the file must be configured, because the model needs them to run; outputs may be omitted. Control
+    inputs and states are inputs and outputs like others.
     """
     problems: list[Problem] = []
-    if len(config.input) != len(signature.inputs):
+    added = added_inputs(config)
+    if (expected := len(config.input) + len(added)) != len(signature.inputs):
         problems.append(
             Problem(
-                f"unable to load model '{clip(config.name)}', configuration expects {len(config.input)} inputs, model "
+                f"unable to load model '{clip(config.name)}', configuration expects {expected} inputs, model "
                 f"provides {len(signature.inputs)}",
                 "input",
             )
         )
-    sides: tuple[tuple[str, Sequence[ModelInput | ModelOutput], Sequence[TensorSignature]], ...] = (
-        ("input", config.input, signature.inputs),
-        ("output", config.output, signature.outputs),
+    outputs = model_outputs(config)
+    sides: tuple[tuple[str, Sequence[tuple[ModelInput | ModelOutput, str]], Sequence[TensorSignature]], ...] = (
+        (
+            "input",
+            [*_placed("input", config.input), *((each.tensor, each.path) for each in added)],
+            signature.inputs,
+        ),
+        (
+            "output",
+            [
+                *_placed("output", config.output),
+                *((each, "sequence_batching.state") for each in outputs[len(config.output) :]),
+            ],
+            signature.outputs,
+        ),
     )
     for kind, tensors, signatures in sides:
         by_name = {file_tensor.name: file_tensor for file_tensor in signatures}
-        for i, tensor in enumerate(tensors):
+        for tensor, path in tensors:
             file_tensor = by_name.get(tensor.name)
             if file_tensor is None:
                 problems.append(
                     Problem(
                         f"unable to load model '{clip(config.name)}', unexpected inference {kind} "
                         f"'{clip(tensor.name)}', allowed {kind}s are: {clip(', '.join(by_name))}",
-                        f"{kind}[{i}].name",
+                        f"{path}.name" if path.startswith(kind) else path,
                     )
                 )
                 continue
-            problems += _disagreements(config, tensor, file_tensor, kind, f"{kind}[{i}]")
+            problems += _disagreements(config, tensor, file_tensor, kind, path)
     return tuple(problems)
+
+
+def _placed(kind: str, tensors: Sequence[ModelInput | ModelOutput]) -> list[tuple[ModelInput | ModelOutput, str]]:
+    """Each tensor with its path in the configuration."""
+    return [(tensor, f"{kind}[{i}]") for i, tensor in enumerate(tensors)]
 
 
 def _disagreements(

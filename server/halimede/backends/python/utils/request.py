@@ -262,6 +262,12 @@ class ReceivedRequest(InferenceRequest):
                 self.sender = InferenceResponseSender(self.session, self.hosted, wanted_outputs(self))
             return self.sender
 
+    def continue_from(self, before: "ReceivedRequest") -> None:
+        """Take over the sender of the last execution of this request, which the model may still hold."""
+        self.sender = before.sender
+        if self.sender is not None:
+            self.sender.continue_with(self.hosted)
+
     def set_release_flags(self, flags: int) -> None:
         self.is_rescheduled = integer_of(flags, "set_release_flags", "flags", 0, (1 << 32) - 1) == RELEASE_RESCHEDULE
 
