@@ -213,19 +213,8 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         log.exception("model '%s': its configuration could not be completed", entry.name, extra={"model": entry.name})
         raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
     warnings = tuple(undeclared(config))
-    return LoadPlan(
-        config,
-        backend,
-        isolation,
-        versions,
-        placements,
-        labels,
-        tuple(stages),
-        locations,
-        notes,
-        warnings,
-        state_files,
-    )
+    found = (labels, tuple(stages), locations, notes, warnings, state_files)
+    return LoadPlan(config, backend, isolation, versions, placements, *found)
 
 
 def _plan_ensemble(

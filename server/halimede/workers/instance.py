@@ -166,8 +166,9 @@ class InstanceRunner:
         """The result if others are to keep their rows: the caller runs the batch again."""
         end = time.monotonic_ns()
         times = BatchTimes(start, input_end or end, end, end)
-        unknown = self._as_error(refused, items) if not refused.errors else None
-        return Ran([unknown] * len(items), times, failed=True, refused=refused.errors)
+        # The answer to all if the instance has refused no request, but only null rows.
+        text = f"instance '{self.name}' refused no request of the batch: {refused}"
+        return Ran([InferenceError(ErrorCode.INTERNAL, text)] * len(items), times, failed=True, refused=refused.errors)
 
     def _execute_requests(self, instance: RequestInstance, items: list[RunItem]) -> Ran:
         start = time.monotonic_ns()

@@ -1,6 +1,6 @@
 """The rules for dynamic batching and sequence batching in a model configuration."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from halimede.core.config.model_config import (
     ControlKind,
@@ -150,10 +150,10 @@ def _state_names(
 ) -> Iterator[Problem]:
     """Problems with tensors of the same names: clients do not send states, and see one only as it is."""
     called = f"sequence state '{clip(state.input_name)}'"
-    others = {each.name: "input" for each in config.input}
-    others |= {each.name: "control input" for each in batching.control_input}
+    others = {each.name: "an input" for each in config.input}
+    others |= {each.name: "a control input" for each in batching.control_input}
     if state.input_name in others:
-        yield Problem(f"{called} has the name of a {others[state.input_name]}", f"{path}.input_name")
+        yield Problem(f"{called} has the name of {others[state.input_name]}", f"{path}.input_name")
     for output in config.output:
         if output.name != state.output_name:
             continue
@@ -206,10 +206,9 @@ def _sequence_state(state: SequenceState, path: str) -> Iterator[Problem]:
                 f"{state.data_type.config_name}",
                 f"{where}.data_type",
             )
-        yield from fixed_dims_problems(initial.dims, f"initial state of {called}", f"{where}.dims")
-        if len(initial.dims) != len(state.dims) or any(
-            want not in (-1, size) for want, size in zip(state.dims, initial.dims, strict=True)
-        ):
+        dims_found = tuple(fixed_dims_problems(initial.dims, f"initial state of {called}", f"{where}.dims"))
+        yield from dims_found
+        if not dims_found and not _fits(initial.dims, state.dims):
             yield Problem(
                 f"initial state of {called} has dims {list(initial.dims)}, which do not fit the state's "
                 f"{list(state.dims)}",
@@ -219,6 +218,10 @@ def _sequence_state(state: SequenceState, path: str) -> Iterator[Problem]:
             yield Problem(f"initial state of {called} must specify 'zero_data' or 'data_file'", where)
         if initial.data_file is not None and (problem := path_problem(initial.data_file)):
             yield Problem(f"'data_file' of {called} {problem}", f"{where}.data_file")
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(want in (-1, size) for want, size in zip(dims, shape, strict=True))
 
 
 def _preferred_sizes(sizes: Iterable[int], max_batch_size: int, what: str, name: str, path: str) -> Iterator[Problem]:
