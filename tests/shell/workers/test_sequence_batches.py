@@ -15,7 +15,7 @@ from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.workers.instance import InstanceRunner, Ran
 from support.onnx_models import BACKEND, CPU, model, source
 from support.onnx_models import tensor as info
-from support.sequences import CONTROLS, SUM, config_of, item, tensor, values
+from support.sequences import CONTROLS, SUM, config_of, item, sequences_of, tensor, values
 
 FP32, BYTES = DataType.FP32, DataType.BYTES
 OLDEST = "oldest { }"
@@ -245,6 +245,38 @@ def test_an_array_that_a_model_returns_again_is_not_a_state() -> None:
     runner.run([one])
     memory[:] = bytes(4)
     assert answers(runner.run([item(2, 0, 6)])) == [{"y": [[5.0]]}]
+
+
+def test_a_state_of_one_row_is_not_copied_and_one_of_several_is() -> None:
+    """A slice would keep the memory of its whole batch alive."""
+    given: list[int] = []
+    made: list[Any] = []
+
+    def compute(inputs: Mapping[str, Any]) -> dict[str, Any]:
+        given.append(inputs["s"].ctypes.data)
+        made.append(inputs["x"] + 1)
+        return {"y": inputs["s"], "t": made[-1]}
+
+    runner = InstanceRunner("m_0", config_of(OLDEST + DELAY % ("TYPE_FP32", "1", "")), Rows(compute))
+    runner.run([item(1, 0, 5, start=True)])
+    runner.run([item(2, 0, 6)])
+    assert given[1] == made[0].ctypes.data
+    runner.run([item(3, 0, 5), item(4, 1, 5, start=True)])
+    assert answers(runner.run([item(5, 0, 7)])) == [{"y": [[6.0]]}]
+    assert given[3] != made[2].ctypes.data
+
+
+def test_the_memory_of_an_onnx_state_is_kept(tmp_path: Path) -> None:
+    shown = 'output [ { name: "sum" data_type: TYPE_FP32 dims: [ 1 ] } ]'
+    config = config_of(SUM % "", extra=shown)
+    [reply] = runner_of(tmp_path, accumulator(), config).run([item(1, 0, 5, start=True)]).replies
+    assert isinstance(reply, list)
+    sequences = sequences_of(config)
+    (row,) = sequences.begin([item(1, 0, start=True)])
+    row.take(reply)
+    row.end(is_last=True)
+    (row,) = sequences.begin([item(2, 0)])
+    assert row.request.inputs[-1].data is reply[1].data
 
 
 def test_a_text_as_id_of_a_number_fails_alone() -> None:

@@ -15,7 +15,7 @@ from halimede.core.config.model_config import (
     ModelOutput,
     ModelTensorReshape,
 )
-from halimede.core.config.sequence_tensors import added_inputs, model_outputs, state_outputs
+from halimede.core.config.sequence_tensors import PlacedTensor, added_inputs, hidden_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
 from halimede.core.types.error import clip
 
@@ -90,7 +90,7 @@ def complete(
         batching = ModelDynamicBatching()
     # Clients neither send nor see these, except a state that the configuration has as an output.
     added = {each.tensor.name for each in added_inputs(config)}
-    states = {each.name for each in state_outputs(config)} - {each.name for each in config.output}
+    states = {each.tensor.name for each in hidden_outputs(config)}
     inputs = tuple(each for each in signature.inputs if each.name not in added)
     outputs = tuple(each for each in signature.outputs if each.name not in states)
     completed = replace(
@@ -157,42 +157,30 @@ def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Pro
                 "input",
             )
         )
-    outputs = model_outputs(config)
-    sides: tuple[tuple[str, Sequence[tuple[ModelInput | ModelOutput, str]], Sequence[TensorSignature]], ...] = (
-        (
-            "input",
-            [*_placed("input", config.input), *((each.tensor, each.path) for each in added)],
-            signature.inputs,
-        ),
-        (
-            "output",
-            [
-                *_placed("output", config.output),
-                *((each, "sequence_batching.state") for each in outputs[len(config.output) :]),
-            ],
-            signature.outputs,
-        ),
+    sides: tuple[tuple[str, Sequence[PlacedTensor[ModelInput | ModelOutput]], Sequence[TensorSignature]], ...] = (
+        ("input", (*_placed("input", config.input), *added), signature.inputs),
+        ("output", (*_placed("output", config.output), *hidden_outputs(config)), signature.outputs),
     )
     for kind, tensors, signatures in sides:
         by_name = {file_tensor.name: file_tensor for file_tensor in signatures}
-        for tensor, path in tensors:
+        for placed in tensors:
+            tensor = placed.tensor
             file_tensor = by_name.get(tensor.name)
             if file_tensor is None:
                 problems.append(
                     Problem(
                         f"unable to load model '{clip(config.name)}', unexpected inference {kind} "
                         f"'{clip(tensor.name)}', allowed {kind}s are: {clip(', '.join(by_name))}",
-                        f"{path}.name" if path.startswith(kind) else path,
+                        placed.name_path,
                     )
                 )
                 continue
-            problems += _disagreements(config, tensor, file_tensor, kind, path)
+            problems += _disagreements(config, tensor, file_tensor, kind, placed.path)
     return tuple(problems)
 
 
-def _placed(kind: str, tensors: Sequence[ModelInput | ModelOutput]) -> list[tuple[ModelInput | ModelOutput, str]]:
-    """Each tensor with its path in the configuration."""
-    return [(tensor, f"{kind}[{i}]") for i, tensor in enumerate(tensors)]
+def _placed(kind: str, tensors: Sequence[_Tensor]) -> list[PlacedTensor[_Tensor]]:
+    return [PlacedTensor(tensor, f"{kind}[{i}]", f"{kind}[{i}].name") for i, tensor in enumerate(tensors)]
 
 
 def _disagreements(

@@ -1,44 +1,56 @@
 """The tensors of a model that clients do not send or see: control inputs and implicit state."""
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from halimede.core.config.model_config import ControlKind, ModelConfig, ModelInput, ModelOutput, SequenceControl
 from halimede.core.types import DataType
 
+_TensorT_co = TypeVar("_TensorT_co", bound=ModelInput | ModelOutput, covariant=True)
+
 
 @dataclass(frozen=True, slots=True)
-class AddedInput:
-    """An input that the server adds to each request. `path` is its place in the configuration."""
+class PlacedTensor(Generic[_TensorT_co]):
+    """A tensor without its batch dimension, its place in the configuration, and the place of its name."""
 
-    tensor: ModelInput
+    tensor: _TensorT_co
     path: str
+    name_path: str
 
 
-def added_inputs(config: ModelConfig) -> tuple[AddedInput, ...]:
-    """The inputs for controls and states, without the batch dimension."""
+def added_inputs(config: ModelConfig) -> tuple[PlacedTensor[ModelInput], ...]:
+    """The inputs that the server adds to each request, for controls and states."""
     batching = config.sequence_batching
     if batching is None:
         return ()
-    controls = (
-        AddedInput(
-            ModelInput(each.name, _control_type(each.control[0]), dims=(1,)), f"sequence_batching.control_input[{i}]"
+    added = []
+    for i, control_input in enumerate(batching.control_input):
+        path = f"sequence_batching.control_input[{i}]"
+        for control in control_input.control[:1]:
+            tensor = ModelInput(control_input.name, _control_type(control), dims=(1,))
+            added.append(PlacedTensor(tensor, f"{path}.control[0]", f"{path}.name"))
+    for i, state in enumerate(batching.state):
+        path = f"sequence_batching.state[{i}]"
+        tensor = ModelInput(state.input_name, state.data_type, dims=state.dims)
+        added.append(PlacedTensor(tensor, path, f"{path}.input_name"))
+    return tuple(added)
+
+
+def hidden_outputs(config: ModelConfig) -> tuple[PlacedTensor[ModelOutput], ...]:
+    """The outputs for states that clients do not see."""
+    batching = config.sequence_batching
+    if batching is None:
+        return ()
+    listed = {output.name for output in config.output}
+    return tuple(
+        PlacedTensor(
+            ModelOutput(state.output_name, state.data_type, dims=state.dims),
+            f"sequence_batching.state[{i}]",
+            f"sequence_batching.state[{i}].output_name",
         )
-        for i, each in enumerate(batching.control_input)
-        if each.control
+        for i, state in enumerate(batching.state)
+        if state.output_name not in listed
     )
-    states = (
-        AddedInput(ModelInput(each.input_name, each.data_type, dims=each.dims), f"sequence_batching.state[{i}]")
-        for i, each in enumerate(batching.state)
-    )
-    return (*controls, *states)
-
-
-def state_outputs(config: ModelConfig) -> tuple[ModelOutput, ...]:
-    """The outputs with new states, also those that clients see, without the batch dimension."""
-    batching = config.sequence_batching
-    if batching is None:
-        return ()
-    return tuple(ModelOutput(each.output_name, each.data_type, dims=each.dims) for each in batching.state)
 
 
 def model_inputs(config: ModelConfig) -> tuple[ModelInput, ...]:
@@ -48,8 +60,7 @@ def model_inputs(config: ModelConfig) -> tuple[ModelInput, ...]:
 
 def model_outputs(config: ModelConfig) -> tuple[ModelOutput, ...]:
     """All outputs that the model must have."""
-    listed = {output.name for output in config.output}
-    return (*config.output, *(each for each in state_outputs(config) if each.name not in listed))
+    return (*config.output, *(each.tensor for each in hidden_outputs(config)))
 
 
 def _control_type(control: SequenceControl) -> DataType:

@@ -275,13 +275,18 @@ def initial_states(plan: SequencePlan, files: Mapping[str, bytes]) -> dict[str, 
 
 
 def _is_whole(data: Buffer) -> bool:
-    """Whether the bytes are all of their memory, so that keeping them keeps nothing else alive."""
+    """Whether the bytes are all of a memory that belongs to their array alone: keeping them keeps nothing else alive.
+
+    A capsule is how a runtime gives away the memory of one output.
+    """
     if isinstance(data, bytes):
         return True
     owner = data.obj if isinstance(data, memoryview) else None
-    while isinstance(owner, np.ndarray) and owner.base is not None:
-        owner = owner.base.obj if isinstance(owner.base, memoryview) else owner.base
-    return isinstance(owner, np.ndarray) and owner.flags.owndata and owner.nbytes == len(data)
+    while isinstance(owner, np.ndarray) and isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if not isinstance(owner, np.ndarray) or owner.nbytes != len(data):
+        return False
+    return owner.flags.owndata or type(owner.base).__name__ == "PyCapsule"
 
 
 def _writable(data: Buffer) -> bytearray:
