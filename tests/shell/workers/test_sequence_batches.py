@@ -1,5 +1,6 @@
 """Batches of models of sequences on an instance: ONNX models and backends of tests, without a process."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from halimede.backends.api import ExecuteRequest, Instance, RefusedRequestsError
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.workers.instance import InstanceRunner, Ran
+from halimede.workers.thread import ThreadWorker
+from halimede.workers.worker import BatchDone
 from support.onnx_models import BACKEND, CPU, model, source
 from support.onnx_models import tensor as info
 from support.sequences import CONTROLS, SUM, config_of, item, sequences_of, tensor, values
@@ -277,6 +280,27 @@ def test_the_memory_of_an_onnx_state_is_kept(tmp_path: Path) -> None:
     row.end(is_last=True)
     (row,) = sequences.begin([item(2, 0)])
     assert row.request.inputs[-1].data is reply[1].data
+
+
+def test_a_worker_on_a_thread_begins_with_the_contents_of_a_file(tmp_path: Path) -> None:
+    initial = 'initial_state { name: "i" data_type: TYPE_FP32 dims: [ 1 ] data_file: "f" }'
+    config = config_of(SUM % initial)
+    loaded = BACKEND.load(config, source(tmp_path, accumulator()))
+
+    async def scenario() -> list[BatchDone]:
+        events: asyncio.Queue[Any] = asyncio.Queue()
+        files = {"sum_in": bytes.fromhex("0000c842")}
+        loop = asyncio.get_running_loop()
+        worker = await ThreadWorker.start(CPU, loaded, config, events.put_nowait, loop, files)
+        done = []
+        for start in (True, False):
+            worker.execute([item(1, 0, 5, start=start)])
+            done.append(await events.get())
+        await worker.stop()
+        return done
+
+    replies = [done.replies[0] for done in asyncio.run(scenario())]
+    assert [values(reply) for reply in replies if isinstance(reply, list)] == [{"y": [[105.0]]}, {"y": [[110.0]]}]
 
 
 def test_a_text_as_id_of_a_number_fails_alone() -> None:
