@@ -113,12 +113,14 @@ def test_each_seat_has_its_state_until_the_end_of_its_sequence() -> None:
 def test_a_start_resets_the_state_of_a_seat_in_use() -> None:
     sequences = sequences_of(config_of(SUM % ""))
     finish(sequences.begin([item(1, 0, start=True)]), 10)
-    late = sequences.begin([item(2, 0)])[0]
+    late = sequences.begin([item(2, 0, end=True)])[0]
     (row,) = sequences.begin([item(3, 0, start=True)])
     assert inputs(row)["sum_in"] == [[0.0]]
     finish([row], 1)
     finish([late], 99)
-    assert inputs(sequences.begin([item(4, 0)])[0])["sum_in"] == [[1.0]], "the former sequence does not change it"
+    assert inputs(sequences.begin([item(4, 0)])[0])["sum_in"] == [[1.0]], (
+        "the former sequence neither changes nor ends it"
+    )
 
 
 def test_an_execution_that_fails_leaves_the_state_as_it_was() -> None:

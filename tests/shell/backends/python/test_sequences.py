@@ -241,6 +241,14 @@ def test_a_request_has_one_sender_in_all_its_executions(tmp_path: Path) -> None:
     assert len({id(sender) for sender in imported().senders}) == 3
 
 
+def test_a_later_execution_that_fails_leaves_the_state_as_it_was(tmp_path: Path) -> None:
+    code = STREAM + "    if total == 2:\n        raise ValueError('odd')\n"
+    runner = runner_of(tmp_path, "senders = []\n" + body(code), ITERATIVE + SUM % "", decoupled=True)
+    assert runner.execute([item(1, 0, start=True)]) == [RESCHEDULED]
+    assert runner.execute([item(1, 0)]) == [failure("ValueError: odd")]
+    assert runner.execute([item(2, 0)]) == [failure("ValueError: odd")], "its state is again 1, not 2"
+
+
 def test_a_request_with_its_last_response_is_not_executed_again(tmp_path: Path) -> None:
     code = STREAM.replace("if total < 3:", "sender.send(flags=1)\n    if True:")
     runner = runner_of(tmp_path, "senders = []\n" + body(code), ITERATIVE + SUM % "", decoupled=True)
