@@ -11,14 +11,18 @@ import pytest
 from onnx import helper
 
 from halimede.backends.api import ExecuteRequest, Instance, RefusedRequestsError, RunContext
+from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.workers.child.backend_runner import DecoupledRunner
 from halimede.workers.instance import InstanceRunner, Ran
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone
 from support.onnx_models import BACKEND, CPU, model, source
 from support.onnx_models import tensor as info
-from support.sequences import CONTROLS, SUM, config_of, item, sequences_of, tensor, values
+from support.python_models import FakeHost
+from support.python_models import values as python_values
+from support.sequences import CONTROLS, SUM, config_of, item, plan_of, sequences_of, tensor, values
 
 FP32, BYTES = DataType.FP32, DataType.BYTES
 OLDEST = "oldest { }"
@@ -352,3 +356,31 @@ def test_a_backend_that_sees_requests_sees_rows() -> None:
     ran = runner.run([item(2, 0, 1, start=True), item(3, 1, -9)])
     assert answers(ran) == [{"y": [[1.0]]}, InferenceError(ErrorCode.UNAVAILABLE, "negative")]
     assert answers(runner.run([item(4, 1, 1)])) == [{"y": [[6.0]]}]
+
+
+class Several:
+    """A RequestInstance that sends two responses to each request."""
+
+    def execute(self, requests: Sequence[ExecuteRequest]) -> None:
+        for request in requests:
+            for at in (1, 2):
+                total = request.inputs["x"].array() * at + request.inputs["sum_in"].array()
+                request.respond([tensor("y", FP32, total), tensor("sum", FP32, total)], final=at == 2)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def test_a_decoupled_backend_keeps_the_state_of_its_last_response() -> None:
+    config, host = config_of(SUM % ""), FakeHost()
+    hosted = DecoupledRunner("m_0", Several(), lambda: None, SequenceHost(host), config)
+    runner = SequenceRunner(hosted, plan_of(config), "m", {})
+    for start in (True, False):
+        assert runner.execute([item(1, 1, 5, start=start)]) == [None]
+    answered = [answer for answer in host.answers if answer[0] == 1]
+    assert [(python_values(reply), final) for _, reply, final in answered] == [
+        ({"y": [[5.0]]}, False),
+        ({"y": [[10.0]]}, True),
+        ({"y": [[15.0]]}, False),
+        ({"y": [[20.0]]}, True),
+    ]

@@ -182,6 +182,8 @@ class PythonRunner:
         responses = _checked(received, result)
         replies: list[BatchReply] = []
         session = self._session
+        if session.reschedules:
+            _check_rescheduled(received, responses)
         outputs = session.output_names
         for request, response in zip(received, responses, strict=True):
             if response is None or request.sender is not None:
@@ -275,14 +277,17 @@ def _checked(received: list[ReceivedRequest], result: Any) -> Sequence[Inference
             raise _Refused(
                 f"Expected an 'InferenceResponse' object in the execute function return list, found type '{kind}'."
             )
-    for request, response in zip(received, result, strict=True):
-        if request.is_rescheduled and response is not None and request.session.reschedules:
+    return result
+
+
+def _check_rescheduled(received: list[ReceivedRequest], responses: Sequence[InferenceResponse | None]) -> None:
+    for request, response in zip(received, responses, strict=True):
+        if request.is_rescheduled and response is not None:
             # The text of Triton, with its mistake.
             raise _Refused(
                 "Expected a None object in the execute function return list for reschduled request, found type"
                 f" '{type(response)}'."
             )
-    return result
 
 
 # Any: JSON.

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from halimede.backends.hosting import BatchReply, Rescheduled, Runner, WorkerSpec
+from halimede.backends.hosting import RESCHEDULED, BatchReply, Rescheduled, Runner, WorkerSpec
 from halimede.core.spin import SpinPolicy
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child.calls import batch_of_task
@@ -194,11 +194,10 @@ class BatchRunner:
         memory, channel = self._memory, self._channel
         opened = self._requests.open
         for item, reply in zip(execute.items, replies, strict=True):
-            if reply is not None:
-                if isinstance(reply, Rescheduled):
-                    self._requests.keep(item)
-                else:
-                    opened.pop(item.key, None)
+            if reply is RESCHEDULED:
+                self._requests.keep(item)
+            elif reply is not None:
+                opened.pop(item.key, None)
         # After this, only the model refers to the memory of the requests and the replies.
         del item, reply
         execute.items.clear()

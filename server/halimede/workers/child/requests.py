@@ -54,9 +54,9 @@ class OpenRequests:
 
     def add(self, requests: Iterable[HostedRequest], begun_ns: int) -> None:
         """The execution of these requests begins."""
-        opened, early = self.open, self.cancelled_early
+        opened, early, rescheduled = self.open, self.cancelled_early, self._rescheduled
         for each in requests:
-            if self._rescheduled and self._is_resumed(each, begun_ns):
+            if rescheduled and self._is_resumed(each, begun_ns):
                 continue
             opened[each.key] = request = OpenRequest(begun_ns)
             if early and each.key in early:
@@ -64,8 +64,7 @@ class OpenRequests:
 
     def keep(self, request: HostedRequest) -> None:
         """The model wants to execute this request again."""
-        if request.key in self.open:
-            self._rescheduled[request.seat] = request.key
+        self._rescheduled[request.seat] = request.key
 
     def _is_resumed(self, request: HostedRequest, begun_ns: int) -> bool:
         """Whether the request has been executed before, and is still open."""

@@ -134,14 +134,12 @@ class Requests:
         items, untaken = self._items, self._untaken
         replies: list[Outputs | InferenceError | None] = []
         parameters: dict[int, Parameters] = {}
-        for at, (item, reply) in enumerate(zip(batch.items, done.replies, strict=True)):
+        for item, reply in zip(batch.items, done.replies, strict=True):
             key = item.key
             if reply is None:
                 replies.append(None)
                 if key in items:
                     self._opened[key] = _Opened(batch.number, batch.items[0].key, sent_ns)
-                    if at in done.again:
-                        self._again[item.seat] = key
                 continue
             items.pop(key, None)
             if untaken:
@@ -152,6 +150,10 @@ class Requests:
             if reply.parameters:
                 parameters[len(replies)] = reply.parameters
             replies.append(self._checked(item, reply))
+        for at in done.again:
+            item = batch.items[at]
+            if item.key in items:
+                self._again[item.seat] = item.key
         _, begun, ended = done.times
         times = _times(sent_ns, begun, ended)
         self._spinner.last_took_ns = times.end - times.start

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from halimede.backends.hosting import RESCHEDULED, BatchReply, Runner
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceResponse
 from support.python_executions import FAILED, failure, imported
 from support.python_models import FakeHost, body, sequence_runner_of, values
 from support.sequences import CONTROLS, SUM, config_of, item, json_of
@@ -114,6 +114,14 @@ def test_a_state_is_not_the_models_own_array(tmp_path: Path) -> None:
     runner.execute([item(1, 0, start=True)])
     imported().array[:] = 9
     assert answers(runner.execute([item(2, 0)])) == [{"y": [[1.0]]}]
+
+
+def test_a_request_that_the_model_passes_on_is_as_the_client_sent_it(tmp_path: Path) -> None:
+    host = FakeHost(infers=lambda _: [InferenceResponse("m", "1")])
+    code = body("requests[1].exec(); return [pb.InferenceResponse([])] * 2")
+    runner_of(tmp_path, code, CONTROLS + SUM % "", host).execute([item(1, 1, start=True)])
+    [request] = host.inferred
+    assert ([tensor.name for tensor in request.inputs], request.sequence_start) == (["x"], True)
 
 
 SEND = """
