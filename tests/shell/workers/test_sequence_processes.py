@@ -18,7 +18,8 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.write import to_json
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.replies import ReplyChecker
-from halimede.core.types import DataType, InferenceError
+from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.runtime.pump import Pump
 from halimede.runtime.services import ModelServices
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.program import Program
@@ -26,7 +27,9 @@ from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent, WorkerUp
 from support.onnx_models import model
 from support.onnx_models import tensor as info
+from support.pumping import Bench
 from support.sequences import CONTROLS, SUM, config_of, item, values
+from support.toy_schedulers import Iterative
 
 LIMIT_S = 30.0
 HEAD = "import os, time, threading\nimport numpy as np\nimport triton_python_backend_utils as pb\n\n"
@@ -40,6 +43,12 @@ class Play:
     def __init__(self) -> None:
         self.events: list[WorkerEvent] = []
         self.worker: ProcessWorker
+        self.pump: Pump | None = None
+
+    def on_event(self, event: WorkerEvent) -> None:
+        self.events.append(event)
+        if self.pump is not None:
+            self.pump.on_event(event)
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -76,7 +85,7 @@ async def playing(folder: Path, config: ModelConfig, artifact: Path, decoupled: 
             launcher,
             ModelServices(CustomMetrics()),
             "m#1",
-            play.events.append,
+            play.on_event,
             asyncio.get_running_loop(),
         )
         try:
@@ -313,6 +322,73 @@ def test_a_dead_process_does_not_end_what_the_scheduler_has_again(tmp_path: Path
             await play.until(lambda: play.heard(WorkerUp), "the next process")
             assert [len(play.heard(kind)) for kind in (WorkerDown, BatchDone, ResponseSent)] == [1, 1, 0]
             assert "requests=0" in repr(play.worker)
+
+    run_on_loop(scenario)
+
+
+@asynccontextmanager
+async def pumping(folder: Path, methods: str) -> AsyncIterator[tuple[Bench, Play]]:
+    """A decoupled model behind a pump whose scheduler runs one request at a time, again and again."""
+    config = config_of(ITERATIVE + SUM % "", backend="python")
+    async with playing(folder, config, python_model(folder, methods), decoupled=True) as play:
+        bench = Bench(workers=0, scheduler=Iterative())
+        play.pump = bench.pump
+        bench.pump.add_worker(play.worker)
+        yield bench, play
+
+
+def asked(value: float) -> dict[str, Any]:
+    """The fields of a request of a new sequence."""
+    request = item(0, 0, value, start=True).request
+    return {"inputs": request.inputs, "sequence_start": True}
+
+
+def test_a_pump_streams_the_responses_of_all_executions(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pumping(tmp_path, STREAM) as (bench, play):
+            for key in (1, 2):
+                bench.submit(key, **asked(3))
+                await play.until(lambda: bench.requests.count == 0, "the end of the request")
+            got = [(key, values(each.outputs), each.final) for key, each in bench.responses]
+            sums = [{"y": [[101.0]]}, {"y": [[102.0]]}, {"y": [[103.0]]}]
+            one, two = ([*((key, each, False) for each in sums), (key, {}, True)] for key in (1, 2))
+            assert got == one + two
+            assert bench.stats.success_count == 2
+
+    run_on_loop(scenario)
+
+
+ENDLESS = STREAM.replace("if total % 100 < named", "time.sleep(0.005)\n        if True or total < named")
+
+
+def test_the_death_of_a_process_fails_a_request_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pumping(tmp_path, ENDLESS) as (bench, play):
+            bench.submit(1, **asked(3))
+            await play.until(lambda: len(bench.responses) > 5, "some responses")
+            os.kill(play.worker.pid or 0, signal.SIGKILL)
+            await play.until(lambda: bench.requests.count == 0, "the end of the request")
+            await play.until(lambda: play.heard(WorkerUp), "the next process")
+            assert [final for _, _, final in bench.answers].count(True) == 1
+            assert bench.answers[-1][1:] == (ErrorCode.INTERNAL, True)
+            bench.submit(2, **asked(3))
+            await play.until(lambda: bench.answers[-1] == (2, "ok", False), "a response")
+            assert values(next(each.outputs for key, each in bench.responses if key == 2)) == {"y": [[101.0]]}
+            bench.pump.cancel(2)
+            await play.until(lambda: bench.requests.count == 0, "the end of the request")
+
+    run_on_loop(scenario)
+
+
+def test_cancelled_requests_end_between_or_in_their_executions(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with pumping(tmp_path, ENDLESS) as (bench, play):
+            for key in range(1, 9):
+                bench.submit(key, **asked(3))
+                await play.until(lambda key=key: (key, "ok", False) in bench.answers, "a response")
+                bench.pump.cancel(key)
+                await play.until(lambda: bench.requests.count == 0, "the end of the request")
+                assert bench.answers[-1] == (key, ErrorCode.CANCELLED, True)
 
     run_on_loop(scenario)
 
