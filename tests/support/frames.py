@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from halimede.backends.hosting import Answer, Reply
+from halimede.backends.hosting import RESCHEDULED, Answer, BatchReply, Reply
 from halimede.core.types import (
     Buffer,
     DataType,
@@ -95,21 +95,23 @@ REQUESTS = st.builds(
     sequence_start=st.booleans(),
     sequence_end=st.booleans(),
 )
-ITEMS = st.builds(BatchItem, st.integers(0, 2**64 - 1), REQUESTS, st.integers(0, 2**32 - 1), st.just(False))
+U32 = st.integers(0, 2**32 - 1)
+ITEMS = st.builds(BatchItem, st.integers(0, 2**64 - 1), REQUESTS, U32, st.just(False), seat=U32)
 ERRORS = st.builds(InferenceError, st.sampled_from(list(ErrorCode)), text(max_size=50))
 REPLIES = st.one_of(st.builds(Answer, tensors(OUTPUTS), PARAMETERS), ERRORS, st.none())
+BATCH_REPLIES = REPLIES | st.just(RESCHEDULED)
 U64 = st.integers(0, 2**64 - 1)
 PLACED = st.booleans()
 
 
-def check_same(reply: Reply, sent: Reply) -> None:
+def check_same(reply: Reply, sent: BatchReply) -> None:
     if isinstance(sent, Answer):
         assert isinstance(reply, Answer)
         assert plain(reply.outputs) == plain(sent.outputs)
         assert reply.parameters == sent.parameters
         assert [type(value) for value in reply.parameters.values()] == [type(v) for v in sent.parameters.values()]
     else:
-        assert reply == sent
+        assert reply == (None if sent is RESCHEDULED else sent)
 
 
 NAMES = text(max_size=9)
@@ -144,7 +146,7 @@ def request(**fields: Any) -> BatchItem:
     return BatchItem(1, InferenceRequest("m", **fields), 1, False)
 
 
-def done_frame(replies: list[Reply], shelf: Shelf | None = None) -> Buffer:
+def done_frame(replies: list[BatchReply], shelf: Shelf | None = None) -> Buffer:
     shelf = shelf or Shelf(False)
     return encode_done(1, replies, False, (1, 2, 3), OUT, shelf.place, lambda: (0, ()))
 

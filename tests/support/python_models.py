@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from halimede.backends.hosting import Answer, HostedRequest, Reply, WorkerSpec
+from halimede.backends.hosting import Answer, BatchReply, HostedRequest, Reply, Runner, WorkerSpec
 from halimede.backends.python.runner import PythonRunner, make_runner
 from halimede.backends.service_calls import NewMetric, NewMetricFamily, ServiceCall
 from halimede.core.types import DataType, InferenceError, InferenceRequest, InferenceResponse, Tensor
@@ -27,6 +27,7 @@ class Hosted:
     key: int
     request: InferenceRequest
     rows: int = 1
+    seat: int = 0
 
 
 class FakeCall:
@@ -148,6 +149,11 @@ def runner_of(folder: Path, code: str, host: FakeHost | None = None, **config: A
     return runner
 
 
+def sequence_runner_of(folder: Path, code: str, config: dict[str, Any], host: FakeHost, **how: Any) -> Runner:
+    """The runner of a model with this complete configuration."""
+    return make_runner(write(folder, code, **{**config, **how}), host)
+
+
 def body(code: str, how: str = "def") -> str:
     """The source of a model with this code as its `execute`."""
     lines = textwrap.indent(textwrap.dedent(code).strip(), " " * 8)
@@ -163,7 +169,7 @@ def fp32(name: str, values: Sequence[Any]) -> Tensor:
     return tensor_from_array(name, DataType.FP32, np.array(values, np.float32))
 
 
-def values(reply: Reply) -> dict[str, Any]:
+def values(reply: BatchReply) -> dict[str, Any]:
     """The outputs of an answer as lists."""
     assert isinstance(reply, Answer), reply
     return {tensor.name: tensor.array().tolist() for tensor in reply.outputs}

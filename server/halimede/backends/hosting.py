@@ -53,12 +53,25 @@ Reply = Answer | InferenceError | None
 """None: `Host.respond` has answered the request, or will."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """The request has no final response yet: the model wants to execute it again."""
+
+
+RESCHEDULED = Rescheduled()
+BatchReply = Reply | Rescheduled
+
+
 class HostedRequest(Protocol):
-    """One request of a batch, as the worker process receives it. Tensors are views of the worker's own memory."""
+    """One request of a batch, as the worker process receives it. Tensors are views of the worker's own memory.
+
+    `seat` is as in `core.schedule.actions.Execute`.
+    """
 
     key: int
     request: InferenceRequest
     rows: int
+    seat: int
 
 
 class Call(Protocol):
@@ -122,11 +135,14 @@ class Runner(Protocol):
     """Whether to use `execute_async`, on one event loop that lives as long as the runner."""
     answers_is_ready: bool
     """Whether the model implements `is_ready`."""
+    ends_late: bool
+    """Whether a batch of a decoupled model that `is_async` ends only after its execution, so that the next request of a
+    sequence follows it. Other such batches end at once."""
 
-    def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+    def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         """Run a batch; one reply per request, in order. An exception fails them all."""
 
-    async def execute_async(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+    async def execute_async(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         """As `execute`; batches overlap if the worker may take several at a time."""
 
     async def is_ready(self) -> bool:

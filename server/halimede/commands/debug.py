@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from halimede.backends.hosting import Call, HostedRequest, Reply, Runner
+    from halimede.backends.hosting import BatchReply, Call, HostedRequest, Reply, Runner
     from halimede.backends.service_calls import ResultT_co, ServiceCall
     from halimede.core.config.model_view import ModelView
     from halimede.core.types import InferenceRequest
@@ -31,6 +31,7 @@ class Request:
     key: int
     request: "InferenceRequest"
     rows: int
+    seat: int = 0
 
 
 @dataclass(slots=True)
@@ -149,7 +150,7 @@ def _answer(runner: "Runner", host: Terminal, view: "ModelView", file: Path) -> 
         hosted = Request(1, request, checked.batch_size)
         host.sent.clear()
         host.is_over.clear()
-        replies = asyncio.run(runner.execute_async([hosted])) if runner.is_async else runner.execute([hosted])
+        replies = _executed(runner, hosted)
     except (InferenceError, OSError) as error:
         click.echo(f"{file}: {error}", err=True)
         return 1
@@ -177,6 +178,19 @@ def _answer(runner: "Runner", host: Terminal, view: "ModelView", file: Path) -> 
     for text in checker.warnings:
         click.echo(f"WARNING] {text}", err=True)
     return failed
+
+
+def _executed(runner: "Runner", hosted: Request) -> "list[Reply]":
+    """The reply to a request, which is executed as often as the model wants."""
+    from halimede.backends.hosting import Rescheduled
+
+    def execute() -> "BatchReply":
+        (reply,) = asyncio.run(runner.execute_async([hosted])) if runner.is_async else runner.execute([hosted])
+        return reply
+
+    while isinstance(reply := execute(), Rescheduled):
+        hosted.request.sequence_start = False
+    return [reply]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

@@ -221,7 +221,10 @@ def _starts(
         ]
     if model is None:
         raise RuntimeError(f"model '{config.name}' was neither loaded nor isolated")
-    return [ThreadWorker.start(placement, model, config, on_event, loop) for placement in prepared.placements]
+    return [
+        ThreadWorker.start(placement, model, config, on_event, loop, prepared.state_files)
+        for placement in prepared.placements
+    ]
 
 
 async def _stop_started(starting: list[asyncio.Task[Worker]]) -> None:

@@ -25,6 +25,7 @@ from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
 from halimede.backends.python.environment import PARAMETER as EXECUTION_ENV_PATH
 from halimede.backends.python.environment import default_cache, resolve_environment
+from halimede.backends.state_files import read_state_files
 from halimede.core.config.batch_io import ignored_batch_settings
 from halimede.core.config.batching_options import check_batching_options
 from halimede.core.config.defaults import apply_defaults
@@ -46,6 +47,7 @@ from halimede.core.config.process_options import (
     spins,
 )
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config, read_json
+from halimede.core.config.sequence_plan import sequence_plan
 from halimede.core.config.support import check_devices, check_support
 from halimede.core.config.validate import undeclared, validate
 from halimede.core.config.versions import select_versions
@@ -98,6 +100,8 @@ class PreparedVersion:
     isolated: Isolated | None = None
     strategy: BatchingStrategy | None = None
     begins_at: int = 0
+    state_files: Mapping[str, bytes] = field(default_factory=dict)
+    """The contents of the files with initial states of sequences, by the input names of the states."""
 
     def close(self) -> None:
         """Free what the instances shared. Blocks; called once, after the last instance is closed."""
@@ -144,6 +148,7 @@ class LoadPlan:
     locations: Mapping[str, tuple[int, int]]
     notes: tuple[Problem, ...]
     warnings: tuple[str, ...] = ()
+    state_files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> LoadPlan:
@@ -208,6 +213,9 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
             new += ignored_batch_settings(config, "a python model takes the requests one by one")
         notes = (*notes, *locate(tuple(new), locations))
         labels = _labels(entry, config)
+        sequences = sequence_plan(config)
+        # Processes read the files again, but a mistake in them is one in the configuration.
+        state_files = {} if sequences is None else read_state_files(sequences, str(entry.directory))
     except (ConfigError, VersionError):
         raise
     except InferenceError as error:
@@ -218,7 +226,8 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         log.exception("model '%s': its configuration could not be completed", entry.name, extra={"model": entry.name})
         raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
     warnings = tuple(undeclared(config))
-    return LoadPlan(config, backend, isolation, versions, placements, labels, tuple(stages), locations, notes, warnings)
+    found = (labels, tuple(stages), locations, notes, warnings, state_files)
+    return LoadPlan(config, backend, isolation, versions, placements, *found)
 
 
 def _plan_ensemble(
@@ -258,7 +267,7 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
             else:
                 with _faults_of(where, plan.versions):
                     model = plan.backend.load(plan.config, where)
-                made = PreparedVersion(version, plan.config, model, plan.placements)
+                made = PreparedVersion(version, plan.config, model, plan.placements, state_files=plan.state_files)
             # Before the strategy is made, so that a failure closes the version.
             loaded.append(made)
             with _faults_of(where, plan.versions):

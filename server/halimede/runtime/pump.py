@@ -316,12 +316,20 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
 
 
 def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
-    """The outcome of each request of a batch, for schedulers that need it."""
+    """The outcome of each request of a batch, for schedulers that need it.
+
+    A request that is executed again is no START any more: the state of its sequence stays. It is open, because its
+    model may respond to it before its next execution.
+    """
     outcomes = []
     for at, item in enumerate(done.items):
         flight = requests.find(item.key)
         if flight is None or flight.cancelled:
             outcomes.append(Outcome.GONE)
+        elif at in done.again:
+            flight.request.sequence_start = False
+            flight.opened = flight.opened or Open(done.worker, done.items[0].key, Sent(done.times.input_end))
+            outcomes.append(Outcome.AGAIN)
         else:
-            outcomes.append(Outcome.AGAIN if at in done.again else Outcome.DONE)
+            outcomes.append(Outcome.DONE)
     return outcomes

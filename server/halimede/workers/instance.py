@@ -5,11 +5,11 @@ Any exception of a model, including SystemExit, becomes an error of its batch.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from halimede.backends.api import (
     CancelFlag,
@@ -22,8 +22,11 @@ from halimede.backends.api import (
 from halimede.core.config.batch_io import ignored_batch_settings
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import ISOLATION, PROCESS
+from halimede.core.config.sequence_plan import sequence_plan
+from halimede.core.config.sequence_tensors import model_outputs
 from halimede.core.schedule.batch_plan import plan_batches
 from halimede.core.schedule.batching import OutputTypes, check_reply, gather, scatter, wanted_outputs
+from halimede.core.sequences.rows import Row, Sequences, groups_of_equal_state, initial_states
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, ParameterValue, Tensor
 from halimede.core.types.error import of_request
 from halimede.workers.worker import BatchTimes, Outputs
@@ -35,42 +38,64 @@ TEXT_LIMIT = 1024
 
 
 class RunItem(CancelFlag, Protocol):
-    """One request of a batch, and its own cancel flag. `rows` is its batch size."""
+    """One request of a batch, and its own cancel flag. `rows` is its batch size; `key` and `seat` as in BatchItem."""
 
+    key: int
     request: InferenceRequest
     rows: int
+    seat: int
 
 
 @dataclass(slots=True)
 class Ran:
-    """The result of a batch. `replies` are in the order of its items; `failed`: the execution itself failed."""
+    """The result of a batch. `replies` are in the order of its items; `failed`: the execution itself failed.
+
+    `refused` are requests, by position, because of which nothing was executed.
+    """
 
     replies: list[Outputs | InferenceError | None]
     times: BatchTimes
     failed: bool = False
+    refused: Mapping[int, InferenceError] = field(default_factory=dict)
 
 
 class InstanceRunner:
     """Runs batches on one instance. Not thread-safe: one batch at a time."""
 
-    def __init__(self, name: str, config: ModelConfig, instance: Instance, max_strings: int | None = None) -> None:
-        """`max_strings`: the most elements of a BYTES input for an instance that takes arrays; None for no limit."""
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        instance: Instance,
+        max_strings: int | None = None,
+        state_files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """`max_strings`: the most elements of a BYTES input for an instance that takes arrays; None for no limit.
+        `state_files` are the contents of the files with initial states, by the input names of the states."""
         self.name = name
         self._max_strings = max_strings
         self._text_inputs = [each.name for each in config.input if each.data_type is DataType.BYTES]
         self._model = config.name
-        self._datatypes = {output.name: output.data_type for output in config.output}
+        self._datatypes = {output.name: output.data_type for output in model_outputs(config)}
         self._batching = config.max_batch_size > 0
         self._plan = plan_batches(config)
-        if hasattr(instance, "execute"):
+        takes_requests = hasattr(instance, "execute")
+        if takes_requests:
             for note in ignored_batch_settings(config, f"backend '{config.backend}' takes the requests one by one"):
                 log.warning("instance '%s': %s", name, note.message, extra={"model": config.name})
-        self.run = (
+        self.run: Callable[[Any], Ran] = (
             partial(self._execute_requests, cast(RequestInstance, instance))
-            if hasattr(instance, "execute")
-            else partial(self._run_tensors, instance)
+            if takes_requests
+            else partial(self._run_tensors, cast(TensorInstance, instance))
         )
         """Run a batch: list of RunItem -> Ran. Never raises."""
+        self._on_refused = self._run_others
+        plan = sequence_plan(config)
+        if plan is not None:
+            initial = initial_states(plan, state_files or {})
+            sequences = Sequences(plan, config.name, initial, copies=takes_requests)
+            self._on_refused = self._report_refused
+            self.run = _SequenceBatches(sequences, self.run, is_split=not takes_requests).run
 
     def _run_tensors(self, instance: TensorInstance, items: list[RunItem]) -> Ran:
         start = time.monotonic_ns()
@@ -96,7 +121,7 @@ class InstanceRunner:
             else:
                 replies += self._plan.scatter(outputs, self._datatypes, gathered, rows, wanted)
         except RefusedRequestsError as refused:
-            return self._run_others(instance, items, refused, start, input_end)
+            return self._on_refused(instance, items, refused, start, input_end)
         except BaseException as error:  # noqa: BLE001  # the thread survives any exception of a model
             return self._failed(items, [None] * len(items), error, start, input_end, output_start)
         return Ran(replies, BatchTimes(start, input_end, output_start, time.monotonic_ns()))
@@ -143,6 +168,21 @@ class InstanceRunner:
             errors[position] if position in errors else next(answered) for position in range(len(items))
         ]
         return Ran(replies, done.times, failed=done.failed)
+
+    def _report_refused(
+        self,
+        instance: TensorInstance,  # noqa: ARG002  # as `_run_others`
+        items: list[RunItem],
+        refused: RefusedRequestsError,
+        start: int,
+        input_end: int,
+    ) -> Ran:
+        """The result if others are to keep their rows: the caller runs the batch again."""
+        end = time.monotonic_ns()
+        times = BatchTimes(start, input_end or end, end, end)
+        # The answer to all if the instance has refused no request, but only null rows.
+        text = f"instance '{self.name}' refused no request of the batch: {refused}"
+        return Ran([InferenceError(ErrorCode.INTERNAL, text)] * len(items), times, failed=True, refused=refused.errors)
 
     def _execute_requests(self, instance: RequestInstance, items: list[RunItem]) -> Ran:
         start = time.monotonic_ns()
@@ -252,6 +292,69 @@ class BatchRequest:
             raise RuntimeError(f"request '{self.id}' has been answered already")
         if not self._open:
             raise RuntimeError(f"request '{self.id}' is over: execute returned without an answer to it")
+
+
+class _SequenceBatches:
+    """Runs batches of a model of sequences: gives each request its row, and keeps its state."""
+
+    def __init__(self, sequences: Sequences, run: Callable[[Sequence[Row]], Ran], *, is_split: bool) -> None:
+        """`is_split`: requests whose states have different shapes run one after the other, as arrays require."""
+        self._sequences = sequences
+        self._run = run
+        self._is_split = is_split
+
+    def run(self, items: Sequence[RunItem]) -> Ran:
+        """As `InstanceRunner.run`."""
+        replies: list[Outputs | InferenceError | None] = [None] * len(items)
+        positions = [*range(len(items))]
+        for at, error in self._sequences.check(items).items():
+            replies[at] = error
+            positions.remove(at)
+        groups: Iterable[Sequence[int]] = (positions,)
+        if self._is_split:
+            found = groups_of_equal_state(self._sequences, [items[at] for at in positions])
+            groups = [[positions[at] for at in group] for group in found]
+        ran = [self._run_group(items, group, replies) for group in groups if group]
+        if not ran:
+            now = time.monotonic_ns()
+            return Ran(replies, BatchTimes(now, now, now, now), failed=True)
+        first, last = ran[0].times, ran[-1].times
+        times = BatchTimes(first.start, first.input_end, last.output_start, last.end)
+        return Ran(replies, times, failed=all(each.failed for each in ran))
+
+    def _run_group(
+        self, items: Sequence[RunItem], group: Sequence[int], replies: list[Outputs | InferenceError | None]
+    ) -> Ran:
+        """Run some requests of the batch as one. Ends, because each refusal removes at least one request."""
+        while True:
+            rows = self._sequences.begin([items[at] for at in group])
+            ran = self._run(rows)
+            taken = iter(group)
+            at_row = {position: next(taken) for position, row in enumerate(rows) if row.item is not None}
+            refused = {at_row[position]: error for position, error in ran.refused.items() if position in at_row}
+            if not refused:
+                break
+            for at, error in refused.items():
+                replies[at] = error
+            group = [at for at in group if at not in refused]
+            if not group:
+                return ran
+        for position, at in at_row.items():
+            replies[at] = _ended(rows[position], ran.replies[position])
+        return ran
+
+
+def _ended(row: Row, reply: Outputs | InferenceError | None) -> Outputs | InferenceError | None:
+    """The reply for the client, after the row has got its new state."""
+    if isinstance(reply, list):
+        try:
+            reply = row.take(reply)
+        except InferenceError as error:
+            reply = error.with_traceback(None)
+    if isinstance(reply, InferenceError):
+        row.fail()
+    row.end(is_last=True)
+    return reply
 
 
 def describe(error: BaseException) -> str:

@@ -9,7 +9,7 @@ that hangs does not keep the process from exiting.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 from halimede.backends.api import BackendModel, Instance
@@ -35,11 +35,13 @@ class ThreadWorker:
         config: ModelConfig,
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
+        state_files: Mapping[str, bytes] | None = None,
     ) -> None:
         self.ordinal = placement.ordinal
         self.name = placement.name
         self.concurrency = 1
         self._config = config
+        self._state_files = state_files
         self._on_event = on_event
         self._loop = loop
         # At most one batch and the None that ends the thread: `execute` is not called while a batch is running.
@@ -61,15 +63,16 @@ class ThreadWorker:
         config: ModelConfig,
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
+        state_files: Mapping[str, bytes] | None = None,
     ) -> "ThreadWorker":
-        """Create the instance on its thread; raises what `create_instance` raises.
+        """Create the instance on its thread; raises what `create_instance` raises. `state_files` as in InstanceRunner.
 
         If cancelled, returns at once: the thread then closes the instance after its creation, and ends.
         """
         policy = config.model_transaction_policy
         if policy is not None and policy.decoupled:
             raise RuntimeError(f"instance '{placement.name}': decoupled models do not run on the server's threads")
-        worker = cls(placement, model, config, on_event, loop)
+        worker = cls(placement, model, config, on_event, loop, state_files)
         worker._thread.start()
         try:
             await worker._started
@@ -111,7 +114,7 @@ class ThreadWorker:
         self._post(_settle, self._ended, None)
 
     def _serve(self, instance: Instance) -> None:
-        runner = InstanceRunner(self.name, self._config, instance, MAX_STRINGS)
+        runner = InstanceRunner(self.name, self._config, instance, MAX_STRINGS, self._state_files)
         while True:
             items = self._inbox.get()
             if items is None:

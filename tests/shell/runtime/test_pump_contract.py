@@ -6,7 +6,7 @@ import pytest
 
 from halimede.core.types import ErrorCode
 from halimede.runtime.pump import Pump
-from halimede.workers.worker import BatchDone, BatchItem, Outputs, WorkerDown, WorkerUp
+from halimede.workers.worker import BatchDone, BatchItem, Outputs, ResponseSent, WorkerDown, WorkerUp
 from support.pumping import DEAD, MS, Bench, outputs, run_on_loop, times
 from support.toy_schedulers import (
     LOST,
@@ -115,6 +115,52 @@ def test_an_iterative_request_runs_until_its_model_ends_it() -> None:
         worker.finish()
         assert bench.answers == [(2, "ok", True), (1, "ok", True)]
         assert (bench.stats.success_count, bench.table.by_ticket) == (2, {})
+
+    run_on_loop(scenario)
+
+
+def test_a_request_is_a_start_only_in_its_first_execution() -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(Iterative())
+        bench.submit(1, sequence_id=7, sequence_start=True, sequence_end=True)
+        await bench.turn()
+        for is_start in (True, False, False):
+            [[item]] = worker.batches
+            assert (item.request.sequence_start, item.request.sequence_end) == (is_start, True)
+            worker.finish(0)
+            await bench.turn()
+        worker.finish()
+        assert bench.answers == [(1, "ok", True)]
+
+    run_on_loop(scenario)
+
+
+def test_a_response_between_two_executions_reaches_the_client() -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(Iterative())
+        bench.submit(1)
+        await bench.turn()
+        worker.finish(0)
+        bench.pump.on_event(ResponseSent(worker, 1, outputs(), False, times()))
+        await bench.turn()
+        bench.pump.on_event(ResponseSent(worker, 1, outputs(), False, times()))
+        worker.finish()
+        assert bench.answers == [(1, "ok", False), (1, "ok", False), (1, "ok", True)]
+
+    run_on_loop(scenario)
+
+
+def test_a_request_that_waits_for_its_next_execution_is_cancelled() -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(Iterative())
+        bench.submit(1)
+        await bench.turn()
+        worker.finish(0)
+        bench.pump.cancel(1)
+        await bench.turn()
+        assert (bench.answers, worker.given, worker.cancelled) == ([(1, ErrorCode.CANCELLED, True)], [], [])
+        bench.pump.on_event(ResponseSent(worker, 1, outputs(), False, times()))
+        assert len(bench.answers) == 1
 
     run_on_loop(scenario)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halimede.backends.hosting import Answer, Reply
+from halimede.backends.hosting import RESCHEDULED, Answer, BatchReply, Reply, Rescheduled
 from halimede.core.types import (
     DataType,
     ErrorCode,
@@ -30,10 +30,11 @@ from halimede.workers.frames.json_frames import decode_json, error_from_json, er
 from halimede.workers.frames.kinds import FrameError, FrameKind
 from support.frames import OUT, OUTPUTS, Shelf, body_of, decoded, done_frame, done_of, out
 
-REPLIES_TO_BREAK: list[Reply] = [
+REPLIES_TO_BREAK: list[BatchReply] = [
     Answer([out(5), out(20_000, "n")], {"k": "v", "n": 1.5}),
     InferenceError(ErrorCode.UNAVAILABLE, "größer"),
     None,
+    RESCHEDULED,
     Answer([Tensor("größe", DataType.BYTES, (1, 2), b"\1\0\0\0a\0\0\0\0")]),
 ]
 
@@ -66,11 +67,24 @@ def bodies() -> list[tuple[str, bytes, Shelf]]:
         done = encode_done(1, list(REPLIES_TO_BREAK), True, (1, 2, 3), OUT, shelf.place, lambda: (9, [(1, 64), (2, 0)]))
         found.append(("done", bytes(body_of(done, FrameKind.DONE)), shelf))
         for reply in REPLIES_TO_BREAK:
+            if isinstance(reply, Rescheduled):
+                continue
             response = encode_response(3, reply, False, (8, 9), OUT, shelf.place)
             found.append(("response", bytes(body_of(response, FrameKind.RESPONSE)), shelf))
         infer = encode_infer(7, 1, CALL_TO_BREAK, shelf.place, lambda: 5)
         found.append(("infer", bytes(body_of(infer, FrameKind.INFER)), shelf))
     return found
+
+
+def test_a_response_cannot_ask_for_another_execution() -> None:
+    done = bytes(body_of(done_frame([RESCHEDULED]), FrameKind.DONE))
+    assert list(done_of(done, Shelf(False)).again) == [0]
+    # A reply is described by 8 bytes, at the same place in its frame's description.
+    opened = bytes(body_of(encode_response(3, None, False, (8, 9), OUT, Shelf(False).place), FrameKind.RESPONSE))
+    kind = struct.pack("<BBHI", 2, 0, 0, 0)
+    assert opened.count(kind) == 1
+    with pytest.raises(FrameError, match="RESPONSE: another execution"):
+        response_of(opened.replace(kind, struct.pack("<BBHI", 3, 0, 0, 0)), Shelf(False))
 
 
 def check_broken(what: str, body: bytes, shelf: Shelf) -> None:

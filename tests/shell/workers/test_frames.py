@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halimede.backends.hosting import Answer, Reply
+from halimede.backends.hosting import RESCHEDULED, Answer, BatchReply, Reply
 from halimede.core.types import (
     DataType,
     ErrorCode,
@@ -28,6 +28,7 @@ from halimede.workers.frames.calls import decode_call_answer, decode_infer, enco
 from halimede.workers.frames.kinds import MAX_ANSWER_BYTES, MAX_TEXT_BYTES, FrameKind
 from halimede.workers.worker import BatchItem
 from support.frames import (
+    BATCH_REPLIES,
     CALL_ANSWERS,
     CALLS,
     IN,
@@ -60,7 +61,7 @@ def test_a_batch_arrives_as_it_was_sent(items: list[BatchItem], batch: int, plac
     assert got.batch == batch
     assert len(got.items) == len(items)
     for item, sent in zip(got.items, items, strict=True):
-        assert (item.key, item.rows, item.cancelled) == (sent.key, sent.rows, False)
+        assert (item.key, item.rows, item.seat, item.cancelled) == (sent.key, sent.rows, sent.seat, False)
         assert plain(item.request.inputs) == plain(sent.request.inputs)
         item.request.inputs, sent.request.inputs = [], []
         if len(sent.request.outputs) == len(OUTPUTS):
@@ -68,10 +69,10 @@ def test_a_batch_arrives_as_it_was_sent(items: list[BatchItem], batch: int, plac
         assert item.request == sent.request
 
 
-@given(st.lists(REPLIES, max_size=4), st.booleans(), st.tuples(U64, U64, U64), U64, PLACED)
+@given(st.lists(BATCH_REPLIES, max_size=4), st.booleans(), st.tuples(U64, U64, U64), U64, PLACED)
 @settings(max_examples=150, deadline=None)
 def test_answers_arrive_as_they_were_sent(
-    replies: list[Reply], failed: bool, times: tuple[int, int, int], wanted: int, placed: bool
+    replies: list[BatchReply], failed: bool, times: tuple[int, int, int], wanted: int, placed: bool
 ):
     shelf = Shelf(placed)
     retained = [(at + 1, 64 * at) for at in range(len(replies))]
@@ -84,6 +85,7 @@ def test_answers_arrive_as_they_were_sent(
     assert batch_of(body_of(frame, FrameKind.DONE)) == (7, len(sent))
     assert (done.batch, done.failed, done.times, done.wanted_bytes) == (7, failed, times, wanted)
     assert done.retained == retained
+    assert list(done.again) == [at for at, reply in enumerate(sent) if reply is RESCHEDULED]
     for reply, original in zip(done.replies, sent, strict=True):
         check_same(reply, original)
 

@@ -14,6 +14,9 @@ from halimede.core.config.model_config import (
     ModelParameter,
     ModelSequenceBatching,
     ModelTensorReshape,
+    SequenceControl,
+    SequenceControlInput,
+    SequenceState,
 )
 from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
 
@@ -337,3 +340,57 @@ def test_a_scattered_output_gets_the_dims_of_its_source():
     partly = replace(RAGGED, input=RAGGED.input, output=(ModelOutput("y", dims=(3,)),))
     completed, _ = complete(partly, ragged_file(SHAPES))
     assert completed.output == (ModelOutput("y", DataType.FP32, dims=(3,)),)
+
+
+SEQUENCES = ModelSequenceBatching(
+    control_input=(SequenceControlInput("START", (SequenceControl(fp32_false_true=(0, 1)),)),),
+    state=(SequenceState("in", "out", INT64, (2,)), SequenceState("in2", "shown", INT64, (-1,))),
+)
+OF_SEQUENCES = ModelSignature(
+    (
+        TensorSignature("x", FP32, (-1, 3)),
+        TensorSignature("START", FP32, (-1, 1)),
+        TensorSignature("in", INT64, (-1, 2)),
+        TensorSignature("in2", INT64, (-1, -1)),
+    ),
+    (
+        TensorSignature("y", FP32, (-1, 3)),
+        TensorSignature("out", INT64, (-1, 2)),
+        TensorSignature("shown", INT64, (-1, -1)),
+    ),
+)
+
+
+def test_controls_and_states_are_not_tensors_of_clients():
+    config, _ = complete(ModelConfig(name="m", sequence_batching=SEQUENCES), OF_SEQUENCES)
+    assert config.input == (ModelInput("x", FP32, dims=(3,)),)
+    assert config.output == (ModelOutput("y", FP32, dims=(3,)),)
+    assert check_signature(config, OF_SEQUENCES) == ()
+
+
+def test_a_state_that_is_a_configured_output_is_completed():
+    config = ModelConfig(name="m", sequence_batching=SEQUENCES, output=(ModelOutput("shown"), ModelOutput("y")))
+    completed, _ = complete(config, OF_SEQUENCES)
+    assert completed.output == (ModelOutput("shown", INT64, dims=(-1,)), ModelOutput("y", FP32, dims=(3,)))
+    assert check_signature(completed, OF_SEQUENCES) == ()
+
+
+def test_controls_and_states_that_the_model_does_not_have():
+    config, _ = complete(ModelConfig(name="m", sequence_batching=SEQUENCES), OF_SEQUENCES)
+    wrong = ModelSignature(
+        (OF_SEQUENCES.inputs[0], TensorSignature("START", INT64, (-1, 1)), TensorSignature("in", INT64, (-1, 3))),
+        (OF_SEQUENCES.outputs[0], TensorSignature("out", FP32, (-1, 2))),
+    )
+    problems = check_signature(config, wrong)
+    assert [problem.path for problem in problems] == [
+        "input",
+        "sequence_batching.control_input[0].control[0].data_type",
+        "sequence_batching.state[0].dims",
+        "sequence_batching.state[1].input_name",
+        "sequence_batching.state[0].data_type",
+        "sequence_batching.state[1].output_name",
+    ]
+    assert problems[0].message == "unable to load model 'm', configuration expects 4 inputs, model provides 3"
+    assert problems[3].message == (
+        "unable to load model 'm', unexpected inference input 'in2', allowed inputs are: x, START, in"
+    )

@@ -7,8 +7,11 @@ import pytest
 from halimede.core.config.model_config import (
     ControlKind,
     ModelDynamicBatching,
+    ModelInput,
+    ModelOutput,
     ModelQueuePolicy,
     ModelSequenceBatching,
+    ModelTensorReshape,
     SequenceControl,
     SequenceControlInput,
     SequenceInitialState,
@@ -201,6 +204,10 @@ def test_sequence_state_rules():
             ".use_growable_memory",
             "sequence state 'in' needs 'use_same_buffer_for_input_output' for 'use_growable_memory'",
         ),
+        (
+            ".initial_state",
+            "initial_state field for state input 'in' must contain exactly one or zero element. Found '2' elements.",
+        ),
         (".initial_state[0].name", "initial state of sequence state 'in' must specify 'name'"),
         (
             ".initial_state[0].data_type",
@@ -212,6 +219,59 @@ def test_sequence_state_rules():
         ),
         (".initial_state[0].data_file", "'data_file' of sequence state 'in' must not contain '..'"),
         (".initial_state[1].name", "initial state of sequence state 'in' must specify 'name'"),
+        (
+            ".initial_state[1].dims",
+            "initial state of sequence state 'in' has dims [], which do not fit the state's [0]",
+        ),
         (".initial_state[1]", "initial state of sequence state 'in' must specify 'zero_data' or 'data_file'"),
         (".input_name", "sequence state 'input_name' 'in' is used twice"),
+    ]
+
+
+def test_sequence_states_do_not_collide_with_tensors_of_clients():
+    inputs = (ModelInput("in", DataType.FP32, dims=(1,)),)
+    outputs = (ModelOutput("out", DataType.INT32, dims=(2,)), ModelOutput("same", DataType.FP32, dims=(1,)))
+    control = SequenceControl(ControlKind.CONTROL_SEQUENCE_START, int32_false_true=(0, 1))
+    batching = ModelSequenceBatching(
+        control_input=(SequenceControlInput("START", (control,)),),
+        state=(
+            SequenceState("in", "out", DataType.FP32, (1,)),
+            SequenceState("START", "same", DataType.FP32, (1,)),
+            SequenceState("s", "out", DataType.INT32, (2,)),
+        ),
+    )
+    found = problems(input=inputs, output=outputs, sequence_batching=batching)
+    assert [(path.removeprefix("sequence_batching.state"), message) for path, message in found] == [
+        ("[0].input_name", "sequence state 'in' has the name of an input"),
+        (
+            "[0].data_type",
+            "sequence state 'in' is also the output 'out', which has data type TYPE_INT32, expected TYPE_FP32",
+        ),
+        ("[0].dims", "sequence state 'in' is also the output 'out', which has dims [2], expected [1]"),
+        ("[1].input_name", "sequence state 'START' has the name of a control input"),
+        ("[2].output_name", "sequence state 'output_name' 'out' is used twice"),
+    ]
+
+
+def test_a_sequence_state_that_is_an_output_has_no_reshape():
+    outputs = (ModelOutput("out", DataType.FP32, dims=(4,), reshape=ModelTensorReshape((2, 2))),)
+    batching = ModelSequenceBatching(state=(SequenceState("in", "out", DataType.FP32, (2, 2)),))
+    assert problems(output=outputs, sequence_batching=batching) == [
+        (
+            "sequence_batching.state[0].output_name",
+            "sequence state 'in' is also the output 'out', which has 'reshape': a state is sent as it is",
+        )
+    ]
+
+
+def test_growable_memory_of_states_is_refused():
+    state = SequenceState(
+        "in", "out", DataType.FP32, (1,), use_same_buffer_for_input_output=True, use_growable_memory=True
+    )
+    assert problems(sequence_batching=ModelSequenceBatching(state=(state,))) == [
+        (
+            "sequence_batching.state[0].use_growable_memory",
+            "sequence state 'in' cannot have 'use_growable_memory': it needs CUDA's virtual memory, and states are in "
+            "the host's memory here; leave it out",
+        )
     ]

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from halimede.backends.api import RefusedRequestsError, RunContext
 from halimede.backends.onnxruntime.session import DATATYPES, onnx_error, runtime
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.sequence_tensors import model_inputs, model_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
 
 ONNX_BFLOAT16 = 16
@@ -21,14 +22,14 @@ class OnnxInstance:
 
     def __init__(self, session: Any, config: ModelConfig, arena_shrinkage: str) -> None:
         self._session = session
-        self._input_types = {each.name: each.data_type for each in config.input}
+        self._input_types = {each.name: each.data_type for each in model_inputs(config)}
         # Inputs that the server makes: their datatypes are in the file alone.
         self._made_types = {
             each.name: DATATYPES[each.type].dtype
             for each in session.get_inputs()
             if each.type in DATATYPES and each.name not in self._input_types
         }
-        self._bfloat16_outputs = {each.name for each in config.output if each.data_type is DataType.BF16}
+        self._bfloat16_outputs = {each.name for each in model_outputs(config) if each.data_type is DataType.BF16}
         self._options = runtime().RunOptions()
         # Failures are raised and sent to the client; a line on stderr for each would let clients flood the log.
         self._options.log_severity_level = FATAL_SEVERITY

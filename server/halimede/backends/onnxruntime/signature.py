@@ -9,6 +9,7 @@ from typing import Any
 from halimede.backends.onnxruntime.session import DATATYPES
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.sequence_tensors import model_inputs, model_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ def read_signature(session: Any, path: Path, config: ModelConfig) -> ModelSignat
     An overridable initializer is an input if the configuration names it. An output that is not a tensor (the map of a
     scikit-learn classifier) is ignored unless the configuration names it; then, as for any such input, INVALID_ARG.
     """
-    configured = {each.name for each in config.input} | {each.name for each in config.output}
+    configured = {each.name for each in model_inputs(config)} | {each.name for each in model_outputs(config)}
     overridable = [each for each in session.get_overridable_initializers() if each.name in configured]
     inputs = [*session.get_inputs(), *overridable]
     outputs = []
@@ -43,8 +44,8 @@ def check_model(config: ModelConfig, path: Path, session: Any) -> None:
     problems = check_signature(config, read_signature(session, path, config))
     if problems:
         raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problem.message for problem in problems))
-    strings = [each.name for each in config.input if each.data_type is DataType.BYTES]
-    bfloats = [each.name for each in config.output if each.data_type is DataType.BF16]
+    strings = [each.name for each in model_inputs(config) if each.data_type is DataType.BYTES]
+    bfloats = [each.name for each in model_outputs(config) if each.data_type is DataType.BF16]
     if strings and bfloats:
         raise InferenceError(
             ErrorCode.UNSUPPORTED,

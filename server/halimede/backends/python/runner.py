@@ -6,6 +6,7 @@
 | raises, or returns something invalid | all requests without a response: the cause |
 | an element is None | what the request's sender sends; an error if the model did not get the sender |
 | decoupled | what the senders send |
+| a request is released for another execution, which needs `iterative_sequence` | nothing, or what the sender sends |
 
 Every exception of a model, including SystemExit and KeyboardInterrupt, is an error of its batch: the process continues.
 """
@@ -16,7 +17,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from halimede.backends.hosting import Host, HostedRequest, Reply, Runner, WorkerSpec
+from halimede.backends.hosting import RESCHEDULED, BatchReply, Host, HostedRequest, Runner, WorkerSpec
 from halimede.backends.python.load import ModelErrors, model_class, version_directory
 from halimede.backends.python.utils.config import ModelConfig
 from halimede.backends.python.utils.errors import code_of, is_device_lost
@@ -26,12 +27,18 @@ from halimede.backends.python.utils.request import ReceivedRequest, wanted_outpu
 from halimede.backends.python.utils.response import InferenceResponse, failed_answer_read, reply_of
 from halimede.backends.python.utils.sender import finish
 from halimede.backends.python.utils.session import Session
+from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
+from halimede.backends.state_files import read_state_files
+from halimede.core.sequences.plan import SequencePlan, read_plan
 from halimede.core.types import ErrorCode, InferenceError
 
 
 def make_runner(spec: WorkerSpec, host: Host) -> Runner:
     """Import the model, create its object and initialize it. InferenceError with the cause of a failure."""
-    errors, session = _prepare(spec, host)
+    config = json.loads(spec.config_json)
+    plan = read_plan(config)
+    files = {} if plan is None else read_state_files(plan, spec.repository)
+    errors, session = _prepare(spec, host if plan is None else SequenceHost(host), config, plan)
     found = model_class(spec, errors)
     try:
         model = found()
@@ -44,12 +51,13 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
     except BaseException as error:  # noqa: BLE001  a model may raise what it likes
         raise errors.error("initialize", error) from None
     session.serves = True
-    return PythonRunner(spec, session, errors, model)
+    runner = PythonRunner(spec, session, errors, model)
+    return runner if plan is None else SequenceRunner(runner, plan, spec.model, files)
 
 
 def complete_config(spec: WorkerSpec, host: Host) -> dict[str, Any]:
     """The configuration as completed by the model's `auto_complete_config`. InferenceError with the cause."""
-    errors, _ = _prepare(spec, host)
+    errors, _ = _prepare(spec, host, json.loads(spec.config_json))
     found = model_class(spec, errors)
     try:
         complete = getattr(found, "auto_complete_config", None)
@@ -70,7 +78,18 @@ def complete_config(spec: WorkerSpec, host: Host) -> dict[str, Any]:
 class PythonRunner:
     """An initialized model; see `hosting.Runner`."""
 
-    __slots__ = ("_errors", "_execute", "_failed", "_instance", "_model", "_session", "answers_is_ready", "is_async")
+    __slots__ = (
+        "_errors",
+        "_execute",
+        "_failed",
+        "_instance",
+        "_model",
+        "_rescheduled",
+        "_session",
+        "answers_is_ready",
+        "is_async",
+    )
+    ends_late = False
 
     def __init__(self, spec: WorkerSpec, session: Session, errors: ModelErrors, model: Any) -> None:
         self._session = session
@@ -82,11 +101,15 @@ class PythonRunner:
         # Well-behaved decorators set the attribute that `unwrap` follows.
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(model.execute))
         self.answers_is_ready = callable(getattr(model, "is_ready", None))
+        self._rescheduled: dict[int, ReceivedRequest] = {}
+        """By seat, the request that the model wants to execute again."""
 
-    def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+    def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         """Run a batch; one reply per request, in order. Never raises."""
         session = self._session
         received = [ReceivedRequest(request, session) for request in requests]
+        if self._rescheduled:
+            self._resume(received)
         if failed_answer_read.get():
             failed_answer_read.set("")
         try:
@@ -101,9 +124,11 @@ class PythonRunner:
             if session.released:
                 self._report_released()
 
-    async def execute_async(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+    async def execute_async(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         """As `execute`, for a model whose `execute` is a coroutine function."""
         received = [ReceivedRequest(request, self._session) for request in requests]
+        if self._rescheduled:
+            self._resume(received)
         try:
             result = self._execute(received.copy())
             if inspect.isawaitable(result):
@@ -139,17 +164,26 @@ class PythonRunner:
         except BaseException as error:  # noqa: BLE001  a model may raise what it likes
             self._errors.log("finalize", error)
 
-    def _replies(self, received: list[ReceivedRequest], result: Any) -> list[Reply]:
+    def _resume(self, received: list[ReceivedRequest]) -> None:
+        """Requests that are executed again continue with the senders that they had."""
+        for request in received:
+            before = self._rescheduled.pop(request.hosted.seat, None)
+            if before is not None and before.hosted.key == request.hosted.key:
+                request.continue_from(before)
+
+    def _replies(self, received: list[ReceivedRequest], result: Any) -> list[BatchReply]:
         if self._session.decoupled:
             if result is not None:
                 raise _Refused(
                     f"Python model '{self._instance}' is using the decoupled mode and the execute function must return"
                     " None."
                 )
-            return [None] * len(received)
+            return [self._reply_later(request) if request.is_rescheduled else None for request in received]
         responses = _checked(received, result)
-        replies: list[Reply] = []
+        replies: list[BatchReply] = []
         session = self._session
+        if session.reschedules:
+            _check_rescheduled(received, responses)
         outputs = session.output_names
         for request, response in zip(received, responses, strict=True):
             if response is None or request.sender is not None:
@@ -158,7 +192,21 @@ class PythonRunner:
                 replies.append(reply_of(response, request.hosted.request.outputs or outputs, session))
         return replies
 
-    def _reply_by_sender(self, request: ReceivedRequest, response: InferenceResponse | None) -> Reply:
+    def _reply_later(self, request: ReceivedRequest) -> BatchReply:
+        """The reply for a request that is released for another execution."""
+        if self._session.reschedules:
+            if request.sender is not None and request.sender.has_ended:
+                return None
+            self._rescheduled[request.hosted.seat] = request
+            return RESCHEDULED
+        text = (
+            "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to"
+            " handle such a flag."
+        )
+        # The model may still hold the request: responses that it sends from now on are refused.
+        return finish(request.get_response_sender(), InferenceError(ErrorCode.INTERNAL, self._failed + text))
+
+    def _reply_by_sender(self, request: ReceivedRequest, response: InferenceResponse | None) -> BatchReply:
         """The reply for a request whose sender the model has, or for which it returned None."""
         if response is not None:
             returned = reply_of(response, wanted_outputs(request), self._session)
@@ -170,21 +218,17 @@ class PythonRunner:
                 )
             return reply
         if request.is_rescheduled:
-            text = (
-                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to"
-                " handle such a flag."
-            )
-        elif request.sender is None:
-            text = (
-                "Expected an 'InferenceResponse' object in the execute function return list, found None for a request"
-                " whose response sender was never asked for, so that nothing can answer it."
-            )
-        else:
+            return self._reply_later(request)
+        if request.sender is not None:
             return None
+        text = (
+            "Expected an 'InferenceResponse' object in the execute function return list, found None for a request"
+            " whose response sender was never asked for, so that nothing can answer it."
+        )
         # The model may still hold the request: responses that it sends from now on are refused.
         return finish(request.get_response_sender(), InferenceError(ErrorCode.INTERNAL, self._failed + text))
 
-    def _fail(self, received: list[ReceivedRequest], error: BaseException) -> list[Reply]:
+    def _fail(self, received: list[ReceivedRequest], error: BaseException) -> list[BatchReply]:
         if isinstance(error, _Refused):
             code, cause = ErrorCode.INTERNAL, str(error)
             self._session.host.log("ERROR", self._failed + cause)
@@ -236,13 +280,30 @@ def _checked(received: list[ReceivedRequest], result: Any) -> Sequence[Inference
     return result
 
 
-def _prepare(spec: WorkerSpec, host: Host) -> tuple[ModelErrors, Session]:
+def _check_rescheduled(received: list[ReceivedRequest], responses: Sequence[InferenceResponse | None]) -> None:
+    for request, response in zip(received, responses, strict=True):
+        if request.is_rescheduled and response is not None:
+            # The text of Triton, with its mistake.
+            raise _Refused(
+                "Expected a None object in the execute function return list for reschduled request, found type"
+                f" '{type(response)}'."
+            )
+
+
+# Any: JSON.
+def _prepare(
+    spec: WorkerSpec, host: Host, config: dict[str, Any], plan: SequencePlan | None = None
+) -> tuple[ModelErrors, Session]:
     errors = ModelErrors(spec, host)
-    config = json.loads(spec.config_json)
     outputs = tuple(output["name"] for output in config.get("output", ()))
+    if plan is not None:
+        outputs += plan.hidden_outputs
     # The server has checked that it is one of the two words.
     strict = config.get("parameters", {}).get("STRICT_OUTPUTS", {}).get("string_value", "").lower() == "true"
-    session = Session(host, version_directory(spec), spec.decoupled, outputs, strict_outputs=strict)
+    reschedules = plan is not None and plan.is_iterative
+    session = Session(
+        host, version_directory(spec), spec.decoupled, outputs, strict_outputs=strict, reschedules=reschedules
+    )
     install(session)
     return errors, session
 

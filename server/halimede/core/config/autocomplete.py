@@ -16,6 +16,7 @@ from halimede.core.config.model_config import (
     ModelOutput,
     ModelTensorReshape,
 )
+from halimede.core.config.sequence_tensors import PlacedTensor, added_inputs, hidden_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
 from halimede.core.types.error import clip
 
@@ -90,8 +91,13 @@ def complete(
     batching = config.dynamic_batching
     if max_batch_size > 1 and not has_scheduler:
         batching = ModelDynamicBatching()
-    inputs = _completed_tensors(config.input, signature.inputs, ModelInput, max_batch_size > 0)
-    outputs = _completed_tensors(config.output, signature.outputs, ModelOutput, max_batch_size > 0)
+    # Clients neither send nor see these, except a state that the configuration has as an output.
+    added = {each.tensor.name for each in added_inputs(config)}
+    states = {each.tensor.name for each in hidden_outputs(config)}
+    file_inputs = tuple(each for each in signature.inputs if each.name not in added)
+    file_outputs = tuple(each for each in signature.outputs if each.name not in states)
+    inputs = _completed_tensors(config.input, file_inputs, ModelInput, max_batch_size > 0)
+    outputs = _completed_tensors(config.output, file_outputs, ModelOutput, max_batch_size > 0)
     completed = replace(
         config,
         max_batch_size=max_batch_size,
@@ -156,11 +162,12 @@ def _scattered_output(config: ModelConfig, inputs: Sequence[ModelInput], output:
 def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Problem, ...]:
     """Every disagreement between a complete configuration and the model file.
 
-    All inputs of the file must be configured, because the model needs them to run; outputs may be omitted.
+    All inputs of the file must be configured, because the model needs them to run; outputs may be omitted. Control
+    inputs and states are inputs and outputs like others.
     """
     problems: list[Problem] = []
-    computed = made_inputs(config)
-    expected = len(config.input) + len(computed)
+    added, computed = added_inputs(config), made_inputs(config)
+    expected = len(config.input) + len(added) + len(computed)
     if expected != len(signature.inputs):
         problems.append(
             Problem(
@@ -169,18 +176,19 @@ def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Pro
                 "input",
             )
         )
-    sides: tuple[tuple[str, Sequence[ModelInput | ModelOutput], Sequence[TensorSignature]], ...] = (
-        ("input", config.input, signature.inputs),
-        ("output", config.output, signature.outputs),
+    sides: tuple[tuple[str, Sequence[PlacedTensor[ModelInput | ModelOutput]], Sequence[TensorSignature]], ...] = (
+        ("input", (*_placed("input", config.input), *added), signature.inputs),
+        ("output", (*_placed("output", config.output), *hidden_outputs(config)), signature.outputs),
     )
     for kind, tensors, signatures in sides:
         by_name = {file_tensor.name: file_tensor for file_tensor in signatures}
-        for i, tensor in enumerate(tensors):
+        for placed in tensors:
+            tensor = placed.tensor
             file_tensor = by_name.get(tensor.name)
             if file_tensor is None:
-                problems.append(_unknown(config, kind, tensor.name, by_name, f"{kind}[{i}].name"))
+                problems.append(_unknown(config, kind, tensor.name, by_name, placed.name_path))
                 continue
-            problems += _disagreements(config, tensor, file_tensor, kind, f"{kind}[{i}]")
+            problems += _disagreements(config, tensor, file_tensor, kind, placed.path)
     inputs = {file_tensor.name: file_tensor for file_tensor in signature.inputs}
     for made in computed:
         if made.name not in inputs:
@@ -207,6 +215,10 @@ def _made_problem(made: MadeInput, file_tensor: TensorSignature) -> str | None:
         shape = _shape_text(file_tensor.shape)
         return f"it has {made.rank} dimension{'s' * (made.rank > 1)}, model provides shape {shape}"
     return None
+
+
+def _placed(kind: str, tensors: Sequence[_Tensor]) -> list[PlacedTensor[_Tensor]]:
+    return [PlacedTensor(tensor, f"{kind}[{i}]", f"{kind}[{i}].name") for i, tensor in enumerate(tensors)]
 
 
 def _disagreements(

@@ -1,6 +1,6 @@
 """The rules for dynamic batching and sequence batching in a model configuration."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from halimede.core.config.model_config import (
     ControlKind,
@@ -86,6 +86,7 @@ def sequence_batching_problems(config: ModelConfig, batching: ModelSequenceBatch
     state_names: set[str] = set()
     for i, state in enumerate(batching.state):
         yield from _sequence_state(state, f"{path}.state[{i}]")
+        yield from _state_names(config, batching, state, f"{path}.state[{i}]")
         for field, used in (("input_name", state.input_name), ("output_name", state.output_name)):
             key = f"{field} {used}"
             if used and key in state_names:
@@ -144,6 +145,30 @@ def _control(control: SequenceControl, called: str, path: str) -> Iterator[Probl
         yield Problem(f"{called} must have exactly 2 entries in '{field}', got {count}", f"{path}.{field}")
 
 
+def _state_names(
+    config: ModelConfig, batching: ModelSequenceBatching, state: SequenceState, path: str
+) -> Iterator[Problem]:
+    """Problems with tensors of the same names: clients do not send states, and see one only as it is."""
+    called = f"sequence state '{clip(state.input_name)}'"
+    others = {each.name: "an input" for each in config.input}
+    others |= {each.name: "a control input" for each in batching.control_input}
+    if state.input_name in others:
+        yield Problem(f"{called} has the name of {others[state.input_name]}", f"{path}.input_name")
+    for output in config.output:
+        if output.name != state.output_name:
+            continue
+        shown = f"{called} is also the output '{clip(output.name)}', which has"
+        if output.data_type not in (DataType.INVALID, state.data_type):
+            yield Problem(
+                f"{shown} data type {output.data_type.config_name}, expected {state.data_type.config_name}",
+                f"{path}.data_type",
+            )
+        if output.reshape is not None:
+            yield Problem(f"{shown} 'reshape': a state is sent as it is", f"{path}.output_name")
+        elif output.dims and output.dims != state.dims:
+            yield Problem(f"{shown} dims {list(output.dims)}, expected {list(state.dims)}", f"{path}.dims")
+
+
 def _sequence_state(state: SequenceState, path: str) -> Iterator[Problem]:
     for field, used in (("input_name", state.input_name), ("output_name", state.output_name)):
         if not used:
@@ -159,6 +184,18 @@ def _sequence_state(state: SequenceState, path: str) -> Iterator[Problem]:
             f"{called} needs 'use_same_buffer_for_input_output' for 'use_growable_memory'",
             f"{path}.use_growable_memory",
         )
+    elif state.use_growable_memory:
+        yield Problem(
+            f"{called} cannot have 'use_growable_memory': it needs CUDA's virtual memory, and states are in the "
+            "host's memory here; leave it out",
+            f"{path}.use_growable_memory",
+        )
+    if len(state.initial_state) > 1:
+        yield Problem(
+            f"initial_state field for state input '{clip(state.input_name)}' must contain exactly one or zero element. "
+            f"Found '{len(state.initial_state)}' elements.",
+            f"{path}.initial_state",
+        )
     for i, initial in enumerate(state.initial_state):
         where = f"{path}.initial_state[{i}]"
         if not initial.name:
@@ -169,11 +206,22 @@ def _sequence_state(state: SequenceState, path: str) -> Iterator[Problem]:
                 f"{state.data_type.config_name}",
                 f"{where}.data_type",
             )
-        yield from fixed_dims_problems(initial.dims, f"initial state of {called}", f"{where}.dims")
+        dims_found = tuple(fixed_dims_problems(initial.dims, f"initial state of {called}", f"{where}.dims"))
+        yield from dims_found
+        if not dims_found and not _fits(initial.dims, state.dims):
+            yield Problem(
+                f"initial state of {called} has dims {list(initial.dims)}, which do not fit the state's "
+                f"{list(state.dims)}",
+                f"{where}.dims",
+            )
         if initial.zero_data is None and initial.data_file is None:
             yield Problem(f"initial state of {called} must specify 'zero_data' or 'data_file'", where)
         if initial.data_file is not None and (problem := path_problem(initial.data_file)):
             yield Problem(f"'data_file' of {called} {problem}", f"{where}.data_file")
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(want in (-1, size) for want, size in zip(dims, shape, strict=True))
 
 
 def _preferred_sizes(sizes: Iterable[int], max_batch_size: int, what: str, name: str, path: str) -> Iterator[Problem]:

@@ -308,8 +308,8 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "data_type": "The type of its elements.",
         "dims": "The shape without the batch dimension, -1 for a dimension of any size.",
         "initial_state": "The state of a new sequence; zeros if it is left out.",
-        "use_same_buffer_for_input_output": "Keep both in one buffer, which the model changes in place.",
-        "use_growable_memory": "Keep it in memory that can grow without being moved.",
+        "use_same_buffer_for_input_output": "Keep the state in one buffer, so that its shape cannot change.",
+        "use_growable_memory": "Keep it in CUDA memory that can grow. Refused: states are in the host's memory.",
     },
     SequenceInitialState: {
         "data_type": "The type of its elements.",

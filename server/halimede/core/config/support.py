@@ -158,10 +158,10 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     StrategyOldest: _all(
         NOT_YET, "max_candidate_sequences", "preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"
     ),
-    SequenceControlInput: _all(NOT_YET, "name", "control"),
-    SequenceControl: _all(NOT_YET, "kind", "int32_false_true", "fp32_false_true", "bool_false_true", "data_type"),
+    SequenceControlInput: _all(HONOURED, "name", "control"),
+    SequenceControl: _all(HONOURED, "kind", "int32_false_true", "fp32_false_true", "bool_false_true", "data_type"),
     SequenceState: _all(
-        NOT_YET,
+        HONOURED,
         "input_name",
         "output_name",
         "data_type",
@@ -170,7 +170,7 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         "use_same_buffer_for_input_output",
         "use_growable_memory",
     ),
-    SequenceInitialState: _all(NOT_YET, "data_type", "dims", "zero_data", "data_file", "name"),
+    SequenceInitialState: _all(HONOURED, "data_type", "dims", "zero_data", "data_file", "name"),
     ModelEnsembling: _all(HONOURED, "step", "max_inflight_requests"),
     EnsembleStep: {
         **_all(HONOURED, "model_name", "model_version", "input_map", "output_map", "when"),

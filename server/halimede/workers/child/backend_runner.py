@@ -14,9 +14,13 @@ import orjson
 
 from halimede.backends.api import Backend, ModelSource, RequestInstance
 from halimede.backends.discover import find_backend
-from halimede.backends.hosting import Answer, Host, HostedRequest, Reply, WorkerSpec
+from halimede.backends.hosting import Answer, BatchReply, Host, HostedRequest, Runner, WorkerSpec
+from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
+from halimede.backends.state_files import read_state_files
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.read import read_json
+from halimede.core.config.sequence_plan import sequence_plan
+from halimede.core.config.sequence_tensors import model_outputs
 from halimede.core.config.write import to_json
 from halimede.core.schedule.batching import OutputTypes, check_reply
 from halimede.core.types import (
@@ -32,12 +36,14 @@ from halimede.core.types import (
 from halimede.workers.instance import InstanceRunner, describe
 
 
-def make_runner(spec: WorkerSpec, host: Host) -> "BackendRunner | DecoupledRunner":
+def make_runner(spec: WorkerSpec, host: Host) -> Runner:
     """Load the model and make its instance. InferenceError with the backend's error."""
     _forward_log(host)
     backend, config, source = _parts(spec)
     device = Device(DeviceKind.GPU, spec.device_id, spec.device_uuid) if spec.device_uuid else None
     placement = Placement(spec.instance, spec.ordinal, spec.kind, device)
+    plan = sequence_plan(config)
+    files = {} if plan is None else read_state_files(plan, spec.repository)
     try:
         model = backend.load(config, source)
         instance = model.create_instance(placement)
@@ -55,8 +61,12 @@ def make_runner(spec: WorkerSpec, host: Host) -> "BackendRunner | DecoupledRunne
         if not hasattr(instance, "execute"):
             text = f"backend '{spec.backend}' answers each request once: its models cannot be decoupled"
             raise InferenceError(ErrorCode.INVALID_ARG, text)
-        return DecoupledRunner(spec.instance, cast(RequestInstance, instance), close, host, config)
-    return BackendRunner(InstanceRunner(spec.instance, config, instance), close, host)
+        request_instance = cast(RequestInstance, instance)
+        if plan is None:
+            return DecoupledRunner(spec.instance, request_instance, close, host, config)
+        runner = DecoupledRunner(spec.instance, request_instance, close, SequenceHost(host), config)
+        return SequenceRunner(runner, plan, spec.model, files)
+    return BackendRunner(InstanceRunner(spec.instance, config, instance, state_files=files), close, host)
 
 
 def complete_config(spec: WorkerSpec, host: Host) -> Any:
@@ -83,13 +93,14 @@ class _Hosted:
 
     is_async = False
     answers_is_ready = False
+    ends_late = False
 
     def __init__(self, name: str, close: Callable[[], None], host: Host) -> None:
         self._name = name
         self._close = close
         self._host = host
 
-    async def execute_async(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+    async def execute_async(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         raise NotImplementedError("backends execute on the main thread")
 
     async def is_ready(self) -> bool:
@@ -109,8 +120,9 @@ class BackendRunner(_Hosted):
         super().__init__(runner.name, close, host)
         self._runner = runner
 
-    def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
-        ran = self._runner.run([_Item(each.request, each.rows, each, self._host) for each in requests])
+    def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
+        items = [_Item(each.key, each.request, each.rows, each.seat, each, self._host) for each in requests]
+        ran = self._runner.run(items)
         return [Answer(reply) if isinstance(reply, list) else reply for reply in ran.replies]
 
 
@@ -123,9 +135,9 @@ class DecoupledRunner(_Hosted):
         super().__init__(name, close, host)
         self._instance = instance
         self._model = config.name
-        self._datatypes = {output.name: output.data_type for output in config.output}
+        self._datatypes = {output.name: output.data_type for output in model_outputs(config)}
 
-    def execute(self, requests: Sequence[HostedRequest]) -> list[Reply]:
+    def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         open_requests = [_DecoupledRequest(each, self._host, self._datatypes) for each in requests]
         try:
             self._instance.execute(open_requests)
@@ -188,8 +200,10 @@ class _DecoupledRequest:
 class _Item:
     """A request whose flag is looked up when it is read."""
 
+    key: int
     request: InferenceRequest
     rows: int
+    seat: int
     hosted: HostedRequest
     host: Host
 

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from halimede.backends.hosting import Reply, Runner, WorkerSpec
+from halimede.backends.hosting import RESCHEDULED, BatchReply, Rescheduled, Runner, WorkerSpec
 from halimede.core.spin import SpinPolicy
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child.calls import batch_of_task
@@ -48,7 +48,7 @@ class BatchRunner:
         self._spin = spin
         self._runner = runner
         self._model = spec.model
-        self._decoupled = spec.decoupled
+        self._ends_at_once = spec.decoupled and not runner.ends_late
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._positions = {name: position for position, name in enumerate(outputs)}
@@ -161,22 +161,22 @@ class BatchRunner:
         requests = self._requests
         if requests.cancelled_early and all(requests.open[item.key].cancelled for item in items):
             # No client waits for this batch. For example, the model called itself, and the call was cancelled.
-            unwanted: list[Reply] = [CANCELLED for _ in items]
+            unwanted: list[BatchReply] = [CANCELLED for _ in items]
             self._answer(execute, unwanted, True, (received, begun, begun), blocks)
             return
-        if self._decoupled:
+        if self._ends_at_once:
             # The instance is free for the next batch at once: the answers are sent one by one.
-            nothing: list[Reply] = [None for _ in execute.items]
+            nothing: list[BatchReply] = [None for _ in execute.items]
             self._answer(execute, nothing, False, (received, begun, begun), blocks)
         failed = False
-        replies: list[Reply]
+        replies: list[BatchReply]
         try:
             replies = await self._runner.execute_async(items)
         except InferenceError as error:
             replies, failed = [error.with_traceback(None) for _ in items], True
-        if self._decoupled:
+        if self._ends_at_once:
             for item, reply in zip(items, replies, strict=True):
-                if reply is not None:
+                if reply is not None and not isinstance(reply, Rescheduled):
                     self._host.respond(item, reply, True)
         else:
             items.clear()
@@ -186,7 +186,7 @@ class BatchRunner:
     def _answer(
         self,
         execute: ExecuteFrame,
-        replies: list[Reply],
+        replies: list[BatchReply],
         failed: bool,
         times: tuple[int, int, int],
         blocks: list[Block],
@@ -194,7 +194,9 @@ class BatchRunner:
         memory, channel = self._memory, self._channel
         opened = self._requests.open
         for item, reply in zip(execute.items, replies, strict=True):
-            if reply is not None:
+            if reply is RESCHEDULED:
+                self._requests.keep(item)
+            elif reply is not None:
                 opened.pop(item.key, None)
         # After this, only the model refers to the memory of the requests and the replies.
         del item, reply

@@ -45,17 +45,39 @@ class OpenRequests:
         self.open: dict[int, OpenRequest] = {}
         self.cancelled_early: dict[int, None] = {}
         """Keys of CANCEL frames that were read before the EXECUTE frame of their request was decoded."""
+        self._rescheduled: dict[int, int] = {}
+        """By seat, the key of the request that is executed again. It stays open: its model may respond to it any time.
+        If another request comes to the seat, the server has ended it."""
         self._counting = threading.Lock()
         channel.handle(FrameKind.CANCEL, self._on_cancel)
         channel.handle(FrameKind.CREDIT, self._on_credit)
 
     def add(self, requests: Iterable[HostedRequest], begun_ns: int) -> None:
         """The execution of these requests begins."""
-        opened, early = self.open, self.cancelled_early
+        opened, early, rescheduled = self.open, self.cancelled_early, self._rescheduled
         for each in requests:
+            if rescheduled and self._is_resumed(each, begun_ns):
+                continue
             opened[each.key] = request = OpenRequest(begun_ns)
             if early and each.key in early:
                 request.cancelled = True
+
+    def keep(self, request: HostedRequest) -> None:
+        """The model wants to execute this request again."""
+        self._rescheduled[request.seat] = request.key
+
+    def _is_resumed(self, request: HostedRequest, begun_ns: int) -> bool:
+        """Whether the request has been executed before, and is still open."""
+        key = self._rescheduled.pop(request.seat, None)
+        if key is None:
+            return False
+        if key != request.key:
+            self.open.pop(key, None)
+            return False
+        opened = self.open.get(key)
+        if opened is not None:
+            opened.begun_ns = begun_ns
+        return opened is not None
 
     def is_cancelled(self, key: int) -> bool:
         """Whether the request is cancelled, or answered."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from halimede.backends.hosting import Answer, Reply
+from halimede.backends.hosting import Answer, BatchReply, Reply, Rescheduled
 from halimede.core.types import Buffer, ErrorCode, InferenceError, ParameterValue
 from halimede.workers.frames.json_frames import decode_blocks
 from halimede.workers.frames.kinds import (
@@ -47,7 +47,7 @@ _RESPONSE = struct.Struct("<IQBQQ")
 _WHOLE_BATCH, _WHOLE_RESPONSE = struct.Struct("<IIIIH"), struct.Struct("<IIIQBQQ")
 _BATCH_PEEK = struct.Struct("<4xIH")
 
-_ANSWERED, _ERROR, _OPEN = 0, 1, 2
+_ANSWERED, _ERROR, _OPEN, _AGAIN = 0, 1, 2, 3
 
 
 @dataclass(slots=True)
@@ -55,6 +55,7 @@ class Done:
     """The end of a batch, as the worker reports it. Times are monotonic nanoseconds: received, execution begun, ended.
 
     `wanted_bytes` did not fit into the worker's arena; `retained` are blocks of the server that the model keeps.
+    `again` are the positions of requests that the model wants to execute again; their replies are None.
     """
 
     batch: int
@@ -63,6 +64,7 @@ class Done:
     times: tuple[int, int, int]
     wanted_bytes: int
     retained: list[tuple[int, int]]
+    again: Sequence[int] = ()
 
 
 Remains = Callable[[], "tuple[int, Sequence[tuple[int, int]]]"]
@@ -71,7 +73,7 @@ Remains = Callable[[], "tuple[int, Sequence[tuple[int, int]]]"]
 
 def encode_done(
     batch: int,
-    replies: list[Reply],
+    replies: list[BatchReply],
     failed: bool,
     times: tuple[int, int, int],
     outputs: Mapping[str, int],
@@ -115,13 +117,13 @@ def decode_done(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> D
             raise FrameError("DONE: a description that ends too early")
         failed, received, begun, ended, wanted_bytes = _DONE.unpack_from(body, stop)
         if length <= REMEMBERED_BYTES:
-            forms, retained = _known_replies(bytes(body[_BATCH.size : stop]), count, outputs)
+            forms, retained, again = _known_replies(bytes(body[_BATCH.size : stop]), count, outputs)
         else:
-            forms, retained = _replies(body[_BATCH.size : stop], count, outputs)
+            forms, retained, again = _replies(body[_BATCH.size : stop], count, outputs)
         replies = _made(forms, body, data_start(end), locate)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"DONE: {describe_decode_error(error)}") from error
-    return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, [*retained])
+    return Done(batch, replies, bool(failed), (received, begun, ended), wanted_bytes, [*retained], again)
 
 
 @dataclass(slots=True)
@@ -155,9 +157,11 @@ def decode_response(body: memoryview, outputs: tuple[str, ...], locate: Locate) 
         end = _RESPONSE.size + length
         if end > len(body):
             raise FrameError("RESPONSE: a description that ends too early")
-        forms, retained = _replies(body[_RESPONSE.size : end], 1, outputs)
+        forms, retained, again = _replies(body[_RESPONSE.size : end], 1, outputs)
         if retained:
             raise FrameError("RESPONSE: blocks")
+        if again:
+            raise FrameError("RESPONSE: another execution")
         (reply,) = _made(forms, body, data_start(end), locate)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"RESPONSE: {describe_decode_error(error)}") from error
@@ -165,7 +169,7 @@ def decode_response(body: memoryview, outputs: tuple[str, ...], locate: Locate) 
 
 
 def _add_reply(
-    reply: Reply, described: list[bytes], at: int, outputs: Mapping[str, int], place: Place, data: list[Buffer]
+    reply: BatchReply, described: list[bytes], at: int, outputs: Mapping[str, int], place: Place, data: list[Buffer]
 ) -> int:
     """Describe a reply. Outputs that the configuration does not have are left out, as if not requested."""
     if isinstance(reply, Answer):
@@ -191,6 +195,8 @@ def _add_reply(
         described[head] = _REPLY.pack(_ANSWERED, 0, count, len(parameters)) + parameters
     elif reply is None:
         described.append(_REPLY.pack(_OPEN, 0, 0, 0))
+    elif isinstance(reply, Rescheduled):
+        described.append(_REPLY.pack(_AGAIN, 0, 0, 0))
     else:
         text = reply.message.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
         described.append(_REPLY.pack(_ERROR, ERROR_NUMBERS[reply.code], 0, len(text)) + text)
@@ -203,9 +209,13 @@ _ReplyForm = tuple[Sequence[TensorForm], Mapping[str, ParameterValue], ErrorCode
 
 def _replies(
     described: Buffer, count: int, outputs: tuple[str, ...]
-) -> tuple[Sequence[_ReplyForm], Sequence[tuple[int, int]]]:
-    """Replies and, after them, blocks. FrameError, struct.error, IndexError, KeyError, ValueError."""
+) -> tuple[Sequence[_ReplyForm], Sequence[tuple[int, int]], Sequence[int]]:
+    """Replies, the blocks after them, and the positions of requests that are to be executed again.
+
+    FrameError, struct.error, IndexError, KeyError, ValueError.
+    """
     forms: list[_ReplyForm] = []
+    again: list[int] = []
     at = 0
     for _ in range(count):
         kind, code, n_outputs, length = _REPLY.unpack_from(described, at)
@@ -219,14 +229,16 @@ def _replies(
         elif kind == _ERROR:
             forms.append(((), NO_PARAMETERS, ERROR_CODES[code], str(text, "utf-8", "replace")))
             at += length
-        elif kind == _OPEN:
+        elif kind in (_OPEN, _AGAIN):
+            if kind == _AGAIN:
+                again.append(len(forms))
             forms.append(None)
         else:
             raise FrameError(f"a reply of kind {kind}")
     # A field was read beyond the end of the description.
     if at > len(described):
         raise FrameError("a description that ends too early")
-    return forms, decode_blocks(described[at:]) if at < len(described) else ()
+    return forms, decode_blocks(described[at:]) if at < len(described) else (), tuple(again)
 
 
 _known_replies = lru_cache(REMEMBERED)(_replies)

@@ -49,17 +49,20 @@ class Requests:
         spec: WorkerSpec,
         checker: ReplyChecker,
         has_rows: bool,
+        reschedules: bool,
         sent: Sent,
         spinner: Spinner,
         limits: TimeLimits,
         on_event: OnEvent,
     ) -> None:
-        """`has_rows`: each answer has as many rows as its request."""
+        """`has_rows`: each answer has as many rows as its request. `reschedules`: the model may request another
+        execution."""
         self._worker = worker
         self._model = spec.model
         self._version = spec.version
         self._checker = checker
         self._has_rows = has_rows
+        self._reschedules = reschedules
         self._sent = sent
         self._spinner = spinner
         self._limits = limits
@@ -68,6 +71,9 @@ class Requests:
         """All requests, by key."""
         self._opened: dict[int, _Opened] = {}
         """Requests whose batches ended before their final answers, by key."""
+        self._again: dict[int, int] = {}
+        """By seat, the key of the request that is executed again. The pump has it until it comes back. If another
+        request comes to the seat, the pump has ended it."""
         self._untaken: dict[int, int] = {}
         """Answers of a request that its client has not taken yet, by key."""
 
@@ -80,6 +86,11 @@ class Requests:
     def add(self, items: list[BatchItem]) -> None:
         """Add requests that are sent to the process now."""
         for item in items:
+            if self._again and (key := self._again.pop(item.seat, None)) is not None:
+                self._opened.pop(key, None)
+                if key != item.key:
+                    self._items.pop(key, None)
+                    self._untaken.pop(key, None)
             self._items[item.key] = item
 
     def acknowledge(self, key: int, responses: int) -> None:
@@ -115,6 +126,8 @@ class Requests:
 
     def on_done(self, batch: SentBatch, done: Done) -> None:
         """See `server.batches.BatchOwner`."""
+        if done.again and not self._reschedules:
+            raise FrameError("DONE: another execution, which the model is not configured to request")
         sent_ns, _, _ = self._sent.pop(batch.number, _NEVER)
         if self._limits:
             self._limits.end(batch.number, [number for number, each in self._sent.items() if each[1] == batch.slot])
@@ -137,10 +150,16 @@ class Requests:
             if reply.parameters:
                 parameters[len(replies)] = reply.parameters
             replies.append(self._checked(item, reply))
+        for at in done.again:
+            item = batch.items[at]
+            if item.key in items:
+                self._again[item.seat] = item.key
         _, begun, ended = done.times
         times = _times(sent_ns, begun, ended)
         self._spinner.last_took_ns = times.end - times.start
-        self._on_event(BatchDone(self._worker, batch.items, replies, times, done.failed, batch.slot, parameters))
+        self._on_event(
+            BatchDone(self._worker, batch.items, replies, times, done.failed, batch.slot, parameters, done.again)
+        )
 
     def on_response(self, response: Response) -> None:
         """See `server.batches.BatchOwner`."""
@@ -169,7 +188,10 @@ class Requests:
             self._items.pop(key, None)
 
     def fail(self, batches: Sequence[SentBatch], failure: InferenceError) -> None:
-        """Fail these batches and all open requests: the process has ended."""
+        """Fail these batches and all open requests: the process has ended. The pump fails those that it has again."""
+        for key in self._again.values():
+            self._items.pop(key, None)
+        self._again.clear()
         for batch in batches:
             times = _times(self._sent.get(batch.number, _NEVER)[0], 0, time.monotonic_ns())
             for item in batch.items:

@@ -66,7 +66,11 @@ class ProcessWorker:
         self._readiness = Readiness(loop)
         # A decoupled model may choose the number of rows of each answer.
         has_rows = config.max_batch_size > 0 and not spec.decoupled
-        self._requests = Requests(self, spec, checker, has_rows, self._sent, self._spinner, self._limits, on_event)
+        batching = config.sequence_batching
+        reschedules = batching is not None and batching.iterative_sequence
+        self._requests = Requests(
+            self, spec, checker, has_rows, reschedules, self._sent, self._spinner, self._limits, on_event
+        )
         callers = Callers(spec.model, str(spec.version), spec.ordinal, program.bls_timeout_ms)
         calls = WorkerCalls(spec, services, owner, callers, self._requests, self._spinner, self._readiness)
         self._owners = Owners(self._requests, calls, calls)

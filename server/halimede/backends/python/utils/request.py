@@ -19,6 +19,7 @@ from halimede.backends.python.utils.response import checked_parameters, paramete
 from halimede.backends.python.utils.sender import InferenceResponseSender
 from halimede.backends.python.utils.session import Session
 from halimede.backends.python.utils.tensor import Tensor, tensor_of
+from halimede.core.sequences.rows import Row
 from halimede.core.types import InferenceRequest as CoreRequest
 from halimede.core.types import ParameterValue
 
@@ -262,14 +263,25 @@ class ReceivedRequest(InferenceRequest):
                 self.sender = InferenceResponseSender(self.session, self.hosted, wanted_outputs(self))
             return self.sender
 
+    def continue_from(self, before: "ReceivedRequest") -> None:
+        """Take over the sender of the last execution of this request, which the model may still hold."""
+        self.sender = before.sender
+        if self.sender is not None:
+            self.sender.continue_with(self.hosted)
+
     def set_release_flags(self, flags: int) -> None:
         self.is_rescheduled = integer_of(flags, "set_release_flags", "flags", 0, (1 << 32) - 1) == RELEASE_RESCHEDULE
 
     def _asked(self) -> CoreRequest:
         """The same request again, as a call of this model itself."""
         flags = self.flags()
+        hosted = self.hosted
+        # Controls and states are not inputs that a caller sends.
+        request = hosted.request
+        if isinstance(hosted, Row) and hosted.item is not None:
+            request = hosted.item.request
         return replace(
-            self.hosted.request,
+            request,
             sequence_start=bool(flags & SEQUENCE_START),
             sequence_end=bool(flags & SEQUENCE_END),
         )

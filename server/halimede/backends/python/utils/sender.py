@@ -59,6 +59,15 @@ class InferenceResponseSender:
         if self._last is not None and (last := finish(self, self._last)) is not None:
             self._respond(last, True)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the request has had its last response."""
+        return self._answered
+
+    def continue_with(self, request: HostedRequest) -> None:
+        """The request is executed again: responses from now on belong to this execution."""
+        self._request = request
+
     def is_cancelled(self) -> bool:
         """True once the request's client has disconnected."""
         return self._session.host.is_cancelled(self._request)

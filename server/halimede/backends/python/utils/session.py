@@ -19,6 +19,7 @@ class Session:
         "model_dir",
         "output_names",
         "released",
+        "reschedules",
         "sender_lock",
         "serves",
         "strict_outputs",
@@ -32,12 +33,15 @@ class Session:
         output_names: tuple[str, ...],
         *,
         strict_outputs: bool = False,
+        reschedules: bool = False,
     ) -> None:
         self.host = host
         self.model_dir = model_dir
         self.decoupled = decoupled
         self.output_names = output_names
         self.strict_outputs = strict_outputs
+        self.reschedules = reschedules
+        """Whether a request may be executed again, as the configuration says."""
         self._unknown: set[str] = set()
         """Names of undeclared outputs that the model has sent."""
         self.serves = False

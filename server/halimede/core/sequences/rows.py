@@ -1,0 +1,305 @@
+"""The rows of a batch with seats: each request with its controls and state, and the null rows between them.
+
+The state of a seat is replaced at START and removed after END, so there is one at most for each seat. A row collects
+the new state that the model's responses carry. The seat gets it when the execution of the row ends without an error; a
+response that is sent even later changes the state at once.
+
+Standard library and numpy only, for any CPython from 3.10 on.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from halimede.core.sequences.plan import ControlKind, SequencePlan, State
+from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
+from halimede.core.types.error import clip
+
+NULL_KEY = -1
+"""The key of a null row, which no request has."""
+
+_UNSIGNED = {
+    DataType.UINT64: (8, (1 << 64) - 1),
+    DataType.INT64: (8, (1 << 64) - 1),
+    DataType.UINT32: (4, (1 << 32) - 1),
+    DataType.INT32: (4, (1 << 32) - 1),
+}
+
+
+class SeatedItem(Protocol):
+    """A request of a batch. Members are properties, because these may also be attributes that nothing may set."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def request(self) -> InferenceRequest: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def seat(self) -> int: ...
+
+
+class Memory:
+    """The state of one sequence: a tensor of each input name that the model has returned a state for."""
+
+    __slots__ = ("tensors",)
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+
+class Row:
+    """One row of a batch as the model sees it: a request with more inputs, or a null row (`item` None)."""
+
+    __slots__ = ("_ended", "_failed", "_new", "item", "key", "memory", "request", "rows", "seat", "sequences")
+
+    def __init__(
+        self, sequences: "Sequences", item: SeatedItem | None, seat: int, request: InferenceRequest, memory: Memory
+    ) -> None:
+        self.sequences = sequences
+        self.item = item
+        self.key = NULL_KEY if item is None else item.key
+        self.seat = seat
+        self.rows = 1 if item is None else item.rows
+        self.request = request
+        self.memory = memory
+        self._new: dict[str, Tensor] = {}
+        self._ended = self._failed = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Nobody needs the result of a null row. Items of a python model have no flag: its host has them."""
+        return self.item is None or bool(getattr(self.item, "cancelled", False))
+
+    def take(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs of a response that the client gets; new state among them is kept. INTERNAL if it is invalid."""
+        sequences = self.sequences
+        others: list[Tensor] = []
+        for tensor in outputs:
+            state = sequences.by_output.get(tensor.name)
+            if state is None:
+                others.append(tensor)
+                continue
+            if self.item is not None:
+                self._new[state.input_name] = sequences.kept(state, tensor, self.memory)
+            if sequences.is_wanted(tensor.name, self.item):
+                others.append(tensor)
+        if self._ended and not self._failed:
+            self._store()
+        return others
+
+    def fail(self) -> None:
+        """The request gets an error: its state stays as it is."""
+        self._failed = True
+        self._new.clear()
+
+    def end(self, *, is_last: bool) -> None:
+        """The execution of the row is over. `is_last`: the request is not executed again."""
+        self._ended = True
+        self._store()
+        if is_last and self.request.sequence_end:
+            self.sequences.forget(self)
+
+    def _store(self) -> None:
+        for name, tensor in self._new.items():
+            self.sequences.store(name, tensor, self.memory)
+        self._new.clear()
+
+
+class Sequences:
+    """The sequences of one instance. Not thread-safe, except that rows may `take` responses on any thread."""
+
+    def __init__(self, plan: SequencePlan, model: str, initial: Mapping[str, Tensor], *, copies: bool) -> None:
+        """`initial` are the states of a new sequence by input name. `copies`: the model may write to its inputs, and to
+        outputs that it has returned."""
+        self.plan = plan
+        self.by_output = {state.output_name: state for state in plan.states}
+        self._by_input = {state.input_name: state for state in plan.states}
+        self._model = model
+        self._initial = initial
+        self._copies = copies
+        self._seats: dict[int, Memory] = {}
+        self._hidden = plan.hidden_outputs
+
+    def __repr__(self) -> str:
+        return f"<Sequences of {self._model} seats={len(self._seats)}>"
+
+    def check(self, items: Sequence[SeatedItem]) -> dict[int, InferenceError]:
+        """The errors of requests that cannot be executed, by position."""
+        control = self.plan.correlation
+        if control is None or control.datatype is DataType.BYTES:
+            return {}
+        text = (
+            f"sequence batching control '{clip(control.name)}' data-type is 'BYTES', but model '{clip(self._model)}' "
+            f"expects '{control.datatype.name}'"
+        )
+        return {
+            at: InferenceError(ErrorCode.INVALID_ARG, text)
+            for at, item in enumerate(items)
+            if isinstance(item.request.sequence_id, str)
+        }
+
+    def begin(self, items: Sequence[SeatedItem]) -> list[Row]:
+        """The rows of these requests, which are not empty and, if null rows are needed, in the order of their seats."""
+        rows: list[Row] = []
+        for item in items:
+            if item.request.sequence_start or item.seat not in self._seats:
+                self._seats[item.seat] = Memory()
+            memory = self._seats[item.seat]
+            rows.append(Row(self, item, item.seat, self._extended(item.request, memory), memory))
+        if not self.plan.fills_rows or rows[-1].seat == len(rows) - 1:
+            return rows
+        taken = {row.seat: row for row in rows}
+        return [taken.get(seat) or self._null_row(seat, items[0], rows[0]) for seat in range(rows[-1].seat + 1)]
+
+    def shapes(self, item: SeatedItem) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the states that the request would get now."""
+        memory = self._seats.get(item.seat)
+        if memory is None or item.request.sequence_start:
+            return tuple(self._initial[state.input_name].shape for state in self.plan.states)
+        return tuple(self._state_of(state, memory).shape for state in self.plan.states)
+
+    def is_wanted(self, output: str, item: SeatedItem | None) -> bool:
+        """Whether the client gets this output of a state."""
+        if item is None or output not in self.plan.outputs:
+            return False
+        return not item.request.outputs or output in item.request.outputs
+
+    def kept(self, state: State, tensor: Tensor, memory: Memory) -> Tensor:
+        """A new state as it is kept, checked. Its memory is not the model's, except if the model does not use it."""
+        if tensor.datatype is not state.datatype:
+            raise _internal(
+                f"state output '{clip(state.output_name)}': the model returned {tensor.datatype.name}, but the "
+                f"configuration says {state.datatype.config_name}"
+            )
+        if not state.fits(tensor.shape):
+            raise _internal(
+                f"state output '{clip(state.output_name)}': the model returned shape {_text(tensor.shape)}, but the "
+                f"configuration says {_text(state.dims)}"
+            )
+        if state.has_one_buffer and tensor.shape != (shape := self._state_of(state, memory).shape):
+            raise _internal(
+                f"state output '{clip(state.output_name)}': the model returned shape {_text(tensor.shape)}, but "
+                f"'use_same_buffer_for_input_output' keeps the state in a buffer of shape {_text(shape)}"
+            )
+        # What has a buffer is copied into it as soon as the execution ends.
+        is_kept = state.has_one_buffer and state.datatype is not DataType.BYTES
+        is_own = not self._copies and (is_kept or _is_whole(tensor.data))
+        data = tensor.data if is_own else bytes(tensor.data)
+        return Tensor(state.input_name, tensor.datatype, tensor.shape, data)
+
+    def store(self, name: str, tensor: Tensor, memory: Memory) -> None:
+        """Replace a state of a sequence."""
+        if not self._by_input[name].has_one_buffer or tensor.datatype is DataType.BYTES:
+            memory.tensors[name] = tensor
+            return
+        known = memory.tensors.get(name)
+        if known is None:
+            # The model gets a view that it cannot write to.
+            buffer = memoryview(bytearray(tensor.data))
+            memory.tensors[name] = Tensor(name, tensor.datatype, tensor.shape, buffer.toreadonly())
+        else:
+            np.frombuffer(_writable(known.data), np.uint8)[:] = np.frombuffer(tensor.data, np.uint8)
+
+    def forget(self, row: Row) -> None:
+        """The sequence of this row has ended."""
+        if self._seats.get(row.seat) is row.memory:
+            del self._seats[row.seat]
+
+    def _state_of(self, state: State, memory: Memory) -> Tensor:
+        return memory.tensors.get(state.input_name) or self._initial[state.input_name]
+
+    def _extended(self, request: InferenceRequest, memory: Memory) -> InferenceRequest:
+        """The request with controls and states as inputs. If it names outputs, the hidden ones are among them."""
+        plan = self.plan
+        inputs = list(request.inputs)
+        for control in plan.controls:
+            is_set = (
+                control.kind is ControlKind.READY
+                or (control.kind is ControlKind.START and request.sequence_start)
+                or (control.kind is ControlKind.END and request.sequence_end)
+            )
+            inputs.append(control.true if is_set else control.false)
+        self._add_correlation(inputs, request.sequence_id)
+        inputs += [self._state_of(state, memory) for state in plan.states]
+        outputs = request.outputs
+        if outputs and self.by_output:
+            outputs = tuple(dict.fromkeys((*outputs, *self.by_output)))
+        return replace(request, inputs=inputs, outputs=outputs)
+
+    def _null_row(self, seat: int, source: SeatedItem, row: Row) -> Row:
+        """A row without a request: the inputs of another one, all controls false, and states of the same shapes."""
+        inputs = list(source.request.inputs)
+        if self._copies:
+            inputs = [replace(tensor, data=bytearray(tensor.data)) for tensor in inputs]
+        inputs += [control.false for control in self.plan.controls]
+        self._add_correlation(inputs, 0)
+        for state in self.plan.states:
+            inputs.append(state.zeros(self._state_of(state, row.memory).shape))
+        request = InferenceRequest(source.request.model_name, inputs=inputs, outputs=row.request.outputs)
+        return Row(self, None, seat, request, Memory())
+
+    def _add_correlation(self, inputs: list[Tensor], identity: int | str) -> None:
+        control = self.plan.correlation
+        if control is None:
+            return
+        if control.datatype is DataType.BYTES:
+            # A number is sent as decimal text. No identity is an empty text.
+            text = (str(identity) if identity else "").encode()
+            data = len(text).to_bytes(4, "little") + text
+        else:
+            # As in Triton, the lowest bytes of a number that is larger than the datatype.
+            size, mask = _UNSIGNED[control.datatype]
+            data = (int(identity) & mask).to_bytes(size, "little")
+        inputs.append(Tensor(control.name, control.datatype, control.shape, data))
+
+
+def groups_of_equal_state(sequences: Sequences, items: Sequence[SeatedItem]) -> Collection[Sequence[int]]:
+    """The positions of requests that can share arrays, because their states have the same shapes."""
+    groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for at, item in enumerate(items):
+        groups.setdefault(sequences.shapes(item), []).append(at)
+    return groups.values()
+
+
+def initial_states(plan: SequencePlan, files: Mapping[str, bytes]) -> dict[str, Tensor]:
+    """The states of a new sequence by input name. `files` has the contents of data files by input name."""
+    states = {}
+    for state in plan.states:
+        data = files.get(state.input_name)
+        zeros = state.zeros(state.initial_shape)
+        states[state.input_name] = zeros if data is None else replace(zeros, data=data)
+    return states
+
+
+def _is_whole(data: Buffer) -> bool:
+    """Whether the bytes are all of a memory that belongs to their array alone: keeping them keeps nothing else alive.
+
+    A capsule is how a runtime gives away the memory of one output.
+    """
+    if isinstance(data, bytes):
+        return True
+    owner = data.obj if isinstance(data, memoryview) else None
+    while isinstance(owner, np.ndarray) and isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if not isinstance(owner, np.ndarray) or owner.nbytes != len(data):
+        return False
+    return owner.flags.owndata or type(owner.base).__name__ == "PyCapsule"
+
+
+def _writable(data: Buffer) -> bytearray:
+    """The buffer of a state that has one: only this module writes to it."""
+    buffer = data.obj if isinstance(data, memoryview) else data
+    if not isinstance(buffer, bytearray):
+        raise TypeError(f"a state's buffer is a {type(buffer).__name__}")
+    return buffer
+
+
+def _text(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _internal(message: str) -> InferenceError:
+    return InferenceError(ErrorCode.INTERNAL, message)
