@@ -77,7 +77,7 @@ def examine(repository: "ModelRepository", planner: "Planner", name: str) -> Che
     """The result for one model."""
     from halimede.core.repository.load_errors import ConfigError
     from halimede.core.types import InferenceError
-    from halimede.runtime.prepare import support_in_file
+    from halimede.runtime.model_file import support_in_file
 
     try:
         entry = repository.find(name)

@@ -71,7 +71,7 @@ def run(model: Path, form: str, flags: ModelFlags) -> int:
     from halimede.commands.planner import Planner
     from halimede.core.repository.load_errors import ConfigError
     from halimede.core.types import InferenceError
-    from halimede.runtime.prepare import in_file
+    from halimede.runtime.model_file import in_file
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:

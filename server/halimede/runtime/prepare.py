@@ -11,7 +11,6 @@ checks it against its steps' models once these are loaded.
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,6 @@ from halimede.core.config.batch_io import ignored_batch_settings
 from halimede.core.config.batching_options import check_batching_options
 from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.explain import DEFAULT, Stage
-from halimede.core.config.files import CONFIG_NAME
 from halimede.core.config.instances import completed_groups, plan_instances
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import (
@@ -46,9 +44,9 @@ from halimede.core.config.process_options import (
     max_concurrency,
     spins,
 )
-from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config, read_json
+from halimede.core.config.read import PROBLEM_LIMIT, locate, read_json
 from halimede.core.config.sequence_plan import sequence_plan
-from halimede.core.config.support import check_devices, check_support
+from halimede.core.config.support import check_devices
 from halimede.core.config.validate import undeclared, validate
 from halimede.core.config.versions import select_versions
 from halimede.core.inventory import Inventory
@@ -57,7 +55,8 @@ from halimede.core.repository.load_errors import ConfigError, NoVersionError, Ve
 from halimede.core.schedule.strategy import BatchingStrategy
 from halimede.core.types import ErrorCode, InferenceError, Placement, Problem
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
-from halimede.runtime.repository import ModelEntry, config_filename, read_config_text, read_labels
+from halimede.runtime.model_file import raise_problems, read_model_config
+from halimede.runtime.repository import ModelEntry, read_labels
 from halimede.runtime.strategies import find_strategy, make_strategy, strategy_libraries
 from halimede.workers.abandon import Abandon
 from halimede.workers.launcher import Launcher
@@ -156,7 +155,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
 
     Raises VersionError if the model file cannot be read, because that is not a mistake in the configuration.
     """
-    filename, config, locations, notes = _read(entry)
+    filename, config, locations, notes = read_model_config(entry)
     stages = [Stage(filename, config)]
     try:
         versions = _versions(entry, config)
@@ -182,7 +181,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
             stages.append(Stage("model file", config))
         artifact = config.default_model_filename or backend.default_model_filename
         config = apply_defaults(config, entry.name, default_model_filename=artifact)
-        _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
+        raise_problems(entry, filename, locate(validate(config, entry.name), locations))
         policy = config.model_transaction_policy
         if isolation == THREAD and policy is not None and policy.decoupled:
             raise InferenceError(
@@ -240,7 +239,7 @@ def _plan_ensemble(
 ) -> LoadPlan:
     """The plan of an ensemble, from its own directory only."""
     config = apply_defaults(stages[-1].config, entry.name)
-    _raise_problems(entry, filename, locate(validate(config, entry.name), locations))
+    raise_problems(entry, filename, locate(validate(config, entry.name), locations))
     stages = (*stages, Stage(DEFAULT, config))
     notes = (*notes, *locate(ignored_batch_settings(config, "an ensemble's steps form the batches"), locations))
     return LoadPlan(config, None, "", versions, (), _labels(entry, config), stages, locations, notes)
@@ -331,67 +330,6 @@ def _isolated_version(plan: LoadPlan, backend: Backend, where: ModelSource, opti
         raise VersionError(where.version, plan.versions, error.code, error.message) from error
 
 
-def _read(
-    entry: ModelEntry,
-) -> tuple[str, ModelConfig, Mapping[str, tuple[int, int]], tuple[Problem, ...]]:
-    """The configuration and its file, the position of each field, and notes on fields without effect."""
-    try:
-        filename = config_filename(entry)
-    except ValueError as error:
-        raise ConfigError(ErrorCode.INVALID_ARG, str(error)) from error
-    if filename is None:
-        return CONFIG_NAME, ModelConfig(), {}, ()
-    try:
-        text = read_config_text(entry, filename)
-    except (OSError, ValueError) as error:
-        raise ConfigError(ErrorCode.INTERNAL, f"{filename} cannot be read: {error}") from error
-    parsed = read_config(filename, text)
-    refusals, notes = check_support(parsed.config)
-    problems = [*parsed.problems, *locate((*refusals, *_wrong_as_written(entry, parsed)), parsed.locations)]
-    _raise_problems(entry, filename, sorted(problems, key=lambda problem: (problem.line, problem.column)))
-    return filename, parsed.config, parsed.locations, locate(notes, parsed.locations)
-
-
-def support_in_file(entry: ModelEntry) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of the configuration file that are honoured, and notes on those without effect.
-
-    Empty for a file that cannot be read.
-    """
-    try:
-        filename = config_filename(entry)
-        parsed = read_config(filename, read_config_text(entry, filename)) if filename is not None else None
-    except (OSError, ValueError):
-        parsed = None
-    if parsed is None:
-        return (), ()
-    refusals, notes = check_support(parsed.config)
-    others = tuple(problem.path for problem in (*parsed.problems, *refusals, *notes))
-    below = tuple(f"{path}{step}" for path in others for step in ".[")
-    parents = {path[: found.start()] for path in parsed.locations if (found := _LAST_STEP.search(path))}
-    values = (path for path in parsed.locations if path not in parents)
-    honoured = (path for path in values if path not in others and not path.startswith(below))
-    # The fields of ModelConfig of which a part at least is honoured.
-    fields = dict.fromkeys(path.partition(".")[0].partition("[")[0] for path in honoured)
-    return tuple(fields), tuple(note.message for note in notes)
-
-
-_LAST_STEP = re.compile(r"(\.[^.\[]*|\[[^\[]*\])$")
-
-
-def _wrong_as_written(entry: ModelEntry, parsed: ParsedConfig) -> list[Problem]:
-    """Problems that no completion can fix: those of fields that the file itself sets.
-
-    They are found before the backend completes the configuration, so that one load reports all problems of a file.
-    """
-    config = parsed.config
-    # The model file may set fields that are left out. The largest batch size stands for the one that it may set.
-    completed = replace(config, name=config.name or entry.name, max_batch_size=config.max_batch_size or 2**31 - 1)
-    if config.ensemble_scheduling is not None and not config.backend:
-        completed = replace(completed, platform=config.platform or ENSEMBLE_PLATFORM)
-    reported = {problem.path for problem in (*parsed.problems, *check_support(config)[0])}
-    return [p for p in validate(completed, entry.name) if p.path in parsed.locations and p.path not in reported]
-
-
 def _versions(entry: ModelEntry, config: ModelConfig) -> tuple[int, ...]:
     try:
         return select_versions(config.version_policy, tuple(entry.versions), entry.name)
@@ -413,21 +351,6 @@ def _labels(entry: ModelEntry, config: ModelConfig) -> Mapping[str, tuple[str, .
         return read_labels(entry, {o.name: o.label_filename for o in config.output if o.label_filename})
     except (OSError, ValueError) as error:
         raise ConfigError(ErrorCode.INVALID_ARG, f"a label file cannot be read: {error}") from error
-
-
-def _raise_problems(entry: ModelEntry, filename: str, problems: Sequence[Problem]) -> None:
-    if problems:
-        # The text goes to a client and into the index. The reader adds one problem with the count of the rest.
-        texts = [in_file(entry, filename, problem) for problem in problems[: PROBLEM_LIMIT + 1]]
-        if unlisted := len(problems) - len(texts):
-            texts.append(f"{unlisted} more problems are not listed")
-        raise ConfigError(ErrorCode.INVALID_ARG, "; ".join(texts), tuple(texts))
-
-
-def in_file(entry: ModelEntry, filename: str, problem: Problem) -> str:
-    """The problem's text with file, line and column in the form of compilers, which editors understand."""
-    path = Path(entry.name) / filename
-    return f"{path}:{problem}" if problem.line else f"{path}: {problem}"
 
 
 def _backend_origin(config: ModelConfig) -> str:
