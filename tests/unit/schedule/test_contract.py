@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from halimede.core.schedule.actions import Execute, Fail, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.policy import Priorities as Levels
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
@@ -28,10 +30,18 @@ from support.toy_schedulers import (
 )
 
 TIMEOUT_NS, IDLE_NS = 5, 4
+
+
+def levels_of(policy: BatchPolicy) -> DynamicBatchScheduler:
+    return DynamicBatchScheduler(policy, queue=LevelQueue(policy, Levels(2, 2)))
+
+
 TIMEOUTS_NS = {0: 2 * TIMEOUT_NS, 1: TIMEOUT_NS}
 KINDS: dict[str, Callable[[], Scheduler]] = {
     "dynamic": lambda: DynamicBatchScheduler(BatchPolicy(max_batch_size=4)),
     "dynamic with a timeout": lambda: DynamicBatchScheduler(BatchPolicy(4, default_timeout_ns=TIMEOUT_NS)),
+    "dynamic with levels": lambda: levels_of(BatchPolicy(max_batch_size=4)),
+    "dynamic with levels and a timeout": lambda: levels_of(BatchPolicy(4, default_timeout_ns=TIMEOUT_NS)),
     "fifo": Fifo,
     "priorities": lambda: Priorities(TIMEOUTS_NS, max_queue_size=3),
     "depth two": DepthTwo,

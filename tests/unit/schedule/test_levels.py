@@ -263,6 +263,16 @@ def test_moves_that_nobody_polled_for_are_made_up_for():
     assert finish_all(timely, 250) == finish_all(lazy, 250)
 
 
+def test_timeouts_and_moves_are_made_in_the_order_of_their_times():
+    delaying = replace(DELAYING, default_timeout_ns=90)
+    scheduler = busy(BatchPolicy(max_batch_size=1), Priorities(3, 2, {2: delaying, 3: delaying}, aging_ns=100))
+    scheduler.enqueue(at(1, 3), 0)
+    scheduler.enqueue(at(2, 2), 5)
+
+    # 2 is late in level 2 since 95, and 1 came there late at 100.
+    assert batches(finish_all(scheduler, 103)) == [(2,), (1,)]
+
+
 def test_moved_requests_do_not_use_up_the_bound_of_their_new_level():
     scheduler = busy(BatchPolicy(max_queue_size=1), AGING)
     arrive(scheduler, at(1, 2), 0)

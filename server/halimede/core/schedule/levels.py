@@ -174,7 +174,8 @@ class LevelQueue:
         forming = self._forming
         if forming is not None:
             last = forming.later[-1] if forming.later else forming.requests[-1]
-            if level < last.level or (level == last.level and last.is_late):
+            # A batch with a late request never waits, so the arrival is behind all of its own level.
+            if level < last.level:
                 self._forming = None
             elif not forming.is_closed:
                 forming.later.append(request)
