@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any
@@ -21,6 +22,7 @@ from halimede.runtime.prepare import PreparedVersion
 from halimede.runtime.pump import Pump
 from halimede.runtime.requests import RequestTable, VersionRequests
 from halimede.runtime.services import ModelServices
+from halimede.runtime.start_hold import start_hold
 from halimede.runtime.threads import run_in_thread
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.worker import ProcessWorker
@@ -131,7 +133,7 @@ async def start_version(
     checker = RequestChecker(config)
     in_order = batching is not None and batching.preserve_ordering
     requests = VersionRequests(name, str(prepared.version), table, stats, preserve_ordering=in_order)
-    pump = Pump(make_scheduler(config, instances=0), requests, checker, loop)
+    pump = Pump(make_scheduler(config, 0, start_hold(os.environ)), requests, checker, loop)
     version = ModelVersion(name, prepared, config, labels, load_seconds, checker, requests, pump, services)
 
     for placement in prepared.placements:

@@ -22,6 +22,7 @@ class DynamicBatchScheduler:
     """
 
     follows_outcomes = False
+    is_iterative = False
 
     def __init__(self, policy: BatchPolicy, instances: int = 0) -> None:
         self._queue = BatchQueue(policy)
