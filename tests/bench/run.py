@@ -218,6 +218,7 @@ def micro_rows() -> list[Row]:
     """Parts of the hot path alone, in this process."""
     return [
         row("scheduler", "us per request", micro.scheduler_us(), f"dynamic batcher, batches of {micro.BATCH}"),
+        row("sequences", "us per request", micro.sequences_us(), f"oldest strategy, {micro.SEQUENCES} open sequences"),
         row("wire-http", "us per request", micro.wire_http_us(is_known=False), "decode and encode of FP32[16], binary"),
         row("wire-http-known", "us per request", micro.wire_http_us(is_known=True), "the same JSON part again"),
         row("wire-grpc", "us per request", micro.wire_grpc_us(), "parse, decode, encode and serialize of FP32[16]"),

@@ -7,6 +7,7 @@ import pytest
 from halimede.core.config.model_config import (
     ControlKind,
     ModelDynamicBatching,
+    ModelParameter,
     ModelQueuePolicy,
     ModelSequenceBatching,
     SequenceControl,
@@ -214,4 +215,28 @@ def test_sequence_state_rules():
         (".initial_state[1].name", "initial state of sequence state 'in' must specify 'name'"),
         (".initial_state[1]", "initial state of sequence state 'in' must specify 'zero_data' or 'data_file'"),
         (".input_name", "sequence state 'input_name' 'in' is used twice"),
+    ]
+
+
+def test_an_instance_of_a_sequence_model_has_one_batch_at_a_time():
+    two = {"MAX_CONCURRENCY": ModelParameter("2")}
+    assert problems(parameters=two) == []
+    assert problems(parameters=two, sequence_batching=ModelSequenceBatching()) == [
+        (
+            'parameters["MAX_CONCURRENCY"]',
+            "parameter 'MAX_CONCURRENCY' must be 1 for m: an instance of a model with sequence batching executes one "
+            "batch at a time, got 2",
+        )
+    ]
+
+
+def test_correlation_ids_of_iterative_sequences_are_numbers():
+    text = control("ID", replace(CORRID, data_type=DataType.BYTES))
+    assert sequence(text) == []
+    assert problems(sequence_batching=ModelSequenceBatching(control_input=(text,), iterative_sequence=True)) == [
+        (
+            "sequence_batching.control_input[0].control[0].data_type",
+            "sequence batching control tensor 'ID' must have a numeric data type: the correlation ids of iterative "
+            "sequences are numbers, got TYPE_STRING",
+        )
     ]

@@ -11,8 +11,10 @@ EXPIRED = InferenceError(ErrorCode.UNAVAILABLE, "timeout of the corresponding se
 
 def check_request(pending: Pending, policy: SequencePolicy) -> None:
     """Raise INVALID_ARG for a request that fits no sequence of the model. The checks run in Triton's order."""
-    model, correlation = clip(policy.model), pending.correlation
-    control = policy.correlation
+    correlation, control = pending.correlation, policy.correlation
+    if control is None and correlation and pending.batch_size == 1:
+        return
+    model = clip(policy.model)
     if control is not None and correlation and not policy.iterative:
         given = DataType.BYTES if isinstance(correlation, str) else DataType.UINT64
         if (given is DataType.BYTES) is not (control.datatype is DataType.BYTES):

@@ -114,7 +114,8 @@ class SequenceScheduler:
         actions, self._due = self._due, []
         for sequence in self._backlog.due(now_ns):
             actions += self._fail(sequence, EXPIRED, FailureReason.REJECTED)
-        self._rest(now_ns)
+        if self._rested:
+            self._rest(now_ns)
         for sequence in self._idle.pop_due(now_ns):
             self._close(sequence)
         while self._backlog and self._places.has_room:
