@@ -22,6 +22,7 @@ import uvloop
 from halimede.core.inventory import Inventory
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.schedule.policy import StartHold
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.grpc.options import Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
@@ -148,7 +149,7 @@ class App:
             launcher=self._launcher,
             backend_directory=settings.backend_directory,
             log_verbose=settings.log_verbose,
-            begins_at=settings.delay_scheduler,
+            hold=StartHold(settings.delay_scheduler, settings.backlog_delay_scheduler),
         )
         services = ModelServices(CustomMetrics())
         self._stores = _stores(settings)

@@ -132,6 +132,8 @@ class Settings:
     device_list: Path | None = None
     """A JSON file that lists the devices to use, instead of asking the driver (HALIMEDE_DEVICE_LIST)."""
     delay_scheduler: int = 0
-    """How many requests a dynamic batcher waits for before its first execution (TRITONSERVER_DELAY_SCHEDULER)."""
+    """How many requests a model waits for before its first execution (TRITONSERVER_DELAY_SCHEDULER)."""
+    backlog_delay_scheduler: int = 0
+    """The same for requests of sequences that wait for a seat (TRITONSERVER_BACKLOG_DELAY_SCHEDULER)."""
     notices: tuple[str, ...] = ()
     """Flags that have no effect here or are deprecated, one line each, for the log."""

@@ -14,6 +14,8 @@ from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.scheduler import Pending
+from halimede.core.schedule.sequences.policy import SequencePolicy, oldest_policy
+from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import DataType, InferenceResponse, Tensor
 from halimede.core.wire import grpc_call, grpc_messages, grpc_response
 from halimede.core.wire.grpc_reader import InferReader
@@ -28,6 +30,7 @@ from halimede.core.wire.protocol import ModelInferRequest
 
 BATCH = 16
 QUEUED = 1000
+SEQUENCES = 1000
 REPEATS = 5
 CALL_FIELDS = (
     (":method", "POST"),
@@ -92,6 +95,32 @@ def queue_us(levels: int, *, has_timeouts: bool = False) -> list[float]:
             raise RuntimeError(f"expected one batch of {BATCH}, got {actions}")
 
     return us_per_request(step, BATCH)
+
+
+def sequences_us() -> list[float]:
+    """One request of each of BATCH sequences of 1,000 that are open, in the oldest strategy: enqueue, poll, complete."""
+    policy = SequencePolicy("m", BATCH, seats=SEQUENCES, strategy=oldest_policy(BATCH))
+    scheduler = SequenceScheduler(policy, instances=1)
+    now_ns = key = 0
+
+    def send(*, start: bool) -> None:
+        nonlocal now_ns, key
+        for _ in range(BATCH):
+            key += 1
+            scheduler.enqueue(Pending(key, 1, 64, correlation=key % SEQUENCES + 1, sequence_start=start), now_ns)
+            scheduler.poll(now_ns)
+        # The first request ran alone, the others follow together.
+        for _ in range(2):
+            now_ns += 1
+            scheduler.completed(Slot(0), 1_000_000)
+            scheduler.poll(now_ns)
+        if scheduler.queued:
+            raise RuntimeError(f"expected two batches, {scheduler.queued} requests are queued")
+
+    for _ in range(-(-SEQUENCES // BATCH)):
+        send(start=True)
+    scheduler.poll(now_ns)
+    return us_per_request(lambda: send(start=False), BATCH)
 
 
 def wire_http_us(*, is_known: bool) -> list[float]:

@@ -239,6 +239,7 @@ def micro_rows() -> list[Row]:
         row("queue-1000", "us per request", micro.queue_us(1), f"the same with {micro.QUEUED} queued"),
         row("queue-1000-levels", "us per request", micro.queue_us(4), "the same over 4 priority levels"),
         row("queue-1000-timeouts", "us per request", micro.queue_us(4, has_timeouts=True), "and with timeouts"),
+        row("sequences", "us per request", micro.sequences_us(), f"oldest strategy, {micro.SEQUENCES} open sequences"),
         row("wire-http", "us per request", micro.wire_http_us(is_known=False), "decode and encode of FP32[16], binary"),
         row("wire-http-known", "us per request", micro.wire_http_us(is_known=True), "the same JSON part again"),
         row("wire-grpc", "us per request", micro.wire_grpc_us(), "parse, decode, encode and serialize of FP32[16]"),

@@ -197,7 +197,7 @@ nonsense: 1
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ 0 ] } ]
 output [ { name: "OUT" data_type: TYPE_FP23 dims: [ 4 ] } ]
 dynamic_batching { preferred_batch_size: [ -2 ] max_queue_delay_microseconds: x }
-sequence_batching { }
+sequence_batching { direct { minimum_slot_utilization: 2 } }
 instance_group [ { count: -1 } ]""",
     )
     (repository / "wrong" / "1").mkdir()

@@ -226,9 +226,12 @@ def test_the_error_of_a_failed_load_has_the_fix(start: Start, repository: Path) 
     (repository / "alien" / "1").mkdir()
     assert "backend 'nope'" in cause("alien", 400)
     assert index(server)[("alien", "1")][0] == "UNAVAILABLE"
-    write_config(repository / "scaled", "sequence_batching { }\nmax_batch_sise: 4\nresponse_cache { enable: true }")
+    write_config(
+        repository / "scaled",
+        "sequence_batching { direct { minimum_slot_utilization: 2 } }\nmax_batch_sise: 4\nresponse_cache { enable: true }",
+    )
     assert [problem.split(": ")[0] for problem in cause("scaled").split("; ") if "scaled/config.pbtxt" in problem] == [
-        "scaled/config.pbtxt:1:1",
+        "scaled/config.pbtxt:1:30",
         "scaled/config.pbtxt:2:1",
         "scaled/config.pbtxt:3:18",
     ]

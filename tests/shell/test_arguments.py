@@ -297,14 +297,21 @@ def test_a_missing_device_list_is_named_by_its_variable() -> None:
     assert problems == ["HALIMEDE_DEVICE_LIST: file does not exist: /no/list.json"]
 
 
-def test_the_delay_of_schedulers_comes_from_its_variable() -> None:
+@pytest.mark.parametrize(
+    ("variable", "field"),
+    [
+        ("TRITONSERVER_DELAY_SCHEDULER", "delay_scheduler"),
+        ("TRITONSERVER_BACKLOG_DELAY_SCHEDULER", "backlog_delay_scheduler"),
+    ],
+)
+def test_the_delays_of_schedulers_come_from_their_variables(variable: str, field: str) -> None:
     def delayed(value: str) -> tuple[int, tuple[str, ...]]:
-        given, problems = assemble(parse(["--model-repository=."]), {"TRITONSERVER_DELAY_SCHEDULER": value})
+        given, problems = assemble(parse(["--model-repository=."]), {variable: value})
         assert problems == []
-        return given.delay_scheduler, given.notices
+        return getattr(given, field), given.notices
 
     assert [delayed(value) for value in ("", "0", "4", "9999999999")] == [(0, ()), (0, ()), (4, ()), (2**31 - 1, ())]
-    ignored = "TRITONSERVER_DELAY_SCHEDULER: '{}' is not a number of requests; it is ignored"
+    ignored = variable + ": '{}' is not a number of requests; it is ignored"
     for value in ("four", "-1", "9" * 11):
         assert delayed(value) == (0, (ignored.format(value),))
 

@@ -37,7 +37,11 @@ def test_each_model_lists_honoured_ignored_and_refused_fields(tmp_path: Path) ->
         extra="response_cache { enable: true }\ndynamic_batching { priority_levels: 1\n"
         "default_priority_level: 1 max_queue_delay_microseconds: 5 }",
     )
-    add_identity(tmp_path, "sequence", extra="sequence_batching { }\noptimization { priority: PRIORITY_MAX }")
+    add_identity(
+        tmp_path,
+        "sequence",
+        extra='cc_model_filenames { key: "7.5" value: "t4" }\noptimization { priority: PRIORITY_MAX }',
+    )
     add_scaled(tmp_path, "other", 2.0)
     write_config(tmp_path / "other", 'input { name: "x" data_type: TYPE_FP32 dims: 4 }')
     add_python(tmp_path, "code")
@@ -64,7 +68,7 @@ def test_each_model_lists_honoured_ignored_and_refused_fields(tmp_path: Path) ->
     ]
     assert sequence["honoured"] == ["name", "backend", "max_batch_size", "input", "output"]
     (refused,) = sequence["refused"]
-    assert refused.startswith("sequence/config.pbtxt:7:9: 'sequence_batching' is not supported yet")
+    assert refused.startswith("sequence/config.pbtxt:7:9: 'cc_model_filenames' is not supported yet")
     assert [text.partition(" has")[0] for text in sequence["ignored"]] == ["'optimization.priority'"]
     assert "unexpected inference input 'x', allowed inputs are: IN" in models["other"]["refused"][0]
     assert models["mute"]["warnings"][0].startswith("it has no inputs and no outputs: ")
@@ -114,7 +118,7 @@ def test_refused_step_refuses_its_ensemble(tmp_path: Path) -> None:
     write_config(tmp_path / "above", f'platform: "ensemble" max_batch_size: 4 {tensors} {steps}')
     (tmp_path / "above" / "1").mkdir()
     assert run(tmp_path).returncode == 0
-    write_config(tmp_path / "step", "sequence_batching { }")
+    write_config(tmp_path / "step", 'cc_model_filenames { key: "7.5" value: "t4" }')
     models = json.loads(run(tmp_path, "--json").stdout)["models"]
     assert [(model["name"], model["loads"]) for model in models] == [("above", False), ("step", False)]
     assert models[0]["refused"] == models[1]["refused"]

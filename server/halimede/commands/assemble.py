@@ -15,7 +15,11 @@ from halimede.commands.readers import UNIX
 from halimede.settings import ModelControlMode, Settings
 
 DEVICE_LIST_VARIABLE = "HALIMEDE_DEVICE_LIST"
-DELAY_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
+HOLDS = {
+    "TRITONSERVER_DELAY_SCHEDULER": "delay_scheduler",
+    "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "backlog_delay_scheduler",
+}
+"""Settings by environment variable."""
 MOST_DELAYED = 2**31 - 1
 
 STRICT_MODEL_CONFIG = "--strict-model-config"
@@ -42,10 +46,14 @@ def assemble(
         fields["device_list"] = Path(device_list)
         if not os.path.isfile(device_list):
             problems.append(f"{DEVICE_LIST_VARIABLE}: file does not exist: {device_list}")
-    delay = environment.get(DELAY_VARIABLE, "")
-    is_number = delay.isascii() and delay.isdecimal() and len(delay) <= len(str(MOST_DELAYED))
-    if is_number:
-        fields["delay_scheduler"] = min(int(delay), MOST_DELAYED)
+    ignored = []
+    for variable, field in HOLDS.items():
+        delay = environment.get(variable, "")
+        if delay.isascii() and delay.isdecimal() and len(delay) <= len(str(MOST_DELAYED)):
+            fields[field] = min(int(delay), MOST_DELAYED)
+        elif delay:
+            # Triton reads it with atoi, for which this is 0.
+            ignored.append(f"{variable}: '{delay[:40]}' is not a number of requests; it is ignored")
     if environment.get("AIP_MODE") == "PREDICTION" and not any(flag.name == VERTEX_AI for flag in given.values):
         problems.append(
             f"AIP_MODE=PREDICTION requires {VERTEX_AI}, which is not supported yet; {VERTEX_AI}=false disables it"
@@ -58,10 +66,7 @@ def assemble(
     settings = Settings(**fields)
     # Mutual authentication implies encryption, as in Triton.
     settings = replace(settings, grpc_use_ssl=settings.grpc_use_ssl or settings.grpc_use_ssl_mutual)
-    notices = [*given.notices, *_deprecations(given), *_tls_notices(settings)]
-    if delay and not is_number:
-        # Triton reads it with atoi, for which this is 0.
-        notices.append(f"{DELAY_VARIABLE}: '{delay[:40]}' is not a number of requests; it is ignored")
+    notices = [*given.notices, *_deprecations(given), *_tls_notices(settings), *ignored]
     settings = replace(settings, notices=tuple(notices))
     return settings, [*_model_problems(settings), *_tls_problems(settings), *_address_problems(settings)]
 

@@ -11,7 +11,7 @@ from halimede.core.types.caller import Computed
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
 from halimede.runtime.batches import RunningBatches
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.requests import CANCELLED, InFlight, Open, Sent, VersionRequests
+from halimede.runtime.requests import CANCELLED, LOST_STATE, InFlight, Open, Sent, VersionRequests
 from halimede.workers.worker import BatchDone, ResponseSent
 
 
@@ -146,6 +146,8 @@ class BatchAnswers:
             except InferenceError as error:
                 reply = error
         if isinstance(reply, InferenceError):
+            if flight.opened is not None and flight.opened.has_lost_state:
+                reply = InferenceError(reply.code, reply.message + LOST_STATE)
             return requests.failure(flight, reply, final=made.final)
         return InferenceResponse(
             requests.name, requests.version, flight.request.id, reply or [], dict(made.parameters), final=made.final

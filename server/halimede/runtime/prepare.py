@@ -52,6 +52,7 @@ from halimede.core.config.versions import select_versions
 from halimede.core.inventory import Inventory
 from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend
 from halimede.core.repository.load_errors import ConfigError, NoVersionError, VersionError
+from halimede.core.schedule.policy import NO_HOLD, StartHold
 from halimede.core.schedule.strategy import BatchingStrategy
 from halimede.core.types import ErrorCode, InferenceError, Placement, Problem
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
@@ -76,8 +77,7 @@ class LoadOptions:
     launcher: Launcher = field(default_factory=Launcher)
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
     log_verbose: int = 0
-    begins_at: int = 0
-    """How many requests a dynamic batcher waits for before its first execution (TRITONSERVER_DELAY_SCHEDULER)."""
+    hold: StartHold = NO_HOLD
 
     def of_backend(self, name: str) -> dict[str, str]:
         """The `--backend-config` settings of one backend over the global ones."""
@@ -89,7 +89,7 @@ class PreparedVersion:
     """One version, ready for its instances.
 
     Instances on threads are made from `model`. For an `isolated` version each process loads the model itself. An
-    ensemble has neither. `strategy` and `begins_at` are for the scheduler.
+    ensemble has neither. `strategy` and `hold` are for the scheduler.
     """
 
     version: int
@@ -98,7 +98,7 @@ class PreparedVersion:
     placements: tuple[Placement, ...]
     isolated: Isolated | None = None
     strategy: BatchingStrategy | None = None
-    begins_at: int = 0
+    hold: StartHold = NO_HOLD
     state_files: Mapping[str, bytes] = field(default_factory=dict)
     """The contents of the files with initial states of sequences, by the input names of the states."""
 
@@ -270,7 +270,7 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
             # Before the strategy is made, so that a failure closes the version.
             loaded.append(made)
             with _faults_of(where, plan.versions):
-                loaded[-1] = replace(made, strategy=make_strategy(plan.config), begins_at=options.begins_at)
+                loaded[-1] = replace(made, strategy=make_strategy(plan.config), hold=options.hold)
     except BaseException:
         for done in loaded:
             try:

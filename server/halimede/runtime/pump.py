@@ -16,10 +16,11 @@ A slot of a worker that is down gets no batch. Requests wait as long as one work
 """
 
 import asyncio
+import logging
 from collections.abc import Hashable
 
 from halimede.core.config.check_request import RequestChecker
-from halimede.core.schedule.actions import Execute, Slot
+from halimede.core.schedule.actions import Execute, Fail, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Place
 from halimede.core.types import ErrorCode, InferenceError
@@ -31,8 +32,16 @@ from halimede.runtime.batches import RunningBatches
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.instances import Instances
 from halimede.runtime.request_places import RequestPlaces
-from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, Open, Sent, VersionRequests
+from halimede.runtime.requests import CANCELLED, LOST_STATE, STOPPING, InFlight, Open, Sent, VersionRequests
 from halimede.workers.worker import BatchDone, ResponseSent, Worker, WorkerDown, WorkerEvent
+
+log = logging.getLogger(__name__)
+
+NOT_ITERATIVE = InferenceError(
+    ErrorCode.INTERNAL,
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
+    "such a flag.",
+)
 
 
 class Pump:
@@ -107,6 +116,10 @@ class Pump:
             self._requests.fail(flight, self._refusal, FailureReason.REJECTED)
             return
         scheduler = self._scheduler
+        if scheduler.is_iterative:
+            # The ticket identifies the sequence: no other request of the server has it.
+            request = flight.request
+            request.sequence_id, request.sequence_start, request.sequence_end = flight.key, True, False
         if self._requests.count == 1:
             # Alone in the model: no other request exists to share a batch with.
             slot = scheduler.try_start(flight.rows)
@@ -133,6 +146,9 @@ class Pump:
         if worker is not None and self._instances.is_up(worker):
             worker.cancel(key)
         self._answers.abandon(flight)
+        if self._scheduler.follows_outcomes:
+            # For queued requests that are cancelled with it.
+            self._poll()
 
     def try_refuse(self, key: int, error: InferenceError) -> bool:
         """See `runtime.requests.Executor.try_refuse`."""
@@ -158,6 +174,8 @@ class Pump:
     def on_event(self, event: WorkerEvent) -> None:
         """Perform what an event of a worker causes. Called on the loop's thread."""
         if isinstance(event, BatchDone):
+            if event.again:
+                self._repeat(event)
             slot = self._instances.slots[event.worker.ordinal][event.slot]
             # After the end of its worker a batch frees no slot: the slot is removed, or runs another batch.
             if self._batches.try_end(slot, event.items[0].key):
@@ -207,7 +225,7 @@ class Pump:
     def _poll(self) -> None:
         for action in self._scheduler.poll(monotonic_ns()):
             if not isinstance(action, Execute):
-                self._fail(action.request, action.error, action.reason)
+                self._perform(action)
                 continue
             batch = [self._requests.record_of(key) for key in action.requests]
             if action.seats:
@@ -215,6 +233,29 @@ class Pump:
                     flight.seat = seat
             self._execute(action.slot, batch)
         self._alarm.set(self._scheduler.wake_at())
+
+    def _perform(self, action: Fail | Warn) -> None:
+        if isinstance(action, Fail):
+            self._fail(action.request, action.error, action.reason)
+        else:
+            requests = self._requests
+            log.warning("%s", action.text, extra={"model": requests.name, "version": requests.version})
+
+    def _repeat(self, done: BatchDone) -> None:
+        """Prepare the requests of a batch that are to be executed again: only the first execution has START.
+
+        They are open, because their model may respond to them before the next execution.
+        """
+        if self._scheduler.is_iterative:
+            for at in done.again:
+                done.items[at].request.sequence_start = False
+                flight = self._requests.find(done.items[at].key)
+                if flight is not None and flight.opened is None:
+                    flight.opened = Open(done.worker, done.items[0].key, Sent(done.times.input_end))
+            return
+        for at in done.again:
+            done.replies[at] = NOT_ITERATIVE
+        done.again = ()
 
     def _execute(self, slot: Slot, batch: list[InFlight]) -> None:
         worker = self._instances.worker_of[slot]
@@ -234,6 +275,8 @@ class Pump:
         lost = [flight for slot in self._instances.slots[down.worker.ordinal] for flight in self._remove(slot, down)]
         self._refuse_if_parked()
         text = f"Failed to process the request(s) for model instance '{down.worker.name}', message: {down.reason}"
+        if self._scheduler.follows_outcomes:
+            text += LOST_STATE
         for flight in lost:
             if flight.cancelled:
                 self._requests.fail(flight, CANCELLED, FailureReason.CANCELED)
@@ -257,6 +300,7 @@ class Pump:
             for flight in unfinished:
                 if flight.opened is None:
                     flight.opened = Open(down.worker, batch[0].key, Sent(flight.queued_ns))
+                flight.opened.has_lost_state = self._scheduler.follows_outcomes
         # A worker may answer a request of a batch that it has not read. The client must not get that response twice.
         may_have_response = self._scheduler.follows_outcomes
         waiting = [
@@ -316,19 +360,12 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
 
 
 def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
-    """The outcome of each request of a batch, for schedulers that need it.
-
-    A request that is executed again is no START any more: the state of its sequence stays. It is open, because its
-    model may respond to it before its next execution.
-    """
+    """The outcome of each request of a batch, for schedulers that need it."""
     outcomes = []
     for at, item in enumerate(done.items):
-        flight = requests.find(item.key)
-        if flight is None or flight.cancelled:
+        if item.cancelled:
             outcomes.append(Outcome.GONE)
-        elif at in done.again:
-            flight.request.sequence_start = False
-            flight.opened = flight.opened or Open(done.worker, done.items[0].key, Sent(done.times.input_end))
+        elif at in done.again and requests.find(item.key) is not None:
             outcomes.append(Outcome.AGAIN)
         else:
             outcomes.append(Outcome.DONE)

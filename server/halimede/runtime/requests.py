@@ -38,6 +38,9 @@ STOPPING = InferenceError(
     ErrorCode.UNAVAILABLE, "Server is stopping, scheduler for model has stopped accepting new inference requests"
 )
 
+LOST_STATE = " (the state of its sequence is lost)"
+"""Follows the reason why a request of a sequence fails with its worker."""
+
 
 class Executor(Protocol):
     """Executes the requests of one version. Keys of unknown requests are ignored."""
@@ -45,8 +48,8 @@ class Executor(Protocol):
     def start(self, flight: "InFlight", compatible: Hashable) -> None:
         """Queue or execute an admitted request. Its responses go through `flight.requests`, perhaps before this ends.
 
-        `compatible` is equal for requests that may share a batch. UNAVAILABLE when the queue is full; nothing has begun
-        then.
+        `compatible` is equal for requests that may share a batch. UNAVAILABLE when the queue is full, INVALID_ARG for a
+        request that fits no sequence; nothing has begun then.
         """
 
     def cancel(self, key: int) -> None:
@@ -79,13 +82,15 @@ class Sent:
 class Open:
     """An open request: its worker answers it separately from the end of its batch.
 
-    `first` is the key of the first request of its batch.
+    `first` is the key of the first request of its batch. `has_lost_state` is set if its worker has ended, and had the
+    state of its sequence.
     """
 
     worker: Worker
     first: int
     sent: Sent
     batch_is_over: bool = False
+    has_lost_state: bool = False
 
 
 @dataclass(slots=True)
@@ -230,8 +235,10 @@ class VersionRequests:
         except InferenceError as error:
             if self._order is not None:
                 self._order.withdraw(key)
-            refusal = InferenceError(error.code, of_request(request.id, error.message))
-            self.fail(flight, refusal, FailureReason.REJECTED)
+            # Triton names the request in the errors of a full queue, and not in those of its sequence scheduler.
+            if error.code is ErrorCode.UNAVAILABLE:
+                error = InferenceError(error.code, of_request(request.id, error.message))
+            self.fail(flight, error, FailureReason.REJECTED)
 
     def record_response(
         self, flight: InFlight, sent: Sent, response: InferenceResponse, infer_ns: int, output_ns: int

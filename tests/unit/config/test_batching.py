@@ -9,6 +9,7 @@ from halimede.core.config.model_config import (
     ModelDynamicBatching,
     ModelInput,
     ModelOutput,
+    ModelParameter,
     ModelQueuePolicy,
     ModelSequenceBatching,
     ModelTensorReshape,
@@ -273,5 +274,29 @@ def test_growable_memory_of_states_is_refused():
             "sequence_batching.state[0].use_growable_memory",
             "sequence state 'in' cannot have 'use_growable_memory': it needs CUDA's virtual memory, and states are in "
             "the host's memory here; leave it out",
+        )
+    ]
+
+
+def test_an_instance_of_a_sequence_model_has_one_batch_at_a_time():
+    two = {"MAX_CONCURRENCY": ModelParameter("2")}
+    assert problems(parameters=two) == []
+    assert problems(parameters=two, sequence_batching=ModelSequenceBatching()) == [
+        (
+            'parameters["MAX_CONCURRENCY"]',
+            "parameter 'MAX_CONCURRENCY' must be 1 for m: an instance of a model with sequence batching executes one "
+            "batch at a time, got 2",
+        )
+    ]
+
+
+def test_correlation_ids_of_iterative_sequences_are_numbers():
+    text = control("ID", replace(CORRID, data_type=DataType.BYTES))
+    assert sequence(text) == []
+    assert problems(sequence_batching=ModelSequenceBatching(control_input=(text,), iterative_sequence=True)) == [
+        (
+            "sequence_batching.control_input[0].control[0].data_type",
+            "sequence batching control tensor 'ID' must have a numeric data type: the correlation ids of iterative "
+            "sequences are numbers, got TYPE_STRING",
         )
     ]

@@ -30,7 +30,6 @@ from halimede.core.config.model_config import (
     ModelRateLimiter,
     ModelRepositoryAgents,
     ModelResponseCache,
-    ModelSequenceBatching,
     ModelTensorReshape,
     ModelTransactionPolicy,
     ModelVersionPolicy,
@@ -145,7 +144,6 @@ def test_honoured_fields_give_no_notes():
     ("config", "paths"),
     [
         (ModelConfig(runtime="other.py"), ["runtime"]),
-        (ModelConfig(sequence_batching=ModelSequenceBatching()), ["sequence_batching"]),
         (
             ModelConfig(
                 ensemble_scheduling=ModelEnsembling(

@@ -13,18 +13,16 @@ from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.policy import Priorities as Levels
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
+from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
+from support.sequence_requests import direct, oldest
 from support.toy_schedulers import (
     EXPIRED,
     FULL,
-    LOST,
     DepthTwo,
-    DirectSequences,
     Fifo,
-    Iterative,
     Limiter,
-    OldestSequences,
     Priorities,
     RateLimited,
 )
@@ -46,9 +44,9 @@ KINDS: dict[str, Callable[[], Scheduler]] = {
     "priorities": lambda: Priorities(TIMEOUTS_NS, max_queue_size=3),
     "depth two": DepthTwo,
     "rate limited": lambda: RateLimited(Limiter(1)),
-    "iterative": Iterative,
-    "direct sequences": lambda: DirectSequences(IDLE_NS),
-    "oldest sequences": lambda: OldestSequences(IDLE_NS),
+    "iterative sequences": lambda: SequenceScheduler(oldest(seats=3, idle_ns=IDLE_NS, iterative=True)),
+    "direct sequences": lambda: SequenceScheduler(direct(idle_ns=IDLE_NS)),
+    "oldest sequences": lambda: SequenceScheduler(oldest(seats=3, idle_ns=IDLE_NS)),
 }
 EVENTS = (
     "add",
@@ -84,16 +82,12 @@ class Driver:
         """How each request left the scheduler."""
         self.sequences: dict[int, int] = {}
         """The correlation of each client's sequence that has not ended: no two sequences have the same."""
+        self.cancelled: set[int] = set()
         self.now = 0
         self.deadlines: dict[int, int] = {}
         """Of queued requests by key, unless they return from a dead worker."""
-        self.idle_deadlines: dict[int | str, int] = {}
-        """Of idle sequences by correlation, also those that have passed."""
-        self.home: dict[int | str, Slot] = {}
         self.seats: dict[int | str, tuple[Slot, int]] = {}
         """Where a request of the sequence was executed last."""
-        self.lost: set[int | str] = set()
-        """Sequences that were idle when their slot was removed."""
 
     def handle(self, event: str, pick: int) -> None:
         slot = SLOTS[pick % len(SLOTS)]
@@ -104,6 +98,7 @@ class Driver:
                 key = pick % (len(self.requests) + 1)
                 if self.scheduler.try_cancel(key):
                     self.leave(key, "cancelled")
+                self.cancelled.add(key)
             case "complete" | "again" | "gone" if self.running.get(slot):
                 self.complete(slot, Outcome.DONE if event == "complete" else Outcome(event))
             case "lose" | "lose unread" if slot in self.running:
@@ -118,7 +113,8 @@ class Driver:
 
     def enqueue(self, pick: int) -> None:
         key, client = len(self.requests) + 1, pick % 5
-        starts, ends = client not in self.sequences, pick % 7 == 0
+        # A request of an iterative model is a sequence of its own.
+        starts, ends = client not in self.sequences, pick % 7 == 0 or self.scheduler.is_iterative
         correlation = self.sequences.setdefault(client, key)
         pending = Pending(
             key, 1, 4, priority=pick % 3, correlation=correlation, sequence_start=starts, sequence_end=ends
@@ -132,7 +128,6 @@ class Driver:
             self.ends[key] = "refused"
             return
         assert turns in (None, 0, 1, 2)
-        assert self.idle_deadlines.get(correlation, self.now) >= self.now, "its sequence was idle for too long"
         self.queued.add(key)
         if timeout_ns := self.timeout_ns(pending):
             self.deadlines[key] = self.now + timeout_ns
@@ -163,9 +158,13 @@ class Driver:
 
     def complete(self, slot: Slot, last: Outcome) -> None:
         batch = self.running[slot].pop(0)
-        if last is Outcome.AGAIN and not isinstance(self.scheduler, Iterative):
+        if last is Outcome.AGAIN and not self.scheduler.is_iterative:
             last = Outcome.DONE
         outcomes = [Outcome.DONE] * (len(batch.requests) - 1) + [last]
+        outcomes = [
+            Outcome.GONE if key in self.cancelled else outcome
+            for key, outcome in zip(batch.requests, outcomes, strict=True)
+        ]
         for key, outcome in zip(batch.requests, outcomes, strict=True):
             if outcome is Outcome.AGAIN:
                 self.queued.add(key)
@@ -175,7 +174,6 @@ class Driver:
 
     def lose(self, slot: Slot, *, is_unread: bool) -> None:
         batches = self.running.pop(slot)
-        self.lost |= {correlation for correlation in self.idle_sequences() if self.home[correlation] == slot}
         unread = [[self.requests[key] for key in batch.requests] for batch in batches] if is_unread else []
         again = self.scheduler.remove_slot(slot, unread, self.now)
         assert set(again) <= {each.key for batch in unread for each in batch}
@@ -197,7 +195,6 @@ class Driver:
                         assert key in self.queued, "executed without being queued"
                         assert self.deadlines.pop(key, self.now + 1) > self.now, "executed after its deadline"
                         self.queued.remove(key)
-                        self.home[self.requests[key].correlation] = slot
                     self.running[slot].append(action)
                     assert len(self.running[slot]) <= getattr(self.scheduler, "depth", 1)
                 case Fail(key, error):
@@ -211,24 +208,11 @@ class Driver:
 
     def check_wake_at(self) -> None:
         """What was due is done, and `wake_at` is the earliest of all other deadlines."""
-        if isinstance(self.scheduler, DirectSequences):
-            idle = self.idle_sequences()
-            self.idle_deadlines = {
-                correlation: self.idle_deadlines.get(correlation, self.now + IDLE_NS) for correlation in idle
-            }
-        ahead = [at for at in self.idle_deadlines.values() if at > self.now]
         wake_at = self.scheduler.wake_at()
-        assert wake_at == min([*self.deadlines.values(), *ahead], default=None)
+        # `test_sequence_property` has the deadlines of idle sequences.
+        if not isinstance(self.scheduler, SequenceScheduler):
+            assert wake_at == min(self.deadlines.values(), default=None)
         assert wake_at is None or wake_at > self.now
-
-    def idle_sequences(self) -> set[int | str]:
-        """All requests of an idle sequence were executed, and none was its last."""
-        others = {
-            request.correlation
-            for key, request in self.requests.items()
-            if request.sequence_end or self.ends.get(key) != "done"
-        }
-        return {request.correlation for request in self.requests.values()} - others - self.lost
 
     def check_seats(self, keys: tuple[int, ...], seats: tuple[int, ...], slot: Slot) -> None:
         """A sequence keeps its seat, and no two sequences have one at the same time."""
@@ -242,7 +226,7 @@ class Driver:
             self.seats[correlation] = slot, seat
 
     def check_sequences(self, keys: tuple[int, ...]) -> None:
-        if not isinstance(self.scheduler, DirectSequences):
+        if not isinstance(self.scheduler, SequenceScheduler) or self.scheduler.is_iterative:
             return
         for key in keys:
             correlation = self.requests[key].correlation
@@ -293,10 +277,6 @@ def started(scheduler: Toy, *slots: Slot) -> Toy:
     return scheduler
 
 
-def in_sequence(key: int, correlation: int, *, start: bool = False, end: bool = False) -> Pending:
-    return Pending(key, 1, 4, correlation=correlation, sequence_start=start, sequence_end=end)
-
-
 ONE, TWO = Slot(0), Slot(1)
 
 
@@ -326,32 +306,6 @@ def test_a_level_has_its_own_bound_and_timeout() -> None:
     assert scheduler.poll(10) == [Fail(2, EXPIRED, FailureReason.REJECTED), Execute(ONE, (1,))]
 
 
-def test_an_idle_sequence_gives_its_place_to_one_that_waits() -> None:
-    scheduler = started(DirectSequences(idle_ns=10), ONE)
-    scheduler.positions = 1
-    for request in (in_sequence(1, 7, start=True), in_sequence(2, 8, start=True)):
-        scheduler.enqueue(request, 0)
-    [first] = scheduler.poll(0)
-    assert isinstance(first, Execute)
-    scheduler.completed(ONE, 1, [Outcome.DONE])
-    assert (scheduler.poll(3), scheduler.wake_at()) == ([], 13)
-    [second] = scheduler.poll(13)
-    assert isinstance(second, Execute)
-    assert (first.requests, second.requests, scheduler.wake_at()) == ((1,), (2,), None)
-    with pytest.raises(InferenceError, match="no sequence that has begun"):
-        scheduler.enqueue(in_sequence(3, 7), 14)
-
-
-def test_a_request_before_the_next_poll_keeps_its_sequence() -> None:
-    scheduler = started(DirectSequences(idle_ns=10), ONE)
-    scheduler.enqueue(in_sequence(1, 7, start=True), 0)
-    scheduler.poll(0)
-    scheduler.completed(ONE, 1, [Outcome.DONE])
-    scheduler.enqueue(in_sequence(2, 7), 1)
-    assert len(scheduler.poll(1)) == 1
-    assert scheduler.wake_at() is None
-
-
 def test_a_slot_of_depth_two_has_a_batch_ready_before_the_last_one_ends() -> None:
     scheduler = started(DepthTwo(), ONE)
     scheduler.max_batch_size = 1
@@ -361,70 +315,6 @@ def test_a_slot_of_depth_two_has_a_batch_ready_before_the_last_one_ends() -> Non
     scheduler.completed(ONE, 1)
     assert scheduler.poll(1) == [Execute(ONE, (3,))]
     assert scheduler.remove_slot(ONE, [[Pending(3, 1, 4)]], 2) == [3], "2 was read, and is failed by the pump"
-
-
-def test_a_direct_sequence_keeps_its_seat() -> None:
-    scheduler = started(DirectSequences(), ONE)
-    for request in (in_sequence(1, 7, start=True), in_sequence(2, 8, start=True), in_sequence(3, 8)):
-        scheduler.enqueue(request, 0)
-    assert scheduler.poll(0) == [Execute(ONE, (1, 2), (0, 1))]
-    scheduler.completed(ONE, 1, [Outcome.DONE, Outcome.DONE])
-    assert scheduler.poll(1) == [Execute(ONE, (3,), (1,))]
-
-
-def test_the_oldest_strategy_takes_one_request_of_each_sequence() -> None:
-    scheduler = started(OldestSequences(), ONE)
-    for request in (in_sequence(1, 7, start=True), in_sequence(2, 7), in_sequence(3, 8, start=True)):
-        scheduler.enqueue(request, 0)
-    [first] = scheduler.poll(0)
-    assert isinstance(first, Execute)
-    assert first.requests == (1, 3)
-    scheduler.completed(ONE, 1, [Outcome.DONE, Outcome.DONE])
-    [second] = scheduler.poll(1)
-    assert isinstance(second, Execute)
-    assert second.requests == (2,)
-
-
-@pytest.mark.parametrize("has_state", [False, True])
-def test_a_sequence_is_delivered_again_only_before_a_worker_has_its_state(has_state: bool) -> None:
-    scheduler = started(DirectSequences(), ONE, TWO)
-    first, second = in_sequence(1, 7, start=True), in_sequence(2, 7)
-    scheduler.enqueue(first, 0)
-    scheduler.poll(0)
-    scheduler.enqueue(second, 0)
-    if not has_state:
-        assert scheduler.remove_slot(ONE, [[first]], 1) == [1]
-        [execute] = scheduler.poll(1)
-        assert isinstance(execute, Execute)
-        assert (execute.slot, execute.requests) == (TWO, (1,))
-        return
-    scheduler.completed(ONE, 1, [Outcome.DONE])
-    scheduler.poll(1)
-    scheduler.enqueue(in_sequence(3, 7), 1)
-    assert scheduler.remove_slot(ONE, [[second]], 2) == []
-    [fail] = scheduler.poll(2)
-    assert isinstance(fail, Fail)
-    assert (fail.request, fail.error) == (3, LOST)
-
-
-def test_a_sequence_that_lost_a_request_fails() -> None:
-    scheduler = started(DirectSequences(), ONE)
-    scheduler.enqueue(in_sequence(1, 7, start=True), 0)
-    scheduler.poll(0)
-    scheduler.enqueue(in_sequence(2, 7), 0)
-    scheduler.completed(ONE, 1, [Outcome.GONE])
-    assert [type(each) for each in scheduler.poll(1)] == [Fail]
-
-
-def test_an_iterative_request_stays_on_the_instance_with_its_state() -> None:
-    scheduler = started(Iterative(), ONE, TWO)
-    scheduler.enqueue(Pending(1, 1, 4), 0)
-    ran = []
-    for outcome in (Outcome.AGAIN, Outcome.AGAIN, Outcome.DONE):
-        ran += scheduler.poll(0)
-        scheduler.completed(ONE, 1, [outcome])
-    assert ran == [Execute(ONE, (1,))] * 3
-    assert (scheduler.poll(0), scheduler.queued) == ([], 0)
 
 
 def test_a_resource_that_is_given_back_wakes_those_that_were_refused() -> None:

@@ -1,13 +1,30 @@
 """The scheduler and the batching policy of a model configuration."""
 
+from typing import Any
+
 from halimede.core.config.model_config import (
+    ControlKind,
     ModelConfig,
     ModelDynamicBatching,
     ModelQueuePolicy,
+    ModelSequenceBatching,
+    SequenceControl,
+    SequenceControlInput,
+    StrategyDirect,
+    StrategyOldest,
     TimeoutAction,
 )
 from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.policy import BatchPolicy, from_config
+from halimede.core.schedule.sequences.policy import (
+    CorrelationControl,
+    DirectPolicy,
+    SequencePolicy,
+    oldest_policy,
+    sequence_policy,
+)
+from halimede.core.schedule.sequences.scheduler import SequenceScheduler
+from halimede.core.types import DataType
 from support.scheduling import pending
 
 
@@ -48,3 +65,22 @@ def test_make_scheduler_follows_the_configuration():
     assert repr(dynamic) == "<DynamicBatchScheduler queue=1 running=0/1>"
     assert (dynamic.poll(0), dynamic.wake_at()) == ([], 10_000)
     assert repr(make_scheduler(ModelConfig(max_batch_size=4), 2)) == "<DefaultScheduler queue=0 running=0/2>"
+
+
+def test_the_policy_of_sequences():
+    def policy(max_batch_size: int, **batching: Any) -> SequencePolicy:
+        config = ModelConfig(
+            name="m", max_batch_size=max_batch_size, sequence_batching=ModelSequenceBatching(**batching)
+        )
+        assert isinstance(make_scheduler(config), SequenceScheduler)
+        return sequence_policy(config, ModelSequenceBatching(**batching), None)
+
+    assert policy(0) == SequencePolicy("m")
+    assert policy(4, direct=StrategyDirect(5, 0.5)) == SequencePolicy("m", 4, 4, DirectPolicy(5000, 0.5))
+    assert policy(4, oldest=StrategyOldest(9, (2,), 5), max_sequence_idle_microseconds=7) == SequencePolicy(
+        "m", 4, 9, oldest_policy(4, (2,), 5000), 7000
+    )
+    assert policy(4, iterative_sequence=True) == SequencePolicy("m", 4, 4, oldest_policy(4), iterative=True)
+    control = SequenceControl(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=DataType.INT32)
+    made = policy(4, control_input=(SequenceControlInput("ID", (control,)),))
+    assert made.correlation == CorrelationControl("ID", DataType.INT32)

@@ -13,8 +13,9 @@ from halimede.core.config.model_config import (
     TimeoutAction,
 )
 from halimede.core.config.names import path_problem
+from halimede.core.config.process_options import MAX_CONCURRENCY, max_concurrency
 from halimede.core.config.shapes import dims_problems, fixed_dims_problems
-from halimede.core.types import DataType, Problem
+from halimede.core.types import DataType, InferenceError, Problem
 from halimede.core.types.error import clip
 
 _CORRELATION_TYPES = (DataType.UINT64, DataType.INT64, DataType.UINT32, DataType.INT32, DataType.BYTES)
@@ -82,6 +83,17 @@ def sequence_batching_problems(config: ModelConfig, batching: ModelSequenceBatch
             name,
             f"{path}.oldest.preferred_batch_size",
         )
+    try:
+        concurrency = max_concurrency(config)
+    except InferenceError:
+        concurrency = 1  # `process_options` has an error of its own for this
+    if concurrency > 1:
+        # The requests of a sequence would run in any order, and batches would share the seats' state.
+        yield Problem(
+            f"parameter '{MAX_CONCURRENCY}' must be 1 for {name}: an instance of a model with sequence batching "
+            f"executes one batch at a time, got {concurrency}",
+            f'parameters["{MAX_CONCURRENCY}"]',
+        )
     yield from _control_inputs(config, batching)
     state_names: set[str] = set()
     for i, state in enumerate(batching.state):
@@ -112,10 +124,10 @@ def _control_inputs(config: ModelConfig, batching: ModelSequenceBatching) -> Ite
             if control.kind in kinds:
                 yield Problem(f"sequence batching specifies multiple {control.kind.name} tensors", f"{where}.kind")
             kinds.add(control.kind)
-            yield from _control(control, called, where)
+            yield from _control(control, called, where, is_iterative=batching.iterative_sequence)
 
 
-def _control(control: SequenceControl, called: str, path: str) -> Iterator[Problem]:
+def _control(control: SequenceControl, called: str, path: str, *, is_iterative: bool) -> Iterator[Problem]:
     given = [
         (field, len(values))
         for field, values in (
@@ -130,6 +142,12 @@ def _control(control: SequenceControl, called: str, path: str) -> Iterator[Probl
             yield Problem(
                 f"{called} has unexpected data type {control.data_type.config_name} for CONTROL_SEQUENCE_CORRID, "
                 f"expected one of {', '.join(t.config_name for t in _CORRELATION_TYPES)}",
+                f"{path}.data_type",
+            )
+        elif control.data_type is DataType.BYTES and is_iterative:
+            yield Problem(
+                f"{called} must have a numeric data type: the correlation ids of iterative sequences are numbers, "
+                f"got {control.data_type.config_name}",
                 f"{path}.data_type",
             )
         for field, _ in given:

@@ -104,8 +104,7 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         # Triton shows this for backends that are Python programs; here they always are.
         "runtime": Support(Treatment.NOT_YET, usual="model.py"),
         **_all(HONOURED, "batch_input", "batch_output"),
-        "sequence_batching": NOT_YET,
-        **_all(HONOURED, "optimization", "dynamic_batching", "ensemble_scheduling"),
+        **_all(HONOURED, "optimization", "dynamic_batching", "sequence_batching", "ensemble_scheduling"),
         **_all(HONOURED, "instance_group", "default_model_filename"),
         "cc_model_filenames": NOT_YET,
         "model_warmup": _WARMUP,
@@ -152,11 +151,11 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         HONOURED, "timeout_action", "default_timeout_microseconds", "allow_timeout_override", "max_queue_size"
     ),
     ModelSequenceBatching: _all(
-        NOT_YET, "direct", "oldest", "max_sequence_idle_microseconds", "control_input", "state", "iterative_sequence"
+        HONOURED, "direct", "oldest", "max_sequence_idle_microseconds", "control_input", "state", "iterative_sequence"
     ),
-    StrategyDirect: _all(NOT_YET, "max_queue_delay_microseconds", "minimum_slot_utilization"),
+    StrategyDirect: _all(HONOURED, "max_queue_delay_microseconds", "minimum_slot_utilization"),
     StrategyOldest: _all(
-        NOT_YET, "max_candidate_sequences", "preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"
+        HONOURED, "max_candidate_sequences", "preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"
     ),
     SequenceControlInput: _all(HONOURED, "name", "control"),
     SequenceControl: _all(HONOURED, "kind", "int32_false_true", "fp32_false_true", "bool_false_true", "data_type"),

@@ -42,4 +42,11 @@ class Fail:
     reason: FailureReason
 
 
-Action = Execute | Fail
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Write this line to the log: clients or the configuration have a problem that is not an error."""
+
+    text: str
+
+
+Action = Execute | Fail | Warn

@@ -23,6 +23,7 @@ class DynamicBatchScheduler:
     """
 
     follows_outcomes = False
+    is_iterative = False
 
     def __init__(
         self,

@@ -4,24 +4,30 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.default import DefaultScheduler
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.levels import LevelQueue
-from halimede.core.schedule.policy import from_config, priorities_from_config
+from halimede.core.schedule.policy import NO_HOLD, StartHold, from_config, priorities_from_config
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Scheduler
+from halimede.core.schedule.sequences.policy import sequence_policy
+from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.schedule.strategy import BatchingStrategy
 
 
 def make_scheduler(
-    config: ModelConfig, instances: int = 0, strategy: BatchingStrategy | None = None, begins_at: int = 0
+    config: ModelConfig,
+    instances: int = 0,
+    strategy: BatchingStrategy | None = None,
+    hold: StartHold = NO_HOLD,
 ) -> Scheduler:
     """The scheduler of a complete, validated configuration. It begins with one slot of each instance.
 
-    A dynamic batcher executes nothing before `begins_at` requests are queued for the first time, as in Triton with
-    TRITONSERVER_DELAY_SCHEDULER.
+    `hold` is for models with dynamic or sequence batching, as in Triton.
     """
+    if config.sequence_batching is not None:
+        return SequenceScheduler(sequence_policy(config, config.sequence_batching, hold), instances)
     policy = from_config(config)
     if config.dynamic_batching is None:
         return DefaultScheduler(policy, instances)
     priorities = priorities_from_config(config)
     has_levels = priorities is not None or strategy is not None
     queue = LevelQueue(policy, priorities, strategy) if has_levels else BatchQueue(policy)
-    return DynamicBatchScheduler(policy, instances, queue, begins_at)
+    return DynamicBatchScheduler(policy, instances, queue, hold.seated)

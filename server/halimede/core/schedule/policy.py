@@ -12,6 +12,21 @@ MAX_QUEUE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class StartHold:
+    """A hold for Triton's tests: a model executes nothing until so many requests are queued for the first time.
+
+    `seated` counts requests that wait for an instance (TRITONSERVER_DELAY_SCHEDULER), `backlogged` those of sequences
+    that wait for a seat (TRITONSERVER_BACKLOG_DELAY_SCHEDULER).
+    """
+
+    seated: int = 0
+    backlogged: int = 0
+
+
+NO_HOLD = StartHold()
+
+
+@dataclass(frozen=True, slots=True)
 class BatchPolicy:
     """How batches are formed and how long a request may wait. Sizes are in rows, times in nanoseconds.
 

@@ -13,7 +13,7 @@ A scheduler asks for a resource that it shares with others inside `poll`. When t
 `Pump.wake` of those that were refused.
 
 server/DESIGN.md ("Schedulers") describes how each kind of scheduler uses the contract.
-`tests/support/toy_schedulers.py` has a small one of each kind.
+`tests/support/toy_schedulers.py` has a small one of each kind that does not exist yet.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -55,7 +55,7 @@ class Outcome(Enum):
     AGAIN = "again"
     """Its model requests another execution. The request is queued again, and leaves the scheduler again."""
     GONE = "gone"
-    """Its client has disconnected, or it did not reach the model: whether the state of its sequence has it is unknown.
+    """It was cancelled: whether the state of its sequence has it is unknown.
 
     A request that the model answers with an error is DONE: its sequence continues."""
 
@@ -75,8 +75,13 @@ class Scheduler(Protocol):
     follows_outcomes: bool
     """Whether `completed` gets outcomes. To make them, the pump must look at each reply."""
 
+    is_iterative: bool
+    """Whether each request is a sequence of its own, which its model may execute again (AGAIN)."""
+
     def enqueue(self, pending: Pending, now_ns: int) -> int | None:
-        """Accept the request, or raise InferenceError (UNAVAILABLE when the queue is full) and forget it.
+        """Accept the request, or raise InferenceError and forget it.
+
+        UNAVAILABLE when the queue is full, INVALID_ARG for a request that the scheduler cannot place.
 
         Returns when to poll, in turns.
         """
@@ -98,7 +103,10 @@ class Scheduler(Protocol):
         """
 
     def try_cancel(self, key: int) -> bool:
-        """Remove a queued request; False when it is not queued (already executing, or unknown)."""
+        """Remove a queued request; False when it is not queued (already executing, or unknown).
+
+        The poll that follows may fail other requests: those that need the cancelled one, executing or not.
+        """
 
     def completed(self, slot: Slot, took_ns: int, outcomes: Sequence[Outcome] = ()) -> int | None:
         """The oldest batch of the slot has ended after `took_ns`. Returns when to poll, in turns.

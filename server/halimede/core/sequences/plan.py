@@ -94,6 +94,7 @@ def read_plan(config: Mapping[str, Any]) -> SequencePlan | None:
     if batching is None:
         return None
     batch = (1,) if config.get("max_batch_size", 0) > 0 else ()
+    is_iterative = bool(batching.get("iterative_sequence", False))
     controls: list[Control] = []
     correlation = None
     for given in batching.get("control_input", ()):
@@ -108,8 +109,9 @@ def read_plan(config: Mapping[str, Any]) -> SequencePlan | None:
         tuple(controls),
         correlation,
         tuple(_state(given, batch) for given in batching.get("state", ())),
-        batching.get("oldest") is None,
-        bool(batching.get("iterative_sequence", False)),
+        # Without a strategy it is direct, but an iterative model then has the oldest strategy (`sequence_policy`).
+        "oldest" not in batching and ("direct" in batching or not is_iterative),
+        is_iterative,
         frozenset(output["name"] for output in config.get("output", ())),
     )
 

@@ -1,0 +1,122 @@
+"""The seats of the instances.
+
+A new sequence gets a seat of the instance with the fewest sequences, so that they are spread over the instances; of
+equal ones the first instance. It gets the lowest free seat there, so that batches of the direct strategy have few null
+rows.
+"""
+
+from heapq import heappop, heappush
+
+from halimede.core.schedule.actions import Slot
+from halimede.core.schedule.sequences.batchers import Batcher, make_batcher
+from halimede.core.schedule.sequences.live import LiveSequence
+from halimede.core.schedule.sequences.policy import SequencePolicy
+
+
+class Place:
+    """One slot: its seats, its batcher, and the sequences of the batch that it runs (empty for none)."""
+
+    __slots__ = ("_freed", "_next", "batch", "batcher", "seated", "slot")
+
+    def __init__(self, slot: Slot, batcher: Batcher) -> None:
+        self.slot = slot
+        self.batcher = batcher
+        self.batch: list[LiveSequence] = []
+        self.seated: dict[int, LiveSequence] = {}
+        """By seat."""
+        # Seats are many if the configuration says so: those that were never taken are not listed.
+        self._next = 0
+        self._freed: list[int] = []
+        """A heap of the free seats below `_next`."""
+
+    def __repr__(self) -> str:
+        return f"<Place {self.slot.instance}.{self.slot.number} seated={len(self.seated)} running={len(self.batch)}>"
+
+    def seat(self, sequence: LiveSequence) -> None:
+        """Give the sequence the lowest free seat."""
+        if self._freed:
+            seat = heappop(self._freed)
+        else:
+            seat = self._next
+            self._next += 1
+        sequence.slot, sequence.seat = self.slot, seat
+        self.seated[seat] = sequence
+
+    def free(self, seat: int) -> None:
+        del self.seated[seat]
+        heappush(self._freed, seat)
+
+
+class Places:
+    """All slots by slot, and which of them have free seats, or a request that may run."""
+
+    __slots__ = ("_policy", "_roomy", "by_slot", "ready")
+
+    def __init__(self, policy: SequencePolicy) -> None:
+        self._policy = policy
+        self.by_slot: dict[Slot, Place] = {}
+        self._roomy: dict[Slot, Place] = {}
+        """Those with a free seat."""
+        self.ready: dict[Slot, Place] = {}
+        """Those that run no batch although requests are offered to them."""
+
+    def add(self, slot: Slot) -> None:
+        """Add a slot without sequences. No effect when it exists."""
+        if slot not in self.by_slot:
+            policy = self._policy
+            place = Place(slot, make_batcher(policy.strategy, policy.seats))
+            self.by_slot[slot] = self._roomy[slot] = place
+
+    def remove(self, slot: Slot) -> Place | None:
+        self._roomy.pop(slot, None)
+        self.ready.pop(slot, None)
+        return self.by_slot.pop(slot, None)
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self._roomy)
+
+    def seat(self, sequence: LiveSequence) -> None:
+        """Give the sequence a seat. There must be a free one."""
+        place = min(self._roomy.values(), key=_fewest)
+        place.seat(sequence)
+        if len(place.seated) >= self._policy.seats:
+            del self._roomy[place.slot]
+
+    def free(self, slot: Slot, seat: int) -> None:
+        """Free a seat. No effect when its slot was removed."""
+        place = self.by_slot.get(slot)
+        if place is not None:
+            place.free(seat)
+            self._roomy[slot] = place
+
+    def offer(self, sequence: LiveSequence, slot: Slot, now_ns: int) -> None:
+        """The next request of the sequence, which is seated there, may run."""
+        place = self.by_slot[slot]
+        place.batcher.offer(sequence, now_ns, is_idle=not place.batch)
+        sequence.is_offered = True
+        if not place.batch:
+            self.ready[slot] = place
+
+    def withdraw(self, sequence: LiveSequence, slot: Slot) -> None:
+        place = self.by_slot[slot]
+        place.batcher.withdraw(sequence)
+        sequence.is_offered = False
+        if not place.batcher:
+            self.ready.pop(slot, None)
+
+    def begin(self, place: Place, batch: list[LiveSequence]) -> None:
+        """The slot runs a batch."""
+        place.batch = batch
+        del self.ready[place.slot]
+
+    def end(self, place: Place) -> list[LiveSequence]:
+        """The slot's batch has ended. Returns its sequences."""
+        batch, place.batch = place.batch, []
+        if place.batcher:
+            self.ready[place.slot] = place
+        return batch
+
+
+def _fewest(place: Place) -> tuple[int, Slot]:
+    return len(place.seated), place.slot

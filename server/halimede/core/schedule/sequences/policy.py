@@ -1,0 +1,92 @@
+"""The scheduling policy of a sequence model's configuration, in the scheduler's units."""
+
+from dataclasses import dataclass, field
+from sys import maxsize
+
+from halimede.core.config.model_config import ControlKind, ModelConfig, ModelSequenceBatching
+from halimede.core.schedule.policy import DEFAULT_MAX_QUEUE_SIZE, MAX_QUEUE_BYTES, NO_HOLD, BatchPolicy, StartHold
+from halimede.core.types import DataType
+
+DEFAULT_IDLE_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DirectPolicy:
+    """A batch waits for more seats up to `max_queue_delay_ns`, until the share `minimum_utilization` has a request."""
+
+    max_queue_delay_ns: int = 0
+    minimum_utilization: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CorrelationControl:
+    """The control input that has the correlation id, and whether it has text."""
+
+    name: str
+    datatype: DataType
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePolicy:
+    """How sequences are scheduled. Times are nanoseconds.
+
+    `seats` is how many sequences an instance has at a time. `strategy` is how its batches are formed: a `BatchPolicy`
+    is the oldest strategy. An `iterative` model gets requests that are sequences of their own. `max_queue_size` counts
+    the queued requests of all sequences, `max_queue_bytes` their tensors.
+    """
+
+    model: str = ""
+    max_batch_size: int = 1
+    seats: int = 1
+    strategy: DirectPolicy | BatchPolicy = field(default_factory=DirectPolicy)
+    idle_ns: int = DEFAULT_IDLE_NS
+    iterative: bool = False
+    correlation: CorrelationControl | None = None
+    max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE
+    max_queue_bytes: int = MAX_QUEUE_BYTES
+    hold: StartHold | None = None
+
+
+def sequence_policy(config: ModelConfig, batching: ModelSequenceBatching, hold: StartHold = NO_HOLD) -> SequencePolicy:
+    """The policy of a complete, validated configuration. `batching` is its sequence batching.
+
+    Without a strategy it is direct, as in Triton. Only an iterative model then has the oldest strategy, whose batches
+    have no null rows.
+    """
+    max_batch_size = max(1, config.max_batch_size)
+    seats, strategy = max_batch_size, _strategy(batching, max_batch_size)
+    if batching.oldest is not None and batching.oldest.max_candidate_sequences:
+        seats = batching.oldest.max_candidate_sequences
+    return SequencePolicy(
+        model=config.name,
+        max_batch_size=max_batch_size,
+        seats=seats,
+        strategy=strategy,
+        idle_ns=batching.max_sequence_idle_microseconds * 1000 or DEFAULT_IDLE_NS,
+        iterative=batching.iterative_sequence,
+        correlation=_correlation(batching),
+        hold=hold if hold.seated or hold.backlogged else None,
+    )
+
+
+def oldest_policy(max_batch_size: int, preferred: tuple[int, ...] = (), max_queue_delay_ns: int = 0) -> BatchPolicy:
+    """How the oldest strategy forms the batches of an instance. The bounds are those of the whole model."""
+    return BatchPolicy(max_batch_size, preferred, max_queue_delay_ns, max_queue_size=maxsize, max_queue_bytes=maxsize)
+
+
+def _strategy(batching: ModelSequenceBatching, max_batch_size: int) -> DirectPolicy | BatchPolicy:
+    oldest, direct = batching.oldest, batching.direct
+    if oldest is not None:
+        # `preserve_ordering` needs nothing: an instance has one batch at a time, which answers in the queue's order.
+        return oldest_policy(max_batch_size, oldest.preferred_batch_size, oldest.max_queue_delay_microseconds * 1000)
+    if direct is not None:
+        return DirectPolicy(direct.max_queue_delay_microseconds * 1000, direct.minimum_slot_utilization)
+    return oldest_policy(max_batch_size) if batching.iterative_sequence else DirectPolicy()
+
+
+def _correlation(batching: ModelSequenceBatching) -> CorrelationControl | None:
+    for control_input in batching.control_input:
+        for control in control_input.control:
+            if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
+                return CorrelationControl(control_input.name, control.data_type)
+    return None

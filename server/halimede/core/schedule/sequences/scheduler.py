@@ -1,0 +1,332 @@
+"""The scheduler of sequence models, for both strategies, and for iterative sequences.
+
+- A request with START begins a sequence, which gets a seat, or waits in the backlog for one. It keeps the seat, and so
+  its instance, until it ends.
+- The requests of a sequence run in the order of their arrival, one at a time.
+- END is the last request: its correlation id is free as soon as the request is queued, its seat when it has run.
+- START on the id of a live sequence is accepted with a warning: the new sequence continues on the same seat, after the
+  requests that are queued there.
+- A sequence that has a seat ends when none of its requests was queued or executing for the idle time. The time begins
+  with the poll after its last execution.
+- If a request is cancelled, the sequence ends, because the model's state lacks the request: all its queued requests are
+  cancelled, too.
+- A slot that is removed loses the state of its sequences. A sequence whose next request has START needs no state: it
+  returns to the front of the backlog. All others are lost: their queued requests fail, and until the idle time is over
+  a request without START gets an error that explains it.
+- A request of an iterative model is a sequence of its own. Its model may request another execution; the request is then
+  queued again at once, on the same seat, and may share the next batch with new requests.
+
+A slot runs one batch at a time. A poll looks only at the instances with a request that may run, never at all sequences.
+"""
+
+from collections.abc import Collection, Sequence
+
+from halimede.core.deadlines import Deadlines
+from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
+from halimede.core.schedule.scheduler import Outcome, Pending
+from halimede.core.schedule.sequences.admission import (
+    CANCELLED,
+    EXPIRED,
+    check_request,
+    conflict,
+    lost_state,
+    missing_start,
+    queue_full,
+)
+from halimede.core.schedule.sequences.backlog import Backlog
+from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
+from halimede.core.schedule.sequences.places import Places
+from halimede.core.schedule.sequences.policy import SequencePolicy
+from halimede.core.types import InferenceError
+from halimede.core.types.statistics import FailureReason
+
+
+class SequenceScheduler:
+    """A `Scheduler`. It starts with one slot of each of the instances 0 to `instances` - 1."""
+
+    may_expire = True
+    follows_outcomes = True
+
+    def __init__(self, policy: SequencePolicy, instances: int = 0) -> None:
+        self.max_batch_size = policy.max_batch_size
+        self.is_iterative = policy.iterative
+        self._policy = policy
+        self._hold = policy.hold
+        self._places = Places(policy)
+        for instance in range(instances):
+            self._places.add(Slot(instance))
+        self._open: dict[int | str, LiveSequence] = {}
+        """The sequences that take more requests, by correlation id. The others still run their last ones."""
+        self._queued: dict[int, QueuedRequest] = {}
+        """By key, in the order in which they were queued."""
+        self._running: dict[int, QueuedRequest] = {}
+        self._size_bytes = 0
+        self._backlog = Backlog()
+        self._idle = Deadlines[LiveSequence]()
+        self._rested: list[LiveSequence] = []
+        """Sequences with an execution that has ended since the last poll."""
+        self._due: list[Action] = []
+        """Actions for the next poll."""
+
+    def __repr__(self) -> str:
+        places = self._places.by_slot.values()
+        seated, running = sum(len(each.seated) for each in places), sum(bool(each.batch) for each in places)
+        return (
+            f"<SequenceScheduler queue={self.queued} running={running}/{len(places)} seated={seated} "
+            f"backlog={len(self._backlog)}>"
+        )
+
+    def enqueue(self, pending: Pending, now_ns: int) -> int | None:
+        """See `Scheduler`. Raises INVALID_ARG for a request that fits no sequence."""
+        check_request(pending, self._policy)
+        live = None if self.is_iterative else self._live(pending)
+        count, size_bytes = len(self._queued), self._size_bytes + pending.size_bytes
+        if count >= self._policy.max_queue_size or (count and size_bytes > self._policy.max_queue_bytes):
+            raise queue_full()
+        if live is None:
+            sequence = self._begin(pending)
+        else:
+            sequence = live
+            self._idle.discard(sequence)
+            if pending.sequence_start:
+                self._due.append(Warn(conflict(pending.correlation, self._policy)))
+        if not self._ends(pending):
+            self._open[pending.correlation] = sequence
+        elif live is not None:
+            del self._open[pending.correlation]
+
+        queued = self._queued[pending.key] = QueuedRequest(pending, now_ns, sequence)
+        self._size_bytes = size_bytes
+        sequence.queue.append(queued)
+        slot = sequence.slot
+        if slot is None:
+            if pending.timeout_us:
+                self._backlog.expire_at(sequence, now_ns + pending.timeout_us * 1000)
+        elif sequence.running is None and not sequence.is_offered:
+            self._places.offer(sequence, slot, now_ns)
+        return 1 if self._due or self._hold is not None or slot in self._places.ready else None
+
+    def try_start(self, batch_size: int) -> Slot | None:  # noqa: ARG002
+        """None: a request has a sequence, which only `enqueue` gets."""
+        return None
+
+    def poll(self, now_ns: int) -> Sequence[Action]:
+        actions, self._due = self._due, []
+        for sequence in self._backlog.due(now_ns):
+            actions += self._fail(sequence, EXPIRED, FailureReason.REJECTED)
+        if self._rested:
+            self._rest(now_ns)
+        for sequence in self._idle.pop_due(now_ns):
+            self._close(sequence)
+        while self._backlog and self._places.has_room:
+            sequence = self._backlog.pop_first()
+            self._places.seat(sequence)
+            self._offer_next(sequence, now_ns)
+        if self._is_held():
+            return actions
+        for place in [*self._places.ready.values()]:
+            batch = place.batcher.take(now_ns)
+            if batch:
+                self._places.begin(place, batch)
+                keys = tuple([self._run(sequence) for sequence in batch])
+                actions.append(Execute(place.slot, keys, tuple([sequence.seat for sequence in batch])))
+        return actions
+
+    def wake_at(self) -> int | None:
+        """See `Scheduler`. Returns 0, which is in the past, when `poll` has an action now."""
+        times = [self._backlog.next_deadline(), self._idle.next()]
+        if self._hold is None:
+            times += [place.batcher.ready_at() for place in self._places.ready.values()]
+        return min((at for at in times if at is not None), default=None)
+
+    def try_cancel(self, key: int) -> bool:
+        """See `Scheduler`. The next poll fails the queued requests of the same sequence, also if this one executes."""
+        request = self._queued.get(key) or self._running.get(key)
+        if request is None:
+            return False
+        is_queued = key in self._queued
+        fails = self._fail(request.sequence, CANCELLED, FailureReason.CANCELED)
+        self._due += [fail for fail in fails if fail.request != key]
+        return is_queued
+
+    def completed(self, slot: Slot, took_ns: int, outcomes: Sequence[Outcome] = ()) -> int | None:  # noqa: ARG002
+        """See `Scheduler`. Ignored for a slot that was removed meanwhile."""
+        place = self._places.by_slot.get(slot)
+        if place is None or not place.batch:
+            return None
+        batch = self._places.end(place)
+        for sequence, outcome in zip(batch, outcomes or [Outcome.DONE] * len(batch), strict=True):
+            request, sequence.running = sequence.running, None
+            if request is not None:
+                del self._running[request.pending.key]
+                self._end_of(request, sequence, outcome)
+        return 1
+
+    def add_slot(self, slot: Slot) -> None:
+        self._places.add(slot)
+
+    def remove_slot(self, slot: Slot, unread: Sequence[Sequence[Pending]], now_ns: int) -> Collection[int]:
+        place = self._places.remove(slot)
+        if place is None:
+            return ()
+        not_begun = {pending.key for batch in unread for pending in batch}
+        again: list[int] = []
+        returned: list[LiveSequence] = []
+        for sequence in place.seated.values():
+            sequence.slot, sequence.is_offered = None, False
+            request, sequence.running = sequence.running, None
+            if request is not None:
+                del self._running[request.pending.key]
+                # The requests of a cancelled sequence are not delivered again.
+                if request.pending.key in not_begun and request.pending.sequence_start and not sequence.is_closed:
+                    again.append(request.pending.key)
+                    self._queue_again(request, sequence)
+            if sequence.queue and sequence.queue[0].pending.sequence_start:
+                returned.append(sequence)
+            else:
+                self._lose(sequence, now_ns)
+        returned.sort(key=_age)
+        self._backlog.put_back(returned)
+        return again
+
+    def drain(self) -> Sequence[int]:
+        """See `Scheduler`. A sequence that loses a request has ended."""
+        keys = [*self._queued]
+        for request in [*self._queued.values()]:
+            if not request.sequence.is_closed:
+                self._close(request.sequence)
+        return keys
+
+    @property
+    def queued(self) -> int:
+        return len(self._queued)
+
+    def oldest_enqueued_at(self) -> int | None:
+        return next((queued.enqueued_at for queued in self._queued.values()), None)
+
+    def _live(self, pending: Pending) -> LiveSequence | None:
+        """The live sequence that the request continues; None if it begins one, which START must say."""
+        sequence = self._open.get(pending.correlation)
+        if pending.sequence_start:
+            return None if sequence is None or sequence.is_lost else sequence
+        if sequence is None:
+            raise missing_start(pending.correlation, self._policy)
+        if sequence.is_lost:
+            raise lost_state(pending.correlation, self._policy)
+        return sequence
+
+    def _begin(self, pending: Pending) -> LiveSequence:
+        """A new sequence, which has a seat unless others wait for one."""
+        lost = None if self.is_iterative else self._open.pop(pending.correlation, None)
+        if lost is not None:
+            self._idle.discard(lost)
+        sequence = LiveSequence(pending.correlation)
+        if self._places.has_room and not self._backlog:
+            self._places.seat(sequence)
+        else:
+            self._backlog.append(sequence)
+        return sequence
+
+    def _ends(self, pending: Pending) -> bool:
+        return pending.sequence_end or self.is_iterative
+
+    def _run(self, sequence: LiveSequence) -> int:
+        """The first queued request of the sequence executes. Returns its key."""
+        request = sequence.running = sequence.queue.popleft()
+        sequence.is_offered = False
+        key = request.pending.key
+        self._running[key] = request
+        self._unqueue(request)
+        return key
+
+    def _end_of(self, request: QueuedRequest, sequence: LiveSequence, outcome: Outcome) -> None:
+        """A request of a sequence was executed."""
+        if sequence.is_closed:
+            self._free(sequence)
+        elif outcome is Outcome.GONE:
+            self._due += self._fail(sequence, CANCELLED, FailureReason.CANCELED)
+        elif outcome is Outcome.AGAIN and self.is_iterative:
+            request.pending.sequence_start = False
+            self._queue_again(request, sequence)
+            self._rested.append(sequence)
+        elif self._ends(request.pending):
+            self._close(sequence)
+        else:
+            self._rested.append(sequence)
+
+    def _rest(self, now_ns: int) -> None:
+        """The sequences that have ended an execution offer their next request, or begin to be idle."""
+        rested, self._rested = self._rested, []
+        for sequence in rested:
+            if sequence.is_closed or sequence.slot is None:
+                continue
+            if sequence.queue:
+                self._offer_next(sequence, now_ns)
+            elif sequence.running is None:
+                self._idle.add(sequence, now_ns + self._policy.idle_ns)
+
+    def _offer_next(self, sequence: LiveSequence, now_ns: int) -> None:
+        if sequence.slot is not None and not sequence.is_offered:
+            self._places.offer(sequence, sequence.slot, now_ns)
+
+    def _queue_again(self, request: QueuedRequest, sequence: LiveSequence) -> None:
+        sequence.queue.appendleft(request)
+        self._queued[request.pending.key] = request
+        self._size_bytes += request.pending.size_bytes
+
+    def _unqueue(self, request: QueuedRequest) -> None:
+        del self._queued[request.pending.key]
+        self._size_bytes -= request.pending.size_bytes
+
+    def _fail(self, sequence: LiveSequence, error: InferenceError, reason: FailureReason) -> list[Fail]:
+        """End a sequence. Its queued requests get an error."""
+        return [Fail(request.pending.key, error, reason) for request in self._close(sequence)]
+
+    def _close(self, sequence: LiveSequence) -> list[QueuedRequest]:
+        """End a sequence: it gets no more requests. Returns its queued requests, which are no longer queued.
+
+        Its seat is free when none of its requests executes.
+        """
+        if self._open.get(sequence.correlation) is sequence:
+            del self._open[sequence.correlation]
+        self._idle.discard(sequence)
+        if sequence in self._backlog:
+            self._backlog.remove(sequence)
+        elif sequence.is_offered and sequence.slot is not None:
+            self._places.withdraw(sequence, sequence.slot)
+        requests = [*sequence.queue]
+        sequence.queue.clear()
+        for request in requests:
+            self._unqueue(request)
+        sequence.is_closed = True
+        if sequence.running is None:
+            self._free(sequence)
+        return requests
+
+    def _free(self, sequence: LiveSequence) -> None:
+        """The sequence leaves its seat, if it has one."""
+        if sequence.slot is not None:
+            self._places.free(sequence.slot, sequence.seat)
+            sequence.slot = None
+
+    def _lose(self, sequence: LiveSequence, now_ns: int) -> None:
+        """The sequence has lost its state."""
+        is_open = self._open.get(sequence.correlation) is sequence
+        self._due += self._fail(sequence, lost_state(sequence.correlation, self._policy), FailureReason.BACKEND)
+        if is_open:
+            sequence.is_lost = True
+            self._open[sequence.correlation] = sequence
+            self._idle.add(sequence, now_ns + self._policy.idle_ns)
+
+    def _is_held(self) -> bool:
+        """Whether the hold for tests lasts. It ends once."""
+        if self._hold is not None:
+            backlogged = self._backlog.count_requests()
+            if backlogged >= self._hold.backlogged and self.queued - backlogged >= self._hold.seated:
+                self._hold = None
+        return self._hold is not None
+
+
+def _age(sequence: LiveSequence) -> tuple[int, int]:
+    first = sequence.queue[0]
+    return first.enqueued_at, first.pending.key

@@ -1,0 +1,298 @@
+"""Models with sequence batching, as clients over HTTP and gRPC see them."""
+
+import http.client
+import json
+import queue
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+from tritonclient.utils import InferenceServerException
+
+from support.background import in_background
+from support.calls import executing, load, pending
+from support.served import Stage, body, workers
+from support.server import RunningServer, wait_until
+
+START, END = 1, 2
+COUNTS = "def initialize(self, args):\n    self.counts, self.name = {}, args['model_instance_name']"
+COUNT = """
+    answers = []
+    for request in requests:
+        number = value(request)
+        if number < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(number)
+        key, flags = request.correlation_id(), request.flags()
+        if flags & 1:
+            self.counts[key] = 0
+        self.counts[key] += 1
+        note(f"{key} {flags} {self.counts[key]} {self.name} {len(requests)}")
+        array = np.array([[self.counts[key], flags, len(requests), int(self.name.rpartition("_")[2])]], np.float32)
+        answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]))
+    return answers
+"""
+NO_START = (
+    "inference request for sequence {} to model '{}' must specify the START flag on the first request of the sequence"
+)
+
+Infer = Callable[..., list[float]]
+"""Numbers of OUT of a request of a model with a sequence id and flags. Raises InferenceServerException."""
+
+
+def oldest(*, seats: int = 4, idle_us: int = 60_000_000, more: str = "") -> str:
+    strategy = f"oldest {{ max_candidate_sequences: {seats} {more} }}"
+    return f"sequence_batching {{ {strategy} max_sequence_idle_microseconds: {idle_us} }}"
+
+
+def direct(*, idle_us: int = 60_000_000) -> str:
+    return f"sequence_batching {{ direct {{ }} max_sequence_idle_microseconds: {idle_us} }}"
+
+
+def deploy(stage: Stage, name: str, extra: str, **how: object) -> None:
+    stage.deploy(name, COUNT, methods=COUNTS, extra=extra, **how)
+
+
+def flagged(flags: int) -> dict[str, bool]:
+    return {"sequence_start": bool(flags & START), "sequence_end": bool(flags & END)}
+
+
+@contextmanager
+def over_http(server: RunningServer) -> Iterator[Infer]:
+    with httpclient.InferenceServerClient(server.http_url.removeprefix("http://"), concurrency=4) as client:
+
+        def infer(model: str, number: float, sequence: int | str, flags: int = 0, **more: object) -> list[float]:
+            wanted = httpclient.InferInput("IN", [1, 1], "FP32")
+            wanted.set_data_from_numpy(np.array([[number]], np.float32))
+            return (
+                client.infer(model, [wanted], sequence_id=sequence, **flagged(flags), **more)
+                .as_numpy("OUT")[0]
+                .tolist()
+            )
+
+        yield infer
+
+
+def grpc_input(number: float) -> grpcclient.InferInput:
+    wanted = grpcclient.InferInput("IN", [1, 1], "FP32")
+    wanted.set_data_from_numpy(np.array([[number]], np.float32))
+    return wanted
+
+
+@contextmanager
+def over_grpc(server: RunningServer) -> Iterator[Infer]:
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+
+        def infer(model: str, number: float, sequence: int | str, flags: int = 0, **more: object) -> list[float]:
+            result = client.infer(model, [grpc_input(number)], sequence_id=sequence, **flagged(flags), **more)
+            return result.as_numpy("OUT")[0].tolist()
+
+        yield infer
+
+
+@contextmanager
+def over_stream(server: RunningServer) -> Iterator[Infer]:
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        results: queue.Queue[tuple[grpcclient.InferResult, InferenceServerException | None]] = queue.Queue()
+        client.start_stream(lambda result, error: results.put((result, error)))
+
+        def infer(model: str, number: float, sequence: int | str, flags: int = 0, **more: object) -> list[float]:
+            client.async_stream_infer(model, [grpc_input(number)], sequence_id=sequence, **flagged(flags), **more)
+            result, error = results.get(timeout=30)
+            if error is not None:
+                raise error
+            return result.as_numpy("OUT")[0].tolist()
+
+        yield infer
+        client.stop_stream()
+
+
+@pytest.fixture
+def infer_grpc(stage: Stage) -> Iterator[Infer]:
+    """One client, for several threads."""
+    with over_grpc(stage.server) as infer:
+        yield infer
+
+
+@pytest.fixture(params=[over_http, over_grpc, over_stream], ids=["http", "grpc", "stream"])
+def infer(request: pytest.FixtureRequest, stage: Stage) -> Iterator[Infer]:
+    with request.param(stage.server) as infer:
+        yield infer
+
+
+def refused(infer: Infer, *arguments: object, **more: object) -> str:
+    with pytest.raises(InferenceServerException) as caught:
+        infer(*arguments, **more)
+    return str(caught.value.message())
+
+
+@pytest.mark.parametrize("strategy", [direct(), oldest()], ids=["direct", "oldest"])
+def test_sequences_keep_their_state_at_their_instance(stage: Stage, infer: Infer, strategy: str) -> None:
+    deploy(stage, "seq", strategy, count=2)
+    first = infer("seq", 0, 42, START)
+    second = infer("seq", 0, "forty-two", START)
+    assert (first[:2], second[:2]) == ([1, START], [1, START])
+    assert {first[3], second[3]} == {0, 1}, "they are spread over the instances"
+    for count in (2, 3):
+        assert infer("seq", 0, 42) == [count, 0, 1, first[3]]
+        assert infer("seq", 0, "forty-two") == [count, 0, 1, second[3]]
+    assert infer("seq", 0, 42, END)[:2] == [4, END]
+    assert refused(infer, "seq", 0, 42) == NO_START.format(42, "seq")
+    assert infer("seq", 0, 42, START | END)[:2] == [1, START | END]
+    assert refused(infer, "seq", 0, 42) == NO_START.format(42, "seq")
+
+
+def test_a_request_must_belong_to_a_sequence(stage: Stage, infer: Infer) -> None:
+    deploy(stage, "seq", oldest())
+    assert refused(infer, "seq", 0, 7) == NO_START.format(7, "seq")
+    nameless = "inference request to model 'seq' must specify a non-zero or non-empty correlation ID"
+    assert refused(infer, "seq", 0, 0, START) == nameless
+    assert stage.server.post("/v2/models/seq/infer", body(1.0)).status == 400
+    two = {"inputs": [{"name": "IN", "shape": [2, 1], "datatype": "FP32", "data": [0, 0]}]}
+    answer = stage.server.post("/v2/models/seq/infer", two | {"parameters": {"sequence_id": 3, "sequence_start": True}})
+    assert (answer.status, answer.error) == (
+        400,
+        "inference request to model 'seq' must specify batch-size 1 due to requirements of sequence batcher",
+    )
+
+
+def test_a_correlation_id_has_the_type_of_the_models_control(stage: Stage, infer: Infer) -> None:
+    for name, datatype in (("numbers", "TYPE_UINT64"), ("texts", "TYPE_STRING")):
+        control = f'control_input {{ name: "ID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {datatype} }} }}'
+        stage.deploy(name, extra=f"sequence_batching {{ oldest {{ }} {control} }}")
+    text = "sequence batching control 'ID' data-type is '{}', but model '{}' expects '{}'"
+    assert refused(infer, "numbers", 0, "abc", START) == text.format("BYTES", "numbers", "UINT64")
+    assert refused(infer, "texts", 0, 5, START) == text.format("UINT64", "texts", "BYTES")
+
+
+def test_a_start_on_a_live_sequence_restarts_it_with_a_warning(stage: Stage, infer: Infer) -> None:
+    deploy(stage, "seq", oldest())
+    counts = [infer("seq", 0, 42, flags)[0] for flags in (START, 0, START, 0)]
+    assert counts == [1, 2, 1, 2]
+    lines = [line for line in stage.server.log.splitlines() if "sequence 42 for model 'seq' has a conflict" in line]
+    assert lines[-1].startswith("W")
+    assert lines[-1].endswith('Previous sequence will be terminated early."')
+
+
+def test_two_connections_share_a_sequence_in_order_of_arrival(stage: Stage) -> None:
+    deploy(stage, "seq", oldest())
+    server = stage.server
+    with over_grpc(server) as first, over_http(server) as second:
+        first("seq", 0, 42, START)
+        slow = in_background(lambda: first("seq", 0.5, 42))
+        wait_until(lambda: executing(server, "seq") == 1, "the slow request", server)
+        assert second("seq", 0, 42)[0] == 3
+        assert slow.result(30)[0] == 2
+
+
+def test_the_seats_of_1000_abandoned_sequences_are_reused(stage: Stage, infer_grpc: Infer) -> None:
+    deploy(stage, "seq", oldest(seats=1000, idle_us=200_000))
+    server = stage.server
+    process = psutil.Process(server.process.pid)
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+
+    def abandon(first: int) -> int:
+        for sequence in range(first, first + 1000):
+            parameters = {"sequence_id": sequence, "sequence_start": True}
+            connection.request("POST", "/v2/models/seq/infer", json.dumps(body(0.0) | {"parameters": parameters}))
+            response = connection.getresponse()
+            assert (response.status, response.read()[:1]) == (200, b"{")
+        return process.memory_info().rss
+
+    with closing(connection):
+        memory = [abandon(first) for first in (1, 1001, 2001, 3001)]
+    assert memory[-1] - memory[1] < 16 << 20, memory
+    wait_until(
+        lambda: NO_START.format(4000, "seq") == tried(infer_grpc, "seq", 4000), "the end of the last one", server
+    )
+
+
+def tried(infer: Infer, model: str, sequence: int) -> str:
+    # Each attempt belongs to the sequence, so the next one comes after the idle time.
+    time.sleep(0.3)
+    try:
+        infer(model, 0, sequence)
+    except InferenceServerException as error:
+        return str(error.message())
+    return ""
+
+
+def test_a_dead_process_loses_its_sequences(stage: Stage, infer: Infer) -> None:
+    deploy(stage, "seq", oldest())
+    infer("seq", 0, 42, START)
+    infer("seq", 0, 43, START)
+    assert "(the state of its sequence is lost)" in refused(infer, "seq", -1, 42)
+    for sequence in (42, 43):
+        assert refused(infer, "seq", 0, sequence).startswith(f"sequence {sequence} for model 'seq' has lost its state")
+    assert infer("seq", 0, 42, START)[:2] == [1, START]
+    assert infer("seq", 0, 42)[:2] == [2, 0]
+
+
+def test_a_cancelled_request_ends_its_sequence(stage: Stage, infer_grpc: Infer) -> None:
+    deploy(stage, "seq", oldest())
+    server = stage.server
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        results: queue.Queue[str] = queue.Queue()
+
+        # The type of its result is private to tritonclient.
+        def send(number: float, flags: int = 0):  # type: ignore[no-untyped-def]
+            return client.async_infer(
+                "seq",
+                [grpc_input(number)],
+                lambda result, error: results.put("ok" if error is None else error.status()),  # noqa: ARG005
+                sequence_id=42,
+                **flagged(flags),
+            )
+
+        send(1.0, START)
+        wait_until(lambda: executing(server, "seq") == 1, "the slow request", server)
+        cancelled, _ = send(0.0), send(0.0)
+        wait_until(lambda: pending(server, "seq") == 2, "the queued requests", server)
+        cancelled.cancel()
+        assert [results.get(timeout=30) for _ in range(2)] == ["StatusCode.CANCELLED"] * 2
+        assert results.get(timeout=30) == "ok"
+    assert refused(infer_grpc, "seq", 0, 42) == NO_START.format(42, "seq")
+    assert infer_grpc("seq", 0, 42, START)[0] == 1
+
+
+def test_a_sequence_in_the_backlog_gets_the_next_free_seat(stage: Stage, infer_grpc: Infer) -> None:
+    deploy(stage, "seq", oldest(seats=1))
+    server = stage.server
+    infer_grpc("seq", 0, 1, START)
+    waits = in_background(lambda: infer_grpc("seq", 0, 2, START))
+    wait_until(lambda: pending(server, "seq") == 1, "the backlog", server)
+    expires = in_background(lambda: refused(infer_grpc, "seq", 0, 3, START, timeout=100_000))
+    assert expires.result(30) == "timeout of the corresponding sequence has been expired"
+    infer_grpc("seq", 0, 1, END)
+    assert waits.result(30)[0] == 1
+
+
+def test_requests_of_several_sequences_share_batches(stage: Stage, infer_grpc: Infer) -> None:
+    deploy(stage, "seq", oldest(seats=8, more="max_queue_delay_microseconds: 2000000"))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda sequence: infer_grpc("seq", 0, sequence, START), range(1, 5)))
+    assert max(answer[2] for answer in answers) > 1
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        (
+            'sequence_batching { } parameters { key: "MAX_CONCURRENCY" value { string_value: "2" } }',
+            "parameter 'MAX_CONCURRENCY' must be 1 for wrong",
+        ),
+        ("sequence_batching { } response_cache { enable: true }", "with sequence batching scheduler"),
+        ("sequence_batching { oldest { preferred_batch_size: [ 9 ] } }", "must be <= max batch size for wrong"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(stage: Stage, extra: str, text: str) -> None:
+    stage.add("wrong", extra=extra)
+    status, reason = load(stage.server, "wrong")
+    assert (status, text in reason) == (500, True) or (status, text in reason) == (400, True)
+    assert not workers(stage.server, "wrong")

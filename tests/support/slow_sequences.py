@@ -1,0 +1,283 @@
+"""The rules of sequence scheduling in their simplest form: lists and scans of all sequences, no derived state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
+from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.scheduler import Outcome, Pending
+from halimede.core.schedule.sequences.admission import (
+    CANCELLED,
+    EXPIRED,
+    conflict,
+    lost_state,
+    missing_start,
+    queue_full,
+)
+from halimede.core.schedule.sequences.policy import SequencePolicy
+from halimede.core.types import InferenceError
+from halimede.core.types.statistics import FailureReason
+
+
+@dataclass(slots=True, eq=False)
+class Slow:
+    """A sequence. `offered` is its first request's time and batch number in the queue of the oldest strategy."""
+
+    correlation: int | str
+    requests: list[tuple[Pending, int]] = field(default_factory=list)
+    running: Pending | None = None
+    place: tuple[Slot, int] | None = None
+    seated: int = 0
+    is_open: bool = True
+    is_lost: bool = False
+    is_closed: bool = False
+    offered: tuple[int, int] | None = None
+    expires: tuple[int, int] | None = None
+    idle_at: int | None = None
+
+
+class SlowSequences:
+    def __init__(self, policy: SequencePolicy) -> None:
+        self.policy = policy
+        self.slots: list[Slot] = []
+        self.busy: dict[Slot, list[Slow]] = {}
+        self.live: list[Slow] = []
+        """All sequences, those in the backlog in its order."""
+        self.rested: list[Slow] = []
+        self.due: list[Action] = []
+        self.order: list[int] = []
+        """The keys of the queued requests, in the order in which they were queued."""
+        self.batch: dict[Slot, int] = {}
+        """The number of the open batch of each slot."""
+        self.serial = 0
+        self.arrived: dict[int, int] = {}
+        self.offers: list[Slow] = []
+        """In the order of the offers."""
+
+    @property
+    def queued(self) -> int:
+        return sum(len(each.requests) for each in self.live)
+
+    def enqueue(self, pending: Pending, now: int) -> None:
+        same = [each for each in self.live if each.correlation == pending.correlation and each.is_open]
+        found = same[0] if same and not self.policy.iterative else None
+        if not pending.sequence_start:
+            if found is None:
+                raise missing_start(pending.correlation, self.policy)
+            if found.is_lost:
+                raise lost_state(pending.correlation, self.policy)
+        if self.queued >= self.policy.max_queue_size:
+            raise queue_full()
+        if found is not None and found.is_lost:
+            self.live.remove(found)
+            found = None
+        if found is None:
+            found = Slow(pending.correlation)
+            waits = bool(self.backlog())
+            self.live.append(found)
+            if not waits and (place := self.free_place()):
+                self.seat(found, place)
+        elif pending.sequence_start:
+            self.due.append(Warn(conflict(pending.correlation, self.policy)))
+        found.requests.append((pending, now))
+        self.arrived[pending.key] = now
+        self.order.append(pending.key)
+        found.idle_at = None
+        if pending.sequence_end or self.policy.iterative:
+            found.is_open = False
+        if found.place is None and pending.timeout_us:
+            self.serial += 1
+            deadline = (now + pending.timeout_us * 1000, self.serial)
+            if found.expires is None or deadline[0] < found.expires[0]:
+                found.expires = deadline
+        self.offer(found, now)
+
+    def backlog(self) -> list[Slow]:
+        return [each for each in self.live if each.place is None and each.requests]
+
+    def free_place(self) -> tuple[Slot, int] | None:
+        taken = [each.place for each in self.live if each.place is not None]
+        used = {slot: sum(place[0] == slot for place in taken) for slot in self.slots}
+        for slot in sorted(self.slots, key=lambda slot: (used[slot], slot)):
+            for seat in range(self.policy.seats):
+                if (slot, seat) not in taken:
+                    return slot, seat
+        return None
+
+    def seat(self, one: Slow, place: tuple[Slot, int]) -> None:
+        self.serial += 1
+        one.place, one.seated, one.expires = place, self.serial, None
+
+    def offer(self, one: Slow, now: int) -> None:
+        """If the first request of the sequence may run, give it a place in the queue of its slot."""
+        if one.place is None or one.running is not None or not one.requests or one.offered is not None:
+            return
+        slot, strategy = one.place[0], self.policy.strategy
+        company = [other for other in self.offers if other.place and other.place[0] == slot and other.offered]
+        together = [other for other in company if other.offered and other.offered[1] == self.batch[slot]]
+        if isinstance(strategy, BatchPolicy):
+            preferred = strategy.preferred_batch_sizes or (strategy.max_batch_size,)
+            most = strategy.max_batch_size if slot in self.busy else max(preferred)
+            rows = len(together) + 1
+            other_shape = together and together[0].requests[0][0].compatible != one.requests[0][0].compatible
+            if together and (rows > most or other_shape):
+                self.batch[slot] += 1
+                rows = 1
+            one.offered = now, self.batch[slot]
+            if rows in preferred or rows >= max(preferred):
+                self.batch[slot] += 1
+        else:
+            one.offered = now, 0
+        self.offers.append(one)
+
+    def poll(self, now: int) -> list[Action]:
+        actions, self.due = self.due, []
+        expired = [each for each in self.live if each.expires and each.expires[0] <= now]
+        for one in sorted(expired, key=lambda one: one.expires or (0, 0)):
+            actions += self.end(one, EXPIRED, FailureReason.REJECTED)
+        for one in self.rested:
+            self.offer(one, now)
+            if one in self.live and one.place and not one.requests and one.running is None and not one.is_closed:
+                one.idle_at = now + self.policy.idle_ns
+        self.rested = []
+        for one in [each for each in self.live if each.idle_at is not None and each.idle_at <= now]:
+            self.end(one, CANCELLED, FailureReason.CANCELED)
+        while (waiting := self.backlog()) and (place := self.free_place()):
+            self.seat(waiting[0], place)
+            self.offer(waiting[0], now)
+        for slot in self.idle_slots():
+            batch = self.batch_of(slot, now)
+            if batch:
+                self.busy[slot] = batch
+                actions.append(self.execute(slot, batch))
+        return actions
+
+    def idle_slots(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot not in self.busy]
+
+    def batch_of(self, slot: Slot, now: int) -> list[Slow]:
+        at = self.ready_at(slot)
+        if at is None or at > now:
+            return []
+        waiting = self.waiting(slot)
+        if isinstance(self.policy.strategy, BatchPolicy):
+            first = min(one.offered[1] for one in waiting if one.offered)
+            return [one for one in waiting if one.offered and one.offered[1] == first]
+        oldest = min(waiting, key=lambda one: (one.requests[0][1], one.requests[0][0].key))
+        shape = oldest.requests[0][0].compatible
+        return sorted((one for one in waiting if one.requests[0][0].compatible == shape), key=seat_of)
+
+    def waiting(self, slot: Slot) -> list[Slow]:
+        return [one for one in self.offers if one.place and one.place[0] == slot]
+
+    def ready_at(self, slot: Slot) -> int | None:
+        waiting, strategy = self.waiting(slot), self.policy.strategy
+        if not waiting:
+            return None
+        if isinstance(strategy, BatchPolicy):
+            if any(one.offered and one.offered[1] < self.batch[slot] for one in waiting):
+                return 0
+            return min(one.offered[0] for one in waiting if one.offered) + strategy.max_queue_delay_ns
+        enough = len(waiting) >= strategy.minimum_utilization * self.policy.seats
+        if enough or not strategy.max_queue_delay_ns:
+            return 0
+        return min(one.requests[0][1] for one in waiting) + strategy.max_queue_delay_ns
+
+    def execute(self, slot: Slot, batch: list[Slow]) -> Execute:
+        keys = []
+        for one in batch:
+            one.running = one.requests.pop(0)[0]
+            one.offered = None
+            self.offers.remove(one)
+            self.order.remove(one.running.key)
+            keys.append(one.running.key)
+        return Execute(slot, tuple(keys), tuple(seat_of(one) for one in batch))
+
+    def wake_at(self) -> int | None:
+        times = [each.expires[0] for each in self.live if each.expires]
+        times += [each.idle_at for each in self.live if each.idle_at is not None]
+        times += [at for slot in self.idle_slots() if (at := self.ready_at(slot)) is not None]
+        return min(times, default=None)
+
+    def end(self, one: Slow, error: InferenceError, reason: FailureReason) -> list[Fail]:
+        fails = [Fail(pending.key, error, reason) for pending, _ in one.requests]
+        self.order = [key for key in self.order if key not in [fail.request for fail in fails]]
+        one.requests, one.is_open, one.is_closed, one.idle_at, one.expires = [], False, True, None, None
+        self.offers = [each for each in self.offers if each is not one]
+        if one.running is None:
+            self.live.remove(one)
+        return fails
+
+    def try_cancel(self, key: int) -> bool:
+        for one in self.live:
+            if one.running is not None and one.running.key == key:
+                self.due += self.end(one, CANCELLED, FailureReason.CANCELED)
+                return False
+            if any(pending.key == key for pending, _ in one.requests):
+                fails = self.end(one, CANCELLED, FailureReason.CANCELED)
+                self.due += [fail for fail in fails if fail.request != key]
+                return True
+        return False
+
+    def completed(self, slot: Slot, outcomes: Sequence[Outcome]) -> None:
+        for one, outcome in zip(self.busy.pop(slot), outcomes, strict=True):
+            pending, one.running = one.running, None
+            assert pending is not None
+            if one.is_closed:
+                self.live.remove(one)
+            elif outcome is Outcome.GONE:
+                self.due += self.end(one, CANCELLED, FailureReason.CANCELED)
+            elif outcome is Outcome.AGAIN:
+                pending.sequence_start = False
+                one.requests.insert(0, (pending, self.arrived[pending.key]))
+                self.order.append(pending.key)
+                self.rested.append(one)
+            elif pending.sequence_end or self.policy.iterative:
+                self.live.remove(one)
+            else:
+                self.rested.append(one)
+
+    def add_slot(self, slot: Slot) -> None:
+        self.slots.append(slot)
+        self.batch[slot] = 0
+
+    def remove_slot(self, slot: Slot, unread: Sequence[Sequence[Pending]], now: int) -> list[int]:
+        self.slots.remove(slot)
+        self.busy.pop(slot, None)
+        keys = [pending.key for batch in unread for pending in batch]
+        again: list[int] = []
+        returned: list[Slow] = []
+        here = [each for each in self.live if each.place and each.place[0] == slot]
+        for one in sorted(here, key=lambda one: one.seated):
+            one.place, one.offered = None, None
+            self.offers = [each for each in self.offers if each is not one]
+            running, one.running = one.running, None
+            if running is not None and running.key in keys and running.sequence_start and not one.is_closed:
+                one.requests.insert(0, (running, self.arrived[running.key]))
+                self.order.append(running.key)
+                again.append(running.key)
+            if one.requests and one.requests[0][0].sequence_start:
+                returned.append(one)
+                continue
+            was_open = one.is_open
+            error = lost_state(one.correlation, self.policy)
+            self.due += self.end(one, error, FailureReason.BACKEND)
+            if was_open:
+                one.is_open = one.is_lost = True
+                one.idle_at = now + self.policy.idle_ns
+                self.live.append(one)
+        for one in returned:
+            self.live.remove(one)
+        self.live = sorted(returned, key=lambda one: one.requests[0][0].key) + self.live
+        return again
+
+    def drain(self) -> list[int]:
+        keys = [*self.order]
+        for one in [each for each in self.live if each.requests]:
+            self.end(one, CANCELLED, FailureReason.CANCELED)
+        return keys
+
+
+def seat_of(one: Slow) -> int:
+    assert one.place is not None
+    return one.place[1]
