@@ -67,8 +67,8 @@ def test_unsupported_features_get_one_warning_per_model(running: RunningServer) 
         "'model_warmup' has no effect: warm-up is not supported yet: the first requests may take longer; "
         "'response_cache.enable' has no effect: the response cache is not supported yet: the model runs for every request"
     ]
+    assert warnings(running, "urgent") == [], "priorities are honoured"
     for model, fields in {
-        "urgent": ["priority_levels", "default_priority_level", "priority_queue_policy"],
         "stream": ["model_warmup"],
         "fast": ["priority", "cuda", "input_pinned_memory", "gpu_execution_accelerator"],
     }.items():

@@ -62,8 +62,6 @@ def test_each_model_lists_honoured_ignored_and_refused_fields(tmp_path: Path) ->
     cached, sequence = models["cached"], models["sequence"]
     assert cached["honoured"] == ["name", "backend", "max_batch_size", "input", "output", "dynamic_batching"]
     assert [text.partition(" has no effect: ")[0] for text in cached["ignored"]] == [
-        "'dynamic_batching.priority_levels'",
-        "'dynamic_batching.default_priority_level'",
         "'response_cache.enable'",
     ]
     assert sequence["honoured"] == ["name", "backend", "max_batch_size", "input", "output"]

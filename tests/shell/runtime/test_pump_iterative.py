@@ -33,11 +33,11 @@ def test_an_iterative_request_runs_until_its_model_ends_it() -> None:
 def test_a_request_is_a_start_only_in_its_first_execution() -> None:
     async def scenario() -> None:
         bench, worker = bench_of(iterative())
-        bench.submit(1, sequence_id=7, sequence_start=True, sequence_end=True)
+        bench.submit(1)
         await bench.turn()
         for is_start in (True, False, False):
             [[item]] = worker.batches
-            assert (item.request.sequence_start, item.request.sequence_end) == (is_start, True)
+            assert (item.request.sequence_id, item.request.sequence_start) == (1, is_start)
             worker.finish(0)
             await bench.turn()
         worker.finish()

@@ -5,6 +5,7 @@ import time
 
 from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelQueuePolicy, TimeoutAction
 from halimede.core.schedule.make import make_scheduler
+from halimede.core.schedule.policy import StartHold
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
 from support.pumping import Bench, outputs, run_on_loop
@@ -200,7 +201,7 @@ def test_a_failing_strategy_fails_its_requests_and_the_model_serves_on() -> None
 def test_the_first_execution_waits_for_the_configured_requests() -> None:
     async def scenario() -> None:
         config = ModelConfig(name="m", max_batch_size=4, dynamic_batching=ModelDynamicBatching())
-        bench = Bench(decoupled=False, scheduler=make_scheduler(config, begins_at=3))
+        bench = Bench(decoupled=False, scheduler=make_scheduler(config, hold=StartHold(3)))
         (worker,) = bench.workers
         bench.submit(1)
         await bench.turn()

@@ -7,6 +7,7 @@ import pytest
 
 from halimede.core.inventory import Inventory
 from halimede.core.repository.load_errors import ConfigError, VersionError
+from halimede.core.schedule.policy import StartHold
 from halimede.core.types import ErrorCode
 from halimede.runtime.prepare import LoadOptions, PreparedModel, load_model
 from halimede.runtime.repository import ModelRepository
@@ -41,11 +42,11 @@ TENANT_BATCHES = "dynamic_batching { } " + parameter("BATCHING_STRATEGY", "tenan
 @pytest.mark.usefixtures("installed")
 def test_each_version_gets_a_strategy_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "models" / "m" / "2").mkdir(parents=True)
-    prepared = load(tmp_path, TENANT_BATCHES + "version_policy { all { } }", begins_at=3)
+    prepared = load(tmp_path, TENANT_BATCHES + "version_policy { all { } }", hold=StartHold(3))
     first, second = (version.strategy for version in prepared.versions)
     assert [type(each).__name__ for each in (first, second)] == ["Tenants", "Tenants"]
     assert first is not second
-    assert [version.begins_at for version in prepared.versions] == [3, 3]
+    assert [version.hold for version in prepared.versions] == [StartHold(3)] * 2
 
 
 def test_no_strategy_is_made_unless_it_is_configured(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.write import to_json
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.replies import ReplyChecker
+from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.runtime.pump import Pump
 from halimede.runtime.services import ModelServices
@@ -28,8 +29,8 @@ from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDo
 from support.onnx_models import model
 from support.onnx_models import tensor as info
 from support.pumping import Bench
+from support.sequence_requests import oldest
 from support.sequences import CONTROLS, SUM, config_of, item, values
-from support.toy_schedulers import Iterative
 
 LIMIT_S = 30.0
 HEAD = "import os, time, threading\nimport numpy as np\nimport triton_python_backend_utils as pb\n\n"
@@ -331,7 +332,7 @@ async def pumping(folder: Path, methods: str) -> AsyncIterator[tuple[Bench, Play
     """A decoupled model behind a pump whose scheduler runs one request at a time, again and again."""
     config = config_of(ITERATIVE + SUM % "", backend="python")
     async with playing(folder, config, python_model(folder, methods), decoupled=True) as play:
-        bench = Bench(workers=0, scheduler=Iterative())
+        bench = Bench(workers=0, scheduler=SequenceScheduler(oldest(max_batch_size=1, iterative=True)))
         play.pump = bench.pump
         bench.pump.add_worker(play.worker)
         yield bench, play

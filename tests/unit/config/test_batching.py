@@ -52,6 +52,15 @@ from support.valid_config import problems
             [("dynamic_batching.default_priority_level", "default priority level must be in range [1, 2] for m")],
         ),
         (ModelDynamicBatching(default_priority_level=1), []),
+        (
+            ModelDynamicBatching(priority_queue_policy={1: ModelQueuePolicy()}),
+            [
+                (
+                    "dynamic_batching.priority_queue_policy[1]",
+                    "priority queue policy must have priority level in range [1, 0] for m",
+                )
+            ],
+        ),
         (ModelDynamicBatching(preserve_ordering=True, priority_levels=1, default_priority_level=1), []),
         (
             ModelDynamicBatching(preserve_ordering=True, priority_levels=2, default_priority_level=1),

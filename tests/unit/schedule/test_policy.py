@@ -6,6 +6,7 @@ from halimede.core.config.model_config import (
     ControlKind,
     ModelConfig,
     ModelDynamicBatching,
+    ModelParameter,
     ModelQueuePolicy,
     ModelSequenceBatching,
     SequenceControl,
@@ -14,8 +15,9 @@ from halimede.core.config.model_config import (
     StrategyOldest,
     TimeoutAction,
 )
+from halimede.core.schedule.actions import Execute, Slot
 from halimede.core.schedule.make import make_scheduler
-from halimede.core.schedule.policy import BatchPolicy, from_config
+from halimede.core.schedule.policy import BatchPolicy, Priorities, StartHold, from_config, priorities_from_config
 from halimede.core.schedule.sequences.policy import (
     CorrelationControl,
     DirectPolicy,
@@ -57,6 +59,49 @@ def test_a_queue_without_a_configured_size_is_bounded():
     assert from_config(ModelConfig()) == BatchPolicy(1, max_queue_size=4096)
 
 
+def test_the_levels_of_a_configuration_have_their_own_policies():
+    config = ModelConfig(
+        max_batch_size=4,
+        dynamic_batching=ModelDynamicBatching(
+            priority_levels=3,
+            default_priority_level=2,
+            default_queue_policy=ModelQueuePolicy(max_queue_size=5),
+            priority_queue_policy={1: ModelQueuePolicy(TimeoutAction.DELAY, 7, True)},
+        ),
+        parameters={"PRIORITY_AGING_MICROSECONDS": ModelParameter("20")},
+    )
+
+    first = BatchPolicy(4, timeout_action=TimeoutAction.DELAY, default_timeout_ns=7000, allow_timeout_override=True)
+    assert from_config(config) == BatchPolicy(4, max_queue_size=5)
+    assert priorities_from_config(config) == Priorities(3, 2, {1: first}, aging_ns=20_000)
+
+
+def test_the_policy_of_a_single_level_is_that_of_the_queue():
+    batching = ModelDynamicBatching(
+        priority_levels=1,
+        default_priority_level=1,
+        default_queue_policy=ModelQueuePolicy(max_queue_size=5),
+        priority_queue_policy={1: ModelQueuePolicy(max_queue_size=6)},
+    )
+    config = ModelConfig(max_batch_size=4, dynamic_batching=batching)
+
+    assert from_config(config) == BatchPolicy(4, max_queue_size=6)
+    assert priorities_from_config(config) is None
+
+
+def test_a_scheduler_that_begins_at_some_number_of_requests_holds_them():
+    config = ModelConfig(max_batch_size=4, dynamic_batching=ModelDynamicBatching())
+    scheduler = make_scheduler(config, instances=1, hold=StartHold(2))
+    assert scheduler.try_start(1) is None
+    scheduler.enqueue(pending(1), 0)
+
+    assert (scheduler.poll(0), scheduler.wake_at()) == ([], None)
+    scheduler.enqueue(pending(2), 1)
+    assert scheduler.poll(1) == [Execute(Slot(0), (1, 2))]
+    scheduler.completed(Slot(0), 1)
+    assert scheduler.try_start(1) == Slot(0)
+
+
 def test_make_scheduler_follows_the_configuration():
     batching = ModelDynamicBatching(max_queue_delay_microseconds=10)
     dynamic = make_scheduler(ModelConfig(max_batch_size=4, dynamic_batching=batching), instances=1)
@@ -73,7 +118,7 @@ def test_the_policy_of_sequences():
             name="m", max_batch_size=max_batch_size, sequence_batching=ModelSequenceBatching(**batching)
         )
         assert isinstance(make_scheduler(config), SequenceScheduler)
-        return sequence_policy(config, ModelSequenceBatching(**batching), None)
+        return sequence_policy(config, ModelSequenceBatching(**batching))
 
     assert policy(0) == SequencePolicy("m")
     assert policy(4, direct=StrategyDirect(5, 0.5)) == SequencePolicy("m", 4, 4, DirectPolicy(5000, 0.5))
