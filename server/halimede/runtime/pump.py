@@ -20,7 +20,7 @@ import logging
 from collections.abc import Hashable
 
 from halimede.core.config.check_request import RequestChecker
-from halimede.core.schedule.actions import Execute, Fail, Slot, Warn
+from halimede.core.schedule.actions import Fail, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Place
 from halimede.core.types import ErrorCode, InferenceError
