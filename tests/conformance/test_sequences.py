@@ -17,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from support.background import in_background
 from support.calls import executing, load, pending
+from support.ensemble_models import Tensors, add_ensemble, chain
 from support.served import Stage, body, workers
 from support.server import RunningServer, wait_until
 
@@ -189,6 +190,17 @@ def test_two_connections_share_a_sequence_in_order_of_arrival(stage: Stage) -> N
         wait_until(lambda: executing(server, "seq") == 1, "the slow request", server)
         assert second("seq", 0, 42)[0] == 3
         assert slow.result(30)[0] == 2
+
+
+def test_an_ensemble_passes_sequences_on(stage: Stage, infer: Infer) -> None:
+    deploy(stage, "seq", oldest())
+    add_ensemble(
+        stage.repository, "above", chain("seq"), inputs=Tensors(dims="-1"), outputs=Tensors(("OUT",), dims="-1")
+    )
+    stage.names.append("above")
+    assert load(stage.server, "above") == (200, "")
+    assert [infer("above", 0, 42, flags)[:2] for flags in (START, 0, END)] == [[1, START], [2, 0], [3, END]]
+    assert NO_START.format(42, "seq") in refused(infer, "above", 0, 42)
 
 
 def test_the_seats_of_1000_abandoned_sequences_are_reused(stage: Stage, infer_grpc: Infer) -> None:

@@ -121,6 +121,16 @@ def test_an_idle_sequence_frees_its_seat_for_the_backlog() -> None:
     assert (scheduler.poll(500), scheduler.wake_at()) == ([], 510), "it was busy until then"
 
 
+def test_a_sequence_is_not_idle_while_its_request_executes() -> None:
+    scheduler = begun(direct(1, idle_ns=10), 7)
+    scheduler.enqueue(in_sequence(1, 7), 5)
+    assert (scheduler.poll(5), scheduler.wake_at()) == ([Execute(ONE, (1,), (0,))], None)
+    scheduler.poll(1000)
+    scheduler.enqueue(in_sequence(2, 7), 1000)
+    scheduler.completed(ONE, 1)
+    assert scheduler.poll(1001) == [Execute(ONE, (2,), (0,))]
+
+
 def test_a_sequence_in_the_backlog_is_never_idle() -> None:
     scheduler = begun(direct(1, idle_ns=10), 7)
     scheduler.enqueue(in_sequence(1, 7), 0)
