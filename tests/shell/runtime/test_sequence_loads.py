@@ -4,18 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from halimede.core.config.model_config import ModelConfig
-from halimede.core.config.support import HONOURED, TABLE
 from halimede.core.inventory import Inventory
 from halimede.core.repository.load_errors import ConfigError
 from halimede.runtime.prepare import LoadOptions, PreparedModel, load_model
 from halimede.runtime.repository import ModelRepository
 from halimede.workers.abandon import Abandon
 from support.models import add_identity
-
-pytestmark = pytest.mark.skipif(
-    TABLE[ModelConfig]["sequence_batching"] is not HONOURED, reason="models of sequences are refused"
-)
 
 STATE = """
 sequence_batching { state {
