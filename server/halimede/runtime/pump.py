@@ -20,7 +20,7 @@ import logging
 from collections.abc import Hashable
 
 from halimede.core.config.check_request import RequestChecker
-from halimede.core.schedule.actions import Execute, Fail, Slot, Warn
+from halimede.core.schedule.actions import Fail, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Place
 from halimede.core.types import ErrorCode, InferenceError
@@ -175,7 +175,7 @@ class Pump:
         """Perform what an event of a worker causes. Called on the loop's thread."""
         if isinstance(event, BatchDone):
             if event.again:
-                self._repeat(event)
+                _prepare_again(event, self._scheduler)
             slot = self._instances.slots[event.worker.ordinal][event.slot]
             # After the end of its worker a batch frees no slot: the slot is removed, or runs another batch.
             if self._batches.try_end(slot, event.items[0].key):
@@ -224,8 +224,12 @@ class Pump:
 
     def _poll(self) -> None:
         for action in self._scheduler.poll(monotonic_ns()):
-            if not isinstance(action, Execute):
-                self._perform(action)
+            if isinstance(action, Fail):
+                self._fail(action.request, action.error, action.reason)
+                continue
+            if isinstance(action, Warn):
+                about = {"model": self._requests.name, "version": self._requests.version}
+                log.warning("%s", action.text, extra=about)
                 continue
             batch = [self._requests.record_of(key) for key in action.requests]
             if action.seats:
@@ -233,23 +237,6 @@ class Pump:
                     flight.seat = seat
             self._execute(action.slot, batch)
         self._alarm.set(self._scheduler.wake_at())
-
-    def _perform(self, action: Fail | Warn) -> None:
-        if isinstance(action, Fail):
-            self._fail(action.request, action.error, action.reason)
-        else:
-            requests = self._requests
-            log.warning("%s", action.text, extra={"model": requests.name, "version": requests.version})
-
-    def _repeat(self, done: BatchDone) -> None:
-        """Prepare the requests of a batch that are to be executed again: only the first execution has START."""
-        if self._scheduler.is_iterative:
-            for at in done.again:
-                done.items[at].request.sequence_start = False
-            return
-        for at in done.again:
-            done.replies[at] = NOT_ITERATIVE
-        done.again = ()
 
     def _execute(self, slot: Slot, batch: list[InFlight]) -> None:
         worker = self._instances.worker_of[slot]
@@ -350,6 +337,20 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
         request.sequence_start,
         request.sequence_end,
     )
+
+
+def _prepare_again(done: BatchDone, scheduler: Scheduler) -> None:
+    """Prepare the requests of a batch that are to be executed again: only the first execution has START.
+
+    Other models than iterative ones may not request it.
+    """
+    if scheduler.is_iterative:
+        for at in done.again:
+            done.items[at].request.sequence_start = False
+        return
+    for at in done.again:
+        done.replies[at] = NOT_ITERATIVE
+    done.again = ()
 
 
 def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
