@@ -1,12 +1,17 @@
 """The decoder of a model remembers the JSON parts of binary requests."""
 
+import json
+from collections.abc import Callable
+
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, InferenceError
-from halimede.core.wire.http_request import InferDecoder, decode_infer
+from halimede.core.wire.http_request import DecodedInfer, InferDecoder, decode_infer
 
 
 def test_cached_json_part_decodes_as_the_first_time() -> None:
@@ -20,6 +25,61 @@ def test_cached_json_part_decodes_as_the_first_time() -> None:
         for payload in (b"\0" * 8, b"\1" * 8):
             for _ in range(2):
                 assert decoder.decode(text + payload, len(text)) == decode_infer(view, text + payload, len(text), "1")
+
+
+VALUES = st.sampled_from(
+    ["", "a", "7", "x-1_Z", 'q"', "back\\slash", "ü", "line\n", "\u2028", 0, 5, 2**64 - 1, 2**70, -1, None]
+)
+KEYS = st.sampled_from(
+    ["sequence_id", "sequence_start", "sequence_end", "id", "priority", "timeout", "binary_data_output", "x"]
+)
+PARAMETERS = st.lists(st.tuples(KEYS, st.one_of(VALUES, st.booleans())), max_size=4)
+
+
+@given(st.lists(st.tuples(VALUES, PARAMETERS, PARAMETERS, st.booleans(), st.booleans()), min_size=2, max_size=12))
+def test_parts_with_varying_ids_and_sequences_decode_as_the_first_time(
+    parts: list[tuple[object, list[tuple[str, object]], list[tuple[str, object]], bool, bool]],
+) -> None:
+    view = decoder_view()
+    decoder = InferDecoder(view, "1")
+    for request_id, parameters, of_input, is_spaced, is_twice in parts:
+        # Repeated keys are legal JSON: dictionaries would drop them.
+        members = [f'"id":{json.dumps(request_id)}', f'"parameters":{{{pairs(parameters)}}}']
+        tensor = (
+            f'"name":"IN","shape":[1,2],"datatype":"FP32","parameters":{{"binary_data_size":8{pairs(of_input, ",")}}}'
+        )
+        members += [f'"inputs":[{{{tensor}}}]', *members[: 2 * is_twice]]
+        text = ("{" + (", " if is_spaced else ",").join(members) + "}").encode()
+        for _ in range(2):
+            body = text + b"\1" * 8
+            fresh = outcome(lambda body, length: decode_infer(view, body, length, "1"), body, len(text))
+            assert outcome(decoder.decode, body, len(text)) == fresh
+
+
+def outcome(decode: Callable[[bytes, int], DecodedInfer], body: bytes, header_length: int) -> object:
+    try:
+        return decode(body, header_length)
+    except InferenceError as error:
+        return error.code, error.message
+
+
+def test_parts_that_differ_in_id_and_sequence_are_remembered_once() -> None:
+    view = decoder_view()
+    decoder = InferDecoder(view, "1")
+    for number in range(1, 9):
+        text = (
+            b'{"id":"%d","parameters":{"sequence_id":%d,"sequence_start":false},"inputs":[{"name":"IN","datatype":"FP32",'
+            b'"shape":[1,2],"parameters":{"binary_data_size":8}}]}' % (number, number)
+        )
+        request = decoder.decode(text + b"\0" * 8, len(text)).request
+        assert (request.id, request.sequence_id) == (str(number), number)
+        assert len(decoder.known) == 1
+
+
+def pairs(members: list[tuple[str, object]], lead: str = "") -> str:
+    return "".join(
+        f"{lead if at == 0 else ','}{json.dumps(key)}:{json.dumps(value)}" for at, (key, value) in enumerate(members)
+    )
 
 
 def test_cached_json_part_with_wrong_binary_part_is_refused() -> None:

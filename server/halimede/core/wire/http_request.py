@@ -5,6 +5,7 @@ whether the tensors fit the model, with one exception: outputs that JSON cannot 
 runs. A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in the slices of `json_scan`.
 """
 
+import re
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -85,12 +86,18 @@ def decode_infer(view: ModelView, body: Buffer, header_length: int | None, versi
     return run(decode_large_steps(view, text, tail, version))
 
 
+_VARYING = re.compile(rb'\{(?:"id":"([ !#-\[\]-~]*)",)?(?:"parameters":\{"sequence_id":([1-9][0-9]{0,18})(?=[,}]))?')
+"""The beginning of a JSON part as Triton's clients write it: only the id and the sequence's number vary."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """What a JSON part without id and parameters contains: a binary request without the bytes of its tensors."""
+    """What a JSON part contains besides what varies: a binary request without the bytes of its tensors."""
 
     outputs: tuple[str, ...]
     destinations: Destinations
+    sequence_start: bool
+    sequence_end: bool
     inputs: tuple[tuple[str, DataType, tuple[int, ...], int], ...]
     tail_bytes: int
 
@@ -98,8 +105,8 @@ class _Template:
 class InferDecoder:
     """Decodes the requests of one version of a model, with the same results as `decode_infer`.
 
-    Clients that send tensors as binary data send the same JSON part again and again. The decoder remembers parts of at
-    most _TEMPLATE_BYTES, at most _TEMPLATES of them.
+    Clients that send tensors as binary data send the same JSON part again and again, perhaps with another id and
+    another sequence. The decoder remembers parts of at most _TEMPLATE_BYTES, at most _TEMPLATES of them.
     """
 
     def __init__(self, view: ModelView, version: str) -> None:
@@ -112,10 +119,14 @@ class InferDecoder:
         if not header_length or header_length > _TEMPLATE_BYTES:
             return decode_infer(self.view, body, header_length, self._version)
         text = bytes(body[:header_length])
+        request_id, sequence = "", 0
         template = self.known.get(text)
         if template is None:
+            text, request_id, sequence = _without_varying(text)
+            template = self.known.get(text)
+        if template is None:
             decoded = decode_infer(self.view, body, header_length, self._version)
-            self._remember(text, len(body) - header_length, decoded)
+            self._remember(text, request_id, sequence, len(body) - header_length, decoded)
             return decoded
         if len(body) - header_length != template.tail_bytes:
             return decode_infer(self.view, body, header_length, self._version)  # This finds the error.
@@ -125,19 +136,42 @@ class InferDecoder:
         for name, datatype, shape, size in template.inputs:
             inputs.append(Tensor(name, datatype, shape, whole[at : at + size]))
             at += size
-        request = InferenceRequest(self.view.name, self._version, "", inputs, template.outputs)
+        request = InferenceRequest(self.view.name, self._version, request_id, inputs, template.outputs)
+        if sequence:
+            request.sequence_id = sequence
+            request.sequence_start, request.sequence_end = template.sequence_start, template.sequence_end
         return DecodedInfer(request, template.destinations)
 
-    def _remember(self, text: bytes, tail_bytes: int, decoded: DecodedInfer) -> None:
+    def _remember(self, text: bytes, request_id: str, sequence: int, tail_bytes: int, decoded: DecodedInfer) -> None:
+        """Remember a part without what varies. `request_id` and `sequence` are what it had."""
         request = decoded.request
         inputs = tuple((each.name, each.datatype, each.shape, len(each.data)) for each in request.inputs)
-        plain = InferenceRequest(self.view.name, self._version, "", request.inputs, request.outputs)
-        # A part with an id, with parameters or with data is decoded each time.
+        plain = InferenceRequest(self.view.name, self._version, request_id, request.inputs, request.outputs)
+        if sequence:
+            plain.sequence_id = sequence
+            plain.sequence_start, plain.sequence_end = request.sequence_start, request.sequence_end
+        # A part with other parameters or with data is decoded each time, and one that has a varying key twice.
         if request != plain or sum(size for *_, size in inputs) != tail_bytes:
+            return
+        if text.count(b'"id"') > 1 or text.count(b"sequence_id") > 1 or b"\\" in text:
             return
         if len(self.known) >= _TEMPLATES:
             self.known.clear()
-        self.known[text] = _Template(request.outputs, decoded.destinations, inputs, tail_bytes)
+        self.known[text] = _Template(
+            request.outputs, decoded.destinations, request.sequence_start, request.sequence_end, inputs, tail_bytes
+        )
+
+
+def _without_varying(text: bytes) -> tuple[bytes, str, int]:
+    """A JSON part without its id and the number of its sequence, and these; "" and 0 if it has none."""
+    found = _VARYING.match(text)
+    if found is None or found.lastindex is None:
+        return text, "", 0
+    request_id, sequence = found.groups()
+    rest = text if sequence is None else text[: found.start(2)] + text[found.end(2) :]
+    if request_id is None:
+        return rest, "", int(sequence)
+    return rest[: found.start(1)] + rest[found.end(1) :], request_id.decode(), int(sequence or 0)
 
 
 def decode_infer_steps(

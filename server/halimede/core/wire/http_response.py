@@ -28,13 +28,15 @@ class EncodedInfer:
 
 def encode_infer(response: InferenceResponse, destinations: Destinations, view: ModelView) -> EncodedInfer:
     """Encode a response without error. INVALID_ARG for outputs that their destination cannot carry."""
-    if len(response.outputs) == 1 and not response.id and not response.parameters:
+    if len(response.outputs) == 1 and not response.parameters:
         sole = response.outputs[0]
         if destinations.of(sole.name) is BINARY:
             data = sole.data
             head = _sole_binary_json(
                 response.model_name, response.model_version, sole.name, sole.datatype, sole.shape, len(data)
             )
+            if response.id:
+                head = b'{"id":%b,%b' % (orjson.dumps(response.id), head[1:])
             return EncodedInfer([head, data], len(head))
     return run(encode_infer_steps(response, destinations, view))
 
