@@ -90,6 +90,44 @@ def python_identity_config(name: str, dims: str) -> str:
     return config(name, "python", ("IN", "OUT"), dims, 32)
 
 
+PYTHON_SEQUENCE = """import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            start, end, key, given = (
+                pb_utils.get_input_tensor_by_name(request, name).as_numpy().item() for name in ("START", "END", "ID", "IN")
+            )
+            # Sums stay within INT32.
+            total = self.sums[key] = (given if start else self.sums[key] + given) & 0xFFFF
+            if end:
+                del self.sums[key]
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([[total]], np.int32))]))
+        return responses
+"""
+SEQUENCE_LENGTH = 20
+SEQUENCE_CONFIG = """name: "sequence"
+backend: "python"
+max_batch_size: 32
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+instance_group [ { kind: KIND_CPU count: 1 } ]
+sequence_batching {
+  oldest { max_candidate_sequences: 64 }
+  control_input [
+    { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+    { name: "END" control [ { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } ] },
+    { name: "ID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] }
+  ]
+}
+"""
+
 STEPS = 3
 
 
@@ -119,6 +157,7 @@ def write_repository(root: Path) -> Path:
         "chain": chain_config("chain", "ident"),
         "python_ident": python_identity_config("python_ident", "16"),
         "python_image": python_identity_config("python_image", "3, 224, 224"),
+        "sequence": SEQUENCE_CONFIG,
         "heavy": config("heavy", "onnxruntime", ("x", "y"), str(HEAVY_WIDTH), HEAVY_MAX_BATCH, one_thread),
     }
     sleep = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{SLEEP_MS}" }} }}\n'
@@ -129,6 +168,7 @@ def write_repository(root: Path) -> Path:
         (root / name / "config.pbtxt").write_text(text)
     for name in ("python_ident", "python_image"):
         (root / name / "1" / "model.py").write_text(PYTHON_IDENTITY)
+    (root / "sequence" / "1" / "model.py").write_text(PYTHON_SEQUENCE)
     (root / "heavy" / "1" / "model.onnx").write_bytes(heavy_onnx().SerializeToString())
     return root
 

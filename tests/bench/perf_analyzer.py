@@ -47,11 +47,14 @@ def fetch() -> Path:
     return home
 
 
-def load(model: str, protocol: str, address: str, callers: int) -> None:
-    """Keep `callers` requests in flight for some seconds: WINDOWS windows, regardless of their spread, and a start-up."""
+def load(model: str, protocol: str, address: str, callers: int, *more: str) -> None:
+    """Keep `callers` requests in flight for some seconds: WINDOWS windows, regardless of their spread, and a start-up.
+
+    `more` are further arguments.
+    """
     home = fetch()
     command = [str(home / "perf_analyzer"), "-m", model, "-i", protocol, "-u", address, "-b", "1"]
-    command += ["--concurrency-range", str(callers), "-p", str(WINDOW_MS), "-r", str(WINDOWS), "-s", "900"]
+    command += ["--concurrency-range", str(callers), "-p", str(WINDOW_MS), "-r", str(WINDOWS), "-s", "900", *more]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(home)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     # Its exit code is 0 in some failures, so that its output is checked. An uneven load is not a failure: the results

@@ -157,6 +157,24 @@ def cpu_row(server: ServerProcess, name: str, model: str, protocol: str) -> Row:
     return row(name, "us CPU per request", samples, f"{CALLERS} callers")
 
 
+def sequence_rows(server: ServerProcess) -> list[Row]:
+    """CPU of the server's own process per request, without workers: sequences against a model without sequences."""
+    flags = {"python_ident": (), "sequence": ("--sequence-length", str(models.SEQUENCE_LENGTH))}
+    process = psutil.Process(server.pid)
+
+    def load(model: str) -> float:
+        requests, before = requests_answered(server, model), process.cpu_times()
+        perf_analyzer.load(model, "http", server.address("http"), CALLERS, *flags[model])
+        after = process.cpu_times()
+        spent = after.user + after.system - before.user - before.system
+        return spent / (requests_answered(server, model) - requests)
+
+    for model in flags:
+        load(model)
+    ratios = [load("sequence") / load("python_ident") for _ in range(ROUNDS)]
+    return [row("sequence-http", "ratio of CPU per request", ratios, f"{CALLERS} callers, against python_ident")]
+
+
 def ensemble_rows(server: ServerProcess) -> list[Row]:
     """An ensemble with STEPS steps of one model, and the cost of a step relative to a request for the model."""
     alone = cpu_row(server, "ident-http", "ident", "http")
@@ -222,6 +240,7 @@ ON_A_SERVER: dict[str, Callable[[ServerProcess], list[Row]]] = {
     "python-http": lambda server: [cpu_row(server, "python-http", "python_ident", "http")],
     "python-grpc": lambda server: [cpu_row(server, "python-grpc", "python_ident", "grpc")],
     "queue-policies": queue_policy_rows,
+    "sequence-http": sequence_rows,
     "python-image-http": lambda server: [cpu_row(server, "python-image-http", "python_image", "http")],
 }
 ALONE: dict[str, Callable[[Path], list[Row]]] = {

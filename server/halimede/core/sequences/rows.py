@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from halimede.core.sequences.plan import ControlKind, SequencePlan, State
+from halimede.core.sequences.plan import Control, ControlKind, SequencePlan, State
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.error import clip
 
@@ -121,7 +121,12 @@ class Sequences:
         self._initial = initial
         self._copies = copies
         self._seats: dict[int, Memory] = {}
-        self._hidden = plan.hidden_outputs
+        self._controls = {
+            (start, end): tuple(_value(control, start, end) for control in plan.controls)
+            for start in (False, True)
+            for end in (False, True)
+        }
+        """The control inputs of a request, except its correlation id, by START and END."""
 
     def __repr__(self) -> str:
         return f"<Sequences of {self._model} seats={len(self._seats)}>"
@@ -213,21 +218,28 @@ class Sequences:
 
     def _extended(self, request: InferenceRequest, memory: Memory) -> InferenceRequest:
         """The request with controls and states as inputs. If it names outputs, the hidden ones are among them."""
-        plan = self.plan
-        inputs = list(request.inputs)
-        for control in plan.controls:
-            is_set = (
-                control.kind is ControlKind.READY
-                or (control.kind is ControlKind.START and request.sequence_start)
-                or (control.kind is ControlKind.END and request.sequence_end)
-            )
-            inputs.append(control.true if is_set else control.false)
-        self._add_correlation(inputs, request.sequence_id)
-        inputs += [self._state_of(state, memory) for state in plan.states]
+        start, end, identity = request.sequence_start, request.sequence_end, request.sequence_id
+        inputs = [*request.inputs, *self._controls[start, end]]
+        self._add_correlation(inputs, identity)
+        inputs += [self._state_of(state, memory) for state in self.plan.states]
         outputs = request.outputs
         if outputs and self.by_output:
             outputs = tuple(dict.fromkeys((*outputs, *self.by_output)))
-        return replace(request, inputs=inputs, outputs=outputs)
+        # Not by `replace`, which takes as long as all the rest.
+        return InferenceRequest(
+            request.model_name,
+            request.model_version,
+            request.id,
+            inputs,
+            outputs,
+            request.parameters,
+            request.priority,
+            request.timeout_us,
+            identity,
+            start,
+            end,
+            request.wants_one,
+        )
 
     def _null_row(self, seat: int, source: SeatedItem, row: Row) -> Row:
         """A row without a request: the inputs of another one, all controls false, and states of the same shapes."""
@@ -254,6 +266,12 @@ class Sequences:
             size, mask = _UNSIGNED[control.datatype]
             data = (int(identity) & mask).to_bytes(size, "little")
         inputs.append(Tensor(control.name, control.datatype, control.shape, data))
+
+
+def _value(control: Control, start: bool, end: bool) -> Tensor:
+    """The control's tensor for a request."""
+    flags = {ControlKind.READY: True, ControlKind.START: start, ControlKind.END: end}
+    return control.true if flags[control.kind] else control.false
 
 
 def groups_of_equal_state(sequences: Sequences, items: Sequence[SeatedItem]) -> Collection[Sequence[int]]:

@@ -12,7 +12,7 @@ EXPIRED = InferenceError(ErrorCode.UNAVAILABLE, "timeout of the corresponding se
 def check_request(pending: Pending, policy: SequencePolicy) -> None:
     """Raise INVALID_ARG for a request that fits no sequence of the model. The checks run in Triton's order."""
     correlation, control = pending.correlation, policy.correlation
-    if control is None and correlation and pending.batch_size == 1:
+    if correlation and pending.batch_size == 1 and (control is None or type(correlation) is control.identity_type):
         return
     model = clip(policy.model)
     if control is not None and correlation and not policy.iterative:

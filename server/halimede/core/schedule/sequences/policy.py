@@ -20,10 +20,15 @@ class DirectPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CorrelationControl:
-    """The control input that has the correlation id, and whether it has text."""
+    """The control input that has the correlation id."""
 
     name: str
     datatype: DataType
+
+    @property
+    def identity_type(self) -> type[int] | type[str]:
+        """The type of the correlation ids that it can have."""
+        return str if self.datatype is DataType.BYTES else int
 
 
 @dataclass(frozen=True, slots=True)

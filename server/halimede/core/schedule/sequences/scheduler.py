@@ -44,7 +44,8 @@ from halimede.core.types.statistics import FailureReason
 class SequenceScheduler:
     """A `Scheduler`. It starts with one slot of each of the instances 0 to `instances` - 1."""
 
-    may_expire = True
+    # Requests have deadlines, but an `enqueue` that adds one asks for a poll.
+    may_expire = False
     follows_outcomes = True
 
     def __init__(self, policy: SequencePolicy, instances: int = 0) -> None:
@@ -102,6 +103,7 @@ class SequenceScheduler:
         if slot is None:
             if pending.timeout_us:
                 self._backlog.expire_at(sequence, now_ns + pending.timeout_us * 1000)
+                return 1
         elif sequence.running is None and not sequence.is_offered:
             self._places.offer(sequence, slot, now_ns)
         return 1 if self._due or self._hold is not None or slot in self._places.ready else None
