@@ -5,6 +5,8 @@ import resource
 import socket
 from contextlib import ExitStack
 
+import pytest
+
 from support.calls import executing, pending
 from support.served import Stage
 from support.server import wait_until
@@ -22,6 +24,7 @@ def request(sequence: int, seconds: float) -> bytes:
     return head.encode() + body
 
 
+@pytest.mark.load
 def test_sequences_beyond_a_full_backlog_are_refused(stage: Stage) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
