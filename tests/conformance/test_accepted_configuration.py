@@ -42,7 +42,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     add_onnx_identity(repository, "fast", "FP32", ["N", 16])
     write_config(repository / "fast", GPU)
     for name, refused in {"both": CACHE + "model_transaction_policy { decoupled: true }", "dirty": WARMUP}.items():
-        add_identity(repository, name, extra=refused + "sequence_batching { }" * (name == "dirty"))
+        add_identity(
+            repository, name, extra=refused + 'model_operations { op_library_filename: "x.so" }' * (name == "dirty")
+        )
     server = start_server(
         tmp_path_factory.mktemp("log"), ["--model-repository", repository, "--exit-on-error=false"], ready=False
     )
@@ -82,7 +84,7 @@ def test_fields_that_change_answers_or_that_triton_refuses_are_refused(running: 
         "Response Cache does not currently support model both with 'decoupled' transaction policy. Please disable the "
         "response cache."
     )
-    assert "'sequence_batching' is not supported yet" in reasons["dirty"]
+    assert "'model_operations.op_library_filename' is not supported yet" in reasons["dirty"]
 
 
 @pytest.mark.parametrize("model", ["urgent", "warm"])
