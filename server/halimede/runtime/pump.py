@@ -11,6 +11,7 @@ A request that a worker has received ends in one of these ways:
 - The end of its batch answers it. Most requests end so.
 - It is open (`runtime.batch_answers`) until its final response.
 - Its worker goes down: the request is open until the worker's own events fail it.
+- Its model requests another execution, and sends its final response before that: the request leaves the queue.
 
 A slot of a worker that is down gets no batch. Requests wait as long as one worker will be restarted.
 """
@@ -185,7 +186,13 @@ class Pump:
                     self._poll_in(turns)
             self._answers.on_batch_end(event)
         elif isinstance(event, ResponseSent):
+            # Before the answer: its callback may cause a poll, which must not execute a finished request.
+            scheduler = self._scheduler
+            ends = event.final and scheduler.is_iterative and self._answers.is_open(event)
+            leaves_queue = ends and scheduler.try_cancel(event.key)
             self._answers.on_response(event)
+            if leaves_queue:
+                self._poll_in(1)
         elif isinstance(event, WorkerDown):
             self._on_down(event)
         else:

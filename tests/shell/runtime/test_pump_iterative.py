@@ -87,3 +87,40 @@ def test_a_cancelled_iterative_request_is_not_executed_again() -> None:
         assert (bench.answers, worker.given) == ([(1, ErrorCode.CANCELLED, True)], [])
 
     run_on_loop(scenario)
+
+
+def test_a_final_response_ends_a_request_that_is_queued_again() -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(iterative())
+        bench.submit(1, 2)
+        await bench.turn()
+        worker.finish(0)
+        await bench.turn()
+        # Request 1 waits for request 2, which executes, and then for its own next execution.
+        assert worker.given == [[2]]
+        bench.pump.on_event(ResponseSent(worker, 1, outputs(), True, times()))
+        assert (bench.answers, bench.pump.queued) == ([(1, "ok", True)], 0)
+        worker.finish()
+        await bench.turn()
+        assert bench.answers == [(1, "ok", True), (2, "ok", True)]
+        bench.submit(3)
+        await bench.turn()
+        assert worker.given == [[3]]
+
+    run_on_loop(scenario)
+
+
+def test_a_final_response_ends_a_request_during_its_next_execution() -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(iterative())
+        bench.submit(1)
+        await bench.turn()
+        worker.finish(0)
+        await bench.turn()
+        bench.pump.on_event(ResponseSent(worker, 1, outputs(), True, times()))
+        worker.finish(0)
+        bench.submit(2)
+        await bench.turn()
+        assert (bench.answers, worker.given) == ([(1, "ok", True)], [[2]])
+
+    run_on_loop(scenario)
