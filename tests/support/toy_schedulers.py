@@ -72,6 +72,9 @@ class Fifo:
         self.waiting = again | self.waiting
         return list(again)
 
+    def expect_no_more(self) -> None:
+        pass
+
     def drain(self) -> list[int]:
         keys = list(self.waiting)
         self.waiting.clear()

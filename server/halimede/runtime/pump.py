@@ -129,7 +129,7 @@ class Pump:
                 return
         turns = scheduler.enqueue(_pending(flight, compatible), flight.queued_ns)
         if turns is not None:
-            self._poll_in(turns)
+            self._turn_end.set(turns)
         elif scheduler.may_expire:
             self._alarm.set(scheduler.wake_at())
 
@@ -183,7 +183,7 @@ class Pump:
                 outcomes = _outcomes(event, self._requests) if self._scheduler.follows_outcomes else ()
                 turns = self._scheduler.completed(slot, event.times.end - event.times.start, outcomes)
                 if turns is not None:
-                    self._poll_in(turns)
+                    self._turn_end.set(turns)
             self._answers.on_batch_end(event)
         elif isinstance(event, ResponseSent):
             # Before the answer: its callback may cause a poll, which must not execute a finished request.
@@ -192,7 +192,7 @@ class Pump:
             leaves_queue = ends and scheduler.try_cancel(event.key)
             self._answers.on_response(event)
             if leaves_queue:
-                self._poll_in(1)
+                self._turn_end.set(1)
         elif isinstance(event, WorkerDown):
             self._on_down(event)
         else:
@@ -212,6 +212,10 @@ class Pump:
             flight.cancelled = True
             self._requests.fail(flight, STOPPING, FailureReason.OTHER)
 
+    def expect_no_more(self) -> None:
+        self._scheduler.expect_no_more()
+        self._poll()
+
     async def close(self) -> None:
         """Wait until every request is finished, then stop all workers at once: each may take long."""
         await self._requests.drained()
@@ -221,13 +225,6 @@ class Pump:
     def wake(self) -> None:
         """Poll soon: another pump's scheduler has freed a resource that this scheduler may wait for."""
         self._turn_end.set(1)
-
-    def _poll_in(self, turns: int) -> None:
-        """Poll at once (0), or at the end of this turn of the loop (1) or of the next one (2)."""
-        if turns:
-            self._turn_end.set(turns)
-        else:
-            self._poll()
 
     def _poll(self) -> None:
         for action in self._scheduler.poll(monotonic_ns()):
@@ -356,7 +353,11 @@ def _repeat(done: BatchDone, requests: VersionRequests, *, is_iterative: bool) -
         for at in done.again:
             done.items[at].request.sequence_start = False
             flight = requests.find(done.items[at].key)
-            if flight is not None and flight.opened is None:
+            if flight is None:
+                continue
+            # The time of an execution is no time in the queue.
+            flight.queued_ns += done.times.end - done.times.start
+            if flight.opened is None:
                 flight.opened = Open(done.worker, done.items[0].key, Sent(done.times.input_end))
         return
     for at in done.again:

@@ -3,7 +3,7 @@
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import ErrorCode
 from halimede.workers.worker import ResponseSent
-from support.pumping import outputs, run_on_loop, times
+from support.pumping import MS, outputs, run_on_loop, times
 from support.queueing_worker import bench_of
 from support.sequence_requests import oldest
 
@@ -122,5 +122,22 @@ def test_a_final_response_ends_a_request_during_its_next_execution() -> None:
         bench.submit(2)
         await bench.turn()
         assert (bench.answers, worker.given) == ([(1, "ok", True)], [[2]])
+
+    run_on_loop(scenario)
+
+
+def test_executions_do_not_count_as_time_in_the_queue() -> None:
+    async def scenario() -> None:
+        bench, worker = bench_of(iterative())
+        bench.submit(1)
+        await bench.turn()
+        (flight,) = bench.table.by_ticket.values()
+        queued_ms = flight.queued_ns // MS
+        for start, again in ((10, (0,)), (5_015, (0,)), (10_030, ())):
+            # Waits of 10, 5 and 15 ms before executions of 5,000 ms.
+            start += queued_ms
+            worker.finish(*again, when=times(start, start, start + 4_999, start + 5_000))
+            await bench.turn()
+        assert 29 <= bench.stats.queue_ns / MS <= 31, "10 + 5 + 15, without the executions"
 
     run_on_loop(scenario)

@@ -102,6 +102,16 @@ def test_a_scheduler_that_begins_at_some_number_of_requests_holds_them():
     assert scheduler.try_start(1) == Slot(0)
 
 
+def test_a_held_scheduler_begins_if_no_more_requests_are_expected():
+    config = ModelConfig(max_batch_size=4, dynamic_batching=ModelDynamicBatching())
+    scheduler = make_scheduler(config, instances=1, hold=StartHold(2))
+    scheduler.enqueue(pending(1), 0)
+
+    assert scheduler.poll(0) == []
+    scheduler.expect_no_more()
+    assert scheduler.poll(0) == [Execute(Slot(0), (1,))]
+
+
 def test_make_scheduler_follows_the_configuration():
     batching = ModelDynamicBatching(max_queue_delay_microseconds=10)
     dynamic = make_scheduler(ModelConfig(max_batch_size=4, dynamic_batching=batching), instances=1)

@@ -137,6 +137,9 @@ class DynamicBatchScheduler:
         """Mark the slot as idle."""
         self._executing -= self._busy.pop(slot, 0)
 
+    def expect_no_more(self) -> None:
+        self._begins_at = 0
+
     def drain(self) -> list[int]:
         return self._queue.clear()
 
