@@ -68,12 +68,12 @@ def test_the_levels_of_a_configuration_have_their_own_policies():
             default_queue_policy=ModelQueuePolicy(max_queue_size=5),
             priority_queue_policy={1: ModelQueuePolicy(TimeoutAction.DELAY, 7, True)},
         ),
-        parameters={"PRIORITY_AGING_MICROSECONDS": ModelParameter("20")},
+        parameters={"PRIORITY_AGING_MICROSECONDS": ModelParameter("2000")},
     )
 
     first = BatchPolicy(4, timeout_action=TimeoutAction.DELAY, default_timeout_ns=7000, allow_timeout_override=True)
     assert from_config(config) == BatchPolicy(4, max_queue_size=5)
-    assert priorities_from_config(config) == Priorities(3, 2, {1: first}, aging_ns=20_000)
+    assert priorities_from_config(config) == Priorities(3, 2, {1: first}, aging_ns=2_000_000)
 
 
 def test_the_policy_of_a_single_level_is_that_of_the_queue():
