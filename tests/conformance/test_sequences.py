@@ -295,6 +295,27 @@ def test_an_unloaded_model_gives_the_seats_to_the_backlog(stage: Stage, infer_gr
     assert [each.result(30)[0] for each in waits] == [1, 1]
 
 
+def test_a_call_into_the_own_sequence_is_refused_at_once(stage: Stage, infer_grpc: Infer) -> None:
+    execute = """
+        inputs = [pb_utils.Tensor("IN", np.zeros((1, 1), np.float32))]
+        (request,) = requests
+        if value(request):
+            call = pb_utils.InferenceRequest(
+                model_name="seq", requested_output_names=["OUT"], inputs=inputs, correlation_id=request.correlation_id()
+            )
+            error = call.exec().error()
+            return [pb_utils.InferenceResponse(error=error)]
+        return [answer(request)]
+    """
+    stage.deploy("seq", execute, count=2, extra=oldest())
+    infer_grpc("seq", 0, 42, START)
+    # The other instance is free, but does not have the sequence.
+    began = time.monotonic()
+    assert "model 'seq'" in refused(infer_grpc, "seq", 1, 42)
+    assert time.monotonic() - began < 10
+    assert infer_grpc("seq", 0, 43, START) == [0.0]
+
+
 def test_requests_of_several_sequences_share_batches(stage: Stage, infer_grpc: Infer) -> None:
     deploy(stage, "seq", oldest(seats=8, more="max_queue_delay_microseconds: 2000000"))
     with ThreadPoolExecutor(8) as pool:

@@ -55,6 +55,9 @@ class Fifo:
     def wake_at(self) -> int | None:
         return None
 
+    def awaited_slot(self, key: int) -> Slot | None:  # noqa: ARG002
+        return None
+
     def try_cancel(self, key: int) -> bool:
         return self.waiting.pop(key, None) is not None
 

@@ -62,7 +62,7 @@ class Pump:
         self._instances = Instances()
         self._batches = RunningBatches()
         self._answers = BatchAnswers(requests, self._batches, checker)
-        self._places = RequestPlaces(requests, self._instances, self._batches)
+        self._places = RequestPlaces(requests, scheduler, self._instances, self._batches)
         self._turn_end = TurnEnd(loop, self._poll)
         self._alarm = Alarm(loop, self._poll)
         requests.executor = self
@@ -160,8 +160,9 @@ class Pump:
         return True
 
     def is_busy(self) -> bool:
-        # An instance that is down is free when it comes back.
-        return len(self._batches.running) >= len(self._instances.worker_of) and self._scheduler.queued > 0
+        # An instance that is down is free when it comes back. A request of a sequence waits for one instance only.
+        is_full = len(self._batches.running) >= len(self._instances.worker_of) or self._scheduler.follows_outcomes
+        return is_full and self._scheduler.queued > 0
 
     def place_of(self, key: int) -> Place:
         return self._places.place_of(key)

@@ -104,6 +104,10 @@ class DynamicBatchScheduler:
     def try_cancel(self, key: int) -> bool:
         return self._queue.try_remove(key)
 
+    def awaited_slot(self, key: int) -> Slot | None:  # noqa: ARG002
+        """None: every slot executes every request."""
+        return None
+
     def completed(
         self,
         slot: Slot,

@@ -108,6 +108,9 @@ class Scheduler(Protocol):
         The poll that follows may fail other requests: those that need the cancelled one, executing or not.
         """
 
+    def awaited_slot(self, key: int) -> Slot | None:
+        """The only slot that can execute this queued request; None if several can, or if it is not queued."""
+
     def completed(self, slot: Slot, took_ns: int, outcomes: Sequence[Outcome] = ()) -> int | None:
         """The oldest batch of the slot has ended after `took_ns`. Returns when to poll, in turns.
 

@@ -153,6 +153,11 @@ class SequenceScheduler:
         self._due += [fail for fail in fails if fail.request != key]
         return is_queued
 
+    def awaited_slot(self, key: int) -> Slot | None:
+        """See `Scheduler`. A sequence that has a seat is executed at its instance only."""
+        request = self._queued.get(key)
+        return None if request is None else request.sequence.slot
+
     def completed(self, slot: Slot, took_ns: int, outcomes: Sequence[Outcome] = ()) -> int | None:  # noqa: ARG002
         """See `Scheduler`. Ignored for a slot that was removed meanwhile."""
         place = self._places.by_slot.get(slot)
