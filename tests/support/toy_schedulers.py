@@ -55,7 +55,7 @@ class Fifo:
     def wake_at(self) -> int | None:
         return None
 
-    def awaited_slot(self, key: int) -> Slot | None:  # noqa: ARG002
+    def awaited_slot(self, key: int) -> Slot | None:
         return None
 
     def try_cancel(self, key: int) -> bool:

@@ -140,6 +140,9 @@ class Pump:
             return
         flight.cancelled = True
         if self._scheduler.try_cancel(key):
+            if flight.opened is not None and self._instances.is_up(flight.opened.worker):
+                # It was executed before, and its model may still work for it.
+                flight.opened.worker.cancel(key)
             self._requests.fail(flight, CANCELLED, FailureReason.CANCELED)
             self._poll()
             return

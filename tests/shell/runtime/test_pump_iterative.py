@@ -69,7 +69,7 @@ def test_a_request_that_waits_for_its_next_execution_is_cancelled() -> None:
         worker.finish(0)
         bench.pump.cancel(1)
         await bench.turn()
-        assert (bench.answers, worker.given, worker.cancelled) == ([(1, ErrorCode.CANCELLED, True)], [], [])
+        assert (bench.answers, worker.given, worker.cancelled) == ([(1, ErrorCode.CANCELLED, True)], [], [1])
         bench.pump.on_event(ResponseSent(worker, 1, outputs(), False, times()))
         assert len(bench.answers) == 1
 
@@ -133,9 +133,9 @@ def test_executions_do_not_count_as_time_in_the_queue() -> None:
         await bench.turn()
         (flight,) = bench.table.by_ticket.values()
         queued_ms = flight.queued_ns // MS
-        for start, again in ((10, (0,)), (5_015, (0,)), (10_030, ())):
+        for after_ms, again in ((10, (0,)), (5_015, (0,)), (10_030, ())):
             # Waits of 10, 5 and 15 ms before executions of 5,000 ms.
-            start += queued_ms
+            start = queued_ms + after_ms
             worker.finish(*again, when=times(start, start, start + 4_999, start + 5_000))
             await bench.turn()
         assert 29 <= bench.stats.queue_ns / MS <= 31, "10 + 5 + 15, without the executions"
