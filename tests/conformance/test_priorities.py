@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.background import in_background
-from support.calls import ONES, executing, metric, pending
+from support.calls import ONES, executing, metric, pending, unload
 from support.models import ONE, add_identity, delay
 from support.plugin import install_backend
 from support.server import Answer, RunningServer, start_server, wait_until
@@ -89,5 +89,19 @@ def test_a_delayed_scheduler_waits_for_its_requests_once(tmp_path: Path) -> None
         assert {call.result(30).status for call in calls} == {200}
         assert batch_sizes(running, "m") == {4: 1}
         assert infer(running, "m").status == 200
+    finally:
+        running.stop()
+
+
+def test_an_unloaded_model_does_not_wait_for_its_first_requests(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    add_identity(models, "m", extra=f"{ONE} dynamic_batching {{ }}")
+    arguments = ["--model-repository", models, "--model-control-mode=explicit", "--load-model=m"]
+    running = start_server(tmp_path, arguments, environment={"TRITONSERVER_DELAY_SCHEDULER": "4"})
+    try:
+        call = in_background(lambda: infer(running, "m"))
+        wait_until(lambda: pending(running, "m") == 1, "the request to wait", running)
+        assert unload(running, "m") == 200
+        assert call.result(30).status == 200
     finally:
         running.stop()

@@ -16,7 +16,7 @@ import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
 from support.background import in_background
-from support.calls import executing, load, pending
+from support.calls import executing, load, pending, unload
 from support.ensemble_models import Tensors, add_ensemble, chain
 from support.served import Stage, body, workers
 from support.server import RunningServer, wait_until
@@ -283,6 +283,37 @@ def test_a_sequence_in_the_backlog_gets_the_next_free_seat(stage: Stage, infer_g
     assert expires.result(30) == "timeout of the corresponding sequence has been expired"
     infer_grpc("seq", 0, 1, END)
     assert waits.result(30)[0] == 1
+
+
+def test_an_unloaded_model_gives_the_seats_to_the_backlog(stage: Stage, infer_grpc: Infer) -> None:
+    deploy(stage, "seq", oldest(seats=1))
+    infer_grpc("seq", 0, 1, START)
+    waits = [in_background(lambda number=number: infer_grpc("seq", 0, number, START)) for number in (2, 3)]
+    wait_until(lambda: pending(stage.server, "seq") == 2, "the backlog", stage.server)
+    assert unload(stage.server, "seq") == 200
+    # Less than the idle time, which is a minute.
+    assert [each.result(30)[0] for each in waits] == [1, 1]
+
+
+def test_a_call_into_the_own_sequence_is_refused_at_once(stage: Stage, infer_grpc: Infer) -> None:
+    execute = """
+        inputs = [pb_utils.Tensor("IN", np.zeros((1, 1), np.float32))]
+        (request,) = requests
+        if value(request):
+            call = pb_utils.InferenceRequest(
+                model_name="seq", requested_output_names=["OUT"], inputs=inputs, correlation_id=request.correlation_id()
+            )
+            error = call.exec().error()
+            return [pb_utils.InferenceResponse(error=error)]
+        return [answer(request)]
+    """
+    stage.deploy("seq", execute, count=2, extra=oldest())
+    infer_grpc("seq", 0, 42, START)
+    # The other instance is free, but does not have the sequence.
+    began = time.monotonic()
+    assert "model 'seq'" in refused(infer_grpc, "seq", 1, 42)
+    assert time.monotonic() - began < 10
+    assert infer_grpc("seq", 0, 43, START) == [0.0]
 
 
 def test_requests_of_several_sequences_share_batches(stage: Stage, infer_grpc: Infer) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from halimede.core.schedule.scheduler import Scheduler
 from halimede.runtime.pump import Pump
-from halimede.workers.worker import BatchDone, BatchItem, Outputs, WorkerDown, WorkerUp
+from halimede.workers.worker import BatchDone, BatchItem, BatchTimes, Outputs, WorkerDown, WorkerUp
 from support.pumping import DEAD, Bench, outputs, times
 
 
@@ -25,11 +25,11 @@ class QueueingWorker:
     def cancel(self, key: int) -> None:
         self.cancelled.append(key)
 
-    def finish(self, *again: int) -> None:
+    def finish(self, *again: int, when: BatchTimes | None = None) -> None:
         """The oldest batch ends; the requests at these positions are to be executed again."""
         items = self.batches.pop(0)
         replies: list[Outputs | None] = [None if at in again else outputs() for at in range(len(items))]
-        self.pump.on_event(BatchDone(self, items, replies, times(), again=again))
+        self.pump.on_event(BatchDone(self, items, replies, when or times(), again=again))
 
     def die(self, *unread: int) -> None:
         """Go down; the batches that it has read fail."""

@@ -136,6 +136,9 @@ class SlowSequences:
         for one in sorted(expired, key=lambda one: one.expires or (0, 0)):
             actions += self.end(one, EXPIRED, FailureReason.REJECTED)
         for one in self.rested:
+            if self.policy.iterative and one.requests:
+                one.requests[0] = (one.requests[0][0], now)
+                self.arrived[one.requests[0][0].key] = now
             self.offer(one, now)
             if one in self.live and one.place and not one.requests and one.running is None and not one.is_closed:
                 one.idle_at = now + self.policy.idle_ns

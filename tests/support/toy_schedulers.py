@@ -55,6 +55,9 @@ class Fifo:
     def wake_at(self) -> int | None:
         return None
 
+    def awaited_slot(self, key: int) -> Slot | None:
+        return None
+
     def try_cancel(self, key: int) -> bool:
         return self.waiting.pop(key, None) is not None
 
@@ -71,6 +74,9 @@ class Fifo:
         again = {pending.key: pending for batch in unread for pending in batch}
         self.waiting = again | self.waiting
         return list(again)
+
+    def expect_no_more(self) -> None:
+        pass
 
     def drain(self) -> list[int]:
         keys = list(self.waiting)

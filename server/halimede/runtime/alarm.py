@@ -64,7 +64,10 @@ class TurnEnd:
         self._is_set = False
 
     def set(self, turns: int) -> None:
-        """Call back at the end of this turn (1) or of the next one (2). No effect when it is set already."""
+        """Call back at once (0), or at the end of this turn (1) or of the next one (2) if it is not set already."""
+        if turns == 0:
+            self._callback()
+            return
         if self._is_set:
             return
         self._is_set = True

@@ -52,6 +52,11 @@ class BatchAnswers:
         if not done.failed:
             requests.stats.record_execution(rows, computed.input_ns, computed.infer_ns, computed.output_ns)
 
+    def is_open(self, response: ResponseSent) -> bool:
+        """Whether this worker has the request open."""
+        flight = self._requests.find(response.key)
+        return flight is not None and flight.opened is not None and flight.opened.worker is response.worker
+
     def on_response(self, response: ResponseSent) -> None:
         """Handle a response that is separate from the end of its batch. Ignored if another worker has the request."""
         flight = self._requests.find(response.key)

@@ -187,6 +187,9 @@ class Ensemble:
             running.flight.cancelled = True
             self._answer(running, self._requests.failure(running.flight, STOPPING))
 
+    def expect_no_more(self) -> None:
+        """No effect: its requests wait for no others."""
+
     async def close(self) -> None:
         """Wait until every request is finished."""
         await self._requests.drained()

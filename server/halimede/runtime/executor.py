@@ -37,5 +37,8 @@ class VersionExecutor(Executor, Protocol):
     def abort(self) -> None:
         """Finish all requests with an error at once: the server stops."""
 
+    def expect_no_more(self) -> None:
+        """The version gets no more requests: the queued ones do not wait for others."""
+
     async def close(self) -> None:
         """Wait until every request is finished, then stop the instances."""

@@ -11,6 +11,7 @@ A request that a worker has received ends in one of these ways:
 - The end of its batch answers it. Most requests end so.
 - It is open (`runtime.batch_answers`) until its final response.
 - Its worker goes down: the request is open until the worker's own events fail it.
+- Its model requests another execution, and sends its final response before that: the request leaves the queue.
 
 A slot of a worker that is down gets no batch. Requests wait as long as one worker will be restarted.
 """
@@ -61,7 +62,7 @@ class Pump:
         self._instances = Instances()
         self._batches = RunningBatches()
         self._answers = BatchAnswers(requests, self._batches, checker)
-        self._places = RequestPlaces(requests, self._instances, self._batches)
+        self._places = RequestPlaces(requests, scheduler, self._instances, self._batches)
         self._turn_end = TurnEnd(loop, self._poll)
         self._alarm = Alarm(loop, self._poll)
         requests.executor = self
@@ -128,7 +129,7 @@ class Pump:
                 return
         turns = scheduler.enqueue(_pending(flight, compatible), flight.queued_ns)
         if turns is not None:
-            self._poll_in(turns)
+            self._turn_end.set(turns)
         elif scheduler.may_expire:
             self._alarm.set(scheduler.wake_at())
 
@@ -139,6 +140,9 @@ class Pump:
             return
         flight.cancelled = True
         if self._scheduler.try_cancel(key):
+            if flight.opened is not None and self._instances.is_up(flight.opened.worker):
+                # It was executed before, and its model may still work for it.
+                flight.opened.worker.cancel(key)
             self._requests.fail(flight, CANCELLED, FailureReason.CANCELED)
             self._poll()
             return
@@ -159,8 +163,9 @@ class Pump:
         return True
 
     def is_busy(self) -> bool:
-        # An instance that is down is free when it comes back.
-        return len(self._batches.running) >= len(self._instances.worker_of) and self._scheduler.queued > 0
+        # An instance that is down is free when it comes back. A request of a sequence waits for one instance only.
+        is_full = len(self._batches.running) >= len(self._instances.worker_of) or self._scheduler.follows_outcomes
+        return is_full and self._scheduler.queued > 0
 
     def place_of(self, key: int) -> Place:
         return self._places.place_of(key)
@@ -182,10 +187,16 @@ class Pump:
                 outcomes = _outcomes(event, self._requests) if self._scheduler.follows_outcomes else ()
                 turns = self._scheduler.completed(slot, event.times.end - event.times.start, outcomes)
                 if turns is not None:
-                    self._poll_in(turns)
+                    self._turn_end.set(turns)
             self._answers.on_batch_end(event)
         elif isinstance(event, ResponseSent):
+            # Before the answer: its callback may cause a poll, which must not execute a finished request.
+            scheduler = self._scheduler
+            ends = event.final and scheduler.is_iterative and self._answers.is_open(event)
+            leaves_queue = ends and scheduler.try_cancel(event.key)
             self._answers.on_response(event)
+            if leaves_queue:
+                self._turn_end.set(1)
         elif isinstance(event, WorkerDown):
             self._on_down(event)
         else:
@@ -205,6 +216,10 @@ class Pump:
             flight.cancelled = True
             self._requests.fail(flight, STOPPING, FailureReason.OTHER)
 
+    def expect_no_more(self) -> None:
+        self._scheduler.expect_no_more()
+        self._poll()
+
     async def close(self) -> None:
         """Wait until every request is finished, then stop all workers at once: each may take long."""
         await self._requests.drained()
@@ -214,13 +229,6 @@ class Pump:
     def wake(self) -> None:
         """Poll soon: another pump's scheduler has freed a resource that this scheduler may wait for."""
         self._turn_end.set(1)
-
-    def _poll_in(self, turns: int) -> None:
-        """Poll at once (0), or at the end of this turn of the loop (1) or of the next one (2)."""
-        if turns:
-            self._turn_end.set(turns)
-        else:
-            self._poll()
 
     def _poll(self) -> None:
         for action in self._scheduler.poll(monotonic_ns()):
@@ -349,7 +357,11 @@ def _repeat(done: BatchDone, requests: VersionRequests, *, is_iterative: bool) -
         for at in done.again:
             done.items[at].request.sequence_start = False
             flight = requests.find(done.items[at].key)
-            if flight is not None and flight.opened is None:
+            if flight is None:
+                continue
+            # The time of an execution is no time in the queue.
+            flight.queued_ns += done.times.end - done.times.start
+            if flight.opened is None:
                 flight.opened = Open(done.worker, done.items[0].key, Sent(done.times.input_end))
         return
     for at in done.again:

@@ -1,6 +1,7 @@
 """Where the requests of one pump are: which worker has a request, and what it waits for."""
 
 from halimede.core.schedule.actions import Slot
+from halimede.core.schedule.scheduler import Scheduler
 from halimede.core.schedule.wait_graph import Held, Place, Queued
 from halimede.core.types.caller import Answers, RunningBatch
 from halimede.runtime.batches import RunningBatches
@@ -10,10 +11,13 @@ from halimede.workers.worker import Worker
 
 
 class RequestPlaces:
-    __slots__ = ("_batches", "_instances", "_requests")
+    __slots__ = ("_batches", "_instances", "_requests", "_scheduler")
 
-    def __init__(self, requests: VersionRequests, instances: Instances, batches: RunningBatches) -> None:
+    def __init__(
+        self, requests: VersionRequests, scheduler: Scheduler, instances: Instances, batches: RunningBatches
+    ) -> None:
         self._requests = requests
+        self._scheduler = scheduler
         self._instances = instances
         self._batches = batches
 
@@ -35,8 +39,9 @@ class RequestPlaces:
             return None
         if flight.opened is not None:
             return Held((Answers(self._name_of(flight.opened.first)),))
+        slot = self._scheduler.awaited_slot(key)
         # An instance that is down is free when it comes back.
-        holders = (self._batch_on(slot) for slot in self._instances.worker_of)
+        holders = (self._batch_on(each) for each in (self._instances.worker_of if slot is None else (slot,)))
         return Queued([() if holder is None else (holder,) for holder in holders])
 
     def _name_of(self, first: int) -> RunningBatch:

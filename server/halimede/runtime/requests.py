@@ -62,7 +62,7 @@ class Executor(Protocol):
         """The client has taken `responses` more responses, none of them final."""
 
     def is_busy(self) -> bool:
-        """Whether requests are queued while every instance is busy: only then can a circle of calls block."""
+        """Whether requests are queued that no instance can take at once: only then can a circle of calls block."""
 
     def place_of(self, key: int) -> Place:
         """What the request waits for."""

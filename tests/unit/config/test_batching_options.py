@@ -28,19 +28,29 @@ def test_ageing_is_off_unless_it_is_configured():
     assert (priority_aging_us(aging), notes(aging)) == (2500, [])
 
 
-@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "soon", "9" * 17])
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "soon", "999", "9" * 17])
 def test_a_wrong_time_of_ageing_is_refused(value: str):
     with pytest.raises(InferenceError) as refused:
         check_batching_options(config(LEVELS, PRIORITY_AGING_MICROSECONDS=value), ())
     assert refused.value == InferenceError(
         ErrorCode.INVALID_ARG,
-        f"model 'm': parameter 'PRIORITY_AGING_MICROSECONDS' is '{value}'; it must be a number from 1 to 9007199254740991",
+        f"model 'm': parameter 'PRIORITY_AGING_MICROSECONDS' is '{value}'; it must be a number from 1000 to 9007199254740991",
     )
+
+
+def test_ageing_over_very_many_levels_is_refused():
+    levels = ModelDynamicBatching(priority_levels=101, default_priority_level=1)
+    with pytest.raises(InferenceError) as refused:
+        check_batching_options(config(levels, PRIORITY_AGING_MICROSECONDS="1000"), ())
+    assert refused.value.message == (
+        "model 'm': with parameter 'PRIORITY_AGING_MICROSECONDS' a model has at most 100 priority levels, got 101"
+    )
+    assert notes(config(levels)) == []
 
 
 @pytest.mark.parametrize("batching", [None, ModelDynamicBatching(), ModelDynamicBatching(priority_levels=1)])
 def test_ageing_without_levels_gives_a_note(batching: ModelDynamicBatching | None):
-    assert notes(config(batching, PRIORITY_AGING_MICROSECONDS="5")) == [
+    assert notes(config(batching, PRIORITY_AGING_MICROSECONDS="5000")) == [
         "parameter 'PRIORITY_AGING_MICROSECONDS' has no effect: the model has no priority levels to move between"
     ]
 

@@ -68,12 +68,12 @@ def test_the_levels_of_a_configuration_have_their_own_policies():
             default_queue_policy=ModelQueuePolicy(max_queue_size=5),
             priority_queue_policy={1: ModelQueuePolicy(TimeoutAction.DELAY, 7, True)},
         ),
-        parameters={"PRIORITY_AGING_MICROSECONDS": ModelParameter("20")},
+        parameters={"PRIORITY_AGING_MICROSECONDS": ModelParameter("2000")},
     )
 
     first = BatchPolicy(4, timeout_action=TimeoutAction.DELAY, default_timeout_ns=7000, allow_timeout_override=True)
     assert from_config(config) == BatchPolicy(4, max_queue_size=5)
-    assert priorities_from_config(config) == Priorities(3, 2, {1: first}, aging_ns=20_000)
+    assert priorities_from_config(config) == Priorities(3, 2, {1: first}, aging_ns=2_000_000)
 
 
 def test_the_policy_of_a_single_level_is_that_of_the_queue():
@@ -100,6 +100,16 @@ def test_a_scheduler_that_begins_at_some_number_of_requests_holds_them():
     assert scheduler.poll(1) == [Execute(Slot(0), (1, 2))]
     scheduler.completed(Slot(0), 1)
     assert scheduler.try_start(1) == Slot(0)
+
+
+def test_a_held_scheduler_begins_if_no_more_requests_are_expected():
+    config = ModelConfig(max_batch_size=4, dynamic_batching=ModelDynamicBatching())
+    scheduler = make_scheduler(config, instances=1, hold=StartHold(2))
+    scheduler.enqueue(pending(1), 0)
+
+    assert scheduler.poll(0) == []
+    scheduler.expect_no_more()
+    assert scheduler.poll(0) == [Execute(Slot(0), (1,))]
 
 
 def test_make_scheduler_follows_the_configuration():

@@ -256,3 +256,32 @@ def test_a_hold_keeps_requests_until_enough_are_queued_once() -> None:
         assert (scheduler.poll(0), scheduler.wake_at()) == ([], None)
         scheduler.enqueue(in_sequence(key, correlation, flags), 0)
     assert [run(scheduler) for _ in range(2)] == [[Execute(ONE, (1,), (0,))], [Execute(ONE, (2,), (0,))]]
+
+
+def test_a_hold_ends_if_no_more_requests_are_expected() -> None:
+    scheduler = SequenceScheduler(replace(direct(1), hold=StartHold(seated=2)), 1)
+    scheduler.enqueue(in_sequence(1, 1, "S"), 0)
+    assert scheduler.poll(0) == []
+    scheduler.expect_no_more()
+    assert scheduler.poll(0) == [Execute(ONE, (1,), (0,))]
+
+
+@pytest.mark.parametrize("policy", [direct(1, idle_ns=1 << 80), oldest(1, idle_ns=1 << 80)], ids=["direct", "oldest"])
+def test_the_backlog_gets_idle_seats_if_no_more_is_expected(policy: SequencePolicy) -> None:
+    scheduler = begun(policy, 1)
+    scheduler.enqueue(in_sequence(1, 2, "S"), 0)
+    scheduler.enqueue(in_sequence(2, 2), 0)
+    scheduler.enqueue(in_sequence(3, 3, "S"), 0)
+    assert scheduler.poll(0) == []
+    scheduler.expect_no_more()
+    assert [run(scheduler) for _ in range(4)] == [[Execute(ONE, (key,), (0,))] for key in (1, 2, 3)] + [[]]
+    assert scheduler.wake_at() is None
+
+
+def test_the_wait_of_an_iterative_request_begins_at_each_execution() -> None:
+    scheduler = SequenceScheduler(replace(direct(2, delay_ns=50, utilization=1.0), iterative=True), 1)
+    scheduler.enqueue(in_sequence(1, 1, "S"), 0)
+    assert scheduler.poll(50) == [Execute(ONE, (1,), (0,))]
+    scheduler.completed(ONE, 1, [Outcome.AGAIN])
+    assert (scheduler.poll(100), scheduler.oldest_enqueued_at(), scheduler.wake_at()) == ([], 100, 150)
+    assert scheduler.poll(150) == [Execute(ONE, (1,), (0,))]

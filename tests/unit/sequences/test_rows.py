@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from halimede.core.sequences.rows import NULL_KEY, Row, Sequences
+from halimede.core.sequences.rows import NULL_KEY, Memory, Row, Sequences, initial_states
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from support.sequences import CONTROLS, SUM, config_of, inputs, item, plan_of, sequences_of, tensor, values
 
@@ -145,6 +145,29 @@ def test_the_last_response_with_a_state_counts_also_after_the_execution() -> Non
     assert inputs(sequences.begin([item(2, 0)])[0])["sum_in"] == [[2.0]]
     row.take([tensor("sum", FP32, [[3]])])
     assert inputs(sequences.begin([item(2, 0)])[0])["sum_in"] == [[3.0]]
+
+
+class Interrupted(Sequences):
+    """Another response arrives, as from another thread, while the states of the first one are stored."""
+
+    late: list[Tensor]
+    row: Row
+
+    def store(self, name: str, tensor: Tensor, memory: Memory) -> None:
+        super().store(name, tensor, memory)
+        late, self.late = self.late, []
+        self.row.take(late)
+
+
+def test_a_response_may_arrive_while_the_execution_ends() -> None:
+    plan = plan_of(config_of(SUM % "" + DYNAMIC % ""))
+    sequences = Interrupted(plan, "m", initial_states(plan, {}), copies=False)
+    (row,) = sequences.begin([item(1, 0, start=True)])
+    sequences.row, sequences.late = row, [tensor("t", FP32, [[2]])]
+    row.take([tensor("sum", FP32, [[1]])])
+    row.end(is_last=True)
+    (row,) = sequences.begin([item(2, 0)])
+    assert (inputs(row)["sum_in"], inputs(row)["s"]) == ([[1.0]], [[2.0]])
 
 
 def test_a_request_that_is_executed_again_keeps_its_state_at_end() -> None:

@@ -76,6 +76,17 @@ def test_parts_that_differ_in_id_and_sequence_are_remembered_once() -> None:
         assert len(decoder.known) == 1
 
 
+def test_a_part_with_the_number_of_its_sequence_left_out_is_refused() -> None:
+    view = decoder_view()
+    decoder = InferDecoder(view, "1")
+    tensors = b'"inputs":[{"name":"IN","datatype":"FP32","shape":[1,2],"parameters":{"binary_data_size":8}}]}'
+    valid, invalid = (b'{"parameters":{"sequence_id":%s},' % number + tensors for number in (b"5", b""))
+    for _ in range(2):
+        assert decoder.decode(valid + b"\0" * 8, len(valid)).request.sequence_id == 5
+        with pytest.raises(InferenceError, match="failed to parse the request JSON buffer"):
+            decoder.decode(invalid + b"\0" * 8, len(invalid))
+
+
 def pairs(members: list[tuple[str, object]], lead: str = "") -> str:
     return "".join(
         f"{lead if at == 0 else ','}{json.dumps(key)}:{json.dumps(value)}" for at, (key, value) in enumerate(members)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import number
-from halimede.core.types import Problem
+from halimede.core.types import ErrorCode, InferenceError, Problem
 from halimede.core.types.error import clip
 
 PRIORITY_AGING_MICROSECONDS = "PRIORITY_AGING_MICROSECONDS"
@@ -14,11 +14,14 @@ STRATEGY_GROUP = "halimede.batching_strategies"
 """The group of entry points that are batching strategies."""
 
 MOST_MICROSECONDS = 2**53 - 1
+# A move costs about 10 us on the event loop, and a request moves at most once for each level.
+LEAST_AGING_MICROSECONDS = 1000
+MOST_AGING_LEVELS = 100
 
 
 def priority_aging_us(config: ModelConfig) -> int:
     """How long a request waits in a priority level before it moves to the next higher one; 0 for ever."""
-    return number(config, PRIORITY_AGING_MICROSECONDS, MOST_MICROSECONDS) or 0
+    return number(config, PRIORITY_AGING_MICROSECONDS, MOST_MICROSECONDS, LEAST_AGING_MICROSECONDS) or 0
 
 
 def batching_strategy_name(config: ModelConfig) -> str:
@@ -29,9 +32,14 @@ def batching_strategy_name(config: ModelConfig) -> str:
 
 def check_batching_options(config: ModelConfig, libraries: Sequence[str]) -> tuple[Problem, ...]:
     """Read the options, and note those without effect. `libraries` are files that Triton would load as strategies."""
-    priority_aging_us(config)
     notes = []
     batching = config.dynamic_batching
+    if priority_aging_us(config) and batching is not None and batching.priority_levels > MOST_AGING_LEVELS:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"model '{clip(config.name)}': with parameter '{PRIORITY_AGING_MICROSECONDS}' a model has at most "
+            f"{MOST_AGING_LEVELS} priority levels, got {batching.priority_levels}",
+        )
     if PRIORITY_AGING_MICROSECONDS in config.parameters and (batching is None or batching.priority_levels <= 1):
         notes.append(_parameter_note(PRIORITY_AGING_MICROSECONDS, "the model has no priority levels to move between"))
     if BATCHING_STRATEGY in config.parameters and batching is None:

@@ -104,6 +104,10 @@ class DynamicBatchScheduler:
     def try_cancel(self, key: int) -> bool:
         return self._queue.try_remove(key)
 
+    def awaited_slot(self, key: int) -> Slot | None:  # noqa: ARG002
+        """None: every slot executes every request."""
+        return None
+
     def completed(
         self,
         slot: Slot,
@@ -136,6 +140,9 @@ class DynamicBatchScheduler:
     def _leave(self, slot: Slot) -> None:
         """Mark the slot as idle."""
         self._executing -= self._busy.pop(slot, 0)
+
+    def expect_no_more(self) -> None:
+        self._begins_at = 0
 
     def drain(self) -> list[int]:
         return self._queue.clear()

@@ -108,6 +108,9 @@ class Scheduler(Protocol):
         The poll that follows may fail other requests: those that need the cancelled one, executing or not.
         """
 
+    def awaited_slot(self, key: int) -> Slot | None:
+        """The only slot that can execute this queued request; None if several can, or if it is not queued."""
+
     def completed(self, slot: Slot, took_ns: int, outcomes: Sequence[Outcome] = ()) -> int | None:
         """The oldest batch of the slot has ended after `took_ns`. Returns when to poll, in turns.
 
@@ -123,6 +126,12 @@ class Scheduler(Protocol):
 
         `unread` are the batches of the slot that its worker has certainly not begun, without cancelled requests and
         without `compatible`. Returns the keys of the requests that are queued again. The pump fails all others.
+        """
+
+    def expect_no_more(self) -> None:
+        """No request follows, because the model is unloaded: stop all waiting without an end of its own for one.
+
+        A batch may still wait for its delay.
         """
 
     def drain(self) -> Sequence[int]:

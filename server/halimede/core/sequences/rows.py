@@ -103,9 +103,10 @@ class Row:
             self.sequences.forget(self)
 
     def _store(self) -> None:
-        for name, tensor in self._new.items():
+        # Not a loop over the items: another thread may `take` a response meanwhile.
+        while self._new:
+            name, tensor = self._new.popitem()
             self.sequences.store(name, tensor, self.memory)
-        self._new.clear()
 
 
 class Sequences:

@@ -96,6 +96,7 @@ class _Template:
 
     outputs: tuple[str, ...]
     destinations: Destinations
+    has_sequence: bool
     sequence_start: bool
     sequence_end: bool
     inputs: tuple[tuple[str, DataType, tuple[int, ...], int], ...]
@@ -124,7 +125,8 @@ class InferDecoder:
         if template is None:
             text, request_id, sequence = _without_varying(text)
             template = self.known.get(text)
-        if template is None:
+        # Without the number of its sequence a part is no JSON, but a client may send it.
+        if template is None or template.has_sequence != bool(sequence):
             decoded = decode_infer(self.view, body, header_length, self._version)
             self._remember(text, request_id, sequence, len(body) - header_length, decoded)
             return decoded
@@ -158,7 +160,8 @@ class InferDecoder:
         if len(self.known) >= _TEMPLATES:
             self.known.clear()
         self.known[text] = _Template(
-            request.outputs, decoded.destinations, request.sequence_start, request.sequence_end, inputs, tail_bytes
+            *(request.outputs, decoded.destinations, sequence > 0, request.sequence_start, request.sequence_end),
+            *(inputs, tail_bytes),
         )
 
 

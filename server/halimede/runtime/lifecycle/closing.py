@@ -83,6 +83,7 @@ class Closing:
         if users:
             await asyncio.wait(users)
             record.leaving = {text: each for text, each in record.leaving.items() if each.version is not version}
+        version.executor.expect_no_more()
         await version.drained()
         await self.close_version(version)
         self._release_memory()

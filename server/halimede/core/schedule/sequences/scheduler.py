@@ -7,14 +7,14 @@
 - START on the id of a live sequence is accepted with a warning: the new sequence continues on the same seat, after the
   requests that are queued there.
 - A sequence that has a seat ends when none of its requests was queued or executing for the idle time. The time begins
-  with the poll after its last execution.
+  with the poll after its last execution. It is zero once no more requests are expected.
 - If a request is cancelled, the sequence ends, because the model's state lacks the request: all its queued requests are
   cancelled, too.
 - A slot that is removed loses the state of its sequences. A sequence whose next request has START needs no state: it
   returns to the front of the backlog. All others are lost: their queued requests fail, and until the idle time is over
   a request without START gets an error that explains it.
 - A request of an iterative model is a sequence of its own. Its model may request another execution; the request is then
-  queued again at once, on the same seat, and may share the next batch with new requests.
+  queued again at once, on the same seat, and may share the next batch with new requests. Its age begins again.
 
 A slot runs one batch at a time. A poll looks only at the instances with a request that may run, never at all sequences.
 """
@@ -40,6 +40,9 @@ from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.types import InferenceError
 from halimede.core.types.statistics import FailureReason
 
+_ANY_TIME = 1 << 100
+"""Later than every deadline: a timeout is at most 2**64 microseconds."""
+
 
 class SequenceScheduler:
     """A `Scheduler`. It starts with one slot of each of the instances 0 to `instances` - 1."""
@@ -53,6 +56,7 @@ class SequenceScheduler:
         self.is_iterative = policy.iterative
         self._policy = policy
         self._hold = policy.hold
+        self._expects_more = True
         self._places = Places(policy)
         for instance in range(instances):
             self._places.add(Slot(instance))
@@ -118,7 +122,7 @@ class SequenceScheduler:
             actions += self._fail(sequence, EXPIRED, FailureReason.REJECTED)
         if self._rested:
             self._rest(now_ns)
-        for sequence in self._idle.pop_due(now_ns):
+        for sequence in self._idle.pop_due(now_ns if self._expects_more else _ANY_TIME):
             self._close(sequence)
         while self._backlog and self._places.has_room:
             sequence = self._backlog.pop_first()
@@ -150,6 +154,11 @@ class SequenceScheduler:
         fails = self._fail(request.sequence, CANCELLED, FailureReason.CANCELED)
         self._due += [fail for fail in fails if fail.request != key]
         return is_queued
+
+    def awaited_slot(self, key: int) -> Slot | None:
+        """See `Scheduler`. A sequence that has a seat is executed at its instance only."""
+        request = self._queued.get(key)
+        return None if request is None else request.sequence.slot
 
     def completed(self, slot: Slot, took_ns: int, outcomes: Sequence[Outcome] = ()) -> int | None:  # noqa: ARG002
         """See `Scheduler`. Ignored for a slot that was removed meanwhile."""
@@ -190,6 +199,10 @@ class SequenceScheduler:
         returned.sort(key=_age)
         self._backlog.put_back(returned)
         return again
+
+    def expect_no_more(self) -> None:
+        """See `Scheduler`. Idle sequences cannot continue: they give their seats to the backlog."""
+        self._hold, self._expects_more = None, False
 
     def drain(self) -> Sequence[int]:
         """See `Scheduler`. A sequence that loses a request has ended."""
@@ -263,6 +276,9 @@ class SequenceScheduler:
             if sequence.is_closed or sequence.slot is None:
                 continue
             if sequence.queue:
+                if self.is_iterative:
+                    # It waits again since its last execution has ended.
+                    sequence.queue[0].enqueued_at = now_ns
                 self._offer_next(sequence, now_ns)
             elif sequence.running is None:
                 self._idle.add(sequence, now_ns + self._policy.idle_ns)
