@@ -5,7 +5,7 @@ each later one adds to it. `countdown` and `later` ask for further executions, w
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as aioclient
 import tritonclient.http as httpclient
 from onnx import TensorProto, helper
+from tritonclient.utils import InferenceServerException
 
 from support.calls import metric
 from support.models import write_config
@@ -90,6 +91,33 @@ class TritonPythonModel:
 """
 
 
+CALLER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.respond(request) for request in requests]
+
+    def respond(self, request):
+        sums = [self.call(*place) for place in ((1, 1), (2, 0), (3, 2))]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array([sums[-1]], np.int32))])
+
+    def call(self, value, flags):
+        response = pb_utils.InferenceRequest(
+            model_name="simple_sequence",
+            inputs=[pb_utils.Tensor("INPUT", np.array([[value]], np.int32))],
+            requested_output_names=["OUTPUT"],
+            correlation_id=4001,
+            flags=flags,
+        ).exec()
+        if response.has_error():
+            raise pb_utils.TritonModelException(response.error().message())
+        return pb_utils.get_output_tensor_by_name(response, "OUTPUT").as_numpy().item()
+"""
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = tmp_path_factory.mktemp("repository") / "models"
@@ -103,6 +131,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
             models, name, config.replace("max_sequence_idle_microseconds: 5000000", "") if "{ }" in strategy else config
         )
         onnx.save(adding(), models / name / "1" / "model.onnx")
+    state = '{ name: "OUTPUT_STATE" data_type: TYPE_INT32 dims: 1 }'
+    for name, more in (("nobatch", ""), ("nobatch_output", f"output [ {state} ]")):
+        batching = f"sequence_batching {{ {CONTROLS} }}"
+        folder(models, name, f'platform: "onnxruntime_onnx" max_batch_size: 0 {TENSORS} {more} {batching}')
+        onnx.save(adding([1]), models / name / "1" / "model.onnx")
+    folder(models, "caller", f'backend: "python" {TENSORS}')
+    (models / "caller" / "1" / "model.py").write_text(CALLER)
     iterative = "sequence_batching { iterative_sequence: true } instance_group [ { kind: KIND_CPU } ]"
     for name, code, policy in (
         ("countdown", COUNTDOWN, "model_transaction_policy { decoupled: true }"),
@@ -120,9 +155,9 @@ def folder(models: Path, name: str, config: str) -> None:
     write_config(models / name, config)
 
 
-def adding() -> onnx.ModelProto:
+def adding(shape: Sequence[int | str] = ("rows", 1)) -> onnx.ModelProto:
     names = ("INPUT", "INPUT_STATE", "START", "READY", "OUTPUT", "OUTPUT_STATE")
-    tensors = [helper.make_tensor_value_info(name, TensorProto.INT32, ["rows", 1]) for name in names]
+    tensors = [helper.make_tensor_value_info(name, TensorProto.INT32, shape) for name in names]
     nodes = [
         helper.make_node("Cast", ["START"], ["starts"], to=TensorProto.BOOL),
         helper.make_node("Add", ["INPUT", "INPUT_STATE"], ["sum"]),
@@ -299,6 +334,29 @@ def test_refused_requests_of_sequences_count_as_failures(server: RunningServer) 
         assert answer.status == 400
     assert failures() - before == 3
     assert metric(server, "nv_inference_pending_request_count", "simple_sequence") == 0
+
+
+def test_clients_see_a_state_only_if_it_is_an_output(server: RunningServer) -> None:
+    def ask(model: str, value: int, *outputs: str, **flags: bool) -> dict[str, list[int]]:
+        with grpcclient.InferenceServerClient(server.grpc_url) as client:
+            wanted = [grpcclient.InferRequestedOutput(name) for name in outputs]
+            result = client.infer(model, [number(value, shape=(1,))], outputs=wanted, sequence_id=1, **flags)
+            return {name: result.as_numpy(name).tolist() for name in outputs}
+
+    with pytest.raises(InferenceServerException) as caught:
+        ask("nobatch", 1, "OUTPUT_STATE", sequence_start=True)
+    assert caught.value.message().startswith("unexpected inference output 'OUTPUT_STATE' for model")
+    assert ask("nobatch", 1, "OUTPUT", sequence_start=True) == {"OUTPUT": [1]}
+    assert ask("nobatch", 2, "OUTPUT", sequence_end=True) == {"OUTPUT": [3]}
+    both = ("OUTPUT", "OUTPUT_STATE")
+    assert ask("nobatch_output", 1, *both, sequence_start=True) == {"OUTPUT": [1], "OUTPUT_STATE": [1]}
+    assert ask("nobatch_output", 2, *both, sequence_end=True) == {"OUTPUT": [3], "OUTPUT_STATE": [3]}
+
+
+def test_a_model_calls_a_model_of_sequences(server: RunningServer) -> None:
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        for _ in range(2):
+            assert client.infer("caller", [number(0, shape=(1,))]).as_numpy("OUTPUT").tolist() == [6]
 
 
 def test_many_sequences_at_once_keep_their_own_sums(server: RunningServer) -> None:
