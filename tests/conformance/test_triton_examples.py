@@ -141,9 +141,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     iterative = "sequence_batching { iterative_sequence: true } instance_group [ { kind: KIND_CPU } ]"
     for name, code, policy in (
         ("countdown", COUNTDOWN, "model_transaction_policy { decoupled: true }"),
+        ("countdown_direct", COUNTDOWN, "model_transaction_policy { decoupled: true }"),
         ("later", LATER, ""),
     ):
-        folder(models, name, f'name: "{name}" backend: "python" {TENSORS} {iterative} {policy}')
+        config = f'name: "{name}" backend: "python" {TENSORS} {iterative} {policy}'
+        if name == "countdown_direct":
+            config = config.replace("true }", "true direct { max_queue_delay_microseconds: 10000000 } }", 1)
+        folder(models, name, config)
         (models / name / "1" / "model.py").write_text(code)
     running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models])
     yield running
@@ -260,6 +264,18 @@ def test_a_decoupled_model_is_executed_until_its_last_response(server: RunningSe
     assert run(1) == [(0, True)]
     assert metric(server, "nv_inference_exec_count", "countdown") == 4
     assert metric(server, "nv_inference_count", "countdown") == 2
+
+
+def test_iterative_requests_wait_in_the_backlog(server: RunningServer) -> None:
+    answers: SimpleQueue[Any] = SimpleQueue()
+    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for _ in range(4):
+            client.async_stream_infer("countdown_direct", [number(2, shape=(1,))])
+        found = [answers.get(timeout=30) for _ in range(8)]
+        client.stop_stream()
+    assert [error for _, error in found if error is not None] == []
+    assert [int(result.as_numpy("OUTPUT")[0]) for result, _ in found] == [1, 0] * 4
 
 
 def test_a_request_is_a_start_in_its_first_execution_alone(server: RunningServer) -> None:
