@@ -17,6 +17,7 @@ WARMUP = """
 model_warmup { name: "w" batch_size: 1 inputs { key: "IN" value { data_type: TYPE_FP32 dims: 16 zero_data: true } } }
 """
 CACHE = "response_cache { enable: true }"
+OPERATIONS = 'model_operations { op_library_filename: "operations.so" }'
 PRIORITIES = """
 dynamic_batching {
   priority_levels: 3 default_priority_level: 2
@@ -42,7 +43,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     add_onnx_identity(repository, "fast", "FP32", ["N", 16])
     write_config(repository / "fast", GPU)
     for name, refused in {"both": CACHE + "model_transaction_policy { decoupled: true }", "dirty": WARMUP}.items():
-        add_identity(repository, name, extra=refused + "sequence_batching { }" * (name == "dirty"))
+        add_identity(repository, name, extra=refused + OPERATIONS * (name == "dirty"))
     server = start_server(
         tmp_path_factory.mktemp("log"), ["--model-repository", repository, "--exit-on-error=false"], ready=False
     )
@@ -82,7 +83,7 @@ def test_fields_that_change_answers_or_that_triton_refuses_are_refused(running: 
         "Response Cache does not currently support model both with 'decoupled' transaction policy. Please disable the "
         "response cache."
     )
-    assert "'sequence_batching' is not supported yet" in reasons["dirty"]
+    assert "'model_operations.op_library_filename' is not supported yet" in reasons["dirty"]
 
 
 @pytest.mark.parametrize("model", ["urgent", "warm"])
