@@ -17,6 +17,7 @@ WARMUP = """
 model_warmup { name: "w" batch_size: 1 inputs { key: "IN" value { data_type: TYPE_FP32 dims: 16 zero_data: true } } }
 """
 CACHE = "response_cache { enable: true }"
+OPERATIONS = 'model_operations { op_library_filename: "operations.so" }'
 PRIORITIES = """
 dynamic_batching {
   priority_levels: 3 default_priority_level: 2
@@ -42,9 +43,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     add_onnx_identity(repository, "fast", "FP32", ["N", 16])
     write_config(repository / "fast", GPU)
     for name, refused in {"both": CACHE + "model_transaction_policy { decoupled: true }", "dirty": WARMUP}.items():
-        add_identity(
-            repository, name, extra=refused + 'model_operations { op_library_filename: "x.so" }' * (name == "dirty")
-        )
+        add_identity(repository, name, extra=refused + OPERATIONS * (name == "dirty"))
     server = start_server(
         tmp_path_factory.mktemp("log"), ["--model-repository", repository, "--exit-on-error=false"], ready=False
     )

@@ -91,6 +91,13 @@ MODES = {
     ),
     "large tensors": Mode(("--shape", "IN:250000", "--async"), "ident"),
     "decoupled": Mode(("--streaming", "--async", "--concurrency-range", "2"), "twice"),
+    "sequences": Mode(
+        ("--sequence-length", "20", "--sequence-length-variation", "20", "--concurrency-range", "4"), "sequence"
+    ),
+    "request rate of sequences": Mode(("--num-of-sequences", "6", "--request-rate-range", "150"), "sequence"),
+    "streamed sequences": Mode(
+        ("--streaming", "--async", "--concurrency-range", "4", "--sequence-id-range", "1:100"), "sequence"
+    ),
     "metadata": Mode(("-H", "x-a: b", "-H", "authorization: none")),
     "request parameters": Mode(("--request-parameter", "n:7:int", "--streaming", "--async"), "twice"),
     "metrics": Mode(("--collect-metrics", "--metrics-url", "{metrics}", "--metrics-interval", "100")),
@@ -113,6 +120,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_simple_string(path)
     add_identity(path, "ident", dims="-1")
     add_python(path, "twice", TWICE, dims="4", decoupled=True)
+    add_python(path, "sequence", dims="4", extra="sequence_batching { oldest { } }")
     return path
 
 

@@ -69,14 +69,14 @@ def test_valid_batch_inputs_and_outputs_have_no_problems():
     ("changes", "path", "message"),
     [
         ({"target_name": ()}, "target_name", "batch input must specify 'target_name'"),
-        ({"source_input": ()}, "", "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 0"),
+        ({"source_input": ()}, "", "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 0 for m"),
         (
             {"source_input": ("X", "F")},
             "source_input",
-            "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 2",
+            "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 2 for m",
         ),
-        ({"source_input": ("Q",)}, "source_input[0]", "unknown source input name 'Q'"),
-        ({"data_type": INT64}, "data_type", "batch input data type must be TYPE_INT32 or TYPE_FP32"),
+        ({"source_input": ("Q",)}, "source_input[0]", "unknown source input name 'Q' for m"),
+        ({"data_type": INT64}, "data_type", "batch input data type must be TYPE_INT32 or TYPE_FP32 for m"),
         (
             {"target_name": ("F",)},
             "target_name[0]",
@@ -98,10 +98,14 @@ def test_a_wrong_batch_input_is_refused(changes: dict, path: str, message: str):
     ("changes", "path", "message"),
     [
         ({"target_name": ()}, "target_name", "batch output must specify 'target_name'"),
-        ({"target_name": ("Q",)}, "target_name[0]", "unknown target output name 'Q'"),
-        ({"target_name": ("Y", "Y")}, "target_name[1]", "target output name 'Y' can only be specified once"),
-        ({"source_input": ()}, "", "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 0"),
-        ({"source_input": ("Q",)}, "source_input[0]", "unknown source input name 'Q'"),
+        ({"target_name": ("Q",)}, "target_name[0]", "unknown target output name 'Q' for m"),
+        ({"target_name": ("Y", "Y")}, "target_name[1]", "target output name 'Y' can only be specified once for m"),
+        (
+            {"source_input": ()},
+            "",
+            "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 0 for m",
+        ),
+        ({"source_input": ("Q",)}, "source_input[0]", "unknown source input name 'Q' for m"),
     ],
 )
 def test_a_wrong_batch_output_is_refused(changes: dict, path: str, message: str):

@@ -52,14 +52,12 @@ from support.valid_config import problems
             [("dynamic_batching.default_priority_level", "default priority level must be in range [1, 2] for m")],
         ),
         (ModelDynamicBatching(default_priority_level=1), []),
+        (ModelDynamicBatching(priority_queue_policy={1: ModelQueuePolicy()}), []),
         (
-            ModelDynamicBatching(priority_queue_policy={1: ModelQueuePolicy()}),
-            [
-                (
-                    "dynamic_batching.priority_queue_policy[1]",
-                    "priority queue policy must have priority level in range [1, 0] for m",
-                )
-            ],
+            ModelDynamicBatching(
+                preserve_ordering=True, default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY, max_queue_size=8)
+            ),
+            [],
         ),
         (ModelDynamicBatching(preserve_ordering=True, priority_levels=1, default_priority_level=1), []),
         (
@@ -77,17 +75,20 @@ from support.valid_config import problems
                 preserve_ordering=True,
                 priority_levels=1,
                 default_priority_level=1,
-                default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY),
-                priority_queue_policy={1: ModelQueuePolicy(TimeoutAction.DELAY), 2: ModelQueuePolicy()},
+                default_queue_policy=ModelQueuePolicy(TimeoutAction.DELAY, 1000),
+                priority_queue_policy={
+                    1: ModelQueuePolicy(TimeoutAction.DELAY, allow_timeout_override=True),
+                    2: ModelQueuePolicy(),
+                },
             ),
             [
                 (
                     "dynamic_batching.default_queue_policy.timeout_action",
-                    "Queue policy can not have DELAY as 'timeout_action' when 'preserve_ordering' is true for m",
+                    "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
                 ),
                 (
                     "dynamic_batching.priority_queue_policy[1].timeout_action",
-                    "Queue policy can not have DELAY as 'timeout_action' when 'preserve_ordering' is true for m",
+                    "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m",
                 ),
                 (
                     "dynamic_batching.priority_queue_policy[2]",
@@ -130,35 +131,48 @@ def test_sequence_control_rules():
         ("[0].name", "sequence batching control tensor 'x' has the name of another input")
     ]
     assert sequence(control("", START), control("S", START)) == [
-        ("[0].name", "sequence batching control tensor must specify 'name'"),
-        ("[1].control[0].kind", "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors"),
+        ("[0].name", "sequence batching control tensor must have a name for m"),
+        ("[1].control[0].kind", "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors for m"),
     ]
+    twice = "sequence batching control tensor 'S' is specified for multiple control kinds for m"
+    assert sequence(control("S", START), control("S", END)) == [("[1].name", twice)]
     assert sequence(control("S", START, END), control("N")) == [
-        ("[0]", "sequence batching control tensor 'S' must carry exactly one control, got 2"),
+        ("[0]", twice),
         ("[1]", "sequence batching control tensor 'N' must carry exactly one control, got 0"),
+    ]
+
+
+def test_values_of_sequence_controls():
+    of = "for CONTROL_SEQUENCE_START for m"
+    assert sequence(control("S", replace(START, int32_false_true=()))) == [
+        (
+            "[0].control[0]",
+            f"sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' {of}",
+        )
     ]
     assert sequence(control("S", replace(START, bool_false_true=(False, True)))) == [
         (
             "[0].control[0]",
-            "sequence batching control tensor 'S' must specify exactly one of 'int32_false_true', 'fp32_false_true' or "
-            "'bool_false_true' for CONTROL_SEQUENCE_START",
+            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
+            f"'bool_false_true' {of}",
         )
     ]
     assert sequence(control("S", replace(START, int32_false_true=(1,)))) == [
         (
             "[0].control[0].int32_false_true",
-            "sequence batching control tensor 'S' must have exactly 2 entries in 'int32_false_true', got 1",
+            f"sequence batching control 'int32_false_true' must have exactly 2 entries {of}",
         )
     ]
     assert sequence(control("I", replace(CORRID, data_type=DataType.FP32, int32_false_true=(0, 1)))) == [
         (
             "[0].control[0].data_type",
-            "sequence batching control tensor 'I' has unexpected data type TYPE_FP32 for CONTROL_SEQUENCE_CORRID, "
-            "expected one of TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32, TYPE_STRING",
+            "unexpected data type for control CONTROL_SEQUENCE_CORRID for m. Allowed data types are TYPE_UINT64, "
+            "TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING",
         ),
         (
             "[0].control[0].int32_false_true",
-            "sequence batching control tensor 'I' must not specify 'int32_false_true' for CONTROL_SEQUENCE_CORRID",
+            "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+            "CONTROL_SEQUENCE_CORRID for m",
         ),
     ]
 
@@ -170,21 +184,21 @@ def test_slot_utilization_is_a_share(utilization: float):
     assert problems(sequence_batching=direct) == [
         (
             "sequence_batching.direct.minimum_slot_utilization",
-            f"'minimum_slot_utilization' must be in range [0, 1] for m, got {utilization}",
+            "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m",
         )
     ]
 
 
 def test_oldest_strategy_rules():
-    oldest = StrategyOldest(max_candidate_sequences=-1, preferred_batch_size=(9,))
+    oldest = StrategyOldest(max_candidate_sequences=-1, preferred_batch_size=(0, 9))
 
     assert problems(sequence_batching=ModelSequenceBatching(oldest=oldest)) == [
         (
-            "sequence_batching.oldest.max_candidate_sequences",
-            "'max_candidate_sequences' must be non-negative value for m",
+            "sequence_batching.oldest.preferred_batch_size[0]",
+            "sequence batching preferred batch size must be positive for m",
         ),
         (
-            "sequence_batching.oldest.preferred_batch_size[0]",
+            "sequence_batching.oldest.preferred_batch_size[1]",
             "sequence batching preferred batch size must be <= max batch size for m",
         ),
     ]
@@ -218,24 +232,39 @@ def test_sequence_state_rules():
             ".initial_state",
             "initial_state field for state input 'in' must contain exactly one or zero element. Found '2' elements.",
         ),
-        (".initial_state[0].name", "initial state of sequence state 'in' must specify 'name'"),
         (
             ".initial_state[0].data_type",
-            "initial state of sequence state 'in' has data type TYPE_FP32, expected TYPE_INVALID",
+            "The data type used for 'initial_state' field of state 'in' does not match the state data type.",
         ),
+        (".initial_state[0].name", "Field 'name' must be set when using initial_state for state input 'in'."),
         (
             ".initial_state[0].dims[0]",
-            "initial state of sequence state 'in' must have fixed dims of at least 1, got -1",
+            "'initial_state' field for state input name 'in' contains variable dimensions.",
         ),
         (".initial_state[0].data_file", "'data_file' of sequence state 'in' must not contain '..'"),
-        (".initial_state[1].name", "initial state of sequence state 'in' must specify 'name'"),
+        (".initial_state[1].name", "Field 'name' must be set when using initial_state for state input 'in'."),
         (
             ".initial_state[1].dims",
-            "initial state of sequence state 'in' has dims [], which do not fit the state's [0]",
+            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input 'in'. "
+            "0 != 1",
         ),
-        (".initial_state[1]", "initial state of sequence state 'in' must specify 'zero_data' or 'data_file'"),
+        (".initial_state[1]", "initial_state setting expects state'in' to have state_data set"),
         (".input_name", "sequence state 'input_name' 'in' is used twice"),
     ]
+
+
+def test_an_initial_state_has_the_dims_of_its_state():
+    def found(*dims: int) -> list[tuple[str, str]]:
+        initial = SequenceInitialState(DataType.FP32, dims, zero_data=True, name="zero")
+        state = SequenceState("in", "out", DataType.FP32, (-1, 4), (initial,))
+        return problems(sequence_batching=ModelSequenceBatching(state=(state,)))
+
+    path = "sequence_batching.state[0].initial_state[0].dims[1]"
+    assert found(7, 4) == []
+    assert found(7, 5) == [
+        (path, "'initial_state' dim for input name 'in' doesn't match 'state' dim description. 5 != 4")
+    ]
+    assert found(7, 0) == [(path, "initial state of sequence state 'in' must have fixed dims of at least 1, got 0")]
 
 
 def test_sequence_states_do_not_collide_with_tensors_of_clients():

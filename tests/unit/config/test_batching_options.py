@@ -3,7 +3,7 @@
 import pytest
 
 from halimede.core.config.batching_options import batching_strategy_name, check_batching_options, priority_aging_us
-from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelParameter
+from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelParameter, ModelQueuePolicy
 from halimede.core.types import ErrorCode, InferenceError
 
 LEVELS = ModelDynamicBatching(priority_levels=2, default_priority_level=1)
@@ -53,6 +53,13 @@ def test_ageing_without_levels_gives_a_note(batching: ModelDynamicBatching | Non
     assert notes(config(batching, PRIORITY_AGING_MICROSECONDS="5000")) == [
         "parameter 'PRIORITY_AGING_MICROSECONDS' has no effect: the model has no priority levels to move between"
     ]
+
+
+def test_policies_of_levels_without_levels_give_a_note():
+    policies = {1: ModelQueuePolicy(max_queue_size=8)}
+    config = ModelConfig(name="m", dynamic_batching=ModelDynamicBatching(priority_queue_policy=policies))
+    (note,) = check_batching_options(config, ())
+    assert note.message == "'dynamic_batching.priority_queue_policy' has no effect: the model has no priority levels"
 
 
 def test_a_strategy_needs_a_dynamic_batcher():

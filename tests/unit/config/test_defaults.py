@@ -84,9 +84,9 @@ def test_defaults_of_sequence_batching():
 
     assert defaults(8, ModelSequenceBatching()) == ModelSequenceBatching(max_sequence_idle_microseconds=1_000_000)
     assert defaults(8, ModelSequenceBatching(oldest=StrategyOldest())) == ModelSequenceBatching(
-        oldest=StrategyOldest(max_candidate_sequences=8, preferred_batch_size=(8,)),
+        oldest=StrategyOldest(preferred_batch_size=(8,)),
         max_sequence_idle_microseconds=1_000_000,
     )
     assert defaults(0, ModelSequenceBatching(oldest=StrategyOldest(), max_sequence_idle_microseconds=5)) == (
-        ModelSequenceBatching(oldest=StrategyOldest(max_candidate_sequences=1), max_sequence_idle_microseconds=5)
+        ModelSequenceBatching(oldest=StrategyOldest(), max_sequence_idle_microseconds=5)
     )

@@ -135,6 +135,9 @@ def test_the_policy_of_sequences():
     assert policy(4, oldest=StrategyOldest(9, (2,), 5), max_sequence_idle_microseconds=7) == SequencePolicy(
         "m", 4, 9, oldest_policy(4, (2,), 5000), 7000
     )
+    for candidates in (0, -1):
+        oldest = StrategyOldest(max_candidate_sequences=candidates)
+        assert policy(4, oldest=oldest) == SequencePolicy("m", 4, 4, oldest_policy(4))
     assert policy(4, iterative_sequence=True) == SequencePolicy("m", 4, 4, oldest_policy(4), iterative=True)
     control = SequenceControl(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=DataType.INT32)
     made = policy(4, control_input=(SequenceControlInput("ID", (control,)),))

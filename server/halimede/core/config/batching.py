@@ -9,6 +9,7 @@ from halimede.core.config.model_config import (
     ModelQueuePolicy,
     ModelSequenceBatching,
     SequenceControl,
+    SequenceInitialState,
     SequenceState,
     TimeoutAction,
 )
@@ -44,7 +45,7 @@ def dynamic_batching_problems(config: ModelConfig, batching: ModelDynamicBatchin
     yield from _queue_policy(config, batching, batching.default_queue_policy, f"{path}.default_queue_policy")
     for level, policy in batching.priority_queue_policy.items():
         where = f"{path}.priority_queue_policy[{level}]"
-        if not 1 <= level <= levels:
+        if levels > 0 and not 1 <= level <= levels:
             yield Problem(f"priority queue policy must have priority level in range [1, {levels}] for {name}", where)
         yield from _queue_policy(config, batching, policy, where)
 
@@ -52,9 +53,12 @@ def dynamic_batching_problems(config: ModelConfig, batching: ModelDynamicBatchin
 def _queue_policy(
     config: ModelConfig, batching: ModelDynamicBatching, policy: ModelQueuePolicy | None, path: str
 ) -> Iterator[Problem]:
-    if policy is not None and batching.preserve_ordering and policy.timeout_action is TimeoutAction.DELAY:
+    if policy is None or policy.timeout_action is not TimeoutAction.DELAY or not batching.preserve_ordering:
+        return
+    # Without a timeout no request is delayed, and Triton loads the model.
+    if policy.default_timeout_microseconds or policy.allow_timeout_override:
         yield Problem(
-            f"Queue policy can not have DELAY as 'timeout_action' when 'preserve_ordering' is true for "
+            f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for "
             f"{clip(config.name)}",
             f"{path}.timeout_action",
         )
@@ -67,15 +71,10 @@ def sequence_batching_problems(config: ModelConfig, batching: ModelSequenceBatch
         utilization = batching.direct.minimum_slot_utilization
         if not 0.0 <= utilization <= 1.0:
             yield Problem(
-                f"'minimum_slot_utilization' must be in range [0, 1] for {name}, got {utilization}",
+                f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}",
                 f"{path}.direct.minimum_slot_utilization",
             )
     if batching.oldest is not None:
-        if batching.oldest.max_candidate_sequences < 0:
-            yield Problem(
-                f"'max_candidate_sequences' must be non-negative value for {name}",
-                f"{path}.oldest.max_candidate_sequences",
-            )
         yield from _preferred_sizes(
             batching.oldest.preferred_batch_size,
             config.max_batch_size,
@@ -107,60 +106,88 @@ def sequence_batching_problems(config: ModelConfig, batching: ModelSequenceBatch
 
 
 def _control_inputs(config: ModelConfig, batching: ModelSequenceBatching) -> Iterator[Problem]:
-    names = {tensor.name for tensor in config.input}
+    """Triton's texts, where Triton has one."""
+    name = clip(config.name)
+    inputs = {tensor.name for tensor in config.input}
+    seen: set[str] = set()
     kinds: set[ControlKind] = set()
     for i, control_input in enumerate(batching.control_input):
         path = f"sequence_batching.control_input[{i}]"
         called = f"sequence batching control tensor '{clip(control_input.name)}'"
         if not control_input.name:
-            yield Problem("sequence batching control tensor must specify 'name'", f"{path}.name")
-        elif control_input.name in names:
+            yield Problem(f"sequence batching control tensor must have a name for {name}", f"{path}.name")
+        elif control_input.name in inputs:
             yield Problem(f"{called} has the name of another input", f"{path}.name")
-        names.add(control_input.name)
-        if len(control_input.control) != 1:
-            yield Problem(f"{called} must carry exactly one control, got {len(control_input.control)}", path)
+        elif control_input.name in seen:
+            yield Problem(f"{called} is specified for multiple control kinds for {name}", f"{path}.name")
+        seen.add(control_input.name)
+        if not control_input.control:
+            yield Problem(f"{called} must carry exactly one control, got 0", path)
+        elif len(control_input.control) > 1:
+            yield Problem(f"{called} is specified for multiple control kinds for {name}", path)
         for j, control in enumerate(control_input.control):
             where = f"{path}.control[{j}]"
             if control.kind in kinds:
-                yield Problem(f"sequence batching specifies multiple {control.kind.name} tensors", f"{where}.kind")
+                text = f"sequence batching specifies multiple {control.kind.name} tensors for {name}"
+                yield Problem(text, f"{where}.kind")
             kinds.add(control.kind)
-            yield from _control(control, called, where, is_iterative=batching.iterative_sequence)
+            if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
+                yield from _correlation(control, name, called, where, is_iterative=batching.iterative_sequence)
+            else:
+                yield from _boolean(control, name, where)
 
 
-def _control(control: SequenceControl, called: str, path: str, *, is_iterative: bool) -> Iterator[Problem]:
-    given = [
-        (field, len(values))
-        for field, values in (
-            ("int32_false_true", control.int32_false_true),
-            ("fp32_false_true", control.fp32_false_true),
-            ("bool_false_true", control.bool_false_true),
-        )
-        if values
-    ]
-    if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
-        if control.data_type not in _CORRELATION_TYPES:
-            yield Problem(
-                f"{called} has unexpected data type {control.data_type.config_name} for CONTROL_SEQUENCE_CORRID, "
-                f"expected one of {', '.join(t.config_name for t in _CORRELATION_TYPES)}",
-                f"{path}.data_type",
-            )
-        elif control.data_type is DataType.BYTES and is_iterative:
-            yield Problem(
-                f"{called} must have a numeric data type: the correlation ids of iterative sequences are numbers, "
-                f"got {control.data_type.config_name}",
-                f"{path}.data_type",
-            )
-        for field, _ in given:
-            yield Problem(f"{called} must not specify '{field}' for CONTROL_SEQUENCE_CORRID", f"{path}.{field}")
-    elif len(given) != 1:
+def _given(control: SequenceControl) -> list[tuple[str, int]]:
+    """The names of the lists of values that a control has, and their lengths."""
+    lists: tuple[tuple[str, Sequence[object]], ...] = (
+        ("int32_false_true", control.int32_false_true),
+        ("fp32_false_true", control.fp32_false_true),
+        ("bool_false_true", control.bool_false_true),
+    )
+    return [(field, len(values)) for field, values in lists if values]
+
+
+def _correlation(
+    control: SequenceControl, name: str, called: str, path: str, *, is_iterative: bool
+) -> Iterator[Problem]:
+    if control.data_type not in _CORRELATION_TYPES:
         yield Problem(
-            f"{called} must specify exactly one of 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
-            f"{control.kind.name}",
+            f"unexpected data type for control {control.kind.name} for {name}. Allowed data types are TYPE_UINT64, "
+            "TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING",
+            f"{path}.data_type",
+        )
+    elif control.data_type is DataType.BYTES and is_iterative:
+        yield Problem(
+            f"{called} must have a numeric data type: the correlation ids of iterative sequences are numbers, "
+            f"got {control.data_type.config_name}",
+            f"{path}.data_type",
+        )
+    if given := _given(control):
+        yield Problem(
+            "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+            f"{control.kind.name} for {name}",
+            f"{path}.{given[0][0]}",
+        )
+
+
+def _boolean(control: SequenceControl, name: str, path: str) -> Iterator[Problem]:
+    given = _given(control)
+    of = f"for {control.kind.name} for {name}"
+    if not given:
+        yield Problem(
+            f"sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' {of}",
+            path,
+        )
+    elif len(given) > 1:
+        yield Problem(
+            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
+            f"'bool_false_true' {of}",
             path,
         )
     elif given[0][1] != 2:
-        field, count = given[0]
-        yield Problem(f"{called} must have exactly 2 entries in '{field}', got {count}", f"{path}.{field}")
+        field, _ = given[0]
+        text = f"sequence batching control '{field}' must have exactly 2 entries {of}"
+        yield Problem(text, f"{path}.{field}")
 
 
 def _state_names(
@@ -215,31 +242,43 @@ def _sequence_state(state: SequenceState, path: str) -> Iterator[Problem]:
             f"{path}.initial_state",
         )
     for i, initial in enumerate(state.initial_state):
-        where = f"{path}.initial_state[{i}]"
-        if not initial.name:
-            yield Problem(f"initial state of {called} must specify 'name'", f"{where}.name")
-        if initial.data_type is not state.data_type:
-            yield Problem(
-                f"initial state of {called} has data type {initial.data_type.config_name}, expected "
-                f"{state.data_type.config_name}",
-                f"{where}.data_type",
-            )
-        dims_found = tuple(fixed_dims_problems(initial.dims, f"initial state of {called}", f"{where}.dims"))
-        yield from dims_found
-        if not dims_found and not _fits(initial.dims, state.dims):
-            yield Problem(
-                f"initial state of {called} has dims {list(initial.dims)}, which do not fit the state's "
-                f"{list(state.dims)}",
-                f"{where}.dims",
-            )
-        if initial.zero_data is None and initial.data_file is None:
-            yield Problem(f"initial state of {called} must specify 'zero_data' or 'data_file'", where)
-        if initial.data_file is not None and (problem := path_problem(initial.data_file)):
-            yield Problem(f"'data_file' of {called} {problem}", f"{where}.data_file")
+        yield from _initial_state(state, initial, f"{path}.initial_state[{i}]")
 
 
-def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(shape) == len(dims) and all(want in (-1, size) for want, size in zip(dims, shape, strict=True))
+def _initial_state(state: SequenceState, initial: SequenceInitialState, path: str) -> Iterator[Problem]:
+    """Triton's texts, where Triton has one."""
+    name = clip(state.input_name)
+    called = f"sequence state '{name}'"
+    if initial.data_type is not state.data_type:
+        text = f"The data type used for 'initial_state' field of state '{name}' does not match the state data type."
+        yield Problem(text, f"{path}.data_type")
+    if not initial.name:
+        text = f"Field 'name' must be set when using initial_state for state input '{name}'."
+        yield Problem(text, f"{path}.name")
+    if len(initial.dims) != len(state.dims):
+        yield Problem(
+            f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
+            f"'{name}'. {len(initial.dims)} != {len(state.dims)}",
+            f"{path}.dims",
+        )
+    elif -1 in initial.dims:
+        text = f"'initial_state' field for state input name '{name}' contains variable dimensions."
+        yield Problem(text, f"{path}.dims[{initial.dims.index(-1)}]")
+    elif invalid := tuple(fixed_dims_problems(initial.dims, f"initial state of {called}", f"{path}.dims")):
+        yield from invalid
+    else:
+        for i, (size, wanted) in enumerate(zip(initial.dims, state.dims, strict=True)):
+            if wanted not in (-1, size):
+                yield Problem(
+                    f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. "
+                    f"{size} != {wanted}",
+                    f"{path}.dims[{i}]",
+                )
+    if initial.zero_data is None and initial.data_file is None:
+        # The missing space is Triton's.
+        yield Problem(f"initial_state setting expects state'{name}' to have state_data set", path)
+    if initial.data_file is not None and (problem := path_problem(initial.data_file)):
+        yield Problem(f"'data_file' of {called} {problem}", f"{path}.data_file")
 
 
 def _preferred_sizes(sizes: Iterable[int], max_batch_size: int, what: str, name: str, path: str) -> Iterator[Problem]:

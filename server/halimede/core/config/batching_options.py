@@ -42,6 +42,9 @@ def check_batching_options(config: ModelConfig, libraries: Sequence[str]) -> tup
         )
     if PRIORITY_AGING_MICROSECONDS in config.parameters and (batching is None or batching.priority_levels <= 1):
         notes.append(_parameter_note(PRIORITY_AGING_MICROSECONDS, "the model has no priority levels to move between"))
+    if batching is not None and batching.priority_queue_policy and batching.priority_levels == 0:
+        field = "dynamic_batching.priority_queue_policy"
+        notes.append(Problem(f"'{field}' has no effect: the model has no priority levels", field))
     if BATCHING_STRATEGY in config.parameters and batching is None:
         notes.append(_parameter_note(BATCHING_STRATEGY, "the model has no dynamic_batching"))
     instead = (

@@ -59,10 +59,7 @@ def _sequence_batching_defaults(config: ModelConfig) -> ModelSequenceBatching | 
     idle = batching.max_sequence_idle_microseconds or DEFAULT_SEQUENCE_IDLE_MICROSECONDS
     oldest = batching.oldest
     if oldest is not None:
+        # As in Triton `max_candidate_sequences` stays 0: the scheduler then takes the maximum batch size.
         sizes = (config.max_batch_size,) if config.max_batch_size > 0 else ()
-        oldest = replace(
-            oldest,
-            preferred_batch_size=oldest.preferred_batch_size or sizes,
-            max_candidate_sequences=oldest.max_candidate_sequences or max(1, config.max_batch_size),
-        )
+        oldest = replace(oldest, preferred_batch_size=oldest.preferred_batch_size or sizes)
     return replace(batching, max_sequence_idle_microseconds=idle, oldest=oldest)

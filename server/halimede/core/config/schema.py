@@ -274,7 +274,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "max_queue_size": "The maximum number of waiting requests; others are refused. 0 for the server's own limit.",
     },
     ModelSequenceBatching: {
-        "direct": "Give each sequence a place of its own in the batches of an instance.",
+        "direct": "Give each sequence a place of its own in the batches of an instance; the default.",
         "oldest": "Form batches from the oldest requests of several sequences.",
         "max_sequence_idle_microseconds": "How long a sequence without requests is kept; 1 s if left out.",
         "control_input": "Inputs with the starts, ends and identities of sequences.",
@@ -286,7 +286,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "minimum_slot_utilization": "The share of places, 0 to 1, that must be filled so that a batch does not wait.",
     },
     StrategyOldest: {
-        "max_candidate_sequences": "The maximum number of sequences that an instance processes at the same time.",
+        "max_candidate_sequences": "The most sequences that an instance processes at a time; 0 for `max_batch_size`.",
         "preferred_batch_size": "Sizes at which a batch is sent at once.",
         "max_queue_delay_microseconds": "How long a request may wait for others to join its batch.",
         "preserve_ordering": "Answer requests in the order of their arrival.",

@@ -56,11 +56,11 @@ def sequence_policy(config: ModelConfig, batching: ModelSequenceBatching, hold: 
     """The policy of a complete, validated configuration. `batching` is its sequence batching.
 
     Without a strategy it is direct, as in Triton. Only an iterative model then has the oldest strategy, whose batches
-    have no null rows.
+    have no null rows. An oldest strategy without a positive number of candidates has one for each row of a batch.
     """
     max_batch_size = max(1, config.max_batch_size)
     seats, strategy = max_batch_size, _strategy(batching, max_batch_size)
-    if batching.oldest is not None and batching.oldest.max_candidate_sequences:
+    if batching.oldest is not None and batching.oldest.max_candidate_sequences > 0:
         seats = batching.oldest.max_candidate_sequences
     return SequencePolicy(
         model=config.name,
