@@ -177,7 +177,7 @@ class Ensemble:
         if running is None:
             return
         running.ahead = max(0, running.ahead - responses)
-        self._acknowledge_steps(running)
+        _acknowledge_steps(running, self._inferences)
 
     def abort(self) -> None:
         """Finish all requests with an error. Later responses of their steps are ignored."""
@@ -218,7 +218,7 @@ class Ensemble:
                     self._answer(running, action.response)
                 elif isinstance(action, Acknowledge):
                     running.held.append(action.call)
-                    self._acknowledge_steps(running)
+                    _acknowledge_steps(running, self._inferences)
                 else:
                     self._cancel_call(running, action.call)
             if self._gates and running.run.has_failed:
@@ -309,16 +309,6 @@ class Ensemble:
         if ticket:
             self._inferences.cancel(ticket)
 
-    def _acknowledge_steps(self, running: Running) -> None:
-        """Let steps continue. Their latest responses stay held, as many as the client has not acknowledged."""
-        count = len(running.held) - running.ahead
-        if count <= 0:
-            return
-        for number in running.held[:count]:
-            if ticket := running.calls.get(number):
-                self._inferences.acknowledge(ticket)
-        del running.held[:count]
-
     def _abort_request(self, running: Running, error: InferenceError) -> None:
         """Finish a request with an error, and cancel its calls."""
         calls = list(running.calls.items())
@@ -357,6 +347,17 @@ class Ensemble:
         is_cancelled = flight.cancelled and response.error is not None and response.error.code is ErrorCode.CANCELLED
         reason = FailureReason.CANCELED if is_cancelled else FailureReason.OTHER
         requests.finish(flight, response, None, reason=reason)
+
+
+def _acknowledge_steps(running: Running, inferences: Inferences) -> None:
+    """Let steps continue. Their latest responses stay held, as many as the client has not acknowledged."""
+    count = len(running.held) - running.ahead
+    if count <= 0:
+        return
+    for number in running.held[:count]:
+        if ticket := running.calls.get(number):
+            inferences.acknowledge(ticket)
+    del running.held[:count]
 
 
 def _refused(call: CallStep, error: InferenceError) -> InferenceResponse:
