@@ -32,7 +32,7 @@ class DynamicBatchScheduler:
         queue: BatchQueue | LevelQueue | None = None,
         begins_at: int = 0,
     ) -> None:
-        """`queue` is a `BatchQueue` with the policy if there is none.
+        """Requests wait in `queue`; without it, in a `BatchQueue` with the policy.
 
         Nothing is executed before `begins_at` requests are queued for the first time.
         """

@@ -134,10 +134,8 @@ def _requests(
     forms: list[_RequestForm] = []
     at = 0
     for _ in range(count):
-        numbers = _REQUEST.unpack_from(described, at)
-        correlation, timeout_us, rows, seat, parameters_length, id_length, text_length, flags, n_inputs, n_outputs = (
-            numbers
-        )
+        correlation, timeout_us, rows, seat, *lengths, flags, n_inputs, n_outputs = _REQUEST.unpack_from(described, at)
+        parameters_length, id_length, text_length = lengths
         at += _REQUEST.size
         request_id = str(described[at : at + id_length], "utf-8")
         at += id_length
@@ -149,19 +147,8 @@ def _requests(
         end = at + n_outputs * _POSITION.size
         wanted = tuple([outputs[position] for (position,) in _POSITION.iter_unpack(described[at:end])])
         tensors, at = read_tensors(described, end, n_inputs, inputs)
-        forms.append(
-            (
-                rows,
-                seat,
-                request_id,
-                tensors,
-                wanted,
-                parameters,
-                timeout_us,
-                correlation,
-                *map(bool, (flags & 1, flags & 2)),
-            )
-        )
+        starts, ends = bool(flags & 1), bool(flags & 2)
+        forms.append((rows, seat, request_id, tensors, wanted, parameters, timeout_us, correlation, starts, ends))
     return forms
 
 
