@@ -58,7 +58,7 @@ def test_fields_for_pods_are_the_same_in_both_kinds() -> None:
 
     of_model, of_ensemble = shared("spec", OWN_FIELDS)
     assert of_model == of_ensemble
-    assert len(of_model) == 13
+    assert len(of_model) == 14
     of_model, of_ensemble = shared("status", OWN_STATUS)
     assert of_model == of_ensemble
 
@@ -113,6 +113,7 @@ OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
     "spec.serving.ports.grpc": {"spec.serving.ports.grpc": 9100},
     "spec.serving.maxMessageSize": {"spec.serving.maxMessageSize": "65Mi"},
     "spec.serving.drainTimeout": {"spec.serving.drainTimeout": "60s"},
+    "spec.rollout.progressDeadline": {"spec.rollout.progressDeadline": "2h"},
     "spec.podTemplate.spec": {"spec.podTemplate.spec": {"terminationGracePeriodSeconds": 5}},
     "spec.disruption.maxUnavailable": {"spec.disruption.maxUnavailable": 3},
     "spec.networkPolicy.enabled": ({"spec.networkPolicy": {"enabled": True}}, {"spec.networkPolicy.enabled": False}),

@@ -283,6 +283,10 @@ _BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     ),
     "message-size-small": ({"spec.serving": {"maxMessageSize": 5}}, "spec.serving.maxMessageSize", "from 1Ki"),
     "drain": ({"spec.serving": {"drainTimeout": "2h"}}, "spec.serving.drainTimeout", "at most 1h"),
+    "policy": ({"spec.rollout": {"policy": "Fast"}}, "spec.rollout.policy", "supported values"),
+    "deadline": ({"spec.rollout": {"progressDeadline": "25h"}}, "spec.rollout.progressDeadline", "at most 24h"),
+    "deadline-short": ({"spec.rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline", "at least 10s"),
+    "paused": ({"spec.rollout": {"paused": "yes"}}, "spec.rollout.paused", "must be of type boolean"),
     "image": ({"spec.image": {"reference": "my image"}}, "spec.image.reference", "must be an image such as"),
     "pull-policy": ({"spec.image": {"pullPolicy": "Sometimes"}}, "spec.image.pullPolicy", "supported values"),
     "pull-secret": (

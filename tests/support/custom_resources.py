@@ -122,6 +122,7 @@ WORKLOAD: Json = {
         "metadata": {"labels": {"team": "search"}, "annotations": {"example.com/owner": "someone"}},
         "spec": {"containers": [{"name": "server", "resources": {"limits": {"cpu": "4"}}}]},
     },
+    "rollout": {"policy": "InPlace", "progressDeadline": "1h30m", "paused": False},
     "disruption": {"maxUnavailable": "25%"},
     "networkPolicy": {
         "enabled": True,

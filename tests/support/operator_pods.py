@@ -198,6 +198,7 @@ def deployment(
         "metadata": {"name": "bert", "namespace": "prod", "generation": generation},
         "spec": {
             "replicas": replicas,
+            "progressDeadlineSeconds": 600,
             "template": {
                 "metadata": {"labels": {"halimede.dev/revision": template}},
                 "spec": {"containers": [{"name": "server", "image": IMAGE}]},

@@ -147,6 +147,25 @@ class Image:
     pull_secrets: tuple[str, ...] = ()
 
 
+class RolloutPolicy(StrEnum):
+    """How pods of a new spec replace those of the old one."""
+
+    SURGE = "Surge"
+    """An old pod goes when a new one serves: needs room and devices for one more pod."""
+    IN_PLACE = "InPlace"
+    """One old pod goes first, and the new one takes its devices."""
+    RECREATE = "Recreate"
+    """All old pods go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    policy: RolloutPolicy = RolloutPolicy.SURGE
+    progress_seconds: int = 600
+    """How long a new pod may take to serve, without the time of its fetch."""
+    paused: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """The settings of pods that both kinds have."""
@@ -159,6 +178,7 @@ class Workload:
     serving: Serving = Serving()
     cache: Cache = Cache()
     image: Image = Image()
+    rollout: Rollout = Rollout()
     env: tuple[Json, ...] = ()
     service_account_name: str | None = None
     pod_template: Json = field(default_factory=dict)

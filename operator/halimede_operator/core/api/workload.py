@@ -25,6 +25,8 @@ from halimede_operator.core.api.spec import (
     CacheMedium,
     Image,
     Json,
+    Rollout,
+    RolloutPolicy,
     Scheduling,
     Serving,
     TopologySpread,
@@ -72,6 +74,7 @@ def read_workload(spec: Field, namespace: str, platform: Platform) -> Workload:
         serving=serving,
         cache=_cache(spec.section("cache")),
         image=_image(spec.section("image")),
+        rollout=_rollout(spec.section("rollout")),
         env=tuple(_variable(variable) for variable in spec.get("env").objects("name")),
         service_account_name=service_account_name,
         pod_template=read_overlay(
@@ -223,6 +226,18 @@ def _image(field: Field) -> Image:
         reference=field.get("reference").text(None, _IMAGE),
         pull_policy=field.get("pullPolicy").choice(None, "Always", "IfNotPresent", "Never"),
         pull_secrets=tuple(secret.get("name").required("the Secret's name").text("", DNS_NAME) for secret in secrets),
+    )
+
+
+def _rollout(field: Field) -> Rollout:
+    deadline = field.get("progressDeadline")
+    given = deadline.microseconds("24h")
+    if given is not None and given < 10_000_000:
+        deadline.refuse(f"must be at least 10s, got {shown(deadline.value)}")
+    return Rollout(
+        policy=field.get("policy").member(RolloutPolicy.SURGE),
+        progress_seconds=Rollout().progress_seconds if given is None else math.ceil(given / 1_000_000),
+        paused=field.get("paused").boolean(False),
     )
 
 

@@ -1,15 +1,19 @@
 """The Deployment. The operator owns its `replicas`: only the object's `spec.replicas` scales it."""
 
-from halimede_operator.core.api.spec import Json, Key, Workload
+from halimede_operator.core.api.spec import Json, Key, RolloutPolicy, Workload
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.labels import POD_SETTINGS, TEMPLATE_HASH, stable_selector_of
 from halimede_operator.core.names import canonical_json, child_name, hash_of
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pod_settings import written
 
-PROGRESS_DEADLINE_SECONDS = 600
 REVISIONS_KEPT = 2
 """Old ReplicaSets that the Deployment keeps. Their ConfigMaps are kept too."""
+_STRATEGIES: dict[RolloutPolicy, Json] = {
+    RolloutPolicy.SURGE: {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+    RolloutPolicy.IN_PLACE: {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
+    RolloutPolicy.RECREATE: {"type": "Recreate"},
+}
 
 
 def deployment(key: Key, uid: str, workload: Workload, template: Json, platform: Platform) -> Json:
@@ -22,10 +26,11 @@ def deployment(key: Key, uid: str, workload: Workload, template: Json, platform:
         "spec": {
             "replicas": 0 if workload.suspend else workload.replicas,
             "selector": {"matchLabels": stable_selector_of(key)},
-            # A pod is removed only when its successor serves.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "strategy": _STRATEGIES[workload.rollout.policy],
             "revisionHistoryLimit": REVISIONS_KEPT,
-            "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
+            "progressDeadlineSeconds": workload.rollout.progress_seconds,
+            # Left out when false, so that `kubectl rollout pause` of the Deployment is respected.
+            **({"paused": True} if workload.rollout.paused else {}),
             "template": template,
         },
     }

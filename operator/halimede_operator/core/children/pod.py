@@ -6,6 +6,7 @@ volumes only if the cache is a claim, whose files would otherwise belong to root
 emptyDirs are writable, for any user.
 """
 
+import math
 from typing import Any
 
 from halimede_operator.core.api.spec import CacheMedium, Json, Key, TopologySpread, Workload
@@ -34,8 +35,6 @@ GROUP_OF_CACHE = 65532
 """The group of the images' user."""
 
 STARTUP_PERIOD_SECONDS = 5
-STARTUP_FAILURES = 360
-"""Half an hour to load. A server whose model cannot be loaded ends by itself, so this only ends a server that hangs."""
 
 _TOPOLOGY_KEYS = {TopologySpread.NODE: "kubernetes.io/hostname", TopologySpread.ZONE: "topology.kubernetes.io/zone"}
 _ORDINARY = ("cpu", "memory", "ephemeral-storage")
@@ -161,7 +160,8 @@ def _server(workload: Workload, platform: Platform, sources: tuple[Source, ...])
             **_probe("/v2/health/ready"),
             "periodSeconds": STARTUP_PERIOD_SECONDS,
             "timeoutSeconds": 5,
-            "failureThreshold": STARTUP_FAILURES,
+            # A server whose model cannot be loaded ends by itself, so this only ends a server that hangs.
+            "failureThreshold": math.ceil(workload.rollout.progress_seconds / STARTUP_PERIOD_SECONDS),
         },
         "readinessProbe": {
             **_probe("/v2/health/ready"),

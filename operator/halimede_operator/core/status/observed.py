@@ -2,12 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Spec
-from halimede_operator.core.children.deployment import PROGRESS_DEADLINE_SECONDS
 from halimede_operator.core.labels import REVISION_LABEL
 from halimede_operator.core.pods.failure import Failure, Reason, Stage
 from halimede_operator.core.pods.read import read_pod
@@ -121,7 +119,6 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str) -> Observed:
     asked = at(deployment, "spec", "replicas")
     desired = (decimal(asked) or 0) if spec is None else 0 if spec.workload.suspend else spec.workload.replicas
     ended = [p for p in pods if p.has_ended and not p.is_terminating and p.template_hash == template_hash]
-    progress = condition(deployment, "Progressing")
     return Observed(
         snapshot=snapshot,
         spec=spec,
@@ -136,22 +133,23 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str) -> Observed:
         newest=newest,
         older=tuple(pod for pod in active if template_hash not in {"", pod.template_hash}),
         worst=_worst(newest, active, ended, desired, snapshot.quota_messages),
-        deadline=clean(at_rest(text_at(progress, "message")) or "the rollout takes too long")
-        if _is_late(progress, newest, now)
-        else "",
+        deadline=_deadline(deployment, newest, now),
     )
 
 
-def _is_late(progress: Mapping[str, Any], newest: Sequence[PodView], now: str) -> bool:
-    """Whether the rollout is late, although no pod is fetching.
+def _deadline(deployment: Object | None, newest: Sequence[PodView], now: str) -> str:
+    """The Deployment's message if the rollout is late and no pod is fetching; "" otherwise.
 
     A Deployment counts the time of a fetch as time without progress, but large models may take longer than its
     deadline. So a pod gets the time of the deadline again from the end of its fetch.
     """
+    progress = condition(deployment, "Progressing")
     if progress.get("reason") != "ProgressDeadlineExceeded":
-        return False
-    since = seconds_before(now, PROGRESS_DEADLINE_SECONDS)
-    return not any((pod.is_fetching and pod.failure is None) or pod.fetch_ended > since for pod in newest)
+        return ""
+    since = seconds_before(now, decimal(at(deployment, "spec", "progressDeadlineSeconds")) or 0)
+    if any((pod.is_fetching and pod.failure is None) or pod.fetch_ended > since for pod in newest):
+        return ""
+    return clean(at_rest(text_at(progress, "message")) or "the rollout takes too long")
 
 
 def _served_name(snapshot: Snapshot, spec: Spec | None) -> str:

@@ -300,6 +300,8 @@ def _is_complete(observed: Observed) -> bool:
 
 
 def _paused_text(observed: Observed) -> str:
+    if observed.spec is not None and observed.spec.workload.rollout.paused:
+        return "spec.rollout.paused is true, so that the new spec is not rolled out; false lets it go on"
     name = name_at(observed.deployment, "metadata", "name")
     return (
         f"spec.paused of Deployment {name} is true, so that the new spec is not rolled out; "

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Serving
+from halimede_operator.core.api.spec import Rollout, RolloutPolicy, Serving
 from halimede_operator.core.desired import desired
 from halimede_operator.core.names import hash_of
 from support.operator_children import Object, children_of
@@ -129,6 +129,34 @@ def test_the_deployment_around_the_pods() -> None:
         "revisionHistoryLimit": 2,
         "progressDeadlineSeconds": 600,
     }
+
+
+@pytest.mark.parametrize(
+    ("policy", "strategy"),
+    [
+        (RolloutPolicy.SURGE, {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}),
+        (RolloutPolicy.IN_PLACE, {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}),
+        (RolloutPolicy.RECREATE, {"type": "Recreate"}),
+    ],
+)
+def test_a_rollout_policy_becomes_the_strategy_and_rolls_no_pods(policy: RolloutPolicy, strategy: Object) -> None:
+    plain, made = (children(rollout=Rollout(each))["Deployment"] for each in (RolloutPolicy.SURGE, policy))
+
+    assert made["spec"]["strategy"] == strategy
+    assert made["spec"]["template"] == plain["spec"]["template"]
+
+
+def test_the_progress_deadline_is_the_startup_probes_too() -> None:
+    made = children(rollout=Rollout(progress_seconds=42))["Deployment"]["spec"]
+
+    probe = made["template"]["spec"]["containers"][0]["startupProbe"]
+    assert made["progressDeadlineSeconds"] == 42
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == (5, 9)
+
+
+def test_a_rollout_is_paused_by_the_spec_or_left_to_others() -> None:
+    assert children(rollout=Rollout(paused=True))["Deployment"]["spec"]["paused"] is True
+    assert "paused" not in children()["Deployment"]["spec"]
 
 
 def test_a_suspended_object_has_zero_replicas() -> None:

@@ -115,7 +115,7 @@ def test_the_pod_of_a_minimal_spec() -> None:
                     "httpGet": {"path": "/v2/health/ready", "port": "http"},
                     "periodSeconds": 5,
                     "timeoutSeconds": 5,
-                    "failureThreshold": 360,
+                    "failureThreshold": 120,
                 },
                 "readinessProbe": {
                     "httpGet": {"path": "/v2/health/ready", "port": "http"},

@@ -3,6 +3,7 @@
 import pytest
 
 from halimede_operator.core.api.spec import (
+    Rollout,
     Workload,
 )
 from halimede_operator.core.snapshot import Object, PodIndex
@@ -28,7 +29,7 @@ from support.operator_pods import (
     snapshot,
     unscheduled,
 )
-from support.operator_specs import model_key, model_spec
+from support.operator_specs import model_key, model_spec, workload
 from support.operator_status import LATER, NOW, TWO, conditions, message, status_for, two_serving
 
 PAUSED = (
@@ -205,6 +206,18 @@ def test_a_paused_deployment_stays_ready_while_one_replica_serves():
 
     assert conditions(status_for(snapshot(model_key(), *pods, child=paused, status=before)))["Ready"] == "True Serving"
     assert conditions(status_for(snapshot(model_key(), *pods, child=paused)))["Ready"] == "False ProbeFailed"
+
+
+def test_a_rollout_that_the_spec_pauses_names_the_field():
+    spec = model_spec(workload=workload(replicas=2, rollout=Rollout(paused=True)))
+    paused = deployment(2, generation=2, progress="DeploymentPaused", template=OLD, is_paused=True)
+    pods = (serving("bert-0-a", template=OLD), serving("bert-0-b", template=OLD))
+    status = status_for(snapshot(model_key(), *pods, child=paused), spec)
+
+    assert conditions(status)["Progressing"] == "False RolloutPaused"
+    assert message(status, "Progressing") == (
+        "spec.rollout.paused is true, so that the new spec is not rolled out; false lets it go on"
+    )
 
 
 def test_readiness_of_an_old_template_does_not_count_for_a_new_one():
