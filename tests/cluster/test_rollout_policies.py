@@ -1,0 +1,57 @@
+"""`spec.rollout` where the only device is taken: each policy, a change of it during an update, and a pause."""
+
+import json
+
+from cluster.gpus import Gpus, Layout
+from cluster.installed import Tenant
+from cluster.models import QUESTION, START_LIMIT_S, Object, apply, model
+from cluster.spaces import eventually
+
+
+def test_updates_in_place_take_the_device_of_the_old_pod(tenant: Tenant, gpus: Gpus, scaled: str) -> None:
+    gpus.install("node-1", Layout([["4g.40gb"]]))
+    accelerator = {"type": "MIG", "mig": {"profile": "4g.40gb"}}
+
+    def update(number: int, **rollout: object) -> None:
+        """Apply the model with another environment, which needs new pods."""
+        env = [{"name": "NUMBER", "value": str(number)}]
+        apply(tenant, model("only", scaled, accelerator=accelerator, env=env, rollout=rollout))
+
+    update(1)
+    tenant.wait_ready("im/only", START_LIMIT_S)
+    first = tenant.names("pods")
+
+    # The new pod has no device, and the old one serves.
+    update(2, policy="Surge")
+    tenant.wait_for_reason("im/only", "InsufficientDevices")
+    assert tenant.condition("im/only", "Available")["status"] == "True"
+    assert tenant.infer("only", QUESTION) == {"OUT": [2, 4, 6, 8]}
+    assert set(first) < set(tenant.names("pods"))
+
+    update(2, policy="InPlace")
+    tenant.wait_ready("im/only", START_LIMIT_S)
+    assert [numbers(pod) for pod in tenant.get("pods")["items"]] == [["2"]]
+
+    update(3, policy="InPlace", paused=True)
+    message = tenant.wait_for_reason("im/only", "RolloutPaused")
+    assert message.startswith("spec.rollout.paused is true")
+    assert [numbers(pod) for pod in tenant.get("pods")["items"]] == [["2"]]
+
+    # The strategy changes its type, and the pause ends.
+    update(3, policy="Recreate")
+    eventually(lambda: served(tenant) == ["3"], "the new pod", START_LIMIT_S)
+    assert json.loads(tenant.kubectl("get", "deployment/only", "-o", "jsonpath={.spec.strategy}")) == {
+        "type": "Recreate"
+    }
+    assert tenant.infer("only", QUESTION) == {"OUT": [2, 4, 6, 8]}
+
+
+def served(tenant: Tenant) -> list[str]:
+    """The environments of the pods, once the object is ready."""
+    is_ready = tenant.condition("im/only", "Ready").get("status") == "True"
+    return [number for pod in tenant.get("pods")["items"] for number in numbers(pod)] if is_ready else []
+
+
+def numbers(pod: Object) -> list[str]:
+    [server] = [each for each in pod["spec"]["containers"] if each["name"] == "server"]
+    return [each["value"] for each in server["env"] if each["name"] == "NUMBER"]
