@@ -75,6 +75,9 @@ class Fifo:
         self.waiting = again | self.waiting
         return list(again)
 
+    def end_delays(self) -> None:
+        pass
+
     def expect_no_more(self) -> None:
         pass
 

@@ -87,6 +87,10 @@ class CoreServer:
         for task in self._control:
             task.cancel()
 
+    def end_delays(self) -> None:
+        """Few requests still arrive: batches do not wait for more."""
+        self._lifecycle.end_delays()
+
     async def close(self) -> None:
         """Wait for every accepted request, then free all models."""
         await self._lifecycle.close()

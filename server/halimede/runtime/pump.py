@@ -216,6 +216,10 @@ class Pump:
             flight.cancelled = True
             self._requests.fail(flight, STOPPING, FailureReason.OTHER)
 
+    def end_delays(self) -> None:
+        self._scheduler.end_delays()
+        self._poll()
+
     def expect_no_more(self) -> None:
         self._scheduler.expect_no_more()
         self._poll()

@@ -1,5 +1,6 @@
 """The scheduler of sequences, rule by rule."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -276,6 +277,27 @@ def test_the_backlog_gets_idle_seats_if_no_more_is_expected(policy: SequencePoli
     scheduler.expect_no_more()
     assert [run(scheduler) for _ in range(4)] == [[Execute(ONE, (key,), (0,))] for key in (1, 2, 3)] + [[]]
     assert scheduler.wake_at() is None
+
+
+DELAYED = [direct(4, delay_ns=1 << 80, utilization=1.0), oldest(4, delay_ns=1 << 80)]
+
+
+@pytest.mark.parametrize("policy", DELAYED, ids=["direct", "oldest"])
+@pytest.mark.parametrize("end", [SequenceScheduler.end_delays, SequenceScheduler.expect_no_more])
+def test_without_delays_a_partial_batch_of_sequences_runs_at_once(
+    end: Callable[[SequenceScheduler], None], policy: SequencePolicy
+) -> None:
+    scheduler = SequenceScheduler(policy, 1)
+    for key in (1, 2):
+        scheduler.enqueue(in_sequence(key, key, "SE"), 0)
+    assert scheduler.poll(0) == []
+    end(scheduler)
+    assert run(scheduler) == [Execute(ONE, (1, 2), (0, 1))]
+    # The same in a slot that comes later.
+    scheduler.remove_slot(ONE, [], 1)
+    scheduler.add_slot(TWO)
+    scheduler.enqueue(in_sequence(3, 3, "SE"), 1)
+    assert scheduler.poll(1) == [Execute(TWO, (3,), (0,))]
 
 
 def test_the_wait_of_an_iterative_request_begins_at_each_execution() -> None:

@@ -200,9 +200,13 @@ class SequenceScheduler:
         self._backlog.put_back(returned)
         return again
 
+    def end_delays(self) -> None:
+        self._places.end_delays()
+
     def expect_no_more(self) -> None:
         """See `Scheduler`. Idle sequences cannot continue: they give their seats to the backlog."""
         self._hold, self._expects_more = None, False
+        self._places.end_delays()
 
     def drain(self) -> Sequence[int]:
         """See `Scheduler`. A sequence that loses a request has ended."""
