@@ -218,6 +218,23 @@ def test_a_batch_does_not_wait_for_its_delay_at_the_end(
     assert call.result(20).status == 200
 
 
+def test_a_sequence_in_the_backlog_is_answered_at_the_stop(start: Start, repository: Path) -> None:
+    """Its seat is that of an idle sequence, which would end after a minute."""
+    batching = "sequence_batching { oldest { max_candidate_sequences: 1 } max_sequence_idle_microseconds: 60000000 }"
+    add_identity(repository, "seq", extra=batching)
+    server = start("--model-repository", repository, "--exit-timeout-secs=20")
+
+    def begin(sequence: int) -> int:
+        parameters = {"sequence_id": sequence, "sequence_start": True}
+        return server.post("/v2/models/seq/infer", ONES | {"parameters": parameters}).status
+
+    assert begin(1) == 200
+    calls = [in_background(lambda sequence=sequence: begin(sequence)) for sequence in (2, 3)]
+    wait_until(lambda: pending(server, "seq") == 2, "the backlog", server)
+    assert server.stop() == 0, server.log
+    assert [call.result(20) for call in calls] == [200, 200]
+
+
 class Delayed:
     """A server with a drain delay, and the time of its SIGTERM."""
 

@@ -75,7 +75,7 @@ class Fifo:
         self.waiting = again | self.waiting
         return list(again)
 
-    def end_delays(self) -> None:
+    def expect_few(self, now_ns: int) -> None:
         pass
 
     def expect_no_more(self) -> None:

@@ -87,9 +87,9 @@ class CoreServer:
         for task in self._control:
             task.cancel()
 
-    def end_delays(self) -> None:
-        """Few requests still arrive: batches do not wait for more."""
-        self._lifecycle.end_delays()
+    def expect_few(self) -> None:
+        """No client sends new requests from now on: batches do not wait for more."""
+        self._lifecycle.expect_few()
 
     async def close(self) -> None:
         """Wait for every accepted request, then free all models."""

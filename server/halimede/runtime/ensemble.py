@@ -187,7 +187,7 @@ class Ensemble:
             running.flight.cancelled = True
             self._answer(running, self._requests.failure(running.flight, STOPPING))
 
-    def end_delays(self) -> None:
+    def expect_few(self) -> None:
         """No effect: it makes no batches."""
 
     def expect_no_more(self) -> None:

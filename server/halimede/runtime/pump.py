@@ -216,8 +216,8 @@ class Pump:
             flight.cancelled = True
             self._requests.fail(flight, STOPPING, FailureReason.OTHER)
 
-    def end_delays(self) -> None:
-        self._scheduler.end_delays()
+    def expect_few(self) -> None:
+        self._scheduler.expect_few(monotonic_ns())
         self._poll()
 
     def expect_no_more(self) -> None:

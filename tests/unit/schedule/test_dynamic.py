@@ -50,7 +50,9 @@ def test_requests_that_wait_for_a_busy_instance_share_a_batch():
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (1, 2, 3, 4)), Execute(Slot(0), (5, 6))]
 
 
-@pytest.mark.parametrize("end", [DynamicBatchScheduler.end_delays, DynamicBatchScheduler.expect_no_more])
+@pytest.mark.parametrize(
+    "end", [lambda each: each.expect_few(2), DynamicBatchScheduler.expect_no_more], ids=["few", "none"]
+)
 def test_without_delays_a_partial_batch_runs_at_once(end: Callable[[DynamicBatchScheduler], None]):
     policy = BatchPolicy(max_batch_size=8, max_queue_delay_ns=1 << 80)
     scheduler = DynamicBatchScheduler(policy, instances=1)

@@ -40,7 +40,9 @@ def batches(actions: list[Action]) -> list[tuple[int, ...]]:
     return [action.requests for action in actions if isinstance(action, Execute)]
 
 
-@pytest.mark.parametrize("end", [DynamicBatchScheduler.end_delays, DynamicBatchScheduler.expect_no_more])
+@pytest.mark.parametrize(
+    "end", [lambda each: each.expect_few(2), DynamicBatchScheduler.expect_no_more], ids=["few", "none"]
+)
 @pytest.mark.parametrize("sizes", [(), (4,)])
 def test_without_delays_requests_of_all_levels_run_at_once(
     sizes: tuple[int, ...], end: Callable[[DynamicBatchScheduler], None]

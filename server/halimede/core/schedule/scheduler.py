@@ -128,8 +128,8 @@ class Scheduler(Protocol):
         without `compatible`. Returns the keys of the requests that are queued again. The pump fails all others.
         """
 
-    def end_delays(self) -> None:
-        """No batch waits for its delay from now on, because the server stops. A few more requests may come."""
+    def expect_few(self, now_ns: int) -> None:
+        """Only requests in flight cause more, because the server stops: no batch waits for its delay from now on."""
 
     def expect_no_more(self) -> None:
         """No request follows, because the model is unloaded: stop all waiting for one, also delays."""

@@ -152,10 +152,10 @@ class ModelLifecycle:
         for version in sorted(self._versions(), key=lambda each: each.parts is None):
             version.executor.abort()
 
-    def end_delays(self) -> None:
-        """No batch of any model waits for its delay from now on."""
+    def expect_few(self) -> None:
+        """The server stops: the queued requests of all models do not wait for others any more."""
         for version in self._versions():
-            version.executor.end_delays()
+            version.executor.expect_few()
 
     async def close(self) -> None:
         """Wait for every accepted request of every model, serving or retired, and free all of them."""
