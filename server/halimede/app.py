@@ -343,6 +343,7 @@ class App:
             log.info("no longer ready; continuing to serve for %g s", delay_secs)
             await self._serve_on(delay_secs)
         log.info("Waiting for in-flight requests to complete.")
+        self._core.expect_few()
         end = asyncio.get_running_loop().time() + self._settings.exit_timeout_secs
         try:
             async with asyncio.timeout_at(end):

@@ -15,12 +15,15 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from support.background import in_background
 from support.balancer import Balancer
-from support.calls import ONES, ONES_JSON, executing, load, metric
+from support.calls import ONES, ONES_JSON, executing, load, metric, pending, unload
 from support.h2client import SETTINGS, H2Client, frame
 from support.models import add_identity
 from support.server import RunningServer, Start, wait_until
 from support.steady import SteadyClients
+
+ENDLESS_DELAY = f"max_queue_delay_microseconds: {2**64 - 1}"
 
 
 @pytest.fixture
@@ -181,6 +184,55 @@ def test_a_stop_under_load_loses_no_answer(server: RunningServer, connect) -> No
         caller.join()
     assert [(wrong, broken) for _, wrong, broken in outcomes] == [([], 1)] * 8
     assert sum(right for right, _, _ in outcomes) > 200
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "unload"])
+@pytest.mark.parametrize(
+    "batching",
+    [
+        f"dynamic_batching {{ {ENDLESS_DELAY} }}",
+        f"dynamic_batching {{ {ENDLESS_DELAY} priority_levels: 2 default_priority_level: 1 }}",
+        f"sequence_batching {{ direct {{ {ENDLESS_DELAY} minimum_slot_utilization: 1 }} }}",
+        f"sequence_batching {{ oldest {{ {ENDLESS_DELAY} }} }}",
+    ],
+    ids=["dynamic", "levels", "direct", "oldest"],
+)
+def test_a_batch_does_not_wait_for_its_delay_at_the_end(
+    start: Start, repository: Path, batching: str, end: str
+) -> None:
+    add_identity(repository, "waits", extra=batching)
+    server = start(
+        "--model-repository",
+        repository,
+        "--model-control-mode=explicit",
+        "--load-model=waits",
+        "--exit-timeout-secs=20",
+    )
+    sequence = {"parameters": {"sequence_id": 1, "sequence_start": True, "sequence_end": True}}
+    call = in_background(lambda: server.post("/v2/models/waits/infer", ONES | sequence))
+    wait_until(lambda: pending(server, "waits") == 1, "the queued request", server)
+    if end == "unload":
+        assert unload(server, "waits") == 200
+        assert call.result(20).status == 200
+    assert server.stop() == 0, server.log
+    assert call.result(20).status == 200
+
+
+def test_a_sequence_in_the_backlog_is_answered_at_the_stop(start: Start, repository: Path) -> None:
+    """Its seat is that of an idle sequence, which would end after a minute."""
+    batching = "sequence_batching { oldest { max_candidate_sequences: 1 } max_sequence_idle_microseconds: 60000000 }"
+    add_identity(repository, "seq", extra=batching)
+    server = start("--model-repository", repository, "--exit-timeout-secs=20")
+
+    def begin(sequence: int) -> int:
+        parameters = {"sequence_id": sequence, "sequence_start": True}
+        return server.post("/v2/models/seq/infer", ONES | {"parameters": parameters}).status
+
+    assert begin(1) == 200
+    calls = [in_background(lambda sequence=sequence: begin(sequence)) for sequence in (2, 3)]
+    wait_until(lambda: pending(server, "seq") == 2, "the backlog", server)
+    assert server.stop() == 0, server.log
+    assert [call.result(20) for call in calls] == [200, 200]
 
 
 class Delayed:

@@ -407,6 +407,18 @@ def test_unloading_a_step_under_load_fails_requests_with_a_clear_error(models: P
     unload(server, "loose")
 
 
+def test_a_step_does_not_wait_for_its_delay_at_an_unload(models: Path, server: RunningServer) -> None:
+    delay = f"dynamic_batching {{ max_queue_delay_microseconds: {2**64 - 1} }}"
+    add_identity(models, "patient", dims="4", max_batch_size=4, extra=delay)
+    add_ensemble(models, "hurried", chain("patient", "plus"))
+    assert load(server, "patient") == load(server, "hurried") == (200, "")
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(infer, server, "hurried", 1, 1, 1, 1)
+        wait_until(lambda: pending(server, "patient") == 1, "the request of the step", server)
+        assert unload(server, "patient") == 200
+        assert call.result(20)[0] == 200
+
+
 def test_an_ensemble_follows_its_step_and_the_server_stays_ready(models: Path, server: RunningServer) -> None:
     add_identity(models, "member", dims="4", max_batch_size=4)
     add_ensemble(models, "club", chain("member"))

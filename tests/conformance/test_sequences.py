@@ -295,6 +295,25 @@ def test_an_unloaded_model_gives_the_seats_to_the_backlog(stage: Stage, infer_gr
     assert [each.result(30)[0] for each in waits] == [1, 1]
 
 
+def test_a_reload_ends_the_open_sequences(stage: Stage, infer: Infer) -> None:
+    """The new load has none of the sequences. The old one answers what it has accepted, then its process ends."""
+    deploy(stage, "seq", oldest(seats=2))
+    server = stage.server
+    (old,) = workers(server, "seq")
+    for sequence in (42, 43):
+        infer("seq", 0, sequence, START)
+    with over_grpc(server) as other:
+        slow = in_background(lambda: other("seq", 1, 42))
+        wait_until(lambda: executing(server, "seq") == 1, "the slow request", server)
+        deploy(stage, "seq", oldest(seats=2))
+        assert slow.result(30)[:2] == [2, 0]
+    for sequence in (42, 43):
+        assert refused(infer, "seq", 0, sequence) == NO_START.format(sequence, "seq")
+    assert [infer("seq", 0, 42, flags)[:2] for flags in (START, 0, END)] == [[1, START], [2, 0], [3, END]]
+    # Less than the idle time of 43, which is a minute.
+    wait_until(lambda: not old.is_running(), "the end of the old process", server)
+
+
 def test_a_call_into_the_own_sequence_is_refused_at_once(stage: Stage, infer_grpc: Infer) -> None:
     execute = """
         inputs = [pb_utils.Tensor("IN", np.zeros((1, 1), np.float32))]

@@ -75,6 +75,9 @@ class Fifo:
         self.waiting = again | self.waiting
         return list(again)
 
+    def expect_few(self, now_ns: int) -> None:
+        pass
+
     def expect_no_more(self) -> None:
         pass
 

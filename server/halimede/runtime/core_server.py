@@ -87,6 +87,10 @@ class CoreServer:
         for task in self._control:
             task.cancel()
 
+    def expect_few(self) -> None:
+        """No client sends new requests from now on: batches do not wait for more."""
+        self._lifecycle.expect_few()
+
     async def close(self) -> None:
         """Wait for every accepted request, then free all models."""
         await self._lifecycle.close()

@@ -187,6 +187,9 @@ class Ensemble:
             running.flight.cancelled = True
             self._answer(running, self._requests.failure(running.flight, STOPPING))
 
+    def expect_few(self) -> None:
+        """No effect: it makes no batches."""
+
     def expect_no_more(self) -> None:
         """No effect: its requests wait for no others."""
 

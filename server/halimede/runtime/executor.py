@@ -37,6 +37,9 @@ class VersionExecutor(Executor, Protocol):
     def abort(self) -> None:
         """Finish all requests with an error at once: the server stops."""
 
+    def expect_few(self) -> None:
+        """Only requests in flight cause more, because the server stops: no batch waits for its delay from now on."""
+
     def expect_no_more(self) -> None:
         """The version gets no more requests: the queued ones do not wait for others."""
 

@@ -216,6 +216,10 @@ class Pump:
             flight.cancelled = True
             self._requests.fail(flight, STOPPING, FailureReason.OTHER)
 
+    def expect_few(self) -> None:
+        self._scheduler.expect_few(monotonic_ns())
+        self._poll()
+
     def expect_no_more(self) -> None:
         self._scheduler.expect_no_more()
         self._poll()

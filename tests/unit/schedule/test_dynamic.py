@@ -1,5 +1,7 @@
 """Batches of the dynamic batcher: preferred sizes, delays, instances, cancelled requests."""
 
+from collections.abc import Callable
+
 import pytest
 
 from halimede.core.config.model_config import TimeoutAction
@@ -46,6 +48,22 @@ def test_requests_that_wait_for_a_busy_instance_share_a_batch():
     assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (6, 1, None)
 
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (1, 2, 3, 4)), Execute(Slot(0), (5, 6))]
+
+
+@pytest.mark.parametrize(
+    "end", [lambda each: each.expect_few(2), DynamicBatchScheduler.expect_no_more], ids=["few", "none"]
+)
+def test_without_delays_a_partial_batch_runs_at_once(end: Callable[[DynamicBatchScheduler], None]):
+    policy = BatchPolicy(max_batch_size=8, max_queue_delay_ns=1 << 80)
+    scheduler = DynamicBatchScheduler(policy, instances=1)
+    for key in (1, 2):
+        assert arrive(scheduler, pending(key), key) == []
+    end(scheduler)
+
+    assert scheduler.poll(2) == [Execute(Slot(0), (1, 2))]
+    assert arrive(scheduler, pending(3), 3) == []
+    assert finish_all(scheduler, 4) == [Execute(Slot(0), (3,))]
+    assert (scheduler.try_start(1), scheduler.wake_at()) == (Slot(0), None)
 
 
 def test_a_backlog_is_cut_into_preferred_sizes():

@@ -1,5 +1,6 @@
 """Priority levels of the dynamic batcher: order, batches over levels, bounds, timeouts, ageing."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,24 @@ def at(key: int, priority: int, rows: int = 1, shape: object = (), timeout_us: i
 
 def batches(actions: list[Action]) -> list[tuple[int, ...]]:
     return [action.requests for action in actions if isinstance(action, Execute)]
+
+
+@pytest.mark.parametrize(
+    "end", [lambda each: each.expect_few(2), DynamicBatchScheduler.expect_no_more], ids=["few", "none"]
+)
+@pytest.mark.parametrize("sizes", [(), (4,)])
+def test_without_delays_requests_of_all_levels_run_at_once(
+    sizes: tuple[int, ...], end: Callable[[DynamicBatchScheduler], None]
+):
+    scheduler = scheduler_of(BatchPolicy(8, sizes, max_queue_delay_ns=1 << 80))
+    for key, priority in ((1, 3), (2, 1)):
+        assert arrive(scheduler, at(key, priority), key) == []
+    end(scheduler)
+
+    assert scheduler.wake_at() == 0
+    assert scheduler.poll(2) == [Execute(Slot(0), (2, 1))]
+    assert arrive(scheduler, at(3, 3), 3) == []
+    assert finish_all(scheduler, 4) == [Execute(Slot(0), (3,))]
 
 
 @pytest.mark.parametrize(

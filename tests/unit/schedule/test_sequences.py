@@ -1,5 +1,6 @@
 """The scheduler of sequences, rule by rule."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
@@ -15,6 +16,7 @@ from halimede.core.types.statistics import FailureReason
 from support.sequence_requests import direct, in_sequence, oldest
 
 ONE, TWO = Slot(0), Slot(1)
+S = 1_000_000_000
 CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
 NO_START = (
     "inference request for sequence 7 to model 'm' must specify the START flag on the first request of the sequence"
@@ -276,6 +278,50 @@ def test_the_backlog_gets_idle_seats_if_no_more_is_expected(policy: SequencePoli
     scheduler.expect_no_more()
     assert [run(scheduler) for _ in range(4)] == [[Execute(ONE, (key,), (0,))] for key in (1, 2, 3)] + [[]]
     assert scheduler.wake_at() is None
+
+
+def test_the_backlog_waits_a_second_for_seats_if_few_are_expected() -> None:
+    scheduler = begun(direct(1, idle_ns=60 * S), 1)
+    scheduler.expect_few(2 * S)
+    assert (scheduler.poll(50 * S), scheduler.wake_at()) == ([], 60 * S)
+    # Nothing waits for the seat, so the sequence has its idle time.
+    scheduler.enqueue(in_sequence(1, 1), 50 * S)
+    assert run(scheduler, 50 * S) == [Execute(ONE, (1,), (0,))]
+    assert scheduler.poll(50 * S) == []
+    assert scheduler.enqueue(in_sequence(2, 2, "SE"), 50 * S) == 1
+    assert (scheduler.poll(51 * S - 1), scheduler.wake_at()) == ([], 51 * S)
+    assert scheduler.poll(51 * S) == [Execute(ONE, (2,), (0,))]
+
+
+def test_a_sequence_idle_for_long_keeps_its_seat_for_a_second_more() -> None:
+    scheduler = begun(direct(1, idle_ns=60 * S), 1)
+    scheduler.enqueue(in_sequence(1, 2, "S"), 0)
+    scheduler.expect_few(20 * S)
+    assert (scheduler.poll(21 * S - 1), scheduler.wake_at()) == ([], 21 * S)
+    assert scheduler.poll(21 * S) == [Execute(ONE, (1,), (0,))]
+
+
+DELAYED = [direct(4, delay_ns=1 << 80, utilization=1.0), oldest(4, delay_ns=1 << 80)]
+
+
+@pytest.mark.parametrize("policy", DELAYED, ids=["direct", "oldest"])
+@pytest.mark.parametrize(
+    "end", [lambda each: each.expect_few(2), SequenceScheduler.expect_no_more], ids=["few", "none"]
+)
+def test_without_delays_a_partial_batch_of_sequences_runs_at_once(
+    end: Callable[[SequenceScheduler], None], policy: SequencePolicy
+) -> None:
+    scheduler = SequenceScheduler(policy, 1)
+    for key in (1, 2):
+        scheduler.enqueue(in_sequence(key, key, "SE"), 0)
+    assert scheduler.poll(0) == []
+    end(scheduler)
+    assert run(scheduler) == [Execute(ONE, (1, 2), (0, 1))]
+    # The same in a slot that comes later.
+    scheduler.remove_slot(ONE, [], 1)
+    scheduler.add_slot(TWO)
+    scheduler.enqueue(in_sequence(3, 3, "SE"), 1)
+    assert scheduler.poll(1) == [Execute(TWO, (3,), (0,))]
 
 
 def test_the_wait_of_an_iterative_request_begins_at_each_execution() -> None:

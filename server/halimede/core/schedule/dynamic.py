@@ -141,8 +141,12 @@ class DynamicBatchScheduler:
         """Mark the slot as idle."""
         self._executing -= self._busy.pop(slot, 0)
 
+    def expect_few(self, now_ns: int) -> None:  # noqa: ARG002
+        self._queue.end_delay()
+
     def expect_no_more(self) -> None:
         self._begins_at = 0
+        self._queue.end_delay()
 
     def drain(self) -> list[int]:
         return self._queue.clear()

@@ -27,7 +27,7 @@ timeouts are made in the order of their times, so the result does not depend on 
 from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import merge
 
 from halimede.core.config.model_config import TimeoutAction
@@ -263,6 +263,10 @@ class LevelQueue:
         self._forming = None
         self._take([request])
         return True
+
+    def end_delay(self) -> None:
+        """No batch waits for its delay from now on."""
+        self._policy = replace(self._policy, max_queue_delay_ns=0)
 
     def clear(self) -> list[int]:
         """Empty the queue; its keys in the order of arrival."""

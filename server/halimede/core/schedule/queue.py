@@ -169,6 +169,10 @@ class BatchQueue:
         self._forget(queued)
         return True
 
+    def end_delay(self) -> None:
+        """No batch waits for its delay from now on."""
+        self._delay = 0
+
     def clear(self) -> list[int]:
         """Empty the queue; its keys in the order of arrival."""
         keys = list(self.queued)

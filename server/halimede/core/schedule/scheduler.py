@@ -128,11 +128,11 @@ class Scheduler(Protocol):
         without `compatible`. Returns the keys of the requests that are queued again. The pump fails all others.
         """
 
-    def expect_no_more(self) -> None:
-        """No request follows, because the model is unloaded: stop all waiting without an end of its own for one.
+    def expect_few(self, now_ns: int) -> None:
+        """Only requests in flight cause more, because the server stops: no batch waits for its delay from now on."""
 
-        A batch may still wait for its delay.
-        """
+    def expect_no_more(self) -> None:
+        """No request follows, because the model is unloaded: stop all waiting for one, also delays."""
 
     def drain(self) -> Sequence[int]:
         """Empty the queue and return its keys in order: the model is unloaded, or no worker will be restarted."""

@@ -80,6 +80,7 @@ class Closing:
         status: VersionStatus | None,
         users: Sequence[asyncio.Task[None]],
     ) -> None:
+        version.executor.expect_few()
         if users:
             await asyncio.wait(users)
             record.leaving = {text: each for text, each in record.leaving.items() if each.version is not version}

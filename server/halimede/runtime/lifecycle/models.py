@@ -152,6 +152,11 @@ class ModelLifecycle:
         for version in sorted(self._versions(), key=lambda each: each.parts is None):
             version.executor.abort()
 
+    def expect_few(self) -> None:
+        """The server stops: the queued requests of all models do not wait for others any more."""
+        for version in self._versions():
+            version.executor.expect_few()
+
     async def close(self) -> None:
         """Wait for every accepted request of every model, serving or retired, and free all of them."""
         # Requests cause others, in ensembles and in models' code. So models are freed when all requests are answered.

@@ -37,6 +37,9 @@ class Batcher(Protocol):
     def ready_at(self) -> int | None:
         """When `take` has a batch if nothing else happens: AT_ONCE, a time, or None for never."""
 
+    def end_delay(self) -> None:
+        """No batch waits for its delay from now on."""
+
 
 class DirectBatcher:
     """See the module's text."""
@@ -76,6 +79,9 @@ class DirectBatcher:
         waits = policy.max_queue_delay_ns and len(offered) < policy.minimum_utilization * self._seats
         return _oldest(offered.values()).enqueued_at + policy.max_queue_delay_ns if waits else AT_ONCE
 
+    def end_delay(self) -> None:
+        self._policy = DirectPolicy()
+
 
 class OldestBatcher:
     """See the module's text."""
@@ -105,6 +111,9 @@ class OldestBatcher:
 
     def ready_at(self) -> int | None:
         return self._queue.ready_at()
+
+    def end_delay(self) -> None:
+        self._queue.end_delay()
 
 
 def make_batcher(strategy: DirectPolicy | BatchPolicy, seats: int) -> Batcher:

@@ -50,10 +50,11 @@ class Place:
 class Places:
     """All slots by slot, and which of them have free seats, or a request that may run."""
 
-    __slots__ = ("_policy", "_roomy", "by_slot", "ready")
+    __slots__ = ("_has_delays", "_policy", "_roomy", "by_slot", "ready")
 
     def __init__(self, policy: SequencePolicy) -> None:
         self._policy = policy
+        self._has_delays = True
         self.by_slot: dict[Slot, Place] = {}
         self._roomy: dict[Slot, Place] = {}
         """Those with a free seat."""
@@ -65,7 +66,15 @@ class Places:
         if slot not in self.by_slot:
             policy = self._policy
             place = Place(slot, make_batcher(policy.strategy, policy.seats))
+            if not self._has_delays:
+                place.batcher.end_delay()
             self.by_slot[slot] = self._roomy[slot] = place
+
+    def end_delays(self) -> None:
+        """No batch of any slot waits for its delay from now on."""
+        self._has_delays = False
+        for place in self.by_slot.values():
+            place.batcher.end_delay()
 
     def remove(self, slot: Slot) -> Place | None:
         self._roomy.pop(slot, None)

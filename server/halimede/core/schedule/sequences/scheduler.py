@@ -7,7 +7,8 @@
 - START on the id of a live sequence is accepted with a warning: the new sequence continues on the same seat, after the
   requests that are queued there.
 - A sequence that has a seat ends when none of its requests was queued or executing for the idle time. The time begins
-  with the poll after its last execution. It is zero once no more requests are expected.
+  with the poll after its last execution. It is zero once no more requests are expected. Once few are expected, it is a
+  second at most while others wait for a seat.
 - If a request is cancelled, the sequence ends, because the model's state lacks the request: all its queued requests are
   cancelled, too.
 - A slot that is removed loses the state of its sequences. A sequence whose next request has START needs no state: it
@@ -21,7 +22,6 @@ A slot runs one batch at a time. A poll looks only at the instances with a reque
 
 from collections.abc import Collection, Sequence
 
-from halimede.core.deadlines import Deadlines
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending
 from halimede.core.schedule.sequences.admission import (
@@ -34,14 +34,12 @@ from halimede.core.schedule.sequences.admission import (
     queue_full,
 )
 from halimede.core.schedule.sequences.backlog import Backlog
+from halimede.core.schedule.sequences.idle import IdleSequences
 from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
 from halimede.core.schedule.sequences.places import Places
 from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.types import InferenceError
 from halimede.core.types.statistics import FailureReason
-
-_ANY_TIME = 1 << 100
-"""Later than every deadline: a timeout is at most 2**64 microseconds."""
 
 
 class SequenceScheduler:
@@ -56,7 +54,6 @@ class SequenceScheduler:
         self.is_iterative = policy.iterative
         self._policy = policy
         self._hold = policy.hold
-        self._expects_more = True
         self._places = Places(policy)
         for instance in range(instances):
             self._places.add(Slot(instance))
@@ -67,7 +64,7 @@ class SequenceScheduler:
         self._running: dict[int, QueuedRequest] = {}
         self._size_bytes = 0
         self._backlog = Backlog()
-        self._idle = Deadlines[LiveSequence]()
+        self._idle = IdleSequences(policy.idle_ns)
         self._rested: list[LiveSequence] = []
         """Sequences with an execution that has ended since the last poll."""
         self._due: list[Action] = []
@@ -108,6 +105,8 @@ class SequenceScheduler:
             if pending.timeout_us:
                 self._backlog.expire_at(sequence, now_ns + pending.timeout_us * 1000)
                 return 1
+            if self._idle.expects_few:
+                return 1
         elif sequence.running is None and not sequence.is_offered:
             self._places.offer(sequence, slot, now_ns)
         return 1 if self._due or self._hold is not None or slot in self._places.ready else None
@@ -122,7 +121,7 @@ class SequenceScheduler:
             actions += self._fail(sequence, EXPIRED, FailureReason.REJECTED)
         if self._rested:
             self._rest(now_ns)
-        for sequence in self._idle.pop_due(now_ns if self._expects_more else _ANY_TIME):
+        for sequence in self._idle.pop_due(now_ns, others_wait=bool(self._backlog)):
             self._close(sequence)
         while self._backlog and self._places.has_room:
             sequence = self._backlog.pop_first()
@@ -140,7 +139,7 @@ class SequenceScheduler:
 
     def wake_at(self) -> int | None:
         """See `Scheduler`. Returns 0, which is in the past, when `poll` has an action now."""
-        times = [self._backlog.next_deadline(), self._idle.next()]
+        times = [self._backlog.next_deadline(), self._idle.next_end(others_wait=bool(self._backlog))]
         if self._hold is None:
             times += [place.batcher.ready_at() for place in self._places.ready.values()]
         return min((at for at in times if at is not None), default=None)
@@ -200,9 +199,16 @@ class SequenceScheduler:
         self._backlog.put_back(returned)
         return again
 
+    def expect_few(self, now_ns: int) -> None:
+        """See `Scheduler`. While others wait for a seat, the idle time is shorter."""
+        self._idle.expect_few(now_ns)
+        self._places.end_delays()
+
     def expect_no_more(self) -> None:
         """See `Scheduler`. Idle sequences cannot continue: they give their seats to the backlog."""
-        self._hold, self._expects_more = None, False
+        self._hold = None
+        self._idle.expect_no_more()
+        self._places.end_delays()
 
     def drain(self) -> Sequence[int]:
         """See `Scheduler`. A sequence that loses a request has ended."""
@@ -281,7 +287,7 @@ class SequenceScheduler:
                     sequence.queue[0].enqueued_at = now_ns
                 self._offer_next(sequence, now_ns)
             elif sequence.running is None:
-                self._idle.add(sequence, now_ns + self._policy.idle_ns)
+                self._idle.add(sequence, now_ns)
 
     def _offer_next(self, sequence: LiveSequence, now_ns: int) -> None:
         if sequence.slot is not None and not sequence.is_offered:
@@ -334,7 +340,7 @@ class SequenceScheduler:
         if is_open:
             sequence.is_lost = True
             self._open[sequence.correlation] = sequence
-            self._idle.add(sequence, now_ns + self._policy.idle_ns)
+            self._idle.add(sequence, now_ns)
 
     def _is_held(self) -> bool:
         """Whether the hold for tests lasts. It ends once."""
