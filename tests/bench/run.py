@@ -32,7 +32,8 @@ import perf_analyzer
 import psutil
 import queues
 
-from halimede.demo.digits import train
+from halimede.demo.digits import MODEL, train
+from halimede.demo.export import Export
 from halimede.demo.process import ServerProcess
 
 CALLERS = 16
@@ -217,7 +218,8 @@ def growth_row(server: ServerProcess) -> Row:
 
 def start_rows(scratch: Path) -> list[Row]:
     """Seconds from exec to ready with the demo's model, and the memory of the server that then waits."""
-    export = train(scratch / "digits")
+    export = Export(scratch / "digits", MODEL)
+    train(export)
     seconds, memory = [], []
     for _ in range(STARTS):
         start = time.perf_counter()

@@ -330,7 +330,7 @@ def test_a_call_into_the_own_sequence_is_refused_at_once(stage: Stage, infer_grp
     infer_grpc("seq", 0, 42, START)
     # The other instance is free, but does not have the sequence.
     began = time.monotonic()
-    assert "model 'seq'" in refused(infer_grpc, "seq", 1, 42)
+    assert "the instance that has the call's sequence waits" in refused(infer_grpc, "seq", 1, 42)
     assert time.monotonic() - began < 10
     assert infer_grpc("seq", 0, 43, START) == [0.0]
 

@@ -16,8 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from halimede.demo import photos, pipelines, wards
-from halimede.demo.digits import LABELS, Export, answers_outside, train
+from halimede.demo.digits import LABELS, REQUEST, answers_outside, held_out_images, train
+from halimede.demo.digits import MODEL as DIGITS
 from halimede.demo.drive import CALLERS, Drive, batches_formed, drive
+from halimede.demo.export import Export
 from halimede.demo.process import ServerNotReadyError, ServerProcess
 
 FOLDER = Path(".demo")
@@ -36,17 +38,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console()
     FOLDER.mkdir(exist_ok=True)
-    export = Export(FOLDER / "digits")
+    export = Export(FOLDER / "digits", DIGITS)
     if export.folder.exists():
         console.print(f"Model: {export.model}, trained before")
     else:
         with console.status("Training a classifier of handwritten digits"):
-            export = train(export.folder)
+            train(export)
         console.print(f"Model: {export.model}, trained now")
-    stateful = wards.WardsExport(FOLDER / "wards")
+    stateful = Export(FOLDER / "wards", wards.MODEL)
     if not stateful.folder.exists():
         with console.status("Training a forecast with state"):
-            stateful = wards.export_model(stateful.folder)
+            wards.train(stateful)
 
     folders = (export.repository, stateful.repository, photos.REPOSITORY)
     repositories = [f"--model-repository={folder}" for folder in folders]
@@ -65,7 +67,7 @@ def main() -> int:
     shown = [short(folder) for folder in (Path(sys.executable).with_name("halimede"), photos.REPOSITORY)]
     for line in (
         f"{shown[0]} serve --model-repository {export.repository} --model-repository {shown[1]}",
-        f"curl -s -d @{export.request} localhost:8000/v2/models/digits/infer",
+        f"curl -s -d @{export.folder / REQUEST} localhost:8000/v2/models/digits/infer",
         "curl -s localhost:8002/metrics",
     ):
         console.out(f"  {line}", highlight=False)
@@ -79,7 +81,7 @@ def short(path: Path) -> Path:
 
 def digits_act(console: Console, server: ServerProcess, export: Export) -> bool:
     """Query every held-out image over both protocols; returns whether the results equal those of the model outside."""
-    images, digits = export.held_out()
+    images, digits = held_out_images(export)
     outside = answers_outside(export, images)
     drives: dict[str, Drive] = {}
     with progress_bars(console) as bars:
@@ -126,7 +128,7 @@ def photos_act(console: Console, server: ServerProcess) -> bool:
 def pipelines_act(console: Console, server: ServerProcess, export: Export) -> bool:
     """Read digits from files with an ensemble and with python code, and spell a number; returns whether all results
     equal those computed outside."""
-    images, digits = export.held_out()
+    images, digits = held_out_images(export)
     pictures = [pipelines.as_png(image) for image in images[:PICTURES]]
     samples = photos.sample_photos()
     outside = pipelines.read_outside(export, [*pictures, *(photo.jpeg for photo in samples)])
@@ -157,10 +159,10 @@ def pipelines_act(console: Console, server: ServerProcess, export: Export) -> bo
     return all((*are_right, is_right))
 
 
-def sequences_act(console: Console, server: ServerProcess, export: wards.WardsExport) -> bool:
+def sequences_act(console: Console, server: ServerProcess, export: Export) -> bool:
     """Send the patients of many wards, interleaved, to a model with implicit state; returns whether each ward has the
     means that it has alone."""
-    patients = export.patients()
+    patients = wards.measured_patients(export)
     means = wards.means_of_wards(server.address("http"), patients)
     is_right = bool(np.allclose(means, wards.means_outside(export, patients), rtol=0, atol=wards.TOLERANCE))
     formed = batch_text(batches_formed(server.address("http"), wards.MODEL))

@@ -1,14 +1,14 @@
 """The demo's model: a small neural network for handwritten digits of 8 by 8 pixels, exported to ONNX."""
 
 import json
-import shutil
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halimede.demo.export import Export
+
 MODEL = "digits"
+REQUEST = "digit.json"
 INPUT = "image"
 OUTPUT = "probabilities"
 LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -24,32 +24,14 @@ dynamic_batching {{ }}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
-    """A directory with the results of training: the model repository, the held-out images, a request for curl."""
-
-    folder: Path
-
-    @property
-    def repository(self) -> Path:
-        return self.folder / "models"
-
-    @property
-    def model(self) -> Path:
-        return self.repository / MODEL / "1" / "model.onnx"
-
-    @property
-    def request(self) -> Path:
-        return self.folder / "digit.json"
-
-    def held_out(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Images [n, 64] that were not used for training, and the digits [n] that they show."""
-        with np.load(self.folder / "held_out.npz") as arrays:
-            return arrays["images"], arrays["digits"]
+def held_out_images(export: Export) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Images [n, 64] that were not used for training, and the digits [n] that they show."""
+    with np.load(export.folder / "held_out.npz") as arrays:
+        return arrays["images"], arrays["digits"]
 
 
-def train(folder: Path) -> Export:
-    """Train, export, and write everything to `folder`, which appears only when it is complete."""
+def train(export: Export) -> None:
+    """Train, and write the model, the held-out images and a request for curl."""
     # These imports take seconds, and a second run does not need them.
     from skl2onnx import convert_sklearn  # type: ignore[import-untyped]  # no types there
     from skl2onnx.common.data_types import FloatTensorType  # type: ignore[import-untyped]  # no types there
@@ -72,16 +54,10 @@ def train(folder: Path) -> Export:
         target_opset=17,
     )
 
-    partial = Export(folder.with_name(f"{folder.name}.partial"))
-    shutil.rmtree(partial.folder, ignore_errors=True)
-    partial.model.parent.mkdir(parents=True)
-    partial.model.write_bytes(onnx_model.SerializeToString())
-    (partial.repository / MODEL / "config.pbtxt").write_text(CONFIG)
-    (partial.repository / MODEL / "labels.txt").write_text("\n".join(LABELS) + "\n")
-    partial.request.write_text(json.dumps(curl_request(held_out[0])) + "\n")
-    np.savez(partial.folder / "held_out.npz", images=held_out, digits=held_out_digits)
-    partial.folder.rename(folder)
-    return Export(folder)
+    with export.written(onnx_model.SerializeToString(), CONFIG) as partial:
+        (partial.repository / MODEL / "labels.txt").write_text("\n".join(LABELS) + "\n")
+        (partial.folder / REQUEST).write_text(json.dumps(curl_request(held_out[0])) + "\n")
+        np.savez(partial.folder / "held_out.npz", images=held_out, digits=held_out_digits)
 
 
 def curl_request(image: NDArray[np.float32]) -> dict[str, object]:

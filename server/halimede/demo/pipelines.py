@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.demo.digits import LABELS, Export, answers_outside
+from halimede.demo.digits import LABELS, answers_outside
 from halimede.demo.drive import REQUEST_TIMEOUT_S
+from halimede.demo.export import Export
 
 ENSEMBLE, BLS, SPELL = "read_digits", "read_digits_bls", "spell"
 ENLARGED = 8

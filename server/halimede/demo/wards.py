@@ -5,17 +5,15 @@ A linear regression forecasts the progress. The patients of a ward are one seque
 to a sum and a count, which are its state, and answers with their mean. The server keeps the state of each sequence.
 """
 
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halimede.demo.drive import CALLERS, REQUEST_TIMEOUT_S
+from halimede.demo.export import Export
 
 MODEL = "ward_mean"
 WARDS, PATIENTS = 34, 13
@@ -42,42 +40,22 @@ sequence_batching {{
 """
 
 
-@dataclass(frozen=True, slots=True)
-class WardsExport:
-    """A directory with the model repository and the patients' data."""
-
-    folder: Path
-
-    @property
-    def repository(self) -> Path:
-        return self.folder / "models"
-
-    @property
-    def model(self) -> Path:
-        return self.repository / MODEL / "1" / "model.onnx"
-
-    def patients(self) -> NDArray[np.float32]:
-        """The measurements, [wards, patients, 10]."""
-        patients: NDArray[np.float32] = np.load(self.folder / "patients.npy")
-        return patients
+def measured_patients(export: Export) -> NDArray[np.float32]:
+    """The measurements, [wards, patients, 10]."""
+    patients: NDArray[np.float32] = np.load(export.folder / "patients.npy")
+    return patients
 
 
-def export_model(folder: Path) -> WardsExport:
-    """Train, export, and write everything to `folder`, which appears only when it is complete."""
+def train(export: Export) -> None:
+    """Train, and write the model and the patients."""
     # These imports take seconds, and a second run does not need them.
     from sklearn.datasets import load_diabetes  # type: ignore[import-untyped]  # no types there
     from sklearn.linear_model import Ridge  # type: ignore[import-untyped]  # no types there
 
     patients, progress = load_diabetes(return_X_y=True)
     regression = Ridge(alpha=0.1).fit(patients, progress)
-    partial = WardsExport(folder.with_name(f"{folder.name}.partial"))
-    shutil.rmtree(partial.folder, ignore_errors=True)
-    partial.model.parent.mkdir(parents=True)
-    partial.model.write_bytes(onnx_model(regression.coef_, regression.intercept_))
-    (partial.repository / MODEL / "config.pbtxt").write_text(CONFIG)
-    np.save(partial.folder / "patients.npy", patients.astype(np.float32).reshape(WARDS, PATIENTS, 10))
-    partial.folder.rename(folder)
-    return WardsExport(folder)
+    with export.written(onnx_model(regression.coef_, regression.intercept_), CONFIG) as partial:
+        np.save(partial.folder / "patients.npy", patients.astype(np.float32).reshape(WARDS, PATIENTS, 10))
 
 
 def onnx_model(weights: NDArray[np.float64], bias: float) -> bytes:
@@ -106,7 +84,7 @@ def onnx_model(weights: NDArray[np.float64], bias: float) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def means_outside(export: WardsExport, patients: NDArray[np.float32]) -> NDArray[np.float32]:
+def means_outside(export: Export, patients: NDArray[np.float32]) -> NDArray[np.float32]:
     """The means [wards, patients] from ONNX Runtime in this process, one ward after the other."""
     import onnxruntime  # type: ignore[import-untyped]  # no types there
 

@@ -10,22 +10,26 @@ import logging
 from collections.abc import Iterator
 
 from halimede.core.schedule.call_timeouts import CallTimeouts
+from halimede.core.schedule.wait_graph import Queued
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.caller import Caller
 from halimede.runtime.alarm import Alarm
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.requests import Executor, RequestTable
+from halimede.runtime.requests import Executor, InFlight, RequestTable
 
 log = logging.getLogger(__name__)
 
-DEADLOCK = (
-    "model '%s' is not called: all its instances wait for the answer, directly or through other models; "
-    "more instances would serve the call"
-)
+DEADLOCK = "model '%s' is not called: %s for the answer, directly or through other models; %s"
 QUEUED_TOO_LONG = (
     "model '%s' is not called: the call of model '%s' was queued for %d ms (its BLS_TIMEOUT_MS is %d); if the called "
-    "model waits for its caller, more instances would serve the call; if it is only busy, raise BLS_TIMEOUT_MS"
+    "model waits for its caller, %s; if it is only busy, raise BLS_TIMEOUT_MS"
 )
+ALL_WAIT, MORE_INSTANCES = "all its instances wait", "more instances would serve the call"
+ONE_WAITS, OTHER_SEQUENCE = (
+    "the instance that has the call's sequence waits",
+    "a sequence at another instance would be served",
+)
+"""For a call in a sequence that is at an instance: no other instance can serve it."""
 
 NS_PER_MS = 1_000_000
 
@@ -49,7 +53,9 @@ class ModelCalls:
         """A model's code has made a call, directly or through an ensemble, and `executor` has taken it."""
         if executor.is_busy() and self._table.waits.is_stuck(ticket):
             flight = self._table.by_ticket[ticket]
-            executor.try_refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, DEADLOCK % flight.request.model_name))
+            cause = (ONE_WAITS, OTHER_SEQUENCE) if _is_in_sequence(flight) else (ALL_WAIT, MORE_INSTANCES)
+            text = DEADLOCK % (flight.request.model_name, *cause)
+            executor.try_refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, text))
         elif caller.queue_timeout_ns and self._timeouts.begin(received_ns + caller.queue_timeout_ns):
             self._alarm.set(self._timeouts.wake_at)
 
@@ -77,10 +83,17 @@ class ModelCalls:
             return
         called, caller = flight.request.model_name, flight.caller.model
         waited_ms = (now_ns - flight.queued_ns) // NS_PER_MS
-        text = QUEUED_TOO_LONG % (called, caller, waited_ms, flight.caller.queue_timeout_ns // NS_PER_MS)
+        limit_ms = flight.caller.queue_timeout_ns // NS_PER_MS
+        remedy = OTHER_SEQUENCE if _is_in_sequence(flight) else MORE_INSTANCES
+        text = QUEUED_TOO_LONG % (called, caller, waited_ms, limit_ms, remedy)
         if flight.requests.executor.try_refuse(ticket, InferenceError(ErrorCode.UNAVAILABLE, text)):
             log.warning(
                 "model '%s': its call of model '%s' was ended after %d ms in the queue (BLS_TIMEOUT_MS)",
                 *(caller, called, waited_ms),
                 extra={"model": caller},
             )
+
+
+def _is_in_sequence(flight: InFlight) -> bool:
+    place = flight.requests.executor.place_of(flight.key)
+    return isinstance(place, Queued) and place.in_sequence

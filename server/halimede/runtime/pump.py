@@ -38,12 +38,6 @@ from halimede.workers.worker import BatchDone, ResponseSent, Worker, WorkerDown,
 
 log = logging.getLogger(__name__)
 
-NOT_ITERATIVE = InferenceError(
-    ErrorCode.INTERNAL,
-    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
-    "such a flag.",
-)
-
 
 class Pump:
     """Implements `runtime.executor.VersionExecutor` with the instances of a model."""
@@ -180,7 +174,7 @@ class Pump:
         """Perform what an event of a worker causes. Called on the loop's thread."""
         if isinstance(event, BatchDone):
             if event.again:
-                _repeat(event, self._requests, is_iterative=self._scheduler.is_iterative)
+                _repeat(event, self._requests)
             slot = self._instances.slots[event.worker.ordinal][event.slot]
             # After the end of its worker a batch frees no slot: the slot is removed, or runs another batch.
             if self._batches.try_end(slot, event.items[0].key):
@@ -352,25 +346,20 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
     )
 
 
-def _repeat(done: BatchDone, requests: VersionRequests, *, is_iterative: bool) -> None:
+def _repeat(done: BatchDone, requests: VersionRequests) -> None:
     """Prepare the requests of a batch that are to be executed again: only the first execution has START.
 
     They are open, because their model may respond to them before the next execution.
     """
-    if is_iterative:
-        for at in done.again:
-            done.items[at].request.sequence_start = False
-            flight = requests.find(done.items[at].key)
-            if flight is None:
-                continue
-            # The time of an execution is no time in the queue.
-            flight.queued_ns += done.times.end - done.times.start
-            if flight.opened is None:
-                flight.opened = Open(done.worker, done.items[0].key, Sent(done.times.input_end))
-        return
     for at in done.again:
-        done.replies[at] = NOT_ITERATIVE
-    done.again = ()
+        done.items[at].request.sequence_start = False
+        flight = requests.find(done.items[at].key)
+        if flight is None:
+            continue
+        # The time of an execution is no time in the queue.
+        flight.queued_ns += done.times.end - done.times.start
+        if flight.opened is None:
+            flight.opened = Open(done.worker, done.items[0].key, Sent(done.times.input_end))
 
 
 def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:

@@ -42,7 +42,7 @@ class RequestPlaces:
         slot = self._scheduler.awaited_slot(key)
         # An instance that is down is free when it comes back.
         holders = (self._batch_on(each) for each in (self._instances.worker_of if slot is None else (slot,)))
-        return Queued([() if holder is None else (holder,) for holder in holders])
+        return Queued([() if holder is None else (holder,) for holder in holders], in_sequence=slot is not None)
 
     def _name_of(self, first: int) -> RunningBatch:
         return RunningBatch(self._requests.name, self._requests.version, first)

@@ -51,8 +51,8 @@ class BatchDone:
     `replies` are in the order of `items`, in the model's shapes. None is a request that `ResponseSent` events answer,
     before or after this one: it is open until one of them has `final`. `parameters` are response parameters by
     position. `failed` is set if the execution itself failed, so that statistics count no execution. `again` are the
-    positions of requests that the model wants to execute again, which requires a scheduler that `follows_outcomes`:
-    their replies are None.
+    positions of requests that the model wants to execute again: their replies are None. Only workers of iterative
+    models have them.
     """
 
     worker: "Worker"

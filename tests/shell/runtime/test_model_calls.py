@@ -2,12 +2,17 @@
 
 import asyncio
 import time
+from collections.abc import Hashable
+from typing import Any
 
 import pytest
 
 from halimede.core.config.check_request import Checked
+from halimede.core.schedule.scheduler import Scheduler
+from halimede.core.schedule.sequences.policy import SequencePolicy
+from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest
-from halimede.core.types.caller import Caller
+from halimede.core.types.caller import Caller, RunningBatch
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.model_calls import ModelCalls
@@ -20,13 +25,13 @@ UNAVAILABLE = ErrorCode.UNAVAILABLE
 class Calling:
     """Model `a` calls `m`."""
 
-    def __init__(self) -> None:
-        self.bench = Bench(preferred_batch_size=(1,))
+    def __init__(self, scheduler: Scheduler | None = None) -> None:
+        self.bench = Bench(preferred_batch_size=(1,), scheduler=scheduler)
         self.calls = ModelCalls(self.bench.table)
 
-    def call(self, key: int, timeout_ms: int, waiter: str = "a batch") -> None:
+    def call(self, key: int, timeout_ms: int, waiter: Hashable = "a batch", **asked: Any) -> None:
         caller = Caller(1, waiter, None, "a", timeout_ms * MS)
-        request = InferenceRequest("m", id=str(key))
+        request = InferenceRequest("m", id=str(key), **asked)
         now = monotonic_ns()
         self.bench.requests.submit(key, request, Checked(1, 4, ()), self.bench._note(key), now, caller)
         self.calls.made(key, caller, now, self.bench.pump)
@@ -169,5 +174,50 @@ def test_a_model_whose_call_was_ended_may_call_again_at_once() -> None:
         bench.requests.submit(2, InferenceRequest("m"), checked, call_again, now, caller)
         calling.calls.made(2, caller, now, bench.pump)
         await calling.until_answered(3)
+
+    run_on_loop(scenario)
+
+
+OWN_BATCH = RunningBatch("m", "1", 1)
+
+
+def test_a_call_that_all_instances_wait_for_is_refused() -> None:
+    async def scenario() -> None:
+        calling = Calling()
+        calling.bench.submit(1)
+        calling.call(2, timeout_ms=0, waiter=OWN_BATCH)
+        assert calling.error_of(2).message == (
+            "model 'm' is not called: all its instances wait for the answer, directly or through other models; more "
+            "instances would serve the call"
+        )
+
+    run_on_loop(scenario)
+
+
+def test_a_call_that_the_instance_of_its_sequence_waits_for_is_refused() -> None:
+    async def scenario() -> None:
+        calling = Calling(SequenceScheduler(SequencePolicy("m"), instances=1))
+        calling.bench.submit(1, sequence_id=7, sequence_start=True)
+        await calling.bench.turn()
+        calling.call(2, timeout_ms=0, waiter=OWN_BATCH, sequence_id=7)
+        assert calling.error_of(2).message == (
+            "model 'm' is not called: the instance that has the call's sequence waits for the answer, directly or "
+            "through other models; a sequence at another instance would be served"
+        )
+
+    run_on_loop(scenario)
+
+
+def test_a_timeout_in_a_sequence_does_not_recommend_more_instances() -> None:
+    async def scenario() -> None:
+        calling = Calling(SequenceScheduler(SequencePolicy("m"), instances=1))
+        calling.bench.submit(1, sequence_id=7, sequence_start=True)
+        await calling.bench.turn()
+        calling.call(2, timeout_ms=20, sequence_id=7)
+        await calling.until_answered(2)
+        assert calling.error_of(2).message.endswith(
+            "; if the called model waits for its caller, a sequence at another instance would be served; if it is only "
+            "busy, raise BLS_TIMEOUT_MS"
+        )
 
     run_on_loop(scenario)

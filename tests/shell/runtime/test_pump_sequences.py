@@ -237,18 +237,3 @@ def test_an_iterative_request_fails_with_its_state() -> None:
         assert (bench.answers, worker.given) == ([(1, ErrorCode.INTERNAL, True)], [[2]])
 
     run_on_loop(scenario)
-
-
-def test_only_iterative_models_may_repeat_a_request() -> None:
-    async def scenario() -> None:
-        bench, worker = bench_of(SequenceScheduler(direct()))
-        bench.submit(1, sequence_id=7, sequence_start=True)
-        await bench.turn()
-        worker.finish(0)
-        assert errors(bench) == [
-            "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
-            "handle such a flag."
-        ]
-        await bench.requests.drained()
-
-    run_on_loop(scenario)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from halimede.core.config.model_config import (
-    ControlKind,
     ModelDynamicBatching,
     ModelInput,
     ModelOutput,
@@ -21,6 +20,7 @@ from halimede.core.config.model_config import (
     StrategyOldest,
     TimeoutAction,
 )
+from halimede.core.sequences.plan import ControlKind
 from halimede.core.types import DataType
 from support.valid_config import problems
 

@@ -6,7 +6,6 @@ import pytest
 
 from halimede.core.config.model_config import (
     AllVersions,
-    ControlKind,
     EnsembleStep,
     InputFormat,
     InstanceKind,
@@ -37,6 +36,7 @@ from halimede.core.config.model_config import (
     WarmupInput,
 )
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_json, read_pbtxt
+from halimede.core.sequences.plan import ControlKind
 from halimede.core.types import DataType, Problem
 from support.configs import (
     names_of,

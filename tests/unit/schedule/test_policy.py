@@ -3,7 +3,6 @@
 from typing import Any
 
 from halimede.core.config.model_config import (
-    ControlKind,
     ModelConfig,
     ModelDynamicBatching,
     ModelParameter,
@@ -19,13 +18,13 @@ from halimede.core.schedule.actions import Execute, Slot
 from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.policy import BatchPolicy, Priorities, StartHold, from_config, priorities_from_config
 from halimede.core.schedule.sequences.policy import (
-    CorrelationControl,
     DirectPolicy,
     SequencePolicy,
     oldest_policy,
     sequence_policy,
 )
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
+from halimede.core.sequences.plan import ControlKind, CorrelationControl
 from halimede.core.types import DataType
 from support.scheduling import pending
 
@@ -141,4 +140,4 @@ def test_the_policy_of_sequences():
     assert policy(4, iterative_sequence=True) == SequencePolicy("m", 4, 4, oldest_policy(4), iterative=True)
     control = SequenceControl(ControlKind.CONTROL_SEQUENCE_CORRID, data_type=DataType.INT32)
     made = policy(4, control_input=(SequenceControlInput("ID", (control,)),))
-    assert made.correlation == CorrelationControl("ID", DataType.INT32)
+    assert made.correlation == CorrelationControl("ID", DataType.INT32, (1, 1))

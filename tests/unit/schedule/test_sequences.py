@@ -9,8 +9,9 @@ import pytest
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
 from halimede.core.schedule.policy import StartHold
 from halimede.core.schedule.scheduler import Outcome
-from halimede.core.schedule.sequences.policy import CorrelationControl, SequencePolicy
+from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
+from halimede.core.sequences.plan import CorrelationControl
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
 from support.sequence_requests import direct, in_sequence, oldest
@@ -66,7 +67,7 @@ def test_requests_that_fit_no_sequence_are_refused() -> None:
 def test_the_type_of_a_correlation_id_is_the_controls(
     datatype: DataType, good: int | str, bad: int | str, given: str
 ) -> None:
-    scheduler = begun(replace(direct(), correlation=CorrelationControl("ID", datatype)), good)
+    scheduler = begun(replace(direct(), correlation=CorrelationControl("ID", datatype, (1, 1))), good)
     assert refusal(scheduler, 1, bad, "S") == (
         f"sequence batching control 'ID' data-type is '{given}', but model 'm' expects '{datatype.name}'"
     )

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from halimede.core.config.model_config import (
-    ControlKind,
     ModelConfig,
     ModelDynamicBatching,
     ModelQueuePolicy,
@@ -16,6 +15,7 @@ from halimede.core.config.model_config import (
 from halimede.core.config.names import path_problem
 from halimede.core.config.process_options import MAX_CONCURRENCY, max_concurrency
 from halimede.core.config.shapes import dims_problems, fixed_dims_problems
+from halimede.core.sequences.plan import ControlKind
 from halimede.core.types import DataType, InferenceError, Problem
 from halimede.core.types.error import clip
 

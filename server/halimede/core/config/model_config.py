@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, ClassVar
 
+from halimede.core.sequences.plan import ControlKind
 from halimede.core.types import DataType
 
 Int32 = Annotated[int, -(2**31), 2**31 - 1]
@@ -238,13 +239,6 @@ class ModelDynamicBatching:
     default_priority_level: UInt64 = 0
     default_queue_policy: ModelQueuePolicy | None = None
     priority_queue_policy: Mapping[UInt64, ModelQueuePolicy] = field(default_factory=dict)
-
-
-class ControlKind(Enum):
-    CONTROL_SEQUENCE_START = 0
-    CONTROL_SEQUENCE_READY = 1
-    CONTROL_SEQUENCE_END = 2
-    CONTROL_SEQUENCE_CORRID = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from halimede.core.config.model_config import ControlKind, ModelConfig, ModelInput, ModelOutput, SequenceControl
+from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, SequenceControl
+from halimede.core.sequences.plan import ControlKind
 from halimede.core.types import DataType
 
 _TensorT_co = TypeVar("_TensorT_co", bound=ModelInput | ModelOutput, covariant=True)

@@ -23,9 +23,13 @@ class Held:
 
 @dataclass(slots=True)
 class Queued:
-    """The call is served as soon as one instance is free. Has the waiters of each instance; empty for a free one."""
+    """The call is served as soon as one instance is free. Has the waiters of each instance; empty for a free one.
+
+    `in_sequence`: the call's sequence is at an instance, which is the only one listed.
+    """
 
     instances: Sequence[Sequence[Hashable]]
+    in_sequence: bool = False
 
 
 Place = Held | Queued | None

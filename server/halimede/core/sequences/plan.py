@@ -16,10 +16,12 @@ _BY_CONFIG_NAME = {each.config_name: each for each in DataType}
 
 
 class ControlKind(Enum):
-    START = "CONTROL_SEQUENCE_START"
-    READY = "CONTROL_SEQUENCE_READY"
-    END = "CONTROL_SEQUENCE_END"
-    CORRID = "CONTROL_SEQUENCE_CORRID"
+    """Names and numbers are those of Triton's configurations."""
+
+    CONTROL_SEQUENCE_START = 0
+    CONTROL_SEQUENCE_READY = 1
+    CONTROL_SEQUENCE_END = 2
+    CONTROL_SEQUENCE_CORRID = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class CorrelationControl:
     name: str
     datatype: DataType
     shape: tuple[int, ...]
+
+    @property
+    def identity_type(self) -> type[int] | type[str]:
+        """The type of the correlation ids that it can have."""
+        return str if self.datatype is DataType.BYTES else int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +106,9 @@ def read_plan(config: Mapping[str, Any]) -> SequencePlan | None:
     correlation = None
     for given in batching.get("control_input", ()):
         (control,) = given["control"]
-        kind = ControlKind(control.get("kind", ControlKind.START.value))
+        kind = ControlKind[control.get("kind", ControlKind.CONTROL_SEQUENCE_START.name)]
         shape = (*batch, 1)
-        if kind is ControlKind.CORRID:
+        if kind is ControlKind.CONTROL_SEQUENCE_CORRID:
             correlation = CorrelationControl(given["name"], _BY_CONFIG_NAME[control["data_type"]], shape)
         else:
             controls.append(Control(kind, *_values(given["name"], shape, control)))

@@ -271,7 +271,11 @@ class Sequences:
 
 def _value(control: Control, start: bool, end: bool) -> Tensor:
     """The control's tensor for a request."""
-    flags = {ControlKind.READY: True, ControlKind.START: start, ControlKind.END: end}
+    flags = {
+        ControlKind.CONTROL_SEQUENCE_READY: True,
+        ControlKind.CONTROL_SEQUENCE_START: start,
+        ControlKind.CONTROL_SEQUENCE_END: end,
+    }
     return control.true if flags[control.kind] else control.false
 
 

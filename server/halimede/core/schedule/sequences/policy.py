@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from sys import maxsize
 
-from halimede.core.config.model_config import ControlKind, ModelConfig, ModelSequenceBatching
+from halimede.core.config.model_config import ModelConfig, ModelSequenceBatching
+from halimede.core.config.sequence_plan import sequence_plan
 from halimede.core.schedule.policy import DEFAULT_MAX_QUEUE_SIZE, MAX_QUEUE_BYTES, NO_HOLD, BatchPolicy, StartHold
-from halimede.core.types import DataType
+from halimede.core.sequences.plan import CorrelationControl
 
 DEFAULT_IDLE_NS = 1_000_000_000
 
@@ -16,19 +17,6 @@ class DirectPolicy:
 
     max_queue_delay_ns: int = 0
     minimum_utilization: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class CorrelationControl:
-    """The control input that has the correlation id."""
-
-    name: str
-    datatype: DataType
-
-    @property
-    def identity_type(self) -> type[int] | type[str]:
-        """The type of the correlation ids that it can have."""
-        return str if self.datatype is DataType.BYTES else int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +57,7 @@ def sequence_policy(config: ModelConfig, batching: ModelSequenceBatching, hold: 
         strategy=strategy,
         idle_ns=batching.max_sequence_idle_microseconds * 1000 or DEFAULT_IDLE_NS,
         iterative=batching.iterative_sequence,
-        correlation=_correlation(batching),
+        correlation=_correlation(config),
         hold=hold if hold.seated or hold.backlogged else None,
     )
 
@@ -89,9 +77,6 @@ def _strategy(batching: ModelSequenceBatching, max_batch_size: int) -> DirectPol
     return oldest_policy(max_batch_size) if batching.iterative_sequence else DirectPolicy()
 
 
-def _correlation(batching: ModelSequenceBatching) -> CorrelationControl | None:
-    for control_input in batching.control_input:
-        for control in control_input.control:
-            if control.kind is ControlKind.CONTROL_SEQUENCE_CORRID:
-                return CorrelationControl(control_input.name, control.data_type)
-    return None
+def _correlation(config: ModelConfig) -> CorrelationControl | None:
+    plan = sequence_plan(config)
+    return None if plan is None else plan.correlation
