@@ -259,11 +259,13 @@ class Ensemble:
         number = call.call
         calls = running.calls
         calls[number] = 0
-        on_response = (
-            partial(self._answered_behind_gate, running, number, call.step)
-            if self._is_gated
-            else partial(self._answered, running, number)
-        )
+
+        def on_response_behind_gate(response: InferenceResponse) -> None:
+            self._answered(running, number, response)
+            if response.final:
+                self._open_gate(call.step)
+
+        on_response = on_response_behind_gate if self._is_gated else partial(self._answered, running, number)
         ticket = self._inferences.infer(call.request, on_response, running.steps_caller)
         if number in calls:
             calls[number] = ticket
@@ -274,11 +276,6 @@ class Ensemble:
         if running.is_over:
             return
         self._act(running, running.run.on_response, number, response)
-
-    def _answered_behind_gate(self, running: Running, number: int, step: int, response: InferenceResponse) -> None:
-        self._answered(running, number, response)
-        if response.final:
-            self._open_gate(step)
 
     def _open_gate(self, step: int) -> None:
         """A call has left its step's gate: the next one continues."""

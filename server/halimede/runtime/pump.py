@@ -152,7 +152,7 @@ class Pump:
         """See `runtime.requests.Executor.try_refuse`."""
         if not self._scheduler.try_cancel(key):
             return False
-        self._fail(key, error, FailureReason.REJECTED)
+        _fail(self._requests, key, error, FailureReason.REJECTED)
         self._poll()
         return True
 
@@ -199,7 +199,7 @@ class Pump:
     def abort(self) -> None:
         """Finish all requests with an error. Workers are notified to cancel what they execute."""
         for key in self._scheduler.drain():
-            self._fail(key, STOPPING, FailureReason.OTHER)
+            _fail(self._requests, key, STOPPING, FailureReason.OTHER)
         # Not by `worker_of`, which searches all batches for each request.
         for slot, batch in self._batches:
             for item in batch:
@@ -231,7 +231,7 @@ class Pump:
     def _poll(self) -> None:
         for action in self._scheduler.poll(monotonic_ns()):
             if isinstance(action, Fail):
-                self._fail(action.request, action.error, action.reason)
+                _fail(self._requests, action.request, action.error, action.reason)
                 continue
             if isinstance(action, Warn):
                 about = {"model": self._requests.name, "version": self._requests.version}
@@ -312,7 +312,7 @@ class Pump:
         # Before the queued requests are answered: their clients may send the next request at once.
         self._refusal = refusal
         for key in self._scheduler.drain():
-            self._fail(key, refusal, FailureReason.REJECTED)
+            _fail(self._requests, key, refusal, FailureReason.REJECTED)
 
     def _on_up(self, worker: Worker) -> None:
         if self._instances.bring_up(worker):
@@ -325,8 +325,9 @@ class Pump:
         for slot in self._instances.slots[worker.ordinal]:
             self._scheduler.add_slot(slot)
 
-    def _fail(self, key: int, error: InferenceError, reason: FailureReason) -> None:
-        self._requests.fail(self._requests.record_of(key), error, reason)
+
+def _fail(requests: VersionRequests, key: int, error: InferenceError, reason: FailureReason) -> None:
+    requests.fail(requests.record_of(key), error, reason)
 
 
 def _pending(flight: InFlight, compatible: Hashable) -> Pending:
