@@ -141,7 +141,7 @@ class DynamicBatchScheduler:
         """Mark the slot as idle."""
         self._executing -= self._busy.pop(slot, 0)
 
-    def expect_few(self, now_ns: int) -> None:  # noqa: ARG002
+    def expect_few(self, now_ns: int) -> None:  # noqa: ARG002  only sequences are idle
         self._queue.end_delay()
 
     def expect_no_more(self) -> None:
