@@ -1,6 +1,5 @@
 """Nodes with GPUs and pods that hold them, as the API server returns them."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -57,16 +56,6 @@ def pod(
 
 
 def inventory(nodes: Iterable[Object], pods: Iterable[Object] = ()) -> Inventory:
-    nodes = list(nodes)
-    names = frozenset(each["metadata"]["name"] for each in nodes if has_devices(each))
+    nodes = [each for each in nodes if has_devices(each)]
+    names = frozenset(each["metadata"]["name"] for each in nodes)
     return inventory_of(nodes, [kept for each in pods if (kept := summary_of(each, names)) is not None])
-
-
-def devices(nodes: Iterable[Object]) -> Counter[str]:
-    """How many devices of each resource the nodes have."""
-    found: Counter[str] = Counter()
-    for each in nodes:
-        for name, count in each["status"]["allocatable"].items():
-            if name.startswith("nvidia.com/"):
-                found[name] += int(count)
-    return found

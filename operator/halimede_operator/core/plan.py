@@ -133,7 +133,9 @@ def strategy_now(snapshot: Snapshot, planned: Plan) -> Strategy | None:
         return None
     placement = placement_in(snapshot)
     resource = placement.resource if placement is not None else ""
-    return strategy_of(planned.spec.workload, deployment, deployment, snapshot.pods, resource, None)
+    now = strategy_of(planned.spec.workload, deployment, deployment, snapshot.pods, resource, None)
+    # The plan knows why it is this one.
+    return planned.strategy if now.reason and now.policy is planned.strategy.policy else now
 
 
 def _read(

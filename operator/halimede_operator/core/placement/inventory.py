@@ -104,7 +104,7 @@ class Claim:
 @dataclass(frozen=True, slots=True)
 class Inventory:
     nodes: tuple[Node, ...] = ()
-    """With devices, sorted by name."""
+    """Those that offer devices or should (`has_devices`), sorted by name."""
     waiting: tuple[Claim, ...] = ()
     """Pods without a node that request devices, oldest first."""
 
@@ -177,7 +177,7 @@ def inventory_of(nodes: Iterable[Object], pods: Iterable[PodSummary]) -> Invento
         )
     found = (_node(node, tuple(holdings.get(name_at(node, "metadata", "name"), {}).values())) for node in nodes)
     return Inventory(
-        tuple(sorted((node for node in found if node.devices), key=lambda node: node.name)),
+        tuple(sorted(found, key=lambda node: node.name)),
         tuple(claim for _, claim in sorted(waiting, key=lambda pair: pair[0])),
     )
 
