@@ -100,7 +100,13 @@ STATUS = {
     "operator": "halimede/halimede",
     "selector": "halimede.dev/model=bert",
     "current": {"versions": [2], "templateHash": "6f9c", "image": "halimede:1"},
-    "effective": {"format": "onnx", "resourceName": "nvidia.com/mig-1g.10gb", "serverImage": "halimede:1"},
+    "effective": {
+        "profile": "1g.10gb",
+        "nodes": "gpu-2",
+        "format": "onnx",
+        "resourceName": "nvidia.com/mig-1g.10gb",
+        "serverImage": "halimede:1",
+    },
     "placements": [{"pod": "bert-6f9c-x", "node": "node-1"}],
     "placementsTruncated": True,
     "lastFailure": {
