@@ -25,8 +25,8 @@ from halimede_operator.core.api.spec import (
     Spec,
     TopologySpread,
 )
-from halimede_operator.core.desired import desired
 from halimede_operator.core.diff import Apply, diff
+from support.operator_children import desired
 from support.operator_specs import PLATFORM, UID, cases, model_key, model_spec, workload
 
 Object = dict[str, Any]

@@ -3,12 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
+from halimede_operator.core import desired as children
 from halimede_operator.core.api.spec import EnsembleSpec, Key, ModelSpec, Spec
-from halimede_operator.core.desired import desired
+from halimede_operator.core.labels import GENERATION, INPUTS
 from halimede_operator.core.platform import Platform
 from support.operator_specs import PLATFORM, UID, ensemble_key, model_key
 
 Object = dict[str, Any]
+
+
+def desired(key: Key, uid: str, spec: Spec, members: Mapping[str, ModelSpec], platform: Platform) -> tuple[Object, ...]:
+    """The children of an object without earlier revisions."""
+    revision = children.build(key, spec, members, platform, {INPUTS: "inputs", GENERATION: "1"})
+    return children.desired(key, uid, spec.workload, platform, revision)
 
 
 def children_of(

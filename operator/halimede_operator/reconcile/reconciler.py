@@ -116,7 +116,7 @@ class Reconciler:
             return Done()
         if (wait_s := await self._leave_to_others(snapshot)) is not None:
             return Done(wait_s)
-        planned = plan(snapshot, self._platform, name_holders)
+        planned = plan(snapshot, self._platform, self._now(), name_holders)
         performed = Performed()
         again_in: list[float] = []
         if any(not isinstance(change, Conflict) for change in planned.changes):
@@ -125,8 +125,10 @@ class Reconciler:
                 # The cache may lack a ReplicaSet, and its pods need the ConfigMap and ServiceAccount that it names.
                 await self._observer.read_replica_sets(key)
                 if (after := self._observer.observe(key)) is not None:
-                    planned = plan(after, self._platform, name_holders)
+                    planned = plan(after, self._platform, self._now(), name_holders)
             performed = await self._children.perform_all(snapshot, planned)
+            if performed == Performed():
+                await self._events.post(key, snapshot.object, planned.events, self._now())
             if performed.is_postponed:
                 again_in.append(ROLLOUT_SPACING_S)
             if (after := self._observer.observe(key)) is None:
@@ -208,13 +210,16 @@ class Reconciler:
                 "Lease of one that is gone"
             )
             log.warning("%s: %s", key, message)
-            today = self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
-            await self._events.post(key, snapshot.object, [EventDraft("Warning", "OtherOperator", message)], today)
+            draft = EventDraft("Warning", "OtherOperator", message)
+            await self._events.post(key, snapshot.object, [draft], self._now())
         return OTHER_OPERATOR_AGAIN_S
+
+    def _now(self) -> str:
+        return self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _new_children(self, key: Key) -> list[Object]:
         snapshot = self._observer.observe(key)
-        changes = plan(snapshot, self._platform).changes if snapshot is not None else ()
+        changes = plan(snapshot, self._platform, self._now()).changes if snapshot is not None else ()
         return [change.object for change in changes if isinstance(change, Apply) and change.is_new]
 
     async def _write_status(
@@ -224,7 +229,7 @@ class Reconciler:
         performed: Performed,
         conflicts: list[Conflict],
     ) -> None:
-        today = self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
+        today = self._now()
         key, old = snapshot.key, snapshot.object.get("status") or {}
         new = status_of(
             snapshot,
@@ -234,7 +239,8 @@ class Reconciler:
             conflicts,
             today,
             is_postponed=performed.is_postponed,
-            waiting_settings=planned.waiting_settings,
+            rolled_back=planned.rolled_back,
+            waiting=planned.waiting,
         )
         new["operator"] = self._other_operators.ours
         patch = merge_patch(old, new)

@@ -5,9 +5,9 @@ import pytest
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.api_errors import Cause, Meaning, meaning_of, message_for_author
-from halimede_operator.core.desired import desired
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.snapshot import Object
+from support.operator_children import desired
 
 TYPED = "failed to create typed patch object (prod/digits; apps/v1, Kind=Deployment): "
 CONVERTED = (

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from halimede_operator.core.api.spec import Key, ModelSpec, Spec
-from halimede_operator.core.desired import desired
 from halimede_operator.core.diff import Apply, Delete, diff
 from support.examples import examples
+from support.operator_children import desired
 from support.operator_specs import PLATFORM, UID, cases
 from support.operator_store import stored
 
