@@ -177,8 +177,8 @@ class Reconciler:
             snapshot = await self._observer.with_kubelet_events(snapshot, pulling, self._api.failed_pull_secrets)
         if any(waits_for_scheduler(pod) for pod in snapshot.pods):
             again_in.append(SCHEDULER_LIMIT_S)
-        if any(_is_past_deadline(child) for child in snapshot.children):
-            again_in.append(DEADLINE_AGAIN_S)
+        late = [child for child in snapshot.children if _is_past_deadline(child)]
+        again_in += [min(DEADLINE_AGAIN_S, child["spec"]["progressDeadlineSeconds"]) for child in late]
         return snapshot, again_in
 
     def _waited_s(self, pod: Object) -> float:
