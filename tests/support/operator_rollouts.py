@@ -76,7 +76,7 @@ class World:
             events += planned.events
             status = status_of(
                 self.snapshot(), planned.spec, planned.problems, (), (), self.now,
-                rolled_back=planned.rolled_back, waiting=planned.waiting,
+                revision=planned.revision, rolled_back=planned.rolled_back, waiting=planned.waiting,
             )  # fmt: skip
             events += events_of(self.object.get("status"), status)
             self.object["status"] = json.loads(json.dumps(status))

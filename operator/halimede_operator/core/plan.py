@@ -29,6 +29,8 @@ class Plan:
     spec: Spec | None
     """None if there are problems, of the spec itself or of its members."""
     problems: tuple[Problem, ...]
+    revision: str | None = None
+    """The name of the revision that the Deployment should have; None if the plan does not know."""
     rolled_back: RolledBack | None = None
     """What was rolled back, if the Deployment has an earlier revision than that of the spec."""
     waiting: tuple[str, ...] | None = None
@@ -78,7 +80,7 @@ def plan(snapshot: Snapshot, platform: Platform, now: str, name_holders: Sequenc
     uid = metadata["uid"]
     wanted = desired(snapshot.key, uid, spec.workload, platform, choice.revision, choice.rolled_back)
     changes = diff(wanted, (*snapshot.children, *name_holders), uid, snapshot.replica_sets)
-    return Plan(changes, spec, (), choice.rolled_back, choice.waiting, _events(snapshot, choice))
+    return Plan(changes, spec, (), choice.revision.name, choice.rolled_back, choice.waiting, _events(snapshot, choice))
 
 
 def _events(snapshot: Snapshot, choice: Choice) -> tuple[EventDraft, ...]:

@@ -239,6 +239,7 @@ class Reconciler:
             conflicts,
             today,
             is_postponed=performed.is_postponed,
+            revision=planned.revision,
             rolled_back=planned.rolled_back,
             waiting=planned.waiting,
         )

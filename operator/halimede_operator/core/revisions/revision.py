@@ -75,7 +75,7 @@ class Revision:
 
     def has(self, annotations: Mapping[str, str]) -> bool:
         """Whether the revision has these annotations."""
-        return all(self.annotations.get(name) == value for name, value in annotations.items())
+        return all(self.annotations.get(name, "") == value for name, value in annotations.items())
 
 
 def revision(plan: str, template: Json, annotations: Mapping[str, str]) -> Revision:

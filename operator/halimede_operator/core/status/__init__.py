@@ -61,15 +61,16 @@ def status_of(
     now: str,
     *,
     is_postponed: bool = False,
+    revision: str | None = None,
     rolled_back: RolledBack | None = None,
     waiting: Sequence[str] | None = None,
 ) -> Object:
     """The whole status as JSON, without nulls.
 
     now: RFC 3339, used for everything that has no time of its own. is_postponed: the Deployment is not yet that of the
-    spec, because its change was postponed. rolled_back: what was rolled back, if the Deployment is meant to have an
-    earlier revision than that of the spec. waiting: what changed in the operator that the pods do not have yet; None if
-    it is not known.
+    spec, because its change was postponed. revision: the name of the one that the Deployment should have; None if it is
+    not known. rolled_back: what was rolled back to it, if it is not that of the spec. waiting: what changed in the
+    operator that the pods do not have yet; None if it is not known.
     """
     observed = observe(snapshot, spec, now)
     if rolled_back is not None and rolled_back_in(observed.deployment) == rolled_back:
@@ -95,7 +96,7 @@ def status_of(
         "members": _members_json(members),
         "readySteps": _ready_steps(observed, members),
         **_placements(observed),
-        "revisions": _revisions(observed, {condition.type: condition for condition in conditions}["Ready"]),
+        "revisions": _revisions(observed, revision, {condition.type: condition for condition in conditions}["Ready"]),
         "upgradeAvailable": None if waiting is None else bool(waiting),
         "lastFailure": _last_failure(observed, now),
     })  # fmt: skip
@@ -227,10 +228,10 @@ def _placements(observed: Observed) -> Mapping[str, Any]:
     return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACEMENTS else None}
 
 
-def _revisions(observed: Observed, ready: Condition) -> list[Object] | None:
+def _revisions(observed: Observed, wanted: str | None, ready: Condition) -> list[Object] | None:
     history = read_history(observed.old)
-    name = clean(revision_label(observed.deployment), 63)
-    if name:
+    name = revision_label(observed.deployment)
+    if name and name == wanted:
         generation = decimal(at(observed.deployment, "metadata", "annotations", GENERATION)) or 0
         outcome, reason = Outcome.ROLLING_OUT, ""
         if ready.status == TRUE:

@@ -138,9 +138,9 @@ def settled(
     seen: Snapshot, spec: Spec | None, problems: tuple[Problem, ...], failures: list[ApplyFailure], now: str, then: str
 ) -> tuple[Object, Object]:
     """A status, and the status of a second reconcile of the same snapshot."""
-    first = status_of(seen, spec, problems, failures, (), now, rolled_back=RECORD)
+    first = status_of(seen, spec, problems, failures, (), now, revision=NEW, rolled_back=RECORD)
     seen.object["status"] = json.loads(json.dumps(first))
-    return first, status_of(seen, spec, problems, failures, (), then, rolled_back=RECORD)
+    return first, status_of(seen, spec, problems, failures, (), then, revision=NEW, rolled_back=RECORD)
 
 
 @SLOW
@@ -149,11 +149,11 @@ def test_an_unchanged_snapshot_gives_the_same_status(seen: Snapshot, spec: Spec 
     problems = (Problem("spec", "bad"),) if spec is None else ()
     before = copy.deepcopy(seen)
     first, second = settled(seen, spec, problems, failures, NOW, LATER)
-    third = status_of(seen, spec, problems, failures, (), LATER, rolled_back=RECORD)
+    third = status_of(seen, spec, problems, failures, (), LATER, revision=NEW, rolled_back=RECORD)
 
     assert (first, first) == (second, third)
     assert events_of(first, second) == ()
-    assert first == status_of(before, spec, problems, failures, (), NOW, rolled_back=RECORD)
+    assert first == status_of(before, spec, problems, failures, (), NOW, revision=NEW, rolled_back=RECORD)
     assert_fits("inferencemodels", first)
 
 

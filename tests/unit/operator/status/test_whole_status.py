@@ -63,7 +63,6 @@ def test_the_whole_status_of_a_model_that_serves():
         "effective": {"format": "onnx", "resourceName": "nvidia.com/mig-1g.10gb", "serverImage": IMAGE},
         "model": {"digest": DIGEST, "sizeBytes": 438, "fetchedAt": "2026-11-22T09:00:04Z"},
         "placements": [{"pod": "bert-1-a", "node": "node-1"}, {"pod": "bert-1-b", "node": "node-2"}],
-        "revisions": [{"revision": NEW, "generation": 0, "outcome": "Serving"}],
     }  # fmt: skip
 
 
