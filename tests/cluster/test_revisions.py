@@ -67,7 +67,8 @@ def test_a_failed_update_is_rolled_back_and_the_fix_goes_live(
 
     apply(tenant, model("only", tripled))
     tenant.wait_ready("im/only", START_LIMIT_S)
-    assert tenant.infer("only", QUESTION) == TRIPLED
+    # Nodes hear a moment later that the pod of before goes.
+    eventually(lambda: tenant.infer("only", QUESTION) == TRIPLED, "the fixed model")
     assert outcomes(tenant) == ["Serving", "RolledBack", "Superseded"]
     assert tenant.condition("im/only", "Stalled") == {}
 

@@ -27,7 +27,7 @@ from halimede_operator.core.labels import INPUTS, POD_SETTINGS, REVISION_LABEL
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pod_settings import changed_settings, read
 from halimede_operator.core.pods.failure import Reason, Stage
-from halimede_operator.core.reading import at, condition, decimal, text_at
+from halimede_operator.core.reading import at, condition, decimal, seconds_before, text_at
 from halimede_operator.core.revisions.history import Outcome, read_history
 from halimede_operator.core.revisions.revision import Revision, applied, revision_label
 from halimede_operator.core.revisions.rollback import RolledBack, rolled_back_in
@@ -210,11 +210,15 @@ def _cause_to_roll_back(known: _Known, spec: Spec, revision: Revision, now: str)
     if not seen.deadline or not seen.is_settled or len(seen.serving_newest) >= seen.desired:
         return None
     worst = seen.worst
-    if worst is None:
-        slowest = seen.slowest
-        if slowest is None or slowest.stage < Stage.PLACED:
-            return None
-        return "ProgressDeadlineExceeded", f"{seen.deadline} {slowest.waits_for}"
-    if worst.reason in _CAUSES_OF_THE_CLUSTER or not (seen.newest or worst.reason is Reason.PODS_REFUSED):
-        return None
-    return str(worst.reason), worst.message
+    if worst is not None and worst.reason is Reason.PODS_REFUSED:
+        return str(worst.reason), worst.message
+    # The deadline may have passed while the pod waited for a device: each pod has the whole time once it has a node.
+    since = seconds_before(now, decimal(at(known.deployment, "spec", "progressDeadlineSeconds")) or 0)
+    tried = [pod for pod in seen.newest if pod.placed and pod.placed <= since and pod.stage < Stage.SERVING]
+    failures = [pod.failure for pod in tried if pod.failure and pod.failure.reason not in _CAUSES_OF_THE_CLUSTER]
+    if failures:
+        own = min(failures, key=lambda failure: failure.order)
+        return str(own.reason), own.message
+    if worst is None and seen.slowest is not None and seen.slowest in tried:
+        return "ProgressDeadlineExceeded", f"{seen.deadline} {seen.slowest.waits_for}"
+    return None

@@ -24,6 +24,7 @@ from halimede_operator.core.plan import Plan, plan
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_scheduler
+from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.reading import condition, moment_at
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
@@ -38,8 +39,8 @@ CONFLICT_AGAIN_S = 8.0
 UNSCHEDULED_AGAIN_S = 30.0
 """Nodes are not watched, so check again whether they offer more."""
 DEADLINE_AGAIN_S = 60.0
-"""Once a Deployment reports ProgressDeadlineExceeded, a pod with a long fetch has a later deadline of its own. No event
-comes when that one passes."""
+"""Once a Deployment reports ProgressDeadlineExceeded, a pod with a long fetch, or one that waited for a node, has a
+later deadline of its own. No event comes when that one passes."""
 EVENTS_AFTER_S = 3.0
 """A pod that waits longer for its volumes has its events read. Most pods have their volumes by then, and to find the
 events of one pod the API server reads all events of the namespace."""
@@ -178,8 +179,17 @@ class Reconciler:
         if any(waits_for_scheduler(pod) for pod in snapshot.pods):
             again_in.append(SCHEDULER_LIMIT_S)
         late = [child for child in snapshot.children if _is_past_deadline(child)]
-        again_in += [min(DEADLINE_AGAIN_S, child["spec"]["progressDeadlineSeconds"]) for child in late]
+        again_in += [self._pods_deadline_in_s(child, snapshot.pods) for child in late]
         return snapshot, again_in
+
+    def _pods_deadline_in_s(self, deployment: Object, pods: Sequence[Object]) -> float:
+        """Seconds until the deadline of the pod that got its node last, at most DEADLINE_AGAIN_S."""
+        placed = max(map(placed_at, pods), default="")
+        if not placed:
+            return DEADLINE_AGAIN_S
+        passed = (self._today() - datetime.datetime.fromisoformat(placed)).total_seconds()
+        left = deployment["spec"]["progressDeadlineSeconds"] - passed
+        return min(DEADLINE_AGAIN_S, left + 1.0) if left > -1.0 else DEADLINE_AGAIN_S
 
     def _waited_s(self, pod: Object) -> float:
         """Seconds that the pod has waited for its volumes: from its node's clock to ours."""

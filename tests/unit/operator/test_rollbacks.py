@@ -2,14 +2,18 @@
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from halimede_operator.core.labels import ROLLED_BACK
+from halimede_operator.core.snapshot import Object
 from support.operator_pods import (
+    DEADLINE,
     fetch_failed,
     node_lost,
     rejected,
+    second,
     serving,
     unscheduled,
 )
@@ -165,6 +169,23 @@ def test_which_causes_roll_back(case: str) -> None:
     assert world.revision == (broken if reason is None else before)
     if reason is not None:
         assert world.outcomes()[0] == f"{broken} 2 RolledBack {reason}"
+
+
+@pytest.mark.parametrize("pod", [load_failed, hanging])
+def test_a_pod_that_waited_for_its_node_gets_the_whole_deadline(pod: Any) -> None:
+    world, before, broken = failed_update(pod=lambda name: placed(pod(name), DEADLINE))
+    world.reconcile()
+    assert world.revision == broken
+
+    world.now = second(2 * DEADLINE)
+    world.reconcile()
+    assert world.revision == before
+
+
+def placed(pod: Object, when: int) -> Object:
+    (scheduled,) = (each for each in pod["status"]["conditions"] if each["type"] == "PodScheduled")
+    scheduled["lastTransitionTime"] = second(when)
+    return pod
 
 
 def test_a_revision_that_was_ready_is_not_rolled_back() -> None:
