@@ -178,10 +178,12 @@ def _before_undo(known: _Known, origin: Mapping[str, str]) -> tuple[Revision | N
 
     None if the object has other inputs than the Deployment because a user changed the object.
     """
-    newest = known.history[0].revision if known.history else ""
-    found = next((each for _, each in known.of_replica_sets() if each.name == newest and each.has(origin)), None)
     label = revision_label(known.deployment)
-    return (found, label) if found is not None and label != newest else (None, "")
+    if not known.history or known.history[0].outcome is Outcome.ROLLED_BACK or known.history[0].revision == label:
+        return None, ""
+    newest = known.history[0].revision
+    found = next((each for _, each in known.of_replica_sets() if each.name == newest and each.has(origin)), None)
+    return found, label if found is not None else ""
 
 
 def _takes_upgrade(rollout: Rollout, revision: Revision, pods: Sequence[Object]) -> bool:

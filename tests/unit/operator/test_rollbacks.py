@@ -212,6 +212,19 @@ def test_the_restored_revision_is_not_rolled_back() -> None:
     assert (world.condition("Ready"), world.condition("Stalled")) == ("False ModelLoadFailed", "True RolledBack")
 
 
+def test_without_its_config_map_the_restored_revision_cannot_be_kept() -> None:
+    world, before, broken = failed_update()
+    world.reconcile()
+    world.serve(before)
+    world.reconcile()
+    del world.children["ConfigMap", f"bert-config-{before}"]
+
+    events = world.reconcile()
+
+    assert (world.revision, world.annotation(ROLLED_BACK)) == (broken, "")
+    assert "RolloutUndone" not in {each.reason for each in events}
+
+
 def test_pods_that_went_first_are_restored_by_the_status_alone() -> None:
     """With Recreate no pod of the revision before is left."""
     world, before, broken = failed_update()

@@ -53,7 +53,7 @@ class Revision:
 
     @property
     def generation(self) -> int:
-        """The object's first generation that has these inputs; 0 if it is not known."""
+        """The object's generation that it was made for; 0 if it is not known."""
         return decimal(self.annotations.get(GENERATION)) or 0
 
     @property
