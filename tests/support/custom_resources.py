@@ -128,7 +128,13 @@ WORKLOAD: Json = {
         "metadata": {"labels": {"team": "search"}, "annotations": {"example.com/owner": "someone"}},
         "spec": {"containers": [{"name": "server", "resources": {"limits": {"cpu": "4"}}}]},
     },
-    "rollout": {"policy": "InPlace", "progressDeadline": "1h30m", "paused": False},
+    "rollout": {
+        "policy": "InPlace",
+        "progressDeadline": "1h30m",
+        "paused": False,
+        "autoRollback": False,
+        "upgradePolicy": "Auto",
+    },
     "disruption": {"maxUnavailable": "25%"},
     "networkPolicy": {
         "enabled": True,

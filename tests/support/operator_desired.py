@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from halimede_operator.core.api.spec import Key, ModelSpec, Spec
-from halimede_operator.core.desired import desired, template_without_devices
+from halimede_operator.core.desired import build, desired, template_without_devices
+from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT
 from halimede_operator.core.placement.choice import Placement, demand_of, named
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.rollout import strategy_at_rest
@@ -16,8 +17,12 @@ CHOSEN = Placement("nvidia.com/mig-2g.20gb", "2g.20gb")
 def children_of_spec(
     key: Key, uid: str, spec: Spec, members: Mapping[str, ModelSpec], platform: Platform
 ) -> tuple[Object, ...]:
+    """The children of an object without earlier revisions."""
     workload, placement = spec.workload, None
+    annotations = {INPUTS: "inputs", GENERATION: "1"}
     if workload.accelerator.is_wanted:
         template = template_without_devices(key, spec, members, platform)
         placement = named(demand_of(key, workload, template)) or CHOSEN
-    return desired(key, uid, spec, members, platform, placement, strategy_at_rest(workload, None))
+        annotations[PLACEMENT] = placement.written()
+    revision = build(key, spec, members, platform, placement, annotations)
+    return desired(key, uid, workload, platform, revision, strategy_at_rest(workload, None))

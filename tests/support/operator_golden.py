@@ -17,6 +17,7 @@ from halimede_operator.core.labels import APPLIED_HASH, REVISION_LABEL, TEMPLATE
 from halimede_operator.core.objects import map_key
 from halimede_operator.core.plan import member_names
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.revisions.revision import TEMPLATE_FILE
 from support.custom_resources import GOOD, model
 from support.operator_desired import children_of_spec
 from support.operator_specs import PLATFORM, UID
@@ -33,7 +34,7 @@ _OTHER_PLATFORMS = {
 """Platforms for which the simplest model is written too."""
 _PLAIN = {"InferenceModel": "the-simplest", "ModelEnsemble": "three-steps"}
 _LONGEST_NAME = 40
-_HASHES = {APPLIED_HASH, TEMPLATE_HASH, REVISION_LABEL}
+_LEFT_OUT = {APPLIED_HASH, TEMPLATE_HASH, REVISION_LABEL, TEMPLATE_FILE}
 """Parts that are written anyway."""
 
 
@@ -102,7 +103,7 @@ def _flat(path: str, value: Any, field: str) -> Iterator[tuple[str, str]]:
         value = json.loads(value)
     if isinstance(value, Mapping) and value:
         for key, each in value.items():
-            if key not in _HASHES:
+            if key not in _LEFT_OUT:
                 yield from _flat(f"{path}.{key}", each, key)
         return
     if isinstance(value, list) and value and all(map_key(field, each) is not None for each in value):

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from halimede_operator.cluster.kinds import ENSEMBLES, MODELS, Resource
+from halimede_operator.cluster.kinds import ENSEMBLES, MODELS, REPLICA_SETS, Resource
 from halimede_operator.core.api.spec import API_VERSION, UNREAD, Key, Kind
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MODEL_LABEL
 from halimede_operator.core.plan import member_names
@@ -182,6 +182,8 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
     namespace, name = metadata["namespace"], metadata["name"]
     # Items of lists have neither apiVersion nor kind.
     whole = {"apiVersion": resource.api_version, "kind": resource.kind, **value, "metadata": _kept(resource, metadata)}
+    if resource is REPLICA_SETS and "spec" in value:
+        whole["spec"] = {"template": {"spec": _used_by_pods(value["spec"]["template"]["spec"])}}
     if resource.ours and (size := len(orjson.dumps(value.get("spec")))) > MAX_SPEC_BYTES:
         whole |= {"spec": {}, UNREAD: f"has {size} bytes as JSON; at most {MAX_SPEC_BYTES} are read"}
     owner = next((ref for ref in metadata.get("ownerReferences") or () if ref.get("controller")), None)
@@ -196,6 +198,12 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         uses=member_names(whole) if resource is ENSEMBLES else frozenset(),
         json=orjson.dumps(whole),
     )
+
+
+def _used_by_pods(pod: dict[str, Any]) -> dict[str, Any]:
+    """Of a ReplicaSet's pods, the names of the children that they use. The rest is in the revision's ConfigMap."""
+    volumes = [{"configMap": volume["configMap"]} for volume in pod.get("volumes") or () if volume.get("configMap")]
+    return {"serviceAccountName": pod.get("serviceAccountName", ""), "volumes": volumes}
 
 
 def _kept(resource: Resource, metadata: dict[str, Any]) -> dict[str, Any]:

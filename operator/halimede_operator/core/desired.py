@@ -1,12 +1,12 @@
 """Builds all children that an object should have, in the order in which they are applied.
 
-What pods need comes before the Deployment: fetch plan, ServiceAccount and Services, and also the NetworkPolicy, so that
-no pod is ever reachable that should not be.
+What pods need comes before the Deployment: the revision's ConfigMap, ServiceAccount and Services, and also the
+NetworkPolicy, so that no pod is ever reachable that should not be.
 """
 
 from collections.abc import Mapping
 
-from halimede_operator.core.api.spec import Json, Key, ModelSpec, RolloutPolicy, Spec
+from halimede_operator.core.api.spec import Json, Key, ModelSpec, RolloutPolicy, Spec, Workload
 from halimede_operator.core.children.config_map import config_map, fetch_plan
 from halimede_operator.core.children.content import content_of, member_problems
 from halimede_operator.core.children.deployment import deployment
@@ -17,43 +17,64 @@ from halimede_operator.core.children.pod import pod_template
 from halimede_operator.core.children.service_account import service_account
 from halimede_operator.core.children.services import pods_service, service
 from halimede_operator.core.children.source import source_of
+from halimede_operator.core.labels import POD_SETTINGS
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.pod_settings import written
+from halimede_operator.core.revisions.revision import Revision, revision
+from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.snapshot import Object
 
-__all__ = ["desired", "member_problems"]
+__all__ = ["build", "desired", "member_problems"]
+
+
+def build(
+    key: Key,
+    spec: Spec,
+    members: Mapping[str, ModelSpec],
+    platform: Platform,
+    placement: Placement | None,
+    annotations: Mapping[str, str],
+) -> Revision:
+    """The revision that this operator makes from a spec.
+
+    members: all InferenceModels of an ensemble by object name, empty for a model; raises KeyError if one is missing.
+    They must have no `member_problems`. placement: the devices of the pods; None without an accelerator. annotations:
+    where the revision comes from.
+    """
+    workload = spec.workload
+    content = content_of(spec, members)
+    sources = tuple(source_of(model, platform) for model in content.models)
+    account = workload.service_account_name or child_name(key.name)
+    return revision(
+        fetch_plan(content, sources, workload, platform),
+        pod_template(key, workload, platform, sources, account, placement),
+        {**annotations, POD_SETTINGS: written(platform)},
+    )
 
 
 def desired(
     key: Key,
     uid: str,
-    spec: Spec,
-    members: Mapping[str, ModelSpec],
+    workload: Workload,
     platform: Platform,
-    placement: Placement | None,
+    revision: Revision,
     policy: RolloutPolicy,
+    rolled_back: RolledBack | None = None,
 ) -> tuple[Object, ...]:
     """The children. Equal arguments give equal objects.
 
-    uid: of the object. members: all InferenceModels of an ensemble by object name, empty for a model; raises KeyError
-    if one is missing. They must have no `member_problems`. placement: the devices of the pods; None without an
-    accelerator. policy: not Auto.
+    uid: of the object. policy: not Auto. rolled_back: what was rolled back to this revision.
     """
-    workload = spec.workload
-    content = content_of(spec, members)
-    sources = tuple(source_of(model, platform) for model in content.models)
-    plan = config_map(key, uid, fetch_plan(content, sources, workload, platform))
-    account = workload.service_account_name or child_name(key.name)
-    template = pod_template(key, workload, platform, sources, plan["metadata"]["name"], account, placement)
-
-    children: list[Json] = [plan]
+    config = config_map(key, uid, revision)
+    children: list[Json] = [config]
     if workload.service_account_name is None:
         children.append(service_account(key, uid))
     children += [pods_service(key, uid, workload.serving), service(key, uid, workload.serving)]
     if workload.network_policy:
         children.append(network_policy(key, uid, workload, platform.operator_namespace))
-    children.append(deployment(key, uid, workload, template, platform, placement, policy))
+    children.append(deployment(key, uid, workload, revision, config["metadata"]["name"], rolled_back, policy))
     if workload.replicas > 1 and workload.max_unavailable is not None:
         children.append(disruption_budget(key, uid, workload.max_unavailable))
     return tuple(sealed(child) for child in children)
@@ -62,4 +83,4 @@ def desired(
 def template_without_devices(key: Key, spec: Spec, members: Mapping[str, ModelSpec], platform: Platform) -> Json:
     """The pod template as far as it does not depend on the devices, for the decision about these."""
     sources = tuple(source_of(model, platform) for model in content_of(spec, members).models)
-    return pod_template(key, spec.workload, platform, sources, "", "", None)
+    return pod_template(key, spec.workload, platform, sources, "", None)

@@ -1,7 +1,7 @@
 """Kubernetes events: the history of an object, as `kubectl describe` shows it.
 
-Only these changes are reported: the object serves; it fails, and why; it stopped serving on request; the operator's
-settings differ from those of its pods. The steps in between are in the status.
+Only these changes are reported: the object serves; it fails, and why; it stopped serving on request; a new revision was
+rolled back; the operator's settings differ from those of its pods. The steps in between are in the status.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from halimede_operator.core.pods.failure import NormalReason
 from halimede_operator.core.reading import clean, condition, name_at, text_at
 
 LEAST_PAUSE_S = 60.0
+_ROLLED_BACK = "RolledBack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,18 @@ class EventDraft:
 
 def events_of(old_status: object, new_status: object) -> tuple[EventDraft, ...]:
     """The events between two statuses of an object. The first time, the old one is None or empty."""
-    return (*_ready_events(old_status, new_status), *_upgrade_events(old_status, new_status))
+    return (
+        *_ready_events(old_status, new_status),
+        *_rollback_events(old_status, new_status),
+        *_upgrade_events(old_status, new_status),
+    )
+
+
+def _rollback_events(old_status: object, new_status: object) -> tuple[EventDraft, ...]:
+    old, new = (condition({"status": status}, "Degraded") for status in (old_status, new_status))
+    if new.get("reason") != _ROLLED_BACK or text_at(old, "message") == text_at(new, "message"):
+        return ()
+    return (EventDraft("Warning", _ROLLED_BACK, clean(text_at(new, "message"))),)
 
 
 def _upgrade_events(old_status: object, new_status: object) -> tuple[EventDraft, ...]:
@@ -54,7 +66,7 @@ def _ready_events(old_status: object, new_status: object) -> tuple[EventDraft, .
 def _degraded_events(old_status: object, new_status: object, recovered: EventDraft) -> tuple[EventDraft, ...]:
     """A replica began to fail, or recovered, while others serve all the time."""
     old, new = (condition({"status": status}, "Degraded") for status in (old_status, new_status))
-    if _status_and_reason(old) == _status_and_reason(new):
+    if _status_and_reason(old) == _status_and_reason(new) or new.get("reason") == _ROLLED_BACK:
         return ()
     if new.get("status") == TRUE:
         return (EventDraft("Warning", name_at(new, "reason"), clean(text_at(new, "message"))),)

@@ -17,11 +17,17 @@ REVISION_LABEL = f"{GROUP}/revision"
 APPLIED_HASH = f"{GROUP}/applied-hash"
 """Annotation of every child: the hash of the wanted child when it was applied."""
 TEMPLATE_HASH = f"{GROUP}/template-hash"
-"""Annotation of the Deployment: the hash of its pod template."""
+"""Annotation of the Deployment: the hash of its revision, which is its pod template with the fetch plan."""
+INPUTS = f"{GROUP}/inputs"
+"""Annotation of the Deployment: the hash of what users wrote that its pod template was made from."""
+GENERATION = f"{GROUP}/generation"
+"""Annotation of the Deployment: the object's generation that its revision was made for."""
 POD_SETTINGS = f"{GROUP}/pod-settings"
 """Annotation of the Deployment: the platform's settings that its pod template was made with."""
 PLACEMENT = f"{GROUP}/placement"
 """Annotation of the Deployment: the devices that its pods request, and what they were chosen for."""
+ROLLED_BACK = f"{GROUP}/rolled-back"
+"""Annotation of the Deployment: the record of a revision that was rolled back; "" if there is none."""
 
 _NAME_LABELS = {Kind.INFERENCE_MODEL: MODEL_LABEL, Kind.MODEL_ENSEMBLE: ENSEMBLE_LABEL}
 

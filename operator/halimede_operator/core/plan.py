@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from halimede_operator.core.api.ensemble import MAX_STEPS
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, RolloutPolicy, Spec, Workload
-from halimede_operator.core.desired import desired, member_problems, template_without_devices
+from halimede_operator.core.desired import build, desired, member_problems, template_without_devices
 from halimede_operator.core.diff import Apply, Conflict, Delete, diff
-from halimede_operator.core.labels import PLACEMENT
+from halimede_operator.core.events import EventDraft
+from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT
 from halimede_operator.core.name_collisions import name_collision
 from halimede_operator.core.names import child_name
-from halimede_operator.core.placement.choice import Demand, Placement, demand_of, read_placement
+from halimede_operator.core.placement.choice import Demand, Placement, demand_of, need_of, read_placement
 from halimede_operator.core.platform import Platform
-from halimede_operator.core.pod_settings import with_kept_settings
 from halimede_operator.core.reading import objects_at, text_at
+from halimede_operator.core.revision_choice import Choice, choose
+from halimede_operator.core.revisions.inputs import inputs_of
+from halimede_operator.core.revisions.rollback import RolledBack, rolled_back_in
 from halimede_operator.core.rollout import Strategy, strategy_at_rest, strategy_of
 from halimede_operator.core.snapshot import Object, Snapshot
 
@@ -40,9 +43,14 @@ class Plan:
     spec: Spec | None
     """None if there are problems, of the spec itself or of its members."""
     problems: tuple[Problem, ...]
-    waiting_settings: str = ""
-    """The changed settings of the platform that only the object's next pods will have, as a text; "" if there are
-    none."""
+    revision: str | None = None
+    """The name of the revision that the Deployment should have; None if the plan does not know."""
+    rolled_back: RolledBack | None = None
+    """What was rolled back, if the Deployment has an earlier revision than that of the spec."""
+    waiting: tuple[str, ...] | None = None
+    """What changed in the operator that only the object's next pods will have; None if the plan does not know."""
+    events: tuple[EventDraft, ...] = ()
+    """To post when all changes are made."""
     unplaced: str = ""
     """Why no devices could be chosen; then nothing is changed."""
     strategy: Strategy | None = None
@@ -66,9 +74,18 @@ def deployment_in(snapshot: Snapshot) -> Object | None:
     return next((child for child in children if child["metadata"]["name"] == name), None)
 
 
-def placement_in(snapshot: Snapshot) -> Placement | None:
-    """The devices that the existing Deployment's pods request."""
-    return read_placement(text_at(deployment_in(snapshot), "metadata", "annotations", PLACEMENT))
+def placement_in(deployment: Object | None) -> Placement | None:
+    """The devices that a Deployment's pods request."""
+    return read_placement(text_at(deployment, "metadata", "annotations", PLACEMENT))
+
+
+def kept_placement(snapshot: Snapshot, workload: Workload) -> Placement | None:
+    """The devices of the existing pods, if the spec asks for the same, or is one that was rolled back."""
+    deployment = deployment_in(snapshot)
+    placement, record = placement_in(deployment), rolled_back_in(deployment)
+    is_kept = placement is not None and placement.need == need_of(workload)
+    is_rolled_back = record is not None and record.inputs == inputs_of(snapshot.object, snapshot.members)
+    return placement if is_kept or is_rolled_back else None
 
 
 def workload_in(snapshot: Snapshot, platform: Platform) -> Workload | None:
@@ -87,11 +104,16 @@ def demand_in(snapshot: Snapshot, platform: Platform) -> Demand | None:
 
 
 def plan(
-    snapshot: Snapshot, platform: Platform, name_holders: Sequence[Object] = (), devices: Devices = Devices()
+    snapshot: Snapshot,
+    platform: Platform,
+    now: str,
+    name_holders: Sequence[Object] = (),
+    devices: Devices = Devices(),
 ) -> Plan:
     """Plan the changes of one object's children. Pure: no I/O.
 
-    name_holders: objects of other owners that have the names of children to create.
+    now: UTC time as `reading.moment_at` writes it. name_holders: objects of other owners that have the names of
+    children to create.
     """
     spec, members, problems = _read(snapshot, platform)
     if problems or spec is None:
@@ -104,26 +126,45 @@ def plan(
     placement = devices.placement if workload.accelerator.is_wanted else None
     if workload.accelerator.is_wanted and placement is None:
         return Plan((), spec, (), unplaced=devices.unplaced)
-    uid = snapshot.object["metadata"]["uid"]
+    metadata = snapshot.object["metadata"]
+    origin = {INPUTS: inputs_of(snapshot.object, snapshot.members), PLACEMENT: placement.written() if placement else ""}
+    made_from = {**origin, GENERATION: str(metadata["generation"])}
+    annotations = {name: text for name, text in made_from.items() if text}
+    choice = choose(
+        snapshot,
+        spec,
+        origin,
+        platform,
+        lambda given: build(snapshot.key, spec, members, given, placement, annotations),
+        now,
+    )
 
-    def children(policy: RolloutPolicy) -> tuple[tuple[Object, ...], str]:
-        return with_kept_settings(
-            lambda settings: desired(snapshot.key, uid, spec, members, settings, placement, policy),
-            platform,
-            snapshot.children,
-            snapshot.pods,
-        )
+    def children(policy: RolloutPolicy) -> tuple[Object, ...]:
+        return desired(snapshot.key, metadata["uid"], workload, platform, choice.revision, policy, choice.rolled_back)
 
     existing = deployment_in(snapshot)
     kept = strategy_at_rest(workload, existing)
-    wanted, waiting_settings = children(kept)
+    wanted = children(kept)
     (deployment,) = (child for child in wanted if child["kind"] == "Deployment")
-    resource = placement.resource if placement is not None else ""
-    strategy = strategy_of(workload, existing, deployment, snapshot.pods, resource, devices.room)
+    strategy = strategy_of(workload, existing, deployment, snapshot.pods, _resource(deployment), devices.room)
     if strategy.policy is not kept:
-        wanted, waiting_settings = children(strategy.policy)
-    changes = diff(wanted, (*snapshot.children, *name_holders), uid, snapshot.replica_sets)
-    return Plan(changes, spec, (), waiting_settings, strategy=strategy)
+        wanted = children(strategy.policy)
+    changes = diff(wanted, (*snapshot.children, *name_holders), metadata["uid"], snapshot.replica_sets)
+    return Plan(
+        changes,
+        spec,
+        (),
+        choice.revision.name,
+        choice.rolled_back,
+        choice.waiting,
+        _events(snapshot, choice),
+        strategy=strategy,
+    )
+
+
+def _resource(deployment: Object) -> str:
+    placement = placement_in(deployment)
+    return placement.resource if placement is not None else ""
 
 
 def strategy_now(snapshot: Snapshot, planned: Plan) -> Strategy | None:
@@ -131,11 +172,21 @@ def strategy_now(snapshot: Snapshot, planned: Plan) -> Strategy | None:
     deployment = deployment_in(snapshot)
     if planned.spec is None or planned.strategy is None or deployment is None:
         return None
-    placement = placement_in(snapshot)
-    resource = placement.resource if placement is not None else ""
-    now = strategy_of(planned.spec.workload, deployment, deployment, snapshot.pods, resource, None)
+    now = strategy_of(planned.spec.workload, deployment, deployment, snapshot.pods, _resource(deployment), None)
     # The plan knows why it is this one.
     return planned.strategy if now.reason and now.policy is planned.strategy.policy else now
+
+
+def _events(snapshot: Snapshot, choice: Choice) -> tuple[EventDraft, ...]:
+    if not choice.undone:
+        return ()
+    kind, name = snapshot.key.kind, snapshot.key.name
+    text = (
+        f"the Deployment was set back to revision {choice.undone}, and the operator has restored revision "
+        f"{choice.revision.name}: change the spec of the {kind} instead, with kubectl edit {kind.lower()}/{name}, or "
+        "kubectl apply of the earlier manifest"
+    )
+    return (EventDraft("Warning", "RolloutUndone", text),)
 
 
 def _read(

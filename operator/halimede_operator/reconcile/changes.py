@@ -55,16 +55,25 @@ class ChildWriter:
                 if planned.has_unchecked_parts and self._changes_template(change):
                     # A dry run before any write, so that a mistake in the template leaves all children as they are.
                     await self._dry_run(change.object, is_new=change.is_new)
+            is_early = self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S
+            is_postponed = is_early and any(self._is_rollout(change) for change in planned.changes)
             for change in planned.changes:
-                is_rollout = self._changes_template(change) and not change.is_new
-                if is_rollout and self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S:
+                is_rollout = self._is_rollout(change)
+                if is_rollout and is_postponed:
                     return Performed(is_postponed=True)
+                if is_postponed and isinstance(change, Apply) and change.object["kind"] == "ConfigMap":
+                    # Of a template that another edit may replace before it is applied.
+                    continue
                 await self._perform(change)
                 if is_rollout:
                     self._rolled_out_at[key] = self._clock()
         except ApiError as error:
             return _report_failure(change, error, snapshot)
         return Performed()
+
+    def _is_rollout(self, change: Apply | Delete | Conflict) -> bool:
+        """Whether it changes the pod template of a Deployment that exists."""
+        return self._changes_template(change) and not change.is_new
 
     def _changes_template(self, change: Apply | Delete | Conflict) -> TypeGuard[Apply]:
         """Whether it creates a Deployment or changes its pod template."""

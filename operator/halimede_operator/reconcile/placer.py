@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from halimede_operator.cluster.inventory import Inventories
 from halimede_operator.core.api.spec import Key
-from halimede_operator.core.placement.choice import Demand, Placement, better_than, choose, named, need_of, room_for
+from halimede_operator.core.placement.choice import Demand, Placement, better_than, choose, named, room_for
 from halimede_operator.core.placement.explain import CANNOT_SEE_NODES, NAME_THE_SLICE, explain
 from halimede_operator.core.placement.inventory import Inventory
 from halimede_operator.core.placement.ledger import Ledger
-from halimede_operator.core.plan import Devices, demand_in, placement_in, workload_in
+from halimede_operator.core.plan import Devices, demand_in, deployment_in, kept_placement, placement_in, workload_in
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.placement import waits_for_devices
 from halimede_operator.core.reading import at, condition, moment_at
@@ -76,14 +76,12 @@ class Placer:
         workload = workload_in(snapshot, platform)
         if workload is None or not workload.accelerator.is_wanted:
             return Devices()
-        current = placement_in(snapshot)
-        keeps = current is not None and current.need == need_of(workload)
-        if keeps and waits_for_devices_s(snapshot, today) < workload.accelerator.move_after_seconds:
-            return Devices(current)
+        kept = kept_placement(snapshot, workload)
+        if kept is not None and waits_for_devices_s(snapshot, today) < workload.accelerator.move_after_seconds:
+            return Devices(kept)
         if (demand := demand_in(snapshot, platform)) is None:
             return Devices()
-        if keeps and current is not None:
-            kept = current
+        if kept is not None:
 
             def another_choice(ledger: Ledger | None) -> Devices:
                 moved = better_than(kept, demand, ledger) if ledger is not None else None
@@ -93,6 +91,7 @@ class Placer:
 
         def first_choice(ledger: Ledger | None) -> Devices:
             placement = named(demand) if ledger is None else choose(demand, ledger)
+            current = placement_in(deployment_in(snapshot))
             if placement is None and demand.replicas == 0 and current is not None:
                 # Without pods it does not matter, and the Deployment can be scaled down.
                 placement = dataclasses.replace(current, need=demand.need)

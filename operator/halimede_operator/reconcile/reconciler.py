@@ -24,6 +24,7 @@ from halimede_operator.core.plan import Devices, Plan, plan, strategy_now
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
+from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.reading import condition, moment_at
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
@@ -41,8 +42,8 @@ UNSCHEDULED_AGAIN_S = 30.0
 UNPLACED_AGAIN_S = 10.0
 """The same for an object that has no pods because no node has devices that fit."""
 DEADLINE_AGAIN_S = 60.0
-"""Once a Deployment reports ProgressDeadlineExceeded, a pod with a long fetch has a later deadline of its own. No event
-comes when that one passes."""
+"""Once a Deployment reports ProgressDeadlineExceeded, a pod with a long fetch, or one that waited for a node, has a
+later deadline of its own. No event comes when that one passes."""
 EVENTS_AFTER_S = 3.0
 """A pod that waits longer for its volumes has its events read. Most pods have their volumes by then, and to find the
 events of one pod the API server reads all events of the namespace."""
@@ -135,8 +136,10 @@ class Reconciler:
                 # The cache may lack a ReplicaSet, and its pods need the ConfigMap and ServiceAccount that it names.
                 await self._observer.read_replica_sets(key)
                 if (after := self._observer.observe(key)) is not None:
-                    planned = plan(after, self._platform, name_holders, devices)
+                    planned = plan(after, self._platform, self._now(), name_holders, devices)
             performed = await self._children.perform_all(snapshot, planned)
+            if performed == Performed():
+                await self._events.post(key, snapshot.object, planned.events, self._now())
             if performed.is_postponed:
                 again_in.append(ROLLOUT_SPACING_S)
             if (after := self._observer.observe(key)) is None:
@@ -171,11 +174,11 @@ class Reconciler:
     async def _plan(self, snapshot: Snapshot, name_holders: Sequence[Object]) -> tuple[Devices, Plan]:
         """Decide on the devices, then plan. Raises ApiError if the nodes cannot be read."""
         devices = await self._placer.place(snapshot, self._platform, self._today())
-        planned = plan(snapshot, self._platform, name_holders, devices)
+        planned = plan(snapshot, self._platform, self._now(), name_holders, devices)
         if planned.strategy is not None and planned.strategy.needs_room and devices.placement is not None:
             room = await self._placer.room(snapshot, self._platform, devices.placement)
             devices = dataclasses.replace(devices, room=room)
-            planned = plan(snapshot, self._platform, name_holders, devices)
+            planned = plan(snapshot, self._platform, self._now(), name_holders, devices)
         return devices, planned
 
     async def _announce(self, snapshot: Snapshot, planned: Plan) -> Snapshot:
@@ -205,8 +208,8 @@ class Reconciler:
             snapshot = await self._observer.with_kubelet_events(snapshot, pulling, self._api.failed_pull_secrets)
         if any(waits_for_scheduler(pod) for pod in snapshot.pods):
             again_in.append(SCHEDULER_LIMIT_S)
-        if any(_is_past_deadline(child) for child in snapshot.children):
-            again_in.append(DEADLINE_AGAIN_S)
+        late = [child for child in snapshot.children if _is_past_deadline(child)]
+        again_in += [self._pods_deadline_in_s(child, snapshot.pods) for child in late]
         return snapshot, again_in
 
     def _devices_again_in(self, snapshot: Snapshot, planned: Plan) -> float:
@@ -215,6 +218,15 @@ class Reconciler:
         move_after_s = planned.spec.workload.accelerator.move_after_seconds if planned.spec is not None else 0
         left_s = move_after_s - waited_s
         return min(left_s, UNSCHEDULED_AGAIN_S) if left_s > 0 else UNSCHEDULED_AGAIN_S
+
+    def _pods_deadline_in_s(self, deployment: Object, pods: Sequence[Object]) -> float:
+        """Seconds until the deadline of the pod that got its node last, at most DEADLINE_AGAIN_S."""
+        placed = max(map(placed_at, pods), default="")
+        if not placed:
+            return DEADLINE_AGAIN_S
+        passed = (self._today() - datetime.datetime.fromisoformat(placed)).total_seconds()
+        left = deployment["spec"]["progressDeadlineSeconds"] - passed
+        return min(DEADLINE_AGAIN_S, left + 1.0) if left > -1.0 else DEADLINE_AGAIN_S
 
     def _waited_s(self, pod: Object) -> float:
         """Seconds that the pod has waited for its volumes: from its node's clock to ours."""
@@ -245,9 +257,12 @@ class Reconciler:
                 "Lease of one that is gone"
             )
             log.warning("%s: %s", key, message)
-            today = self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
-            await self._events.post(key, snapshot.object, [EventDraft("Warning", "OtherOperator", message)], today)
+            draft = EventDraft("Warning", "OtherOperator", message)
+            await self._events.post(key, snapshot.object, [draft], self._now())
         return OTHER_OPERATOR_AGAIN_S
+
+    def _now(self) -> str:
+        return self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     async def _new_children(self, key: Key) -> list[Object]:
         snapshot = self._observer.observe(key)
@@ -261,7 +276,7 @@ class Reconciler:
         performed: Performed,
         conflicts: list[Conflict],
     ) -> None:
-        today = self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
+        today = self._now()
         key, old = snapshot.key, snapshot.object.get("status") or {}
         new = status_of(
             snapshot,
@@ -271,7 +286,9 @@ class Reconciler:
             conflicts,
             today,
             is_postponed=performed.is_postponed,
-            waiting_settings=planned.waiting_settings,
+            revision=planned.revision,
+            rolled_back=planned.rolled_back,
+            waiting=planned.waiting,
             unplaced=planned.unplaced,
             strategy=planned.strategy,
         )

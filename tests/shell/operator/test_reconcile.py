@@ -1,5 +1,6 @@
 """Successive reconciles against an API server with injected faults. There are no kubelets and no controllers, so no pods."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -158,9 +159,47 @@ def test_a_hundred_quick_edits_make_few_rollouts_and_the_last_one_wins(tmp_path:
         harness.now += 10
         assert await harness.sync() == Done()
         assert harness.api.writes()["PATCH deployments"] <= 6
+        assert harness.api.writes()["PATCH configmaps"] <= 6
         container = harness.api.objects["deployments", "prod", "digits"]["spec"]["template"]["spec"]["containers"][0]
         assert {"name": "N", "value": "99"} in container["env"]
         assert harness.digits()["status"]["observedGeneration"] == harness.digits()["metadata"]["generation"]
+
+    run(scenario, tmp_path)
+
+
+def test_rollout_undo_is_undone_with_one_event(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        def replica_set(name: str) -> None:
+            """As the Deployment's controller makes it."""
+            deployment = harness.api.objects["deployments", "prod", "digits"]
+            template, metadata = deployment["spec"]["template"], deployment["metadata"]
+            owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "digits", "uid": metadata["uid"]}
+            about = {
+                "labels": template["metadata"]["labels"],
+                "annotations": metadata["annotations"],
+                "ownerReferences": [{**owner, "controller": True}],
+            }
+            harness.api.put("replicasets", "prod", name, spec={"template": template}, metadata=about)
+
+        await harness.sync()
+        replica_set("digits-1")
+        older = copy.deepcopy(harness.api.objects["deployments", "prod", "digits"])
+        harness.api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/other"}})
+        await harness.sync()
+        replica_set("digits-2")
+        whole = harness.children()
+
+        annotations = {"annotations": older["metadata"]["annotations"]}
+        harness.api.put("deployments", "prod", "digits", spec=older["spec"], metadata=annotations)
+        harness.now += ROLLOUT_SPACING_S - 1
+        assert await harness.sync() == Done(again_in=ROLLOUT_SPACING_S)
+        harness.now += 1
+        for _ in range(2):
+            assert await harness.sync() == Done()
+
+        assert harness.children() == whole
+        events = [value for (plural, _, _), value in harness.api.objects.items() if plural == "events"]
+        assert [each["type"] for each in events if each["reason"] == "RolloutUndone"] == ["Warning"]
 
     run(scenario, tmp_path)
 

@@ -52,6 +52,22 @@ def test_objects_are_found_by_name_and_by_owner():
     assert list(cache.owned_by("nobody")) == []
 
 
+def test_of_a_replica_set_only_what_its_pods_need_is_kept():
+    """A thousand templates take 5 MB, and are in the ConfigMaps too."""
+    cache = Cache()
+    volumes = [{"name": "tmp", "emptyDir": {}}, {"name": "config", "configMap": {"name": "digits-config-1"}}]
+    pod = {"serviceAccountName": "digits", "containers": [{"name": "server"}], "volumes": volumes}
+    value = thing(
+        "ReplicaSet", "digits-1", "rs", 1, spec={"replicas": 1, "template": {"spec": pod}}, status={"replicas": 1}
+    )
+    cache.put(REPLICA_SETS, value)
+
+    entry = cache.find("ReplicaSet", "prod", "digits-1")
+    assert entry is not None
+    used = {"serviceAccountName": "digits", "volumes": [{"configMap": {"name": "digits-config-1"}}]}
+    assert (entry.object["spec"], entry.object["status"]) == ({"template": {"spec": used}}, {"replicas": 1})
+
+
 def test_managed_fields_and_the_last_applied_configuration_are_not_kept():
     cache = Cache()
     value = thing("Pod", "p", "pod", 1, metadata={

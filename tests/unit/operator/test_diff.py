@@ -81,7 +81,10 @@ def test_an_account_stays_as_long_as_pods_may_need_it() -> None:
     wanted = children_of(model_spec(workload=workload(service_account_name="mine")))
     after_rollout = [*all_stored(wanted), stored(account)]
 
-    assert diff(list(wanted.values()), all_stored(), UID) == (Apply(wanted["Deployment"]),)
+    assert diff(list(wanted.values()), all_stored(), UID) == (
+        Apply(wanted["ConfigMap"], is_new=True),
+        Apply(wanted["Deployment"]),
+    )
     assert diff(list(wanted.values()), after_rollout, UID, [replica_set(CONFIG_MAP)]) == ()
     assert diff(list(wanted.values()), after_rollout, UID, [replica_set(CONFIG_MAP, "mine")]) == (removed(account),)
 

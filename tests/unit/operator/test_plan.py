@@ -9,6 +9,7 @@ from halimede_operator.core.platform import Platform
 from halimede_operator.core.snapshot import Object, Snapshot
 
 PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1")
+NOW = "2026-11-23T08:00:00Z"
 DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
 CHAIN = Key(Kind.MODEL_ENSEMBLE, "prod", "chain")
 GOOD = {"model": {"uri": "s3://models/digits"}}
@@ -40,7 +41,7 @@ def kinds(planned: Plan) -> list[tuple[str, str]]:
 
 
 def test_a_new_model_gets_all_its_children():
-    planned = plan(seen(DIGITS, GOOD), PLATFORM)
+    planned = plan(seen(DIGITS, GOOD), PLATFORM, NOW)
     assert (isinstance(planned.spec, ModelSpec), planned.problems) == (True, ())
     wanted = ["ConfigMap", "ServiceAccount", "Service", "Service", "Deployment"]
     assert kinds(planned) == [("Apply", kind) for kind in wanted]
@@ -48,28 +49,28 @@ def test_a_new_model_gets_all_its_children():
 
 def test_a_spec_with_problems_changes_nothing():
     children = tuple(
-        change.object for change in plan(seen(DIGITS, GOOD), PLATFORM).changes if isinstance(change, Apply)
+        change.object for change in plan(seen(DIGITS, GOOD), PLATFORM, NOW).changes if isinstance(change, Apply)
     )
-    planned = plan(seen(DIGITS, BAD, children), PLATFORM)
+    planned = plan(seen(DIGITS, BAD, children), PLATFORM, NOW)
     assert (planned.changes, planned.spec) == ((), None)
     assert [problem.path for problem in planned.problems] == ["spec.model.uri"]
 
 
 def test_an_ensemble_is_planned_from_its_members():
-    planned = plan(seen(CHAIN, STEPS, digits=thing(DIGITS, GOOD)), PLATFORM)
+    planned = plan(seen(CHAIN, STEPS, digits=thing(DIGITS, GOOD)), PLATFORM, NOW)
     assert isinstance(planned.spec, EnsembleSpec)
     assert ("Apply", "Deployment") in kinds(planned)
 
 
 def test_ensemble_with_missing_or_invalid_member_changes_nothing():
     for members in ({}, {"digits": thing(DIGITS, BAD)}):
-        planned = plan(seen(CHAIN, STEPS, **members), PLATFORM)
+        planned = plan(seen(CHAIN, STEPS, **members), PLATFORM, NOW)
         assert (planned.changes, isinstance(planned.spec, EnsembleSpec), planned.problems) == ((), True, ())
 
 
 def test_ensemble_with_equal_served_names_has_a_problem_and_no_changes():
     member = thing(DIGITS, {"model": {**GOOD["model"], "name": "chain"}})
-    planned = plan(seen(CHAIN, STEPS, digits=member), PLATFORM)
+    planned = plan(seen(CHAIN, STEPS, digits=member), PLATFORM, NOW)
     assert (planned.changes, planned.spec) == ((), None)
     assert [problem.path for problem in planned.problems] == ["spec.steps[0].modelRef.name"]
 
@@ -80,7 +81,7 @@ def test_a_name_taken_by_another_owner_is_a_conflict_for_that_child_only():
         "kind": "ServiceAccount",
         "metadata": {"namespace": "prod", "name": "digits", "uid": "x"},
     }
-    planned = plan(seen(DIGITS, GOOD), PLATFORM, [stranger])
+    planned = plan(seen(DIGITS, GOOD), PLATFORM, NOW, [stranger])
     assert ("Conflict", "ServiceAccount") in kinds(planned)
     assert [kind for _, kind in kinds(planned)] == ["ConfigMap", "ServiceAccount", "Service", "Service", "Deployment"]
 

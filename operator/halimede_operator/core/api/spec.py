@@ -175,12 +175,26 @@ class RolloutPolicy(StrEnum):
     """All old pods go first."""
 
 
+class UpgradePolicy(StrEnum):
+    """When pods get the settings of a changed operator, such as another image of the server."""
+
+    MANUAL = "Manual"
+    """Not before the policy changes."""
+    ON_SPEC_CHANGE = "OnSpecChange"
+    """With the next change of the object that makes new pods."""
+    AUTO = "Auto"
+    """At once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     policy: RolloutPolicy = RolloutPolicy.AUTO
     progress_seconds: int = 600
     """How long a new pod may take to serve, without the time of its fetch."""
     paused: bool = False
+    auto_rollback: bool = True
+    """Restore the last revision that was ready if the new one does not become ready in time."""
+    upgrade_policy: UpgradePolicy = UpgradePolicy.ON_SPEC_CHANGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from halimede_operator.core.api.spec import (
     Scheduling,
     Serving,
     TopologySpread,
+    UpgradePolicy,
     Workload,
 )
 from halimede_operator.core.platform import Platform
@@ -300,6 +301,8 @@ def _rollout(field: Field) -> Rollout:
         policy=field.get("policy").member(RolloutPolicy.AUTO),
         progress_seconds=Rollout().progress_seconds if given is None else math.ceil(given / 1_000_000),
         paused=field.get("paused").boolean(False),
+        auto_rollback=field.get("autoRollback").boolean(True),
+        upgrade_policy=field.get("upgradePolicy").member(UpgradePolicy.ON_SPEC_CHANGE),
     )
 
 

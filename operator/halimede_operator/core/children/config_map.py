@@ -1,5 +1,8 @@
-"""The ConfigMap with the fetch plan. Its name has a hash of its content, so that it never changes: new content is a
-new ConfigMap and so a new pod template, and pods of the old template keep their ConfigMap."""
+"""The ConfigMap of a revision: the fetch plan and the pod template.
+
+Its name has a hash of its content, so that it never changes: new content is a new ConfigMap and so a new pod template,
+and pods of the old template keep their ConfigMap.
+"""
 
 import math
 
@@ -8,11 +11,11 @@ from halimede_operator.core.api.spec import CacheMedium, Json, Key, Workload
 from halimede_operator.core.children.content import Content
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.children.source import Source, stores
-from halimede_operator.core.names import child_name, hash_of
+from halimede_operator.core.names import child_name
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.revisions.revision import Revision
 from halimede_spec.fetch_plan import PlanDocument, write_plan
 
-PLAN_FILE = "plan.json"
 CACHE = "/cache"
 
 
@@ -30,11 +33,11 @@ def fetch_plan(content: Content, sources: tuple[Source, ...], workload: Workload
     return write_plan(plan)
 
 
-def config_map(key: Key, uid: str, plan: str) -> Json:
+def config_map(key: Key, uid: str, revision: Revision) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(key, uid, child_name(key.name, f"config-{hash_of(plan)}")),
+        "metadata": metadata(key, uid, child_name(key.name, f"config-{revision.name}")),
         "immutable": True,
-        "data": {PLAN_FILE: plan},
+        "data": revision.data,
     }

@@ -2,11 +2,10 @@
 
 from halimede_operator.core.api.spec import Json, Key, RolloutPolicy, Workload
 from halimede_operator.core.children.metadata import metadata
-from halimede_operator.core.labels import PLACEMENT, POD_SETTINGS, TEMPLATE_HASH, stable_selector_of
-from halimede_operator.core.names import canonical_json, child_name, hash_of
-from halimede_operator.core.placement.choice import Placement
-from halimede_operator.core.platform import Platform
-from halimede_operator.core.pod_settings import written
+from halimede_operator.core.labels import ROLLED_BACK, TEMPLATE_HASH, stable_selector_of
+from halimede_operator.core.names import child_name
+from halimede_operator.core.revisions.revision import Revision
+from halimede_operator.core.revisions.rollback import RolledBack
 
 REVISIONS_KEPT = 2
 """Old ReplicaSets that the Deployment keeps. Their ConfigMaps are kept too."""
@@ -21,16 +20,20 @@ def deployment(
     key: Key,
     uid: str,
     workload: Workload,
-    template: Json,
-    platform: Platform,
-    placement: Placement | None,
+    revision: Revision,
+    config_map: str,
+    rolled_back: RolledBack | None,
     policy: RolloutPolicy,
 ) -> Json:
-    """placement: the devices that the template has. policy: not Auto."""
+    """config_map: name of the revision's. policy: not Auto."""
     head = metadata(key, uid, child_name(key.name))
-    annotations = {TEMPLATE_HASH: hash_of(canonical_json(template), 16), POD_SETTINGS: written(platform)}
-    if placement is not None:
-        annotations[PLACEMENT] = placement.written()
+    annotations = {
+        **revision.annotations,
+        TEMPLATE_HASH: revision.hash,
+        # Written when it is empty too: `kubectl rollout undo` copies an old record from a ReplicaSet, and server-side
+        # apply does not remove what others have set.
+        ROLLED_BACK: rolled_back.text if rolled_back is not None else "",
+    }
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -43,6 +46,6 @@ def deployment(
             "progressDeadlineSeconds": workload.rollout.progress_seconds,
             # Left out when false, so that `kubectl rollout pause` of the Deployment is respected.
             **({"paused": True} if workload.rollout.paused else {}),
-            "template": template,
+            "template": revision.pod_template(config_map),
         },
     }

@@ -10,15 +10,15 @@ import math
 from typing import Any
 
 from halimede_operator.core.api.spec import CacheMedium, Json, Key, TopologySpread, Workload
-from halimede_operator.core.children.config_map import CACHE, PLAN_FILE
+from halimede_operator.core.children.config_map import CACHE
 from halimede_operator.core.children.source import Source, each_once
-from halimede_operator.core.labels import REVISION_LABEL, labels_of, selector_of
-from halimede_operator.core.names import canonical_json, hash_of
+from halimede_operator.core.labels import labels_of, selector_of
 from halimede_operator.core.objects import canonical
 from halimede_operator.core.overlay import overlay
 from halimede_operator.core.placement.choice import Placement, with_terms
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.reading import objects_at
+from halimede_operator.core.revisions.revision import CONFIG_VOLUME, PLAN_FILE, THIS_CONFIG_MAP
 
 FETCH = "fetch"
 SERVER = "server"
@@ -46,14 +46,13 @@ def pod_template(
     workload: Workload,
     platform: Platform,
     sources: tuple[Source, ...],
-    config_map: str,
     account: str,
     placement: Placement | None,
 ) -> Json:
-    """The pod template in canonical form, merged with `spec.podTemplate`, with a label for its revision.
+    """The pod template of a revision in canonical form, merged with `spec.podTemplate`.
 
-    config_map: name of the one with the fetch plan. account: name of the ServiceAccount. placement: the devices; None
-    without an accelerator, and to find out which devices the pods may have.
+    account: name of the ServiceAccount. placement: the devices; None without an accelerator, and to find out which
+    devices the pods may have.
     """
     ours = {
         "metadata": {"labels": labels_of(key)},
@@ -69,7 +68,7 @@ def pod_template(
             **_scheduling(key, workload, platform),
             "initContainers": [_fetch(workload, platform, sources)],
             "containers": [_server(workload, platform, sources, placement)],
-            "volumes": _volumes(workload, platform, sources, config_map),
+            "volumes": _volumes(workload, platform, sources),
         },
     }
     merged = overlay(ours, workload.pod_template)
@@ -80,7 +79,6 @@ def pod_template(
     template: dict[str, Any] = canonical(merged)
     # Selectors need these labels, so `spec.podTemplate` cannot change them.
     template["metadata"]["labels"].update(labels_of(key))
-    template["metadata"]["labels"][REVISION_LABEL] = hash_of(canonical_json(template))
     return template
 
 
@@ -265,7 +263,7 @@ def _probe(path: str) -> dict[str, Any]:
 
 def _common_mounts(sources: tuple[Source, ...]) -> list[Json]:
     return [
-        {"name": "config", "mountPath": CONFIG, "readOnly": True},
+        {"name": CONFIG_VOLUME, "mountPath": CONFIG, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own
         *each_once(tuple(each for source in sources for each in source.mounts)),
     ]
@@ -278,13 +276,14 @@ def _cache_mount(workload: Workload) -> list[Json]:
     return [{"name": "cache", "mountPath": CACHE, "subPath": cache.sub_path}]
 
 
-def _volumes(workload: Workload, platform: Platform, sources: tuple[Source, ...], config_map: str) -> list[Json]:
+def _volumes(workload: Workload, platform: Platform, sources: tuple[Source, ...]) -> list[Json]:
     cache = workload.cache
+    plan = {"name": THIS_CONFIG_MAP, "items": [{"key": PLAN_FILE, "path": PLAN_FILE}]}
     # This volume holds the models themselves, or with a cache links into it.
     models = {"sizeLimit": cache.size_limit} if cache.medium is CacheMedium.EMPTY_DIR else {}
     volumes: list[Json] = [
         {"name": "models", "emptyDir": models},
-        {"name": "config", "configMap": {"name": config_map}},
+        {"name": CONFIG_VOLUME, "configMap": plan},
         {"name": "tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}},
     ]

@@ -70,6 +70,7 @@ def read_pod(
         name=name,
         uid=text_at(pod, "metadata", "uid"),
         created=moment_at(pod, "metadata", "creationTimestamp") or "",
+        placed=placed_at(pod),
         node=name_at(pod, "spec", "nodeName"),
         template_hash=name_at(pod, "metadata", "labels", "pod-template-hash"),
         image=image_of(pod, SERVER),
@@ -86,6 +87,12 @@ def read_pod(
         fetched=_fetched(pod),
         index=index,
     )
+
+
+def placed_at(pod: Object) -> str:
+    """When a pod got its node, as `moment_at` writes it; "" before that."""
+    scheduled = condition(pod, "PodScheduled")
+    return (moment_at(scheduled, "lastTransitionTime") or "") if scheduled.get("status") == "True" else ""
 
 
 def _reached(pod: Object, index: PodIndex | None, served: str) -> Stage:

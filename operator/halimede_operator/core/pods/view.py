@@ -28,6 +28,8 @@ class PodView:
     name: str
     uid: str
     created: str
+    placed: str
+    """When it got its node, as the cluster reports it; "" before that."""
     node: str
     template_hash: str
     image: str

@@ -16,7 +16,7 @@ from typing import Any
 from halimede_operator.core.api.conditions import TRUE, Condition, merged
 from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, Spec
 from halimede_operator.core.events import EventDraft, EventLimit, events_of
-from halimede_operator.core.labels import PLACEMENT, selector_of
+from halimede_operator.core.labels import GENERATION, PLACEMENT, selector_of
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.inventory import shown_profile
 from halimede_operator.core.pods.failure import Failure, NormalReason, Reason, Stage
@@ -34,6 +34,9 @@ from halimede_operator.core.reading import (
     objects_at,
     text_at,
 )
+from halimede_operator.core.revisions.history import Entry, Outcome, read_history, with_current
+from halimede_operator.core.revisions.revision import revision_label
+from halimede_operator.core.revisions.rollback import RolledBack, rolled_back_in
 from halimede_operator.core.rollout import Strategy
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status.observed import Observed, observe
@@ -63,23 +66,29 @@ def status_of(
     now: str,
     *,
     is_postponed: bool = False,
-    waiting_settings: str = "",
+    revision: str | None = None,
+    rolled_back: RolledBack | None = None,
+    waiting: Sequence[str] | None = None,
     unplaced: str = "",
     strategy: Strategy | None = None,
 ) -> Object:
     """The whole status as JSON, without nulls.
 
     now: RFC 3339, used for everything that has no time of its own. is_postponed: the Deployment is not yet that of the
-    spec, because its change was postponed. waiting_settings: the operator's settings that the pods do not have yet, ""
-    if there are none. unplaced: why the pods can have no devices, "" if they can. strategy: how old pods are replaced.
+    spec, because its change was postponed. revision: the name of the one that the Deployment should have; None if it is
+    not known. rolled_back: what was rolled back to it, if it is not that of the spec. waiting: what changed in the
+    operator that the pods do not have yet; None if it is not known. unplaced: why the pods can have no devices, "" if
+    they can. strategy: how old pods are replaced.
     """
     observed = observe(snapshot, spec, now, unplaced)
+    if rolled_back is not None and rolled_back_in(observed.deployment) == rolled_back:
+        observed = replace(observed, rolled_back=rolled_back)
     if is_postponed or unplaced:
         observed = replace(observed, is_newest_of_spec=False, is_settled=False)
     members = _members(observed)
     conditions = conditions_of(observed, Obstacles(problems, failures, conflicts), members)
-    if waiting_settings:
-        conditions.append(upgrade_state(waiting_settings).of("UpgradeAvailable", observed.generation))
+    if waiting:
+        conditions.append(upgrade_state(observed, waiting).of("UpgradeAvailable", observed.generation))
     if (state := strategy_state(strategy, observed)) is not None:
         conditions.append(state.of("RolloutStrategy", observed.generation))
     return _without_none({
@@ -97,6 +106,8 @@ def status_of(
         "members": _members_json(members),
         "readySteps": _ready_steps(observed, members),
         **_placements(observed),
+        "revisions": _revisions(observed, revision, {condition.type: condition for condition in conditions}["Ready"]),
+        "upgradeAvailable": None if waiting is None else bool(waiting),
         "lastFailure": _last_failure(observed, now),
     })  # fmt: skip
 
@@ -235,6 +246,21 @@ def _placements(observed: Observed) -> Mapping[str, Any]:
     placed = sorted({pod.name: pod.node for pod in observed.active if pod.node and pod.name}.items())
     listed = [{"pod": pod, "node": node} for pod, node in placed[:MAX_PLACEMENTS]]
     return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACEMENTS else None}
+
+
+def _revisions(observed: Observed, wanted: str | None, ready: Condition) -> list[Object] | None:
+    history = read_history(observed.old)
+    name = revision_label(observed.deployment)
+    if name and name == wanted:
+        generation = decimal(at(observed.deployment, "metadata", "annotations", GENERATION)) or 0
+        outcome, reason = Outcome.ROLLING_OUT, ""
+        if ready.status == TRUE:
+            outcome = Outcome.SERVING
+        elif observed.deadline and observed.is_settled and observed.desired:
+            outcome, reason = Outcome.FAILED, ready.reason
+        current = Entry(name, generation, outcome, reason)
+        history = with_current(history, current, rolled_back_in(observed.deployment))
+    return [entry.as_json() for entry in history] or None
 
 
 def _last_failure(observed: Observed, now: str) -> Object | None:

@@ -19,6 +19,7 @@ from halimede_operator.core.reading import (
     seconds_before,
     text_at,
 )
+from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.snapshot import Object, Snapshot
 
 REVISION = "deployment.kubernetes.io/revision"
@@ -41,9 +42,10 @@ class Observed:
     desired: int
     """Replicas that should serve, 0 while suspended."""
     is_newest_of_spec: bool
-    """The newest ReplicaSet has the pod template of the spec."""
+    """The newest ReplicaSet has the pod template of the Deployment: that of the spec, or after a rollback that of the
+    revision before."""
     is_settled: bool
-    """The whole Deployment is that of the spec, and its controller has seen it."""
+    """The whole Deployment is as it should be, and its controller has seen it."""
     is_paused: bool
     """A user has set `paused` in the Deployment: its controller creates no pods of a new template."""
     newest: tuple[PodView, ...]
@@ -56,6 +58,8 @@ class Observed:
     """Why fewer replicas than desired of the newest template serve, and why waiting will not help."""
     deadline: str
     """The Deployment's message that the rollout takes too long, not counting fetches; "" otherwise."""
+    rolled_back: RolledBack | None = None
+    """What was rolled back: the Deployment has an earlier revision than that of the spec."""
 
     @property
     def generation(self) -> int:

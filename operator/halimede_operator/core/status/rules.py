@@ -13,18 +13,22 @@ Ready means that the newest spec is served. For an object that is accepted and w
 A spec is rolled out once all replicas of its pod template were available at the same time. So Ready waits for all
 replicas of a new spec, and stays True when the object is scaled or a pod is lost, as long as one replica serves. Ready
 is False with 0 replicas: clients that wait for Ready send requests next, and no pod would answer them.
+
+After a rollback the table is about the revision that was restored. Degraded and Stalled are True with the reason
+RolledBack, because the newest spec is not served.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from halimede_operator.core.api.conditions import FALSE, TRUE, UNKNOWN, Condition
-from halimede_operator.core.api.spec import Problem
+from halimede_operator.core.api.spec import Problem, UpgradePolicy
 from halimede_operator.core.api_errors import Meaning
 from halimede_operator.core.pods.failure import NormalReason, Stage
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import at, clean, condition, name_at, text_at
+from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.rollout import Strategy
 from halimede_operator.core.snapshot import Object
 from halimede_operator.core.status.observed import Observed
@@ -87,12 +91,36 @@ def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Me
         "Ready": ready,
         **_for_kstatus(observed, stuck, ready),
     }
+    if observed.rolled_back is not None and stuck is None and not observed.is_deleting:
+        states = _after_rollback(observed.rolled_back, states)
     return [state.of(type_, observed.generation) for type_, state in states.items() if state is not None]
 
 
-def upgrade_state(settings: str) -> ConditionState:
-    text = "the pods keep what they were made with until their template changes, or none of them is ready"
-    return ConditionState(TRUE, "PlatformChanged", f"the operator's settings changed ({settings}); {text}")
+def _after_rollback(
+    record: RolledBack, states: Mapping[str, ConditionState | None]
+) -> dict[str, ConditionState | None]:
+    """The conditions while the revision before is served instead of the spec's."""
+    failed = f"revision {record.name} of generation {record.generation}"
+    cause = (
+        f"{failed} did not become ready, and revision {record.former} was restored: {record.reason}: {record.message}"
+    )
+    rolled_back = ConditionState(TRUE, ROLLED_BACK, cause)
+    changed: dict[str, ConditionState | None] = {"Degraded": rolled_back}
+    if (progressing := states["Progressing"]) is not None and progressing.reason == COMPLETE:
+        text = f"all pods are of revision {record.former}; {failed} was rolled back"
+        changed["Progressing"] = ConditionState(FALSE, ROLLED_BACK, text)
+    if (ready := states["Ready"]) is not None and ready.status == TRUE:
+        changed["Ready"] = ConditionState(TRUE, ready.reason, f"{ready.message}; {failed} was rolled back")
+    kept = {type_: state for type_, state in states.items() if type_ not in {"Reconciling", "Stalled"}}
+    return {**kept, **changed, "Stalled": rolled_back}
+
+
+def upgrade_state(observed: Observed, changed: Sequence[str]) -> ConditionState:
+    until = "their template changes, or none of them is ready"
+    if observed.spec is not None and observed.spec.workload.rollout.upgrade_policy is UpgradePolicy.MANUAL:
+        until = "spec.rollout.upgradePolicy is no longer Manual"
+    text = f"the operator would now make other pods (changed: {', '.join(changed)})"
+    return ConditionState(TRUE, "PlatformChanged", f"{text}; the pods keep what they were made with until {until}")
 
 
 def strategy_state(strategy: Strategy | None, observed: Observed) -> ConditionState | None:
@@ -233,7 +261,7 @@ def progressing_state(observed: Observed, stuck: ConditionState | None) -> Condi
     reason = text_at(condition(observed.deployment, "Progressing"), "reason")
     is_done = reason == "NewReplicaSetAvailable" or len(observed.serving_newest) >= observed.desired
     if is_done and not observed.older:
-        return ConditionState(FALSE, "Complete", "all pods are of the newest spec")
+        return ConditionState(FALSE, COMPLETE, "all pods are of the newest spec")
     return rolling_out
 
 
@@ -303,6 +331,8 @@ def _ready_while_served(observed: Observed, serves: str) -> ConditionState:
 
 
 ROLLOUT_PAUSED = "RolloutPaused"
+ROLLED_BACK = "RolledBack"
+COMPLETE = "Complete"
 _MORE_PODS = "the pods are being made"
 
 

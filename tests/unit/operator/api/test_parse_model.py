@@ -22,6 +22,7 @@ from halimede_operator.core.api.spec import (
     Scheduling,
     Serving,
     TopologySpread,
+    UpgradePolicy,
     Workload,
 )
 from halimede_operator.core.platform import Platform
@@ -112,7 +113,7 @@ def test_every_field_of_a_model_is_parsed() -> None:
             env=tuple(spec["env"]),
             service_account_name="reader",
             pod_template=spec["podTemplate"],
-            rollout=Rollout(RolloutPolicy.IN_PLACE, 5400),
+            rollout=Rollout(RolloutPolicy.IN_PLACE, 5400, auto_rollback=False, upgrade_policy=UpgradePolicy.AUTO),
             max_unavailable="25%",
             network_policy=True,
             allow_from=tuple(spec["networkPolicy"]["allowFrom"]),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from halimede_operator.core.api.spec import Rollout, RolloutPolicy, Serving
-from halimede_operator.core.names import hash_of
+from halimede_operator.core.names import canonical_json, hash_of
 from support.operator_children import Object, children_of
 from support.operator_desired import children_of_spec
 from support.operator_specs import (
@@ -80,11 +80,15 @@ def test_an_ensembles_children_have_a_label_of_their_own() -> None:
 
 
 def test_the_config_map_is_named_by_its_content() -> None:
-    config_map = children()["ConfigMap"]
+    made = children()
+    config_map, template = made["ConfigMap"], made["Deployment"]["spec"]["template"]
 
-    plan = config_map["data"]["plan.json"]
+    plan, stored = (config_map["data"][name] for name in ("plan.json", "pod-template.json"))
     assert config_map["immutable"] is True
-    assert config_map["metadata"]["name"] == f"bert-config-{hash_of(plan)}"
+    assert config_map["metadata"]["name"] == f"bert-config-{hash_of(canonical_json([plan, stored]))}"
+    revision = template["metadata"]["labels"].pop("halimede.dev/revision")
+    assert config_map["metadata"]["name"] == f"bert-config-{revision}"
+    assert json.loads(stored.replace("<this ConfigMap>", config_map["metadata"]["name"])) == template
     assert json.loads(plan) == {
         "models": [{"name": "bert", "uri": "s3://models/bert"}],
         "stores": {"s3": {"endpoint": "https://store.example"}},
@@ -121,7 +125,7 @@ def test_the_deployment_around_the_pods() -> None:
 
     template = made["spec"].pop("template")
     assert template["metadata"]["labels"].items() >= {**SELECTOR, "halimede.dev/track": "stable"}.items()
-    assert len(made["metadata"]["annotations"]["halimede.dev/template-hash"]) == 16
+    assert len(made["metadata"]["annotations"]["halimede.dev/template-hash"]) == 32
     assert made["spec"] == {
         "replicas": 3,
         "selector": {"matchLabels": {**SELECTOR, "halimede.dev/track": "stable"}},

@@ -133,7 +133,14 @@ def test_the_pod_of_a_minimal_spec() -> None:
         ],
         "volumes": [
             {"name": "models", "emptyDir": {}},
-            {"name": "config", "configMap": {"name": children["ConfigMap"]["metadata"]["name"]}},
+            {
+                "name": "config",
+                "configMap": {
+                    "name": children["ConfigMap"]["metadata"]["name"],
+                    # The ConfigMap has the template too.
+                    "items": [{"key": "plan.json", "path": "plan.json"}],
+                },
+            },
             {"name": "tmp", "emptyDir": {}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
         ],

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from halimede_operator.core.api.spec import EnsembleSpec, Key, Problem, Spec, Workload
 from halimede_operator.core.api_errors import Meaning
+from halimede_operator.core.labels import GENERATION, ROLLED_BACK
+from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Snapshot
 from halimede_operator.core.status import ApplyFailure, events_of, status_of
 from support.operator_pods import (
@@ -39,6 +41,7 @@ from support.operator_pods import (
 from support.operator_specs import ensemble_key, model_key, model_spec, search_spec
 
 NOW, LATER = "2026-11-22T10:00:00Z", "2026-11-22T11:00:00Z"
+RECORD = RolledBack("inputs", "abcd", 2, "CrashLoop", "exited with code 3", OLD)
 SLOW = settings(deadline=None)
 """Load on the machine must not fail the test."""
 CRDS = Path(__file__).parents[4] / "crds"
@@ -90,6 +93,9 @@ def snapshots(draw: st.DrawFn, key: Key) -> Snapshot:
         deployment, st.integers(0, 3), generation=st.just(2), seen=st.integers(1, 2),
         progress=st.sampled_from(["NewReplicaSetAvailable", "ReplicaSetUpdated", "ProgressDeadlineExceeded"]),
     ))  # fmt: skip
+    if child is not None:
+        texts = {GENERATION: "2", ROLLED_BACK: draw(st.sampled_from([RECORD.text, "", "x"]))}
+        child["metadata"]["annotations"] = draw(st.sampled_from([{}, texts]))
     return snapshot(
         key,
         *pods,
@@ -131,9 +137,9 @@ def settled(
     seen: Snapshot, spec: Spec | None, problems: tuple[Problem, ...], failures: list[ApplyFailure], now: str, then: str
 ) -> tuple[Object, Object]:
     """A status, and the status of a second reconcile of the same snapshot."""
-    first = status_of(seen, spec, problems, failures, (), now)
+    first = status_of(seen, spec, problems, failures, (), now, revision=NEW, rolled_back=RECORD)
     seen.object["status"] = json.loads(json.dumps(first))
-    return first, status_of(seen, spec, problems, failures, (), then)
+    return first, status_of(seen, spec, problems, failures, (), then, revision=NEW, rolled_back=RECORD)
 
 
 @SLOW
@@ -142,11 +148,11 @@ def test_an_unchanged_snapshot_gives_the_same_status(seen: Snapshot, spec: Spec 
     problems = (Problem("spec", "bad"),) if spec is None else ()
     before = copy.deepcopy(seen)
     first, second = settled(seen, spec, problems, failures, NOW, LATER)
-    third = status_of(seen, spec, problems, failures, (), LATER)
+    third = status_of(seen, spec, problems, failures, (), LATER, revision=NEW, rolled_back=RECORD)
 
     assert (first, first) == (second, third)
     assert events_of(first, second) == ()
-    assert first == status_of(before, spec, problems, failures, (), NOW)
+    assert first == status_of(before, spec, problems, failures, (), NOW, revision=NEW, rolled_back=RECORD)
     assert_fits("inferencemodels", first)
 
 

@@ -1,0 +1,223 @@
+"""An object with its children, and the parts of Kubernetes that roll out a Deployment, without a cluster."""
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from halimede_operator.core.api.spec import Key
+from halimede_operator.core.diff import Apply, Delete
+from halimede_operator.core.events import EventDraft, events_of
+from halimede_operator.core.labels import REVISION_LABEL
+from halimede_operator.core.plan import Plan, plan
+from halimede_operator.core.platform import Platform
+from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.status import status_of
+from support.operator_pods import DEADLINE, READY, deployment, ended, fetched, pod, second, serving, stopped
+from support.operator_specs import UID, model_key
+from support.operator_status import LOG
+
+PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1", s3_endpoint="https://store.example")
+SPEC: Object = {"model": {"uri": "s3://models/bert"}}
+NUMBER = "deployment.kubernetes.io/revision"
+LATE = "ProgressDeadlineExceeded"
+DONE = "NewReplicaSetAvailable"
+
+
+class World:
+    """One reconcile after the other, each followed by what Kubernetes' controllers do."""
+
+    def __init__(
+        self, spec: Object = SPEC, key: Key | None = None, members: Mapping[str, Object] | None = None
+    ) -> None:
+        self.key = key or model_key()
+        self.platform = PLATFORM
+        self.members = dict(members or {})
+        self.now = second(DEADLINE + 300)
+        self.children: dict[tuple[str, str], Object] = {}
+        self.replica_sets: dict[str, Object] = {}
+        """By revision."""
+        self.pods: list[Object] = []
+        self.progress = "ReplicaSetUpdated"
+        self.object: Object = {
+            "apiVersion": "halimede.dev/v1alpha1",
+            "kind": str(self.key.kind),
+            "metadata": {"name": self.key.name, "namespace": self.key.namespace, "uid": UID, "generation": 1},
+            "spec": copy.deepcopy(spec),
+        }
+
+    # What users do.
+
+    def edit(self, **spec: Any) -> None:
+        """Change fields of the spec; None removes one."""
+        self.object["spec"] |= spec
+        self.object["spec"] = {name: value for name, value in self.object["spec"].items() if value is not None}
+        self.object["metadata"]["generation"] += 1
+
+    def undo(self, revision: str) -> None:
+        """`kubectl rollout undo deployment/NAME --to-revision`: the template and all annotations are the ReplicaSet's."""
+        replica_set = self.replica_sets[revision]
+        self.deployment["spec"]["template"] = copy.deepcopy(replica_set["spec"]["template"])
+        self.deployment["metadata"]["annotations"] = copy.deepcopy(replica_set["metadata"]["annotations"])
+        self._control()
+
+    # The operator.
+
+    def plan(self) -> Plan:
+        return plan(self.snapshot(), self.platform, self.now)
+
+    def reconcile(self) -> list[EventDraft]:
+        """Reconcile until nothing changes. Returns the events."""
+        events: list[EventDraft] = []
+        for _ in range(9):
+            planned, before = self.plan(), copy.deepcopy((self.children, self.object))
+            for change in planned.changes:
+                self._make(change)
+            events += planned.events
+            status = status_of(
+                self.snapshot(), planned.spec, planned.problems, (), (), self.now,
+                revision=planned.revision, rolled_back=planned.rolled_back, waiting=planned.waiting,
+            )  # fmt: skip
+            events += events_of(self.object.get("status"), status)
+            self.object["status"] = json.loads(json.dumps(status))
+            self._control()
+            if (self.children, self.object) == before:
+                return events
+        raise AssertionError("it does not come to rest")
+
+    def _make(self, change: object) -> None:
+        match change:
+            case Apply(value):
+                where = value["kind"], value["metadata"]["name"]
+                known = self.children.get(where, {"metadata": {}})
+                made = copy.deepcopy({**known, **value, "metadata": {**known["metadata"], **value["metadata"]}})
+                made["metadata"] |= {"uid": f"uid of {where}", "resourceVersion": "7"}
+                self.children[where] = made
+            case Delete(_, kind, _, name):
+                del self.children[kind, name]
+            case _:
+                raise AssertionError(change)
+
+    # Kubernetes' controllers.
+
+    def serve(self, *revisions: str) -> None:
+        """Of each of these revisions one pod serves; there are no others."""
+        self.have(*(serving(f"bert-{name}-a", template=name) for name in revisions))
+        self.progress = DONE if len(revisions) == 1 else "ReplicaSetUpdated"
+        self._control()
+
+    def have(self, *pods: Object) -> None:
+        self.pods = [copy.deepcopy(each) for each in pods]
+        for each in self.pods:
+            each["metadata"]["labels"][REVISION_LABEL] = each["metadata"]["labels"]["pod-template-hash"]
+
+    def _control(self) -> None:
+        live = self.deployment
+        name = live["spec"]["template"]["metadata"]["labels"][REVISION_LABEL]
+        numbers = [int(each["metadata"]["annotations"][NUMBER]) for each in self.replica_sets.values()]
+        known = self.replica_sets.get(name)
+        number = numbers and known and int(known["metadata"]["annotations"][NUMBER]) == max(numbers) and max(numbers)
+        self.replica_sets[name] = {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "metadata": {
+                "name": f"bert-{name}",
+                "namespace": "prod",
+                "labels": {"pod-template-hash": name, REVISION_LABEL: name},
+                "annotations": {**live["metadata"]["annotations"], NUMBER: str(number or max(numbers, default=0) + 1)},
+            },
+            "spec": {"template": live["spec"]["template"]},
+        }
+        for each, replica_set in self.replica_sets.items():
+            ready = sum(
+                pod_["metadata"]["labels"]["pod-template-hash"] == each and _is_ready(pod_) for pod_ in self.pods
+            )
+            replica_set["status"] = {"readyReplicas": ready}
+        live["metadata"]["generation"] = 1
+        live["status"] = deployment(progress=self.progress)["status"]
+
+    # What one sees.
+
+    @property
+    def deployment(self) -> Object:
+        return self.children["Deployment", self.key.name]
+
+    @property
+    def revision(self) -> str:
+        return str(self.deployment["spec"]["template"]["metadata"]["labels"][REVISION_LABEL])
+
+    @property
+    def image(self) -> str:
+        return str(self.deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+    def annotation(self, name: str) -> str:
+        return str(self.deployment["metadata"]["annotations"][name])
+
+    @property
+    def status(self) -> Object:
+        status: Object = self.object["status"]
+        return status
+
+    def condition(self, type_: str) -> str:
+        found = next((each for each in self.status["conditions"] if each["type"] == type_), None)
+        return f"{found['status']} {found['reason']}" if found else ""
+
+    def message(self, type_: str) -> str:
+        return str(next(each["message"] for each in self.status["conditions"] if each["type"] == type_))
+
+    def outcomes(self) -> list[str]:
+        """`REVISION GENERATION OUTCOME REASON` of each revision."""
+        return [" ".join(map(str, each.values())) for each in self.status["revisions"]]
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            key=self.key,
+            object=self.object,
+            members=self.members,
+            children=tuple(self.children.values()),
+            replica_sets=tuple(self.replica_sets.values()),
+            pods=tuple(self.pods),
+            indexes={each["metadata"]["uid"]: READY for each in self.pods if _is_ready(each)},
+        )
+
+
+def _is_ready(pod_: Object) -> bool:
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in pod_["status"].get("conditions", ()))
+
+
+def hanging(revision: str) -> Object:
+    """A pod whose server has run since long before the deadline, and is not ready."""
+    return pod(f"bert-{revision}-a", template=revision, fetch=fetched(finished=2), server=None)
+
+
+def served_world(spec: Object = SPEC, **options: Any) -> World:
+    """A world with a revision that serves."""
+    world = World(spec, **options)
+    world.reconcile()
+    world.serve(world.revision)
+    world.reconcile()
+    return world
+
+
+BROKEN = {"uri": "s3://models/broken"}
+FIXED = {"uri": "s3://models/fixed"}
+CAUSE = "failed to load 'bert' version 1: Internal: no weights"
+
+
+def load_failed(name: str) -> Object:
+    return stopped(ended(1, LOG), name=f"bert-{name}-a", template=name)
+
+
+def failed_update(world: World | None = None, pod: Any = load_failed) -> tuple[World, str, str]:
+    """A world, whose spec became a broken one, up to its deadline; the revision before, and the broken one."""
+    world = world or served_world()
+    before = world.revision
+    world.edit(model=BROKEN)
+    world.reconcile()
+    broken = world.revision
+    world.have(serving(f"bert-{before}-a", template=before), pod(broken))
+    world.reconcile()
+    assert world.revision == broken
+    world.progress = LATE
+    world._control()
+    return world, before, broken
