@@ -56,6 +56,9 @@ class Nvml:
     def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
         return SimpleNamespace(total=handle.memory)
 
+    def nvmlDeviceGetAttributes(self, handle):  # noqa: N802
+        raise NvmlError("Not Supported")
+
     def nvmlDeviceGetUUID(self, handle):  # noqa: N802
         return handle.uuid
 
