@@ -20,7 +20,7 @@ from halimede_operator.core.labels import selector_of
 from halimede_operator.core.names import child_name
 from halimede_operator.core.pods.failure import Failure, NormalReason, Reason, Stage
 from halimede_operator.core.pods.fields import SERVER
-from halimede_operator.core.pods.view import DIGEST, FetchedModel
+from halimede_operator.core.pods.view import DIGEST, FetchedModel, PodView
 from halimede_operator.core.reading import (
     at,
     clean,
@@ -33,6 +33,7 @@ from halimede_operator.core.reading import (
     text_at,
 )
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.status.memory import memory_json
 from halimede_operator.core.status.observed import Observed, observe
 from halimede_operator.core.status.rules import (
     ApplyFailure,
@@ -47,6 +48,8 @@ from halimede_operator.core.status.steps import Member, MemberState, members_of
 __all__ = ["ApplyFailure", "EventDraft", "EventLimit", "TakenName", "events_of", "status_of"]
 
 MAX_PLACEMENTS = 64
+MAX_DEVICES = 16
+"""Of a pod."""
 
 
 def status_of(
@@ -88,6 +91,7 @@ def status_of(
         "members": _members_json(members),
         "readySteps": _ready_steps(observed, members),
         **_placements(observed),
+        "memory": memory_json(observed.memory),
         "lastFailure": _last_failure(observed, now),
     })  # fmt: skip
 
@@ -213,9 +217,26 @@ def _ready_steps(observed: Observed, members: Sequence[Member] | None) -> str | 
 
 
 def _placements(observed: Observed) -> Mapping[str, Any]:
-    placed = sorted({pod.name: pod.node for pod in observed.active if pod.node and pod.name}.items())
-    listed = [{"pod": pod, "node": node} for pod, node in placed[:MAX_PLACEMENTS]]
+    placed = sorted({pod.name: pod for pod in observed.active if pod.node and pod.name}.items())
+    old = {text_at(each, "pod"): each for each in objects_at(observed.old, "placements")[:MAX_PLACEMENTS]}
+    listed = [
+        _without_none({"pod": name, "node": pod.node, "devices": _devices(pod, old.get(name)) or None})
+        for name, pod in placed[:MAX_PLACEMENTS]
+    ]
     return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACEMENTS else None}
+
+
+def _devices(pod: PodView, old: object) -> list[Object]:
+    """The devices that the pod reports; until it does, those of the old status, as its devices never change."""
+    if pod.index is not None and pod.index.devices is not None:
+        known = [(device.uuid, device.profile) for device in pod.index.devices.devices]
+    else:
+        known = [(name_at(device, "uuid"), name_at(device, "profile")) for device in objects_at(old, "devices")]
+    return [
+        {"uuid": uuid, "profile": profile} if profile else {"uuid": uuid}
+        for uuid, profile in known[:MAX_DEVICES]
+        if uuid
+    ]
 
 
 def _last_failure(observed: Observed, now: str) -> Object | None:

@@ -26,6 +26,7 @@ from halimede_operator.core.pods.failure import NormalReason, Stage
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import at, clean, condition, name_at, text_at
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.status.memory import memory_advice
 from halimede_operator.core.status.observed import Observed
 from halimede_operator.core.status.steps import Member, MemberState
 
@@ -141,7 +142,10 @@ def steps_state(observed: Observed, members: Sequence[Member]) -> ConditionState
 
 
 def placed_state(observed: Observed) -> ConditionState:
-    return _stage_state(observed, Stage.PLACED, NormalReason.SCHEDULING, "Scheduled", "every replica has a node")
+    done = "every replica has a node"
+    if observed.memory is not None and observed.spec is not None and (wanted := observed.spec.workload.accelerator):
+        done += memory_advice(observed.memory, wanted)
+    return _stage_state(observed, Stage.PLACED, NormalReason.SCHEDULING, "Scheduled", done)
 
 
 def fetched_state(observed: Observed) -> ConditionState:
