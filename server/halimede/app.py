@@ -152,6 +152,7 @@ class App:
         options = LoadOptions(
             inventory=self._inventory,
             backend_config=settings.backend_config,
+            process_per_device=settings.process_per_device,
             autocomplete=not settings.disable_auto_complete_config,
             launcher=self._launcher,
             backend_directory=settings.backend_directory,
