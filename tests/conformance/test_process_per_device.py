@@ -172,9 +172,7 @@ def test_threads_are_refused_with_slices_and_kept_for_whole_gpus(site: Site) -> 
     assert site.instances("m") == {f"m_0_{number}": ("all", server.process.pid) for number in range(4)}
 
 
-def test_visible_devices_of_the_server_limit_its_processes(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_visible_devices_of_the_server_limit_its_processes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     site.add_native("m", "instance_group [ { kind: KIND_GPU } ]")
     site.serve(devices=two_slices(0, 0, 0))
