@@ -10,7 +10,7 @@ from support.probe import built
 
 LIBRARY = "libnvidia-ml.so.1"
 MIB = 1 << 20
-COMPILE = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", f"{{out}}/{LIBRARY}", "nvml.c"]
+COMPILE = ["cc", "-std=c11", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", f"{{out}}/{LIBRARY}", "nvml.c"]
 
 
 @dataclass

@@ -76,10 +76,9 @@ def nvml_devices(nvml: Any, visible: str | None) -> tuple[Device, ...]:  # Any: 
 
 
 def _driver_devices(visible: str | None) -> tuple[Device, ...]:
-    try:
-        import pynvml as nvml  # type: ignore[import-untyped]  # the package has no types
-    except ImportError:
-        return ()
+    # Imported here, because only a server asks a driver.
+    import pynvml as nvml  # type: ignore[import-untyped]  # the package has no types
+
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:

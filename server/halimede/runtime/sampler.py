@@ -137,7 +137,8 @@ def _after(memory: Mapping[str, DeviceMemory], gpus: Sequence[GpuSample]) -> Map
 def make_sampler(interval_ms: int, inventory: Inventory, *, cpu: bool, gpu: bool) -> Sampler:
     """A sampler of this machine and these devices. `cpu` and `gpu`: whether `latest` has their values."""
     system = SystemReader()
-    nvml = _import_nvml() if inventory.devices else None
+    # Imported only where it is needed: it takes milliseconds.
+    nvml = importlib.import_module("pynvml") if inventory.devices else None
     uuids = [device.uuid for device in inventory.devices]
     return Sampler(
         interval_ms,
@@ -266,13 +267,6 @@ def _attempt(read: Callable[[], T] | None) -> T | None:
     try:
         return read()
     except Exception:  # noqa: BLE001 - a driver's failure must not stop the server: the metrics lack a value
-        return None
-
-
-def _import_nvml() -> Any:  # Any: the module has no types
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
         return None
 
 
