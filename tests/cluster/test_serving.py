@@ -18,12 +18,18 @@ QUESTION = {"IN": ("FP32", [1, 4], [1, 2, 3, 4])}
 IMAGE = "jsonpath={.spec.template.spec.containers[0].image}"
 
 DEVICE = """import os
+import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
+    def initialize(self, args):
+        print("waits for its memory")
+        while " 3000 NVIDIA" not in open(os.environ["PLAYED_DEVICES"]).read():
+            time.sleep(0.1)
+
     def execute(self, requests):
         seen = np.array([[os.environ.get("CUDA_VISIBLE_DEVICES", "none").encode()]], object)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("DEVICE", seen)]) for _ in requests]
@@ -79,10 +85,28 @@ def test_a_model_has_the_gpu_slice_that_it_requested(
     )
     uri = platform.store.put("device", tmp_path / "device")
     tenant.apply(model("device", uri, "accelerator: {type: MIG, mig: {profile: 3g.40gb}}"))
-    tenant.wait_ready("im/device", START_LIMIT_S)
     (slice_,) = gpus.devices("node-1", "nvidia.com/mig-3g.40gb")
+
+    def is_loading() -> bool:
+        statuses = (pod["status"].get("containerStatuses", ()) for pod in tenant.get("pods")["items"])
+        # Before that there is no log.
+        runs = any("running" in status["state"] for each in statuses for status in each)
+        return runs and "waits for its memory" in tenant.kubectl("logs", "-l=halimede.dev/model=device", "--tail=-1")
+
+    eventually(is_loading, "the model to be loaded", START_LIMIT_S)
+    gpus.use("node-1", {slice_: 3000})
+    tenant.wait_ready("im/device", START_LIMIT_S)
     assert tenant.infer("device", {"ANY": ("INT32", [1], [0])}) == {"DEVICE": [slice_]}
     assert tenant.get("im/device")["status"]["effective"]["resourceName"] == "nvidia.com/mig-3g.40gb"
+    eventually(lambda: "memory" in tenant.get("im/device")["status"], "the devices to be reported", SECONDS_TO_TELL)
+    status = tenant.get("im/device")["status"]
+    devices = [{"uuid": slice_, "profile": "3g.40gb"}]
+    (pod,) = tenant.names("pods")
+    assert status["placements"] == [{"pod": pod.removeprefix("pod/"), "node": "node-1", "devices": devices}]
+    assert (status["memory"]["devicePeak"], status["memory"]["deviceTotal"]) == ("3000Mi", "40448Mi")
+    assert status["memory"]["hostPeak"].endswith("Mi")
+    (placed,) = (each["message"] for each in status["conditions"] if each["type"] == "Placed")
+    assert placed.endswith("spec.accelerator.mig.minMemory 3072Mi suits the model better")
 
 
 @pytest.mark.timeout(600, func_only=True)

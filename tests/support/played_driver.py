@@ -9,6 +9,7 @@ from support.image import install_programs
 from support.probe import built
 
 LIBRARY = "libnvidia-ml.so.1"
+DEVICES_FILE = "devices.txt"
 MIB = 1 << 20
 COMPILE = ["cc", "-std=c11", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", f"{{out}}/{LIBRARY}", "nvml.c"]
 
@@ -47,17 +48,26 @@ class PlayedDriver:
     """A driver for processes with `environment`. Its devices are those of the last `show`."""
 
     def __init__(self, folder: Path, *devices: PlayedGpu | PlayedSlice) -> None:
-        self._file = folder / "devices.txt"
+        self._file = folder / DEVICES_FILE
         self.show(*devices)
-        install_programs({"cc": "build-essential"})
-        library = built("nvml", COMPILE, needs="cc")
-        self.environment = {"LD_LIBRARY_PATH": str(library), "PLAYED_DEVICES": str(self._file)}
+        self.environment = {"LD_LIBRARY_PATH": str(library().parent), "PLAYED_DEVICES": str(self._file)}
 
     def show(self, *devices: PlayedGpu | PlayedSlice) -> None:
-        """Change the devices. A process reads either all old lines or all new ones."""
-        new = self._file.with_suffix(".new")
-        new.write_text("".join(f"{device}\n" for device in devices))
-        os.replace(new, self._file)
+        """Change the devices."""
+        write_devices(self._file, devices)
+
+
+def library() -> Path:
+    """The compiled library. Unavailable without a compiler that is there or can be installed."""
+    install_programs({"cc": "build-essential"})
+    return built("nvml", COMPILE, needs="cc") / LIBRARY
+
+
+def write_devices(file: Path, devices: Sequence[PlayedGpu | PlayedSlice]) -> None:
+    """Change the devices. A process reads either all old lines or all new ones."""
+    new = file.with_suffix(".new")
+    new.write_text("".join(f"{device}\n" for device in devices))
+    os.replace(new, file)
 
 
 def two_slices(*used_mib: int) -> Sequence[PlayedGpu | PlayedSlice]:

@@ -36,7 +36,7 @@ class Memory:
 def measured(old: object, spec: Spec | None, pods: Sequence[PodView], template_hash: str, now: str) -> Memory | None:
     """The memory to report. old: the old status. pods: those of the newest template that serve."""
     known = _read(old)
-    if spec is None:
+    if spec is None or not template_hash:
         return known
     found = _of_pods(pods, template_hash, now)
     if spec.workload.accelerator.type == "Shared":
@@ -48,13 +48,17 @@ def measured(old: object, spec: Spec | None, pods: Sequence[PodView], template_h
         return found
     if not (_has_grown(known.device_peak, found.device_peak) or _has_grown(known.host_peak, found.host_peak)):
         return known
-    device = max(known, found, key=lambda memory: memory.device_peak or 0)
-    host = max(known, found, key=lambda memory: memory.host_peak or 0)
+    device = found if _is_above(found.device_peak, known.device_peak) else known
+    host = found if _is_above(found.host_peak, known.host_peak) else known
     return Memory(template_hash, now, device.device_peak, device.device_total, host.host_peak)
 
 
 def _has_grown(old_mib: int | None, new_mib: int | None) -> bool:
     return new_mib is not None and (old_mib is None or new_mib > old_mib * 1.05)
+
+
+def _is_above(new_mib: int | None, old_mib: int | None) -> bool:
+    return new_mib is not None and (old_mib is None or new_mib > old_mib)
 
 
 def _of_pods(pods: Sequence[PodView], template_hash: str, now: str) -> Memory:

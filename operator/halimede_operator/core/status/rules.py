@@ -143,8 +143,9 @@ def steps_state(observed: Observed, members: Sequence[Member]) -> ConditionState
 
 def placed_state(observed: Observed) -> ConditionState:
     done = "every replica has a node"
-    if observed.memory is not None and observed.spec is not None and (wanted := observed.spec.workload.accelerator):
-        done += memory_advice(observed.memory, wanted)
+    memory = observed.memory
+    if memory is not None and memory.template_hash == observed.template_hash and observed.spec is not None:
+        done += memory_advice(memory, observed.spec.workload.accelerator)
     return _stage_state(observed, Stage.PLACED, NormalReason.SCHEDULING, "Scheduled", done)
 
 

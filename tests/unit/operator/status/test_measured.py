@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halimede_operator.core.api.spec import Accelerator, AcceleratorType, ModelSpec, Workload
 from halimede_operator.core.snapshot import Object, PodDevice, PodDevices, PodIndex, Snapshot
@@ -12,6 +14,7 @@ from support.operator_specs import model_key, model_spec
 from support.operator_status import LATER, NOW, message, status_for
 
 MIB = 1 << 20
+MEBIBYTES = st.none() | st.integers(0, 9856)
 SLICE = Accelerator(AcceleratorType.MIG, mig_profile="1g.10gb")
 
 
@@ -96,6 +99,21 @@ def test_a_peak_is_replaced_only_if_it_grew_by_more_than_5_percent(peak: int, ho
     else:
         assert then == first
     assert status_for(seen(reports(part(peak=peak), host=host), status=then), on(), now=LATER) == then
+
+
+@given(st.lists(st.tuples(MEBIBYTES, MEBIBYTES), min_size=1, max_size=4))
+def test_the_same_reports_change_nothing_the_second_time(peaks: list[tuple[int | None, int | None]]):
+    status: Object | None = None
+    for number, (peak, host) in enumerate(peaks):
+        devices = () if peak is None else (part(peak=peak),)
+        then = f"2026-11-22T10:00:{number:02}Z"
+        status = status_for(seen(reports(*devices, host=host), status=status), on(), now=then)
+        assert status_for(seen(reports(*devices, host=host), status=status), on(), now=LATER) == status
+
+
+def test_figures_of_the_template_before_cause_no_advice():
+    old = {"devicePeak": "1000Mi", "deviceTotal": "40448Mi", "templateHash": OLD, "measuredAt": NOW}
+    assert message(status_for(seen(status={"memory": old}), on()), "Placed") == "every replica has a node"
 
 
 def test_the_figures_of_the_template_before_are_replaced_even_by_lower_ones():
