@@ -20,6 +20,7 @@ from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
+from halimede_operator.cluster.inventory import Inventories
 from halimede_operator.cluster.kinds import ENSEMBLES, MODELS, WATCHED
 from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.nodes import Nodes
@@ -131,12 +132,13 @@ class Operator:
                 return
             indexes = Indexes(self._queue.add, time.monotonic)
             may_read_nodes = not self._settings.platform.watch_namespaces
-            nodes = Nodes(self._client, self._queue.add, time.monotonic, may_read=may_read_nodes)
+            nodes = Nodes(self._client, self._queue.add, may_read=may_read_nodes)
             self._reconcile = Reconciler(
                 self._client,
                 self._cache,
                 indexes,
                 nodes,
+                Inventories(self._client, time.monotonic, may_read=may_read_nodes),
                 Events(self._client, self._instance, time.monotonic),
                 self._other_operators,
                 self._settings.platform,

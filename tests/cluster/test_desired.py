@@ -25,8 +25,8 @@ from halimede_operator.core.api.spec import (
     Spec,
     TopologySpread,
 )
-from halimede_operator.core.desired import desired
 from halimede_operator.core.diff import Apply, diff
+from support.operator_desired import children_of_spec
 from support.operator_specs import PLATFORM, UID, cases, model_key, model_spec, workload
 
 Object = dict[str, Any]
@@ -57,7 +57,7 @@ def in_namespace(key: Key, namespace: str) -> Key:
 @given(case=cases())
 def test_generated_children_are_accepted_and_need_no_change(cluster: Cluster, namespace: str, case: Case) -> None:
     key, spec, members = case
-    wanted = desired(in_namespace(key, namespace), UID, spec, members, PLATFORM)
+    wanted = children_of_spec(in_namespace(key, namespace), UID, spec, members, PLATFORM)
 
     returned = apply(cluster, wanted, "--dry-run=server")
 
@@ -73,9 +73,9 @@ def test_fields_no_longer_wanted_are_removed(cluster: Cluster, namespace: str) -
             pod_template={"metadata": {"annotations": {"gone": "1"}}, "spec": {"hostAliases": [{"ip": "10.0.0.1"}]}},
         )
     )
-    first = ownerless(desired(key, UID, before, {}, PLATFORM))
+    first = ownerless(children_of_spec(key, UID, before, {}, PLATFORM))
     apply(cluster, first)
-    wanted = ownerless(desired(key, UID, model_spec(workload=workload(suspend=True)), {}, PLATFORM))
+    wanted = ownerless(children_of_spec(key, UID, model_spec(workload=workload(suspend=True)), {}, PLATFORM))
 
     deployment = next(child for child in apply(cluster, wanted) if child["kind"] == "Deployment")
 
@@ -87,7 +87,7 @@ def test_fields_no_longer_wanted_are_removed(cluster: Cluster, namespace: str) -
 
 def test_a_new_child_is_created_only_if_its_name_is_free(cluster: Cluster, namespace: str) -> None:
     every = model_spec(workload=workload(replicas=2, network_policy=True, scheduling=NOWHERE))
-    wanted = ownerless(desired(in_namespace(model_key(), namespace), UID, every, {}, PLATFORM))
+    wanted = ownerless(children_of_spec(in_namespace(model_key(), namespace), UID, every, {}, PLATFORM))
     assert {child["kind"] for child in wanted} == MADE
 
     async def make() -> None:
@@ -109,7 +109,7 @@ def test_a_new_child_is_created_only_if_its_name_is_free(cluster: Cluster, names
 
 def test_hand_edits_are_undone_and_additions_of_others_stay(cluster: Cluster, namespace: str) -> None:
     key = in_namespace(model_key(), namespace)
-    wanted = ownerless(desired(key, UID, model_spec(workload=workload(suspend=True)), {}, PLATFORM))
+    wanted = ownerless(children_of_spec(key, UID, model_spec(workload=workload(suspend=True)), {}, PLATFORM))
     apply(cluster, wanted)
     cluster.kubectl("annotate", "deployment/bert", "tool.example/note=theirs", f"--namespace={namespace}")
     cluster.kubectl("set", "env", "deployment/bert", "--containers=server", "THEIRS=1", f"--namespace={namespace}")
@@ -131,7 +131,7 @@ def test_hand_edits_are_undone_and_additions_of_others_stay(cluster: Cluster, na
 
 
 FULL = workload(
-    accelerator=Accelerator(AcceleratorType.MIG, 1, "1g.10gb"),
+    accelerator=Accelerator(AcceleratorType.MIG, mig_profile="1g.10gb"),
     resources={"limits": {"cpu": "1", "memory": "1Gi"}},
     cache=Cache(CacheMedium.PVC, "shared"),
     scheduling=Scheduling(topology_spread=TopologySpread.ZONE),
@@ -146,10 +146,10 @@ def test_pods_pass_the_restricted_profile(cluster: Cluster, namespace: str) -> N
     full = model_spec(uri="pvc://models/bert", credentials_secret="keys", ca_bundle=bundle, workload=FULL)
     on_the_node = model_spec(workload=replace(FULL, cache=Cache(CacheMedium.HOST_PATH)))
 
-    apply(cluster, (pod_of(desired(key, UID, full, {}, PLATFORM)),), "--dry-run=server")
+    apply(cluster, (pod_of(children_of_spec(key, UID, full, {}, PLATFORM)),), "--dry-run=server")
 
     with pytest.raises(AssertionError, match="restricted volume types"):
-        apply(cluster, (pod_of(desired(key, UID, on_the_node, {}, PLATFORM)),), "--dry-run=server")
+        apply(cluster, (pod_of(children_of_spec(key, UID, on_the_node, {}, PLATFORM)),), "--dry-run=server")
 
 
 def pod_of(children: tuple[Object, ...]) -> Object:

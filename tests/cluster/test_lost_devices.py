@@ -67,7 +67,7 @@ def test_lost_devices_and_nodes_are_reported_and_replaced(
     assert (tenant.names("pods"), tenant.condition("im/slice")["status"]) == (pods, "True")
     tenant.kubectl("delete", "pod", "--selector=halimede.dev/model=slice", "--wait=false")
     message = tenant.wait_for_reason("im/slice", "InsufficientDevices")
-    assert f"No node has {HALF}. The nodes have in all: nvidia.com/mig-1g.10gb (2)" in message
+    assert f"need 1x 3g.40gb; 2x 1g.10gb free on node {home}, which is of another kind" in message
 
     message = tenant.wait_for_reason("im/moves", "NodeLost")
     assert f"its node {lost} does not answer" in message

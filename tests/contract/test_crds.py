@@ -93,6 +93,7 @@ def test_every_rule_has_a_message(kind: str) -> None:
 
 
 Changes = Mapping[str, Any]
+_BY_MEMORY: Changes = {"spec.accelerator": {"type": "MIG", "mig": {"minMemory": "9Gi"}}}
 OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
     "spec.model.digest": {"spec.model.digest": f"sha256:{'1' * 64}"},
     "spec.model.versionPolicy.all": {"spec.model.versionPolicy": {"latest": 1}},
@@ -100,7 +101,16 @@ OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
     "spec.model.config.dynamicBatching.queueTimeout": {"spec.model.config.dynamicBatching.queueTimeout": "3s"},
     "spec.accelerator.type": {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb"}}},
     "spec.accelerator.count": ({"spec.accelerator": {"type": "GPU", "count": 1}}, {"spec.accelerator.count": 2}),
+    "spec.accelerator.moveAfter": {"spec.accelerator.moveAfter": "6m"},
     "spec.accelerator.mig.profile": {"spec.accelerator.mig.profile": "1g.10gb+me"},
+    "spec.accelerator.mig.minMemory": (_BY_MEMORY, {"spec.accelerator.mig.minMemory": "10Gi"}),
+    "spec.accelerator.mig.allowWhole": (_BY_MEMORY, {"spec.accelerator.mig.allowWhole": True}),
+    "spec.accelerator.gpu.minMemory": {"spec.accelerator.gpu.minMemory": "41Gi"},
+    "spec.accelerator.gpu.minComputeCapability": {"spec.accelerator.gpu.minComputeCapability": "9.0"},
+    "spec.accelerator.shared.resourceName": (
+        {"spec.accelerator": {"type": "Shared"}},
+        {"spec.accelerator.shared": {"resourceName": "nvidia.com/gpu"}},
+    ),
     "spec.resources.requests[*]": {"spec.resources.requests[cpu]": 1},
     "spec.resources.limits[*]": {"spec.resources.limits[memory]": "9Gi"},
     "spec.scheduling.tolerations[].operator": {"spec.scheduling.tolerations[0].operator": ABSENT},

@@ -86,7 +86,13 @@ def parts_of(path: str) -> list[str | int]:
 WORKLOAD: Json = {
     "replicas": 2,
     "suspend": False,
-    "accelerator": {"type": "GPU", "count": 2},
+    "accelerator": {
+        "type": "GPU",
+        "count": 2,
+        "processPerDevice": True,
+        "moveAfter": "5m",
+        "gpu": {"products": ["NVIDIA-H100-80GB-HBM3"], "minMemory": "40Gi", "minComputeCapability": "8.0"},
+    },
     "resources": {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"memory": "8Gi"}},
     "scheduling": {
         "nodeSelector": {"example.com/disk": "ssd"},
@@ -209,6 +215,11 @@ _MODELS: dict[str, Mapping[str, Any]] = {
     "no-replicas": {"spec.replicas": 0},
     "suspended": {"spec.suspend": True},
     "one-gpu": {"spec.accelerator": {"type": "GPU"}},
+    "slices-by-memory": {"spec.accelerator": {"type": "MIG", "mig": {"minMemory": "9Gi", "allowWhole": True}}},
+    "two-slices": {
+        "spec.accelerator": {"type": "MIG", "count": 2, "processPerDevice": True, "mig": {"profile": "1g.10gb"}}
+    },
+    "a-shared-gpu": {"spec.accelerator": {"type": "Shared", "shared": {"resourceName": "nvidia.com/gpu"}}},
     "no-accelerator-by-name": {"spec.accelerator": {"type": "None"}},
     "a-slice-with-media-engines": {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb+me.all"}}},
     "amounts-as-numbers": {"spec.resources": {"limits": {"cpu": 2}}, "spec.cache": {"sizeLimit": 1000000000}},

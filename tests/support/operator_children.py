@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from halimede_operator.core.api.spec import EnsembleSpec, Key, ModelSpec, Spec
-from halimede_operator.core.desired import desired
 from halimede_operator.core.platform import Platform
+from support.operator_desired import children_of_spec
 from support.operator_specs import PLATFORM, UID, ensemble_key, model_key
 
 Object = dict[str, Any]
@@ -18,7 +18,7 @@ def children_of(
     key = key or (ensemble_key() if isinstance(spec, EnsembleSpec) else model_key())
     named = [
         (f"{child['kind']}/{child['metadata']['name']}", child)
-        for child in desired(key, UID, spec, members or {}, platform)
+        for child in children_of_spec(key, UID, spec, members or {}, platform)
     ]
     kinds = [name.partition("/")[0] for name, _ in named]
     return {name if kinds.count(kind) > 1 else kind: child for kind, (name, child) in zip(kinds, named, strict=True)}

@@ -13,12 +13,12 @@ import yaml
 
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import Key, Kind, ModelSpec, Spec
-from halimede_operator.core.desired import desired
 from halimede_operator.core.labels import APPLIED_HASH, REVISION_LABEL, TEMPLATE_HASH
 from halimede_operator.core.objects import map_key
 from halimede_operator.core.plan import member_names
 from halimede_operator.core.platform import Platform
 from support.custom_resources import GOOD, model
+from support.operator_desired import children_of_spec
 from support.operator_specs import PLATFORM, UID
 
 Json = dict[str, Any]
@@ -76,7 +76,7 @@ def children_of(value: Json, platform: Platform = PLATFORM) -> tuple[Json, ...]:
         for member in member_names(value)
     }
     models = {member: spec for member, spec in members.items() if isinstance(spec, ModelSpec)}
-    return desired(key, UID, _spec(key, value, platform), models, platform)
+    return children_of_spec(key, UID, _spec(key, value, platform), models, platform)
 
 
 def _spec(key: Key, value: Json, platform: Platform) -> Spec:

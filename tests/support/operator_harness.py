@@ -13,6 +13,7 @@ from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
+from halimede_operator.cluster.inventory import Inventories
 from halimede_operator.cluster.kinds import WATCHED
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
@@ -79,12 +80,13 @@ async def open_harness(folder: Path) -> AsyncIterator[Harness]:
         await connection.refresh()
         cache, woken = Cache(), list[Key]()
         client = KubeClient(connection, lambda: harness.leads)
-        nodes = Nodes(client, woken.append, lambda: harness.now, may_read=True, period_s=0.01)
+        nodes = Nodes(client, woken.append, may_read=True, period_s=0.01)
         reconciler = Reconciler(
             client,
             cache,
             Indexes(woken.append, lambda: harness.now),
             nodes,
+            Inventories(client, lambda: harness.now, may_read=True),
             Events(client, "this-operator", lambda: harness.now),
             OtherOperators(client, "halimede/this", lambda: harness.now),
             PLATFORM,
@@ -116,7 +118,7 @@ async def second_operator(harness: Harness, lease: str = "halimede/this") -> Asy
     client, cache = KubeClient(connection, lambda: True), Cache()
     indexes = Indexes(lambda _key: None, lambda: harness.now)
     nodes, events = (
-        Nodes(client, lambda _key: None, lambda: harness.now, may_read=True),
+        Nodes(client, lambda _key: None, may_read=True),
         Events(client, "other", lambda: harness.now),
     )
     other_operators = OtherOperators(client, lease, lambda: harness.now)
@@ -125,6 +127,7 @@ async def second_operator(harness: Harness, lease: str = "halimede/this") -> Asy
         cache,
         indexes,
         nodes,
+        Inventories(client, lambda: harness.now, may_read=True),
         events,
         other_operators,
         PLATFORM,
@@ -139,7 +142,7 @@ async def second_operator(harness: Harness, lease: str = "halimede/this") -> Asy
 
 
 def create_unscheduled_pod(harness: Harness) -> None:
-    message = {"reason": "Unschedulable", "message": "0/2 nodes"}
+    message = {"reason": "Unschedulable", "message": "0/2 nodes: 2 Insufficient nvidia.com/gpu"}
     create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "False", **message})
 
 

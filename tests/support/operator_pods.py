@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from halimede_operator.core.api.spec import Key
+from halimede_operator.core.labels import PLACEMENT
+from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Snapshot
 
 IMAGE = "registry.example/halimede:1"
@@ -188,6 +190,7 @@ def deployment(
     progress: str = "NewReplicaSetAvailable",
     template: str = NEW,
     is_paused: bool = False,
+    placement: Placement | None = None,
 ) -> Object:
     is_late = progress == "ProgressDeadlineExceeded"
     since = DEADLINE if is_late else 1
@@ -195,7 +198,12 @@ def deployment(
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": "bert", "namespace": "prod", "generation": generation},
+        "metadata": {
+            "name": "bert",
+            "namespace": "prod",
+            "generation": generation,
+            **({"annotations": {PLACEMENT: placement.written()}} if placement is not None else {}),
+        },
         "spec": {
             "replicas": replicas,
             "progressDeadlineSeconds": 600,
@@ -225,14 +233,6 @@ def replica_set(template: str = NEW, revision: int = 1) -> Object:
             "annotations": {"deployment.kubernetes.io/revision": str(revision)},
         },
     }
-
-
-def gpu_node(name: str, **devices: str) -> Object:
-    """`devices` by resource, `mig_1g_5gb` for nvidia.com/mig-1g.5gb."""
-    allocatable = {
-        f"nvidia.com/{device.replace('_', '-', 1).replace('_', '.')}": count for device, count in devices.items()
-    }
-    return {"metadata": {"name": name}, "status": {"allocatable": {"cpu": "8", "memory": "32Gi", **allocatable}}}
 
 
 def index(*entries: tuple[str, str, str, str]) -> PodIndex:

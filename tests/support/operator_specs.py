@@ -14,6 +14,7 @@ from halimede_operator.core.api.spec import (
     CacheMedium,
     EnsembleSpec,
     EnsembleTensor,
+    GpuFilter,
     Image,
     Key,
     Kind,
@@ -181,10 +182,25 @@ _CACHES = st.one_of(
         size_limit=st.none() | st.sampled_from(["50Gi", "1000M"]),
     ),
 )
+_GPUS = st.builds(
+    GpuFilter,
+    products=st.sampled_from([(), ("NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3")]),
+    min_memory_mib=st.none() | st.just(40960),
+    min_capability=st.sampled_from([None, (8, 0), (8, 6)]),
+)
 _ACCELERATORS = st.one_of(
     st.just(Accelerator()),
-    st.builds(Accelerator, st.just(AcceleratorType.GPU), st.integers(1, 8)),
-    st.builds(Accelerator, st.just(AcceleratorType.MIG), st.integers(1, 4), st.sampled_from(["1g.10gb", "1g.10gb+me"])),
+    st.builds(Accelerator, st.just(AcceleratorType.GPU), st.integers(1, 8), gpu=_GPUS),
+    st.builds(
+        Accelerator,
+        st.just(AcceleratorType.MIG),
+        st.integers(1, 4),
+        process_per_device=st.booleans(),
+        mig_profile=st.sampled_from(["1g.10gb", "1g.10gb+me"]),
+        gpu=_GPUS,
+    ),
+    st.builds(Accelerator, st.just(AcceleratorType.MIG), mig_min_memory_mib=st.just(9216), allow_whole=st.booleans()),
+    st.builds(Accelerator, st.just(AcceleratorType.SHARED), gpu=_GPUS),
 )
 _VARIABLES = st.sampled_from(
     [

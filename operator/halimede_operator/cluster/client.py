@@ -4,23 +4,27 @@ import datetime
 import email.utils
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
 import orjson
 
 from halimede_operator.cluster.connection import Connection
-from halimede_operator.cluster.decoding import decode
+from halimede_operator.cluster.decoding import decode, decode_list
 from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, Resource
 from halimede_operator.core.api_errors import Cause, Meaning, meaning_of
 from halimede_operator.core.platform import FIELD_MANAGER
 from halimede_operator.core.pods.kubelet_events import NO_PULL_SECRET
 from halimede_operator.core.snapshot import Object
 
+T = TypeVar("T")
+
 STATUS_MANAGER = f"{FIELD_MANAGER}-status"
 TIMEOUT_S = 30.0
 RETRY_AFTER_MAX_S = 600.0
+PAGE = 100
+"""Objects per answer of a list of all namespaces, which bounds the memory that a list takes."""
 MOST_EVENTS = 32
 """Of one pod. A kubelet makes one for each message, but anybody may write events about a pod."""
 NO_VERSION = "1"
@@ -94,7 +98,9 @@ class KubeApi(Protocol):
 
     async def create_event(self, namespace: str, event: Object) -> None: ...
 
-    async def list_nodes(self) -> tuple[Object, ...]: ...
+    async def list_reduced(self, resource: Resource, reduced: Callable[[Object], T | None]) -> list[T]:
+        """All objects of a kind in all namespaces, page by page; of each one only what `reduced` returns is kept."""
+        ...
 
     async def get_node(self, name: str) -> Object | None: ...
 
@@ -171,10 +177,20 @@ class KubeClient:
     async def create_event(self, namespace: str, event: Object) -> None:
         await self._write("POST", EVENTS, EVENTS.path(namespace), event)
 
-    async def list_nodes(self) -> tuple[Object, ...]:
-        # Version 0: from the API server's cache, because nodes need not be up to date.
-        answer = await self._call("GET", NODES.path(None), query={"resourceVersion": "0"})
-        return tuple(answer.get("items") or ())
+    async def list_reduced(self, resource: Resource, reduced: Callable[[Object], T | None]) -> list[T]:
+        found: list[T] = []
+        query = {"limit": str(PAGE)}
+        path = resource.path(None)
+        while True:
+            _, data = await self._request_bytes("GET", path, None, query)
+            try:
+                page = decode_list(data, reduced, large_characters=0)
+            except ValueError as error:
+                raise _malformed("GET", path) from error
+            found += [each for each in page["items"] if each is not None]
+            if not (token := (page.get("metadata") or {}).get("continue")):
+                return found
+            query = {"limit": str(PAGE), "continue": token}
 
     async def get_node(self, name: str) -> Object | None:
         return await self._get(NODES.path(None, name), query={"resourceVersion": "0"})
@@ -254,6 +270,23 @@ class KubeClient:
         content_type: str = "application/json",
         timeout_s: float = TIMEOUT_S,
     ) -> tuple[int, Object]:
+        status, data = await self._request_bytes(verb, path, body, query, content_type, timeout_s)
+        try:
+            value: Object = decode(data)
+        except orjson.JSONDecodeError as error:
+            raise _malformed(verb, path) from error
+        return status, value
+
+    async def _request_bytes(
+        self,
+        verb: str,
+        path: str,
+        body: Object | None,
+        query: Mapping[str, str] | None,
+        content_type: str = "application/json",
+        timeout_s: float = TIMEOUT_S,
+    ) -> tuple[int, bytes]:
+        """The status and the body of a successful answer."""
         status, headers, data = await self._send(verb, path, body, query, content_type, timeout_s)
         if status == 401:
             # The file may have a newer token than the one we read.
@@ -263,11 +296,7 @@ class KubeClient:
                 raise ApiError(verb, path, 401, "Unauthorized", f"credentials cannot be read: {error}") from error
             status, headers, data = await self._send(verb, path, body, query, content_type, timeout_s)
         if 200 <= status < 300:
-            try:
-                value: Object = decode(data)
-            except orjson.JSONDecodeError as error:
-                raise ApiError(verb, path, 0, "Malformed", "the answer is not JSON") from error
-            return status, value
+            return status, data
         raise error_of(verb, path, status, headers, data)
 
     async def _send(
@@ -303,6 +332,10 @@ def _apply_request(value: Object, is_new: bool) -> tuple[Resource, str, Object]:
     resource, metadata = BY_KIND[value["kind"]], value["metadata"]
     body = {**value, "metadata": {**metadata, "resourceVersion": NO_VERSION}} if is_new else value
     return resource, resource.path(metadata["namespace"], metadata["name"]), body
+
+
+def _malformed(verb: str, path: str) -> ApiError:
+    return ApiError(verb, path, 0, "Malformed", "the answer is not JSON")
 
 
 def error_of(verb: str, path: str, status: int, headers: Mapping[str, str], data: bytes) -> ApiError:

@@ -1,4 +1,4 @@
-"""Reads the cluster's nodes: all of them on request, and periodically those on which our pods hold devices."""
+"""Periodically reads the nodes on which our pods hold devices."""
 
 import asyncio
 from collections import Counter
@@ -9,7 +9,6 @@ from halimede_operator.core.api.spec import Key
 from halimede_operator.core.devices import Held, held_devices, shortages
 from halimede_operator.core.snapshot import Object, Shortage
 
-KEPT_S = 10.0
 FORBIDDEN_S = 600.0
 PERIOD_S = 3.0
 SPACING_S = 0.05
@@ -17,41 +16,26 @@ SPACING_S = 0.05
 
 
 class Nodes:
-    """Nodes and their shortages of devices. Used by one event loop; `run` reads nodes until it is cancelled."""
+    """Shortages of devices on nodes. Used by one event loop; `run` reads nodes until it is cancelled."""
 
     def __init__(
         self,
         api: KubeApi,
         wake: Callable[[Key], None],
-        clock: Callable[[], float],
         *,
         may_read: bool,
         period_s: float = PERIOD_S,
     ) -> None:
         self._api = api
         self._wake = wake
-        self._clock = clock
         self._may_read = may_read
         self._period_s = period_s
-        self._nodes: tuple[Object, ...] = ()
-        self._good_until = float("-inf")
         self._held: dict[Key, Held] = {}
         self._seen: dict[str, tuple[Shortage, ...]] = {}
         """Shortages by node, at the last look."""
         self._short: dict[str, tuple[Shortage, ...]] = {}
         """Shortages by node, seen at both of the last two looks. One look is not enough: pods and nodes are not read at
         the same time, and a kubelet that starts has no devices until their plugin has registered."""
-
-    async def read(self) -> tuple[Object, ...]:
-        """Names, labels, taints and allocatable of all nodes; () if we may not or cannot read them."""
-        if self._may_read and self._clock() >= self._good_until:
-            try:
-                self._nodes = tuple(_brief(node) for node in await self._api.list_nodes())
-                self._good_until = self._clock() + KEPT_S
-            except ApiError as error:
-                self._nodes = ()
-                self._good_until = self._clock() + (FORBIDDEN_S if error.is_refusal else KEPT_S)
-        return self._nodes
 
     def short_of(self, key: Key, pods: Iterable[Object]) -> Mapping[str, tuple[Shortage, ...]]:
         """Shortages, by node, of the devices that this key's pods hold. From now on these nodes are read regularly."""
@@ -93,12 +77,3 @@ class Nodes:
             self._short[name] = short
             for key, _ in held:
                 self._wake(key)
-
-
-def _brief(node: Object) -> Object:
-    metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
-    return {
-        "metadata": {"name": metadata["name"], "labels": metadata.get("labels") or {}},
-        "spec": {name: spec[name] for name in ("taints", "unschedulable") if name in spec},
-        "status": {"allocatable": status.get("allocatable") or {}},
-    }

@@ -6,7 +6,7 @@ no pod is ever reachable that should not be.
 
 from collections.abc import Mapping
 
-from halimede_operator.core.api.spec import Json, Key, ModelSpec, Spec
+from halimede_operator.core.api.spec import Json, Key, ModelSpec, RolloutPolicy, Spec
 from halimede_operator.core.children.config_map import config_map, fetch_plan
 from halimede_operator.core.children.content import content_of, member_problems
 from halimede_operator.core.children.deployment import deployment
@@ -18,24 +18,34 @@ from halimede_operator.core.children.service_account import service_account
 from halimede_operator.core.children.services import pods_service, service
 from halimede_operator.core.children.source import source_of
 from halimede_operator.core.names import child_name
+from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.snapshot import Object
 
 __all__ = ["desired", "member_problems"]
 
 
-def desired(key: Key, uid: str, spec: Spec, members: Mapping[str, ModelSpec], platform: Platform) -> tuple[Object, ...]:
+def desired(
+    key: Key,
+    uid: str,
+    spec: Spec,
+    members: Mapping[str, ModelSpec],
+    platform: Platform,
+    placement: Placement | None,
+    policy: RolloutPolicy,
+) -> tuple[Object, ...]:
     """The children. Equal arguments give equal objects.
 
     uid: of the object. members: all InferenceModels of an ensemble by object name, empty for a model; raises KeyError
-    if one is missing. They must have no `member_problems`.
+    if one is missing. They must have no `member_problems`. placement: the devices of the pods; None without an
+    accelerator. policy: not Auto.
     """
     workload = spec.workload
     content = content_of(spec, members)
     sources = tuple(source_of(model, platform) for model in content.models)
     plan = config_map(key, uid, fetch_plan(content, sources, workload, platform))
     account = workload.service_account_name or child_name(key.name)
-    template = pod_template(key, workload, platform, sources, plan["metadata"]["name"], account)
+    template = pod_template(key, workload, platform, sources, plan["metadata"]["name"], account, placement)
 
     children: list[Json] = [plan]
     if workload.service_account_name is None:
@@ -43,7 +53,13 @@ def desired(key: Key, uid: str, spec: Spec, members: Mapping[str, ModelSpec], pl
     children += [pods_service(key, uid, workload.serving), service(key, uid, workload.serving)]
     if workload.network_policy:
         children.append(network_policy(key, uid, workload, platform.operator_namespace))
-    children.append(deployment(key, uid, workload, template, platform))
+    children.append(deployment(key, uid, workload, template, platform, placement, policy))
     if workload.replicas > 1 and workload.max_unavailable is not None:
         children.append(disruption_budget(key, uid, workload.max_unavailable))
     return tuple(sealed(child) for child in children)
+
+
+def template_without_devices(key: Key, spec: Spec, members: Mapping[str, ModelSpec], platform: Platform) -> Json:
+    """The pod template as far as it does not depend on the devices, for the decision about these."""
+    sources = tuple(source_of(model, platform) for model in content_of(spec, members).models)
+    return pod_template(key, spec.workload, platform, sources, "", "", None)

@@ -20,6 +20,8 @@ TEMPLATE_HASH = f"{GROUP}/template-hash"
 """Annotation of the Deployment: the hash of its pod template."""
 POD_SETTINGS = f"{GROUP}/pod-settings"
 """Annotation of the Deployment: the platform's settings that its pod template was made with."""
+PLACEMENT = f"{GROUP}/placement"
+"""Annotation of the Deployment: the devices that its pods request, and what they were chosen for."""
 
 _NAME_LABELS = {Kind.INFERENCE_MODEL: MODEL_LABEL, Kind.MODEL_ENSEMBLE: ENSEMBLE_LABEL}
 

@@ -77,6 +77,11 @@ def seconds_before(moment: str, seconds: float) -> str:
     return earlier.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def seconds_between(begin: str, end: str) -> float:
+    """Seconds between two moments in the format of `moment_at`."""
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+
+
 def decimal(value: object) -> int | None:
     """A whole number >= 0, which may be given as text: a number of devices, a model's version. None otherwise."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS:

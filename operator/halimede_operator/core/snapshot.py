@@ -100,5 +100,5 @@ class Snapshot:
     shortages: Mapping[str, tuple[Shortage, ...]] = field(default_factory=dict)
     """By node, of devices that pods of this object hold."""
     contenders: tuple[Contender, ...] = ()
-    nodes: tuple[Object, ...] = ()
-    """All nodes of the cluster, with labels and allocatable; empty if we may not read them, or did not need them."""
+    free_devices: str = ""
+    """For an object with pods that wait for devices: which ones are free, in words."""

@@ -12,18 +12,19 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
+from halimede_operator.cluster.inventory import Inventories
 from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
-from halimede_operator.core.api.spec import Key
+from halimede_operator.core.api.spec import Key, RolloutPolicy
 from halimede_operator.core.api_errors import Meaning
 from halimede_operator.core.diff import Apply, Conflict, Delete
 from halimede_operator.core.merge_patch import merge_patch
 from halimede_operator.core.operator_mark import other_operator
-from halimede_operator.core.plan import Plan, plan
+from halimede_operator.core.plan import Devices, Plan, plan, strategy_now
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
-from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_scheduler
+from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.reading import condition, moment_at
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
@@ -32,11 +33,14 @@ from halimede_operator.queue import Done, Failed, Gone, Outcome
 from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter, Performed
 from halimede_operator.reconcile.interruptions import NameTaken, Stale, Vanished
 from halimede_operator.reconcile.observer import Observer
+from halimede_operator.reconcile.placer import Placer, waits_for_devices_s
 
 CONFLICT_AGAIN_S = 8.0
 """The object that has a child's name is not watched, so check again whether it is gone. Costs one GET per name."""
 UNSCHEDULED_AGAIN_S = 30.0
-"""Nodes are not watched, so check again whether they offer more."""
+"""Nodes are not watched, so check again what they offer."""
+UNPLACED_AGAIN_S = 10.0
+"""The same for an object that has no pods because no node has devices that fit."""
 DEADLINE_AGAIN_S = 60.0
 """Once a Deployment reports ProgressDeadlineExceeded, a pod with a long fetch has a later deadline of its own. No event
 comes when that one passes."""
@@ -60,6 +64,7 @@ class Reconciler:
         cache: Cache,
         indexes: Indexes,
         nodes: Nodes,
+        inventories: Inventories,
         events: Events,
         other_operators: OtherOperators,
         platform: Platform,
@@ -71,7 +76,7 @@ class Reconciler:
         self._api = api
         self._observer = Observer(api, cache, indexes, nodes, other_operators.ours, wake)
         self._children = ChildWriter(api, cache, clock)
-        self._nodes = nodes
+        self._placer = Placer(inventories, clock)
         self._events = events
         self._other_operators = other_operators
         self._platform = platform
@@ -92,7 +97,7 @@ class Reconciler:
                     key, await self._observer.name_holders(key, self._children_with_taken_names.get(key, ()))
                 )
             except NameTaken:
-                return await self._reconcile(key, await self._observer.name_holders(key, self._new_children(key)))
+                return await self._reconcile(key, await self._observer.name_holders(key, await self._new_children(key)))
         except Vanished:
             return Done()
         except Stale as stale:
@@ -107,6 +112,7 @@ class Reconciler:
         snapshot = self._observer.observe(key)
         if snapshot is None:
             self._children.forget(key)
+            self._placer.forget(key)
             self._failing_since.pop(key, None)
             self._children_with_taken_names.pop(key, None)
             self._unclaimed_since.pop(key, None)
@@ -116,16 +122,21 @@ class Reconciler:
             return Done()
         if (wait_s := await self._leave_to_others(snapshot)) is not None:
             return Done(wait_s)
-        planned = plan(snapshot, self._platform, name_holders)
+        devices, planned = await self._plan(snapshot, name_holders)
         performed = Performed()
         again_in: list[float] = []
+        if planned.unplaced:
+            again_in.append(UNPLACED_AGAIN_S)
+        if _begins_with_a_gap(snapshot, planned):
+            # What to expect is told before it happens.
+            snapshot = await self._announce(snapshot, planned)
         if any(not isinstance(change, Conflict) for change in planned.changes):
             await self._observer.check_is_current(snapshot)
             if any(isinstance(change, Delete) for change in planned.changes):
                 # The cache may lack a ReplicaSet, and its pods need the ConfigMap and ServiceAccount that it names.
                 await self._observer.read_replica_sets(key)
                 if (after := self._observer.observe(key)) is not None:
-                    planned = plan(after, self._platform, name_holders)
+                    planned = plan(after, self._platform, name_holders, devices)
             performed = await self._children.perform_all(snapshot, planned)
             if performed.is_postponed:
                 again_in.append(ROLLOUT_SPACING_S)
@@ -135,12 +146,14 @@ class Reconciler:
                 # The status would report the old spec's children as those of the new spec.
                 raise Stale("it was changed while its children were made")
             snapshot = after
+        if not performed.is_postponed:
+            planned = dataclasses.replace(planned, strategy=strategy_now(snapshot, planned))
         if performed.failure is not None and performed.failure.meaning is Meaning.TRANSIENT:
             if self._clock() - self._failing_since.setdefault(key, begun) < REPORT_AFTER_S:
                 return _failed(performed.failure, performed.retry_after_s)
         else:
             self._failing_since.pop(key, None)
-        snapshot, checks_in = await self._with_causes(snapshot)
+        snapshot, checks_in = await self._with_causes(snapshot, planned)
         again_in += checks_in
         conflicts = [change for change in planned.changes if isinstance(change, Conflict)]
         self._children_with_taken_names.pop(key, None)
@@ -156,15 +169,33 @@ class Reconciler:
             return _failed(performed.failure, performed.retry_after_s)
         return Done(min(again_in, default=None))
 
-    async def _with_causes(self, snapshot: Snapshot) -> tuple[Snapshot, list[float]]:
+    async def _plan(self, snapshot: Snapshot, name_holders: Sequence[Object]) -> tuple[Devices, Plan]:
+        """Decide on the devices, then plan. Raises ApiError if the nodes cannot be read."""
+        devices = await self._placer.place(snapshot, self._platform, self._today())
+        planned = plan(snapshot, self._platform, name_holders, devices)
+        if planned.strategy is not None and planned.strategy.needs_room and devices.placement is not None:
+            room = await self._placer.room(snapshot, self._platform, devices.placement)
+            devices = dataclasses.replace(devices, room=room)
+            planned = plan(snapshot, self._platform, name_holders, devices)
+        return devices, planned
+
+    async def _announce(self, snapshot: Snapshot, planned: Plan) -> Snapshot:
+        await self._observer.check_is_current(snapshot)
+        await self._write_status(snapshot, planned, Performed(is_postponed=True), [])
+        if (after := self._observer.observe(snapshot.key)) is None:
+            raise Vanished
+        return after
+
+    async def _with_causes(self, snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, list[float]]:
         """Add what the status needs about pods that do not start: nodes and kubelets' events.
 
         Also return the seconds after which to check again for what no watch reports.
         """
         again_in: list[float] = []
-        if any(_is_unscheduled(pod) for pod in snapshot.pods):
-            snapshot = dataclasses.replace(snapshot, nodes=await self._nodes.read())
-            again_in.append(UNSCHEDULED_AGAIN_S)
+        if any(waits_for_devices(pod) for pod in snapshot.pods):
+            text = await self._placer.explanation(snapshot, self._platform)
+            snapshot = dataclasses.replace(snapshot, free_devices=text)
+            again_in.append(self._devices_again_in(snapshot, planned))
         if waiting := [pod for pod in snapshot.pods if waits_for_volumes(pod)]:
             age_s = max(self._waited_s(pod) for pod in waiting)
             if age_s >= EVENTS_AFTER_S:
@@ -178,6 +209,13 @@ class Reconciler:
         if any(_is_past_deadline(child) for child in snapshot.children):
             again_in.append(DEADLINE_AGAIN_S)
         return snapshot, again_in
+
+    def _devices_again_in(self, snapshot: Snapshot, planned: Plan) -> float:
+        """Seconds until a pod that waits for devices may get others, or until its message may be outdated."""
+        waited_s = waits_for_devices_s(snapshot, self._today())
+        move_after_s = planned.spec.workload.accelerator.move_after_seconds if planned.spec is not None else 0
+        left_s = move_after_s - waited_s
+        return min(left_s, UNSCHEDULED_AGAIN_S) if left_s > 0 else UNSCHEDULED_AGAIN_S
 
     def _waited_s(self, pod: Object) -> float:
         """Seconds that the pod has waited for its volumes: from its node's clock to ours."""
@@ -212,9 +250,9 @@ class Reconciler:
             await self._events.post(key, snapshot.object, [EventDraft("Warning", "OtherOperator", message)], today)
         return OTHER_OPERATOR_AGAIN_S
 
-    def _new_children(self, key: Key) -> list[Object]:
+    async def _new_children(self, key: Key) -> list[Object]:
         snapshot = self._observer.observe(key)
-        changes = plan(snapshot, self._platform).changes if snapshot is not None else ()
+        changes = (await self._plan(snapshot, ()))[1].changes if snapshot is not None else ()
         return [change.object for change in changes if isinstance(change, Apply) and change.is_new]
 
     async def _write_status(
@@ -235,6 +273,8 @@ class Reconciler:
             today,
             is_postponed=performed.is_postponed,
             waiting_settings=planned.waiting_settings,
+            unplaced=planned.unplaced,
+            strategy=planned.strategy,
         )
         new["operator"] = self._other_operators.ours
         patch = merge_patch(old, new)
@@ -269,10 +309,16 @@ def _failure_of(meaning: Meaning) -> Failure:
     return Failure.CONFLICT if meaning is Meaning.CONFLICT else Failure.TRANSIENT
 
 
-def _is_unscheduled(pod: Object) -> bool:
-    return any(
-        condition["type"] == "PodScheduled" and condition["status"] == "False"
-        for condition in (pod.get("status") or {}).get("conditions") or ()
+def _begins_with_a_gap(snapshot: Snapshot, planned: Plan) -> bool:
+    """Whether the planned changes take serving pods away before new ones serve, and the status does not say so yet."""
+    strategy = planned.strategy
+    if strategy is None or not strategy.reason or strategy.policy is RolloutPolicy.SURGE:
+        return False
+    told = condition(snapshot.object, "RolloutStrategy")
+    generation = snapshot.object["metadata"]["generation"]
+    is_told = told.get("reason") == strategy.policy and told.get("observedGeneration") == generation
+    return not is_told and any(
+        isinstance(change, Apply) and change.object["kind"] == "Deployment" for change in planned.changes
     )
 
 

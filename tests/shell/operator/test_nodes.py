@@ -1,7 +1,6 @@
 """Nodes whose devices pods hold, read beside the reconciles."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ def run(scenario: Callable[[KubeApi, Nodes, list[Key]], Awaitable[None]], folder
             await connection.refresh()
             client = KubeClient(connection, lambda: True)
             woken: list[Key] = []
-            nodes = Nodes(client, woken.append, time.monotonic, may_read=may_read, period_s=0.01)
+            nodes = Nodes(client, woken.append, may_read=may_read, period_s=0.01)
             looking = asyncio.create_task(nodes.run())
             try:
                 await scenario(api, nodes, woken)

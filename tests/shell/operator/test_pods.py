@@ -28,10 +28,14 @@ def test_a_deployment_past_its_deadline_is_reconciled_again(tmp_path: Path):
     run(scenario, tmp_path)
 
 
-def test_nodes_are_read_for_unscheduled_pods_and_not_too_often(tmp_path: Path):
+GPU = {**SPEC, "accelerator": {"type": "GPU"}}
+
+
+def test_nodes_are_read_for_pods_without_devices_and_not_too_often(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
+        harness.api.put("inferencemodels", "prod", "digits", spec=GPU)
         await harness.sync()
-        assert harness.api.counted("GET /api/v1/nodes") == 0
+        assert harness.api.counted("GET /api/v1/nodes") == 1
         create_unscheduled_pod(harness)
         for _ in range(3):
             assert await harness.sync() == Done(again_in=UNSCHEDULED_AGAIN_S)
@@ -39,12 +43,14 @@ def test_nodes_are_read_for_unscheduled_pods_and_not_too_often(tmp_path: Path):
         harness.now += 10
         await harness.sync()
         assert harness.api.counted("GET /api/v1/nodes") == 2
+        assert "no node has devices" in harness.condition("Placed")["message"]
 
     run(scenario, tmp_path)
 
 
 def test_a_reconcile_works_without_the_right_to_read_nodes(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
+        harness.api.put("inferencemodels", "prod", "digits", spec=GPU)
         harness.api.faults.append(Fault("GET /api/v1/nodes", status=403, reason="Forbidden"))
         await harness.sync()
         create_unscheduled_pod(harness)
@@ -52,6 +58,7 @@ def test_a_reconcile_works_without_the_right_to_read_nodes(tmp_path: Path):
             assert await harness.sync() == Done(again_in=UNSCHEDULED_AGAIN_S)
             harness.now += 60
         assert harness.api.counted("GET /api/v1/nodes") == 1
+        assert "may not read nodes" in harness.condition("Placed")["message"]
 
     run(scenario, tmp_path)
 

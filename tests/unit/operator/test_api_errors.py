@@ -5,9 +5,9 @@ import pytest
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.api_errors import Cause, Meaning, meaning_of, message_for_author
-from halimede_operator.core.desired import desired
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.snapshot import Object
+from support.operator_desired import children_of_spec
 
 TYPED = "failed to create typed patch object (prod/digits; apps/v1, Kind=Deployment): "
 CONVERTED = (
@@ -125,5 +125,5 @@ def _deployment() -> Object:
     value = {"metadata": {"name": "digits", "namespace": "prod"}, "spec": SPEC}
     spec, problems = parse(Kind.INFERENCE_MODEL, value, platform)
     assert spec is not None, problems
-    children = desired(Key(Kind.INFERENCE_MODEL, "prod", "digits"), "uid", spec, {}, platform)
+    children = children_of_spec(Key(Kind.INFERENCE_MODEL, "prod", "digits"), "uid", spec, {}, platform)
     return next(child for child in children if child["kind"] == "Deployment")

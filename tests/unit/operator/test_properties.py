@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from halimede_operator.core.api.spec import Key, ModelSpec, Spec
-from halimede_operator.core.desired import desired
 from halimede_operator.core.diff import Apply, Delete, diff
 from support.examples import examples
+from support.operator_desired import children_of_spec
 from support.operator_specs import PLATFORM, UID, cases
 from support.operator_store import stored
 
@@ -28,7 +28,7 @@ PROFILE = settings(
 
 def children_of(case: Case) -> tuple[Object, ...]:
     key, spec, members = case
-    return desired(key, UID, spec, members, PLATFORM)
+    return children_of_spec(key, UID, spec, members, PLATFORM)
 
 
 def identity(child: Object) -> tuple[str, str]:
@@ -151,7 +151,7 @@ def test_a_missing_child_is_created_again(case: Case, data: st.DataObject) -> No
 def test_applying_the_changes_leads_from_any_spec_to_any_other(one: Case, other: Case) -> None:
     key, _, _ = one
     before = children_of(one)
-    after = desired(key, UID, other[1], other[2], PLATFORM)
+    after = children_of_spec(key, UID, other[1], other[2], PLATFORM)
 
     changes = diff(after, [stored(child) for child in before], UID)
 
@@ -169,6 +169,6 @@ def test_applying_the_changes_leads_from_any_spec_to_any_other(one: Case, other:
 def test_config_maps_with_different_content_have_different_names(one: Case, other: Case) -> None:
     key, _, _ = one
     first = children_of(one)[0]
-    second = desired(key, UID, other[1], other[2], PLATFORM)[0]
+    second = children_of_spec(key, UID, other[1], other[2], PLATFORM)[0]
 
     assert (first["metadata"]["name"] == second["metadata"]["name"]) == (first["data"] == second["data"])

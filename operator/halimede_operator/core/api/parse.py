@@ -194,7 +194,7 @@ def _dynamic_batching(field: Field, max_batch_size: int | None) -> Json:
 def _instances(field: Field, has_gpu: bool) -> Json:
     kind = field.get("kind").choice("Auto", *_INSTANCE_KINDS)
     if kind == "GPU" and not has_gpu:
-        field.get("kind").refuse("needs spec.accelerator of type GPU or MIG, got kind GPU without one")
+        field.get("kind").refuse("needs spec.accelerator of type GPU, MIG or Shared, got kind GPU without one")
     group: dict[str, Any] = {"kind": _INSTANCE_KINDS[kind]}
     count = field.get("count").integer(None, 1, _MAX_INSTANCES)
     return group if count is None else {**group, "count": count}

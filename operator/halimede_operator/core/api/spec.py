@@ -76,24 +76,39 @@ class AcceleratorType(StrEnum):
     NONE = "None"
     GPU = "GPU"
     MIG = "MIG"
+    SHARED = "Shared"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFilter:
+    """`spec.accelerator.gpu`: which cards are good enough, also for slices of them."""
+
+    products: tuple[str, ...] = ()
+    """Values of the label nvidia.com/gpu.product of a whole card; empty: any."""
+    min_memory_mib: int | None = None
+    """Of the device that the pod gets, so of the slice if it gets one."""
+    min_capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
     type: AcceleratorType = AcceleratorType.NONE
     count: int = 1
+    """Devices of each pod."""
+    process_per_device: bool = False
+    move_after_seconds: int = 120
+    """A pod that cannot be placed for so long gets devices of another kind, if others fit."""
     mig_profile: str | None = None
+    """With the name of NVIDIA's tools: 1g.10gb+me. None with `mig_min_memory_mib`."""
+    mig_min_memory_mib: int | None = None
+    """What the model needs, without the headroom that placement adds."""
+    allow_whole: bool = False
+    gpu: GpuFilter = GpuFilter()
+    shared_resource: str = "nvidia.com/gpu.shared"
 
     @property
-    def resource_name(self) -> str | None:
-        """The extended resource that a pod requests, `nvidia.com/mig-1g.10gb`; None without an accelerator."""
-        match self.type:
-            case AcceleratorType.NONE:
-                return None
-            case AcceleratorType.GPU:
-                return "nvidia.com/gpu"
-            case AcceleratorType.MIG:
-                return f"nvidia.com/mig-{(self.mig_profile or '').replace('+', '.')}"
+    def is_wanted(self) -> bool:
+        return self.type is not AcceleratorType.NONE
 
 
 class CacheMedium(StrEnum):
@@ -150,6 +165,8 @@ class Image:
 class RolloutPolicy(StrEnum):
     """How pods of a new spec replace those of the old one."""
 
+    AUTO = "Auto"
+    """Surge if a device is free for the first new pod, else InPlace."""
     SURGE = "Surge"
     """An old pod goes when a new one serves: needs room and devices for one more pod."""
     IN_PLACE = "InPlace"
@@ -160,7 +177,7 @@ class RolloutPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    policy: RolloutPolicy = RolloutPolicy.SURGE
+    policy: RolloutPolicy = RolloutPolicy.AUTO
     progress_seconds: int = 600
     """How long a new pod may take to serve, without the time of its fetch."""
     paused: bool = False

@@ -23,6 +23,7 @@ from halimede_operator.core.api.spec import (
     AcceleratorType,
     Cache,
     CacheMedium,
+    GpuFilter,
     Image,
     Json,
     Rollout,
@@ -51,7 +52,17 @@ _VARIABLE = Rule(
 )
 _PERCENT = re.compile(r"(100|[0-9]{1,2})%", re.ASCII)
 _CIDR = re.compile(r"[0-9a-fA-F.:]+/[0-9]{1,3}", re.ASCII)
+_SHARED_RESOURCE = Rule(
+    re.compile(r"nvidia\.com/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII),
+    "must be a resource such as nvidia.com/gpu.shared",
+    74,
+)
+_COMPUTE_CAPABILITY = Rule(
+    re.compile(r"[0-9]{1,2}\.[0-9]{1,2}", re.ASCII), 'must be a compute capability such as "8.0"', 5
+)
 _MAX_GPUS = 64
+_MAX_PRODUCTS = 16
+_MAX_DEVICE_BYTES = 1 << 44
 
 
 def read_workload(spec: Field, namespace: str, platform: Platform) -> Workload:
@@ -89,20 +100,71 @@ def read_workload(spec: Field, namespace: str, platform: Platform) -> Workload:
 def _accelerator(field: Field) -> Accelerator:
     kind = field.get("type")
     if field.given:
-        kind.required("None, GPU or MIG")
+        kind.required("None, GPU, MIG or Shared")
     wanted = kind.member(AcceleratorType.NONE)
+    mig, gpu, shared = field.section("mig"), field.section("gpu"), field.section("shared")
     count = field.get("count").integer(1, 1, _MAX_GPUS)
-    mig = field.section("mig")
-    profile = mig.get("profile").text(None, _MIG_PROFILE)
+    process_per_device = field.get("processPerDevice").boolean(False)
+    profile, min_memory = mig.get("profile"), mig.get("minMemory")
     if wanted is AcceleratorType.MIG:
-        mig.get("profile").required("the slice of a GPU, for instance 1g.10gb")
-        if count != 1:
-            field.get("count").refuse(f"must be 1 with type MIG: a pod can use one MIG device, got {count}")
+        if profile.given == min_memory.given:
+            mig.refuse("must have either profile, for instance 1g.10gb, or minMemory, for instance 9Gi")
+        if count != 1 and not process_per_device:
+            field.get("count").refuse(
+                f"must be 1 with type MIG without processPerDevice: a process can use one MIG device, got {count}"
+            )
     elif mig.given and kind.given:
         mig.refuse(f"needs type MIG, got {wanted}")
-    if wanted is AcceleratorType.NONE and kind.given and field.get("count").given:
-        field.get("count").refuse("needs type GPU, got None")
-    return Accelerator(wanted, count, profile)
+    if mig.get("allowWhole").boolean(False) and not min_memory.given:
+        mig.get("allowWhole").refuse("needs minMemory")
+    if wanted is AcceleratorType.SHARED and count != 1:
+        field.get("count").refuse(f"must be 1 with type Shared, got {count}")
+    elif shared.given and wanted is not AcceleratorType.SHARED and kind.given:
+        shared.refuse(f"needs type Shared, got {wanted}")
+    if wanted is AcceleratorType.NONE and kind.given:
+        for name in ("count", "processPerDevice", "gpu", "moveAfter"):
+            if field.get(name).given:
+                field.get(name).refuse("needs an accelerator, got type None")
+    move_after = field.get("moveAfter").microseconds("24h")
+    if move_after is not None and move_after < 10_000_000:
+        field.get("moveAfter").refuse(f"must be at least 10s, got {shown(field.get('moveAfter').value)}")
+    return Accelerator(
+        type=wanted,
+        count=count,
+        process_per_device=process_per_device,
+        move_after_seconds=(
+            Accelerator().move_after_seconds if move_after is None else math.ceil(move_after / 1_000_000)
+        ),
+        mig_profile=profile.text(None, _MIG_PROFILE),
+        mig_min_memory_mib=_mebibytes(min_memory),
+        allow_whole=mig.get("allowWhole").boolean(False),
+        gpu=_gpu_filter(gpu),
+        shared_resource=shared.get("resourceName").text(Accelerator().shared_resource, _SHARED_RESOURCE),
+    )
+
+
+def _gpu_filter(field: Field) -> GpuFilter:
+    capability = field.get("minComputeCapability").text(None, _COMPUTE_CAPABILITY)
+    major, _, minor = (capability or "").partition(".")
+    return GpuFilter(
+        products=tuple(
+            dict.fromkeys(
+                product.text("", LABEL_VALUE) for product in field.get("products").items(least=1, most=_MAX_PRODUCTS)
+            )
+        ),
+        min_memory_mib=_mebibytes(field.get("minMemory")),
+        min_capability=None if capability is None else (int(major), int(minor)),
+    )
+
+
+def _mebibytes(field: Field) -> int | None:
+    """A quantity of memory in MiB, rounded up."""
+    amount = field.quantity("a quantity such as 9Gi")
+    if amount is None:
+        return None
+    if not 0 < amount <= _MAX_DEVICE_BYTES:
+        field.refuse(f"must be above 0 and at most 16Ti, got {shown(field.value)}")
+    return math.ceil(amount / (1 << 20))
 
 
 def _resources(field: Field) -> Json:
@@ -235,7 +297,7 @@ def _rollout(field: Field) -> Rollout:
     if given is not None and given < 10_000_000:
         deadline.refuse(f"must be at least 10s, got {shown(deadline.value)}")
     return Rollout(
-        policy=field.get("policy").member(RolloutPolicy.SURGE),
+        policy=field.get("policy").member(RolloutPolicy.AUTO),
         progress_seconds=Rollout().progress_seconds if given is None else math.ceil(given / 1_000_000),
         paused=field.get("paused").boolean(False),
     )

@@ -16,6 +16,7 @@ from halimede_operator.core.labels import REVISION_LABEL, labels_of, selector_of
 from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.objects import canonical
 from halimede_operator.core.overlay import overlay
+from halimede_operator.core.placement.choice import Placement, with_terms
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.reading import objects_at
 
@@ -41,11 +42,18 @@ _ORDINARY = ("cpu", "memory", "ephemeral-storage")
 
 
 def pod_template(
-    key: Key, workload: Workload, platform: Platform, sources: tuple[Source, ...], config_map: str, account: str
+    key: Key,
+    workload: Workload,
+    platform: Platform,
+    sources: tuple[Source, ...],
+    config_map: str,
+    account: str,
+    placement: Placement | None,
 ) -> Json:
     """The pod template in canonical form, merged with `spec.podTemplate`, with a label for its revision.
 
-    config_map: name of the one with the fetch plan. account: name of the ServiceAccount.
+    config_map: name of the one with the fetch plan. account: name of the ServiceAccount. placement: the devices; None
+    without an accelerator, and to find out which devices the pods may have.
     """
     ours = {
         "metadata": {"labels": labels_of(key)},
@@ -60,11 +68,16 @@ def pod_template(
             "terminationGracePeriodSeconds": DRAIN_DELAY_SECONDS + workload.serving.drain_seconds + EXIT_SECONDS,
             **_scheduling(key, workload, platform),
             "initContainers": [_fetch(workload, platform, sources)],
-            "containers": [_server(workload, platform, sources)],
+            "containers": [_server(workload, platform, sources, placement)],
             "volumes": _volumes(workload, platform, sources, config_map),
         },
     }
-    template: dict[str, Any] = canonical(overlay(ours, workload.pod_template))
+    merged = overlay(ours, workload.pod_template)
+    if placement is not None:
+        # After the overlay, whose affinity would replace the conditions of the devices.
+        affinity = with_terms(merged["spec"].get("affinity") or {}, placement.terms)
+        merged = {**merged, "spec": {**merged["spec"], "affinity": affinity or None}}
+    template: dict[str, Any] = canonical(merged)
     # Selectors need these labels, so `spec.podTemplate` cannot change them.
     template["metadata"]["labels"].update(labels_of(key))
     template["metadata"]["labels"][REVISION_LABEL] = hash_of(canonical_json(template))
@@ -83,7 +96,7 @@ def _scheduling(key: Key, workload: Workload, platform: Platform) -> Json:
     tolerations = list(wanted.tolerations)
     if platform.node_lost_toleration_seconds is not None:
         tolerations += _lost_node_tolerations(workload, platform.node_lost_toleration_seconds)
-    if workload.accelerator.resource_name is not None:
+    if workload.accelerator.is_wanted:
         # The taint of nodes with GPUs has this key for every resource, also for MIG devices.
         toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
         tolerations += [toleration] if toleration not in tolerations else []
@@ -141,7 +154,7 @@ def _fetch(workload: Workload, platform: Platform, sources: tuple[Source, ...]) 
     }
 
 
-def _server(workload: Workload, platform: Platform, sources: tuple[Source, ...]) -> Json:
+def _server(workload: Workload, platform: Platform, sources: tuple[Source, ...], placement: Placement | None) -> Json:
     serving = workload.serving
     ports = {"http": serving.http_port, "metrics": serving.metrics_port}
     if serving.grpc:
@@ -153,7 +166,7 @@ def _server(workload: Workload, platform: Platform, sources: tuple[Source, ...])
         "command": ["halimede", "serve"],
         "args": _arguments(workload),
         "env": _environment(workload),
-        "resources": _resources(workload),
+        "resources": _resources(workload, placement),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in sorted(ports.items())],
         "volumeMounts": [*mounts, {"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - the pod's own
         "startupProbe": {
@@ -180,7 +193,7 @@ def _server(workload: Workload, platform: Platform, sources: tuple[Source, ...])
 
 
 def _container(name: str, workload: Workload, platform: Platform) -> Json:
-    if workload.accelerator.resource_name is None:
+    if not workload.accelerator.is_wanted:
         image, pull_policy = platform.server_image, platform.image_pull_policy
     else:
         image, pull_policy = platform.gpu_server_image, platform.gpu_image_pull_policy
@@ -211,6 +224,8 @@ def _arguments(workload: Workload) -> list[str]:
         f"--exit-timeout-secs={serving.drain_seconds}",
         "--log-format=json",
     ]
+    if workload.accelerator.process_per_device:
+        arguments.append("--process-per-device=true")
     if (largest := serving.max_message_bytes) is not None:
         arguments.append(f"--http-max-input-size={largest}")
         if serving.grpc:
@@ -229,20 +244,19 @@ def _environment(workload: Workload) -> list[Json]:
         {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
         for name, path in fields.items()
     ]
-    if workload.accelerator.resource_name is not None:
+    if workload.accelerator.is_wanted:
         # CUDA code is loaded on first use, which saves memory of the device.
         ours.append({"name": "CUDA_MODULE_LOADING", "value": "LAZY"})
     given = {variable["name"] for variable in workload.env}
     return [*(variable for variable in ours if variable["name"] not in given), *workload.env]
 
 
-def _resources(workload: Workload) -> Json:
+def _resources(workload: Workload, placement: Placement | None) -> Json:
     """The server's resources. Devices are in the limits only: Kubernetes sets an equal request."""
-    device = workload.accelerator.resource_name
-    if device is None:
+    if placement is None:
         return workload.resources
-    limits = {**workload.resources.get("limits", {}), device: str(workload.accelerator.count)}
-    return {**workload.resources, "limits": limits}
+    devices = {placement.resource: str(workload.accelerator.count)}
+    return {**workload.resources, "limits": {**workload.resources.get("limits", {}), **devices}}
 
 
 def _probe(path: str) -> dict[str, Any]:

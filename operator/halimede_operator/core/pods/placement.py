@@ -51,6 +51,13 @@ def scheduling_failures(pod: Object, name: str) -> Iterator[Failure]:
     yield Failure(reason, clean(f"pod {name}: {why}{text}"), Stage.PLACED, pod=name, time=time)
 
 
+def waits_for_devices(pod: Object) -> bool:
+    """Whether the scheduler found no node with free devices for the pod."""
+    scheduled = condition(pod, "PodScheduled")
+    lacks = _LACKS_DEVICE.search(text_at(scheduled, "message")) is not None
+    return scheduled.get("status") == "False" and lacks and at(pod, "metadata", "deletionTimestamp") is None
+
+
 SCHEDULER_LIMIT_S = 10.0
 """By then a running scheduler has set the pod's condition PodScheduled, if only to report that no node fits."""
 

@@ -16,8 +16,9 @@ from typing import Any
 from halimede_operator.core.api.conditions import TRUE, Condition, merged
 from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, Spec
 from halimede_operator.core.events import EventDraft, EventLimit, events_of
-from halimede_operator.core.labels import selector_of
+from halimede_operator.core.labels import PLACEMENT, selector_of
 from halimede_operator.core.names import child_name
+from halimede_operator.core.placement.inventory import shown_profile
 from halimede_operator.core.pods.failure import Failure, NormalReason, Reason, Stage
 from halimede_operator.core.pods.fields import SERVER
 from halimede_operator.core.pods.view import DIGEST, FetchedModel, PodView
@@ -27,11 +28,13 @@ from halimede_operator.core.reading import (
     condition,
     decimal,
     integer_at,
+    json_object,
     moment_at,
     name_at,
     objects_at,
     text_at,
 )
+from halimede_operator.core.rollout import Strategy
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status.memory import memory_json
 from halimede_operator.core.status.observed import Observed, observe
@@ -40,6 +43,7 @@ from halimede_operator.core.status.rules import (
     Obstacles,
     TakenName,
     conditions_of,
+    strategy_state,
     upgrade_state,
     versions_of,
 )
@@ -50,6 +54,7 @@ __all__ = ["ApplyFailure", "EventDraft", "EventLimit", "TakenName", "events_of",
 MAX_PLACEMENTS = 64
 MAX_DEVICES = 16
 """Of a pod."""
+MAX_NODES_NAMED = 4
 
 
 def status_of(
@@ -62,20 +67,24 @@ def status_of(
     *,
     is_postponed: bool = False,
     waiting_settings: str = "",
+    unplaced: str = "",
+    strategy: Strategy | None = None,
 ) -> Object:
     """The whole status as JSON, without nulls.
 
     now: RFC 3339, used for everything that has no time of its own. is_postponed: the Deployment is not yet that of the
     spec, because its change was postponed. waiting_settings: the operator's settings that the pods do not have yet, ""
-    if there are none.
+    if there are none. unplaced: why the pods can have no devices, "" if they can. strategy: how old pods are replaced.
     """
-    observed = observe(snapshot, spec, now)
-    if is_postponed:
+    observed = observe(snapshot, spec, now, unplaced)
+    if is_postponed or unplaced:
         observed = replace(observed, is_newest_of_spec=False, is_settled=False)
     members = _members(observed)
     conditions = conditions_of(observed, Obstacles(problems, failures, conflicts), members)
     if waiting_settings:
         conditions.append(upgrade_state(waiting_settings).of("UpgradeAvailable", observed.generation))
+    if (state := strategy_state(strategy, observed)) is not None:
+        conditions.append(state.of("RolloutStrategy", observed.generation))
     return _without_none({
         "observedGeneration": observed.generation,
         "conditions": merged(objects_at(observed.old, "conditions"), conditions, now),
@@ -164,14 +173,24 @@ def _current(observed: Observed) -> Object | None:
 def _effective(observed: Observed) -> Object | None:
     template = at(observed.deployment, "spec", "template", "spec")
     images = (clean(text_at(c, "image"), 512) for c in objects_at(template, "containers") if c.get("name") == SERVER)
+    placement = json_object(text_at(observed.deployment, "metadata", "annotations", PLACEMENT))
     found = {
         "format": observed.spec.model.format if isinstance(observed.spec, ModelSpec) else None,
-        "resourceName": observed.spec.workload.accelerator.resource_name if observed.spec else None,
+        "resourceName": name_at(placement, "resource") or None,
+        "profile": shown_profile(name_at(placement, "profile")) or None,
+        "nodes": _nodes(observed),
         "serverImage": next(images, None),
     }
     if observed.spec is None:
-        found |= {key: name_at(observed.old, "effective", key) or None for key in ("format", "resourceName")}
+        found["format"] = name_at(observed.old, "effective", "format") or None
     return _without_none(found) or None
+
+
+def _nodes(observed: Observed) -> str | None:
+    """The nodes of the pods, for a column of `kubectl get`."""
+    names = sorted({pod.node for pod in observed.active if pod.node})
+    more = [f"and {len(names) - MAX_NODES_NAMED} more"] if len(names) > MAX_NODES_NAMED else []
+    return clean(", ".join([*names[:MAX_NODES_NAMED], *more]), 512) or None
 
 
 def _model(observed: Observed) -> Object | None:

@@ -39,7 +39,7 @@ def measured(old: object, spec: Spec | None, pods: Sequence[PodView], template_h
     if spec is None or not template_hash:
         return known
     found = _of_pods(pods, template_hash, now)
-    if spec.workload.accelerator.type == "Shared":
+    if spec.workload.accelerator.type is AcceleratorType.SHARED:
         # Others use the device too.
         found = replace(found, device_peak=None, device_total=None)
     if found.device_peak is None and found.host_peak is None:
@@ -121,7 +121,7 @@ def memory_advice(memory: Memory, accelerator: Accelerator) -> str:
     """What to add to the message of Placed; "" if the slices suit the model."""
     if accelerator.type != AcceleratorType.MIG or memory.device_peak is None or memory.device_total is None:
         return ""
-    wanted = recommended_mib(memory.device_peak, memory.device_total)
+    wanted = recommended_mib(memory.device_peak, accelerator.mig_min_memory_mib or memory.device_total)
     if wanted is None:
         return ""
     return (

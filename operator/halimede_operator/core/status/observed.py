@@ -1,7 +1,5 @@
 """Evaluates a snapshot for the status: what is wanted, which pods exist, and which failure is the worst."""
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -53,6 +51,8 @@ class Observed:
     """Active pods of the newest template, oldest first."""
     older: tuple[PodView, ...]
     """Active pods of older templates."""
+    is_unplaced: bool
+    """No node has devices that fit, so that there are no pods of this spec; `worst` says why."""
     worst: Failure | None
     """Why fewer replicas than desired of the newest template serve, and why waiting will not help."""
     deadline: str
@@ -108,12 +108,15 @@ class Observed:
         return self.is_same_template and condition({"status": self.old}, "Ready").get("status") == "True"
 
 
-def observe(snapshot: Snapshot, spec: Spec | None, now: str) -> Observed:
-    """Evaluate a snapshot. spec: None if it has problems. now: UTC time as `reading.moment_at` writes it."""
+def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "") -> Observed:
+    """Evaluate a snapshot. spec: None if it has problems. now: UTC time as `reading.moment_at` writes it.
+
+    unplaced: why the pods can have no devices; "" if they can.
+    """
     deployment = next((c for c in snapshot.children if c.get("kind") == "Deployment"), None)
     served = _served_name(snapshot, spec)
     pods = sorted((_read(snapshot, pod, served, now) for pod in snapshot.pods), key=lambda pod: pod.age)
-    pods = [replace(pod, failure=_with_hint(pod.failure, snapshot.nodes)) for pod in pods]
+    pods = [replace(pod, failure=_with_hint(pod.failure, snapshot.free_devices)) for pod in pods]
     active = [pod for pod in pods if pod.is_active]
     template_hash, revision = _newest_template(snapshot.replica_sets)
     wanted = name_at(deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
@@ -137,7 +140,12 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str) -> Observed:
         is_paused=at(deployment, "spec", "paused") is True,
         newest=newest,
         older=tuple(pod for pod in active if template_hash not in {"", pod.template_hash}),
-        worst=_worst(newest, active, ended, desired, snapshot.quota_messages),
+        is_unplaced=bool(unplaced),
+        worst=(
+            Failure(Reason.INSUFFICIENT_DEVICES, clean(unplaced), Stage.PLACED)
+            if unplaced
+            else _worst(newest, active, ended, desired, snapshot.quota_messages)
+        ),
         deadline=_deadline(deployment, newest, now),
         memory=measured(old, spec, serving, template_hash, now),
     )
@@ -219,21 +227,11 @@ def _refusal(message: str) -> Failure:
     return Failure(reason, clean(at_rest(message)), Stage.PLACED)
 
 
-_ASKED = re.compile(r"Insufficient (nvidia\.com/[\w-]{1,64}(?:\.[\w-]{1,64}){0,4})")
-_HINT_ROOM = 600
+_HINT_ROOM = 500
 
 
-def _with_hint(failure: Failure | None, nodes: Sequence[Object]) -> Failure | None:
-    """The failure; if it is a lack of devices, its message also lists the devices that the nodes have."""
-    if failure is None or failure.reason != Reason.INSUFFICIENT_DEVICES or not nodes:
+def _with_hint(failure: Failure | None, free_devices: str) -> Failure | None:
+    """The failure; if it is a lack of devices, its message also says which devices are free."""
+    if failure is None or failure.reason != Reason.INSUFFICIENT_DEVICES or not free_devices:
         return failure
-    offered: Counter[str] = Counter()
-    for node in nodes:
-        allocatable = at(node, "status", "allocatable")
-        names = [n for n in allocatable if isinstance(n, str)] if isinstance(allocatable, dict) else []
-        offered.update({n: decimal(allocatable[n]) or 0 for n in names if n.startswith("nvidia.com/")})
-    listed = ", ".join(f"{clean(name, 128)} ({count})" for name, count in sorted((+offered).items()))
-    missing = [name for name in dict.fromkeys(_ASKED.findall(failure.message)) if not offered[name]]
-    hint = f"No node has {' or '.join(missing)}. " if missing else ""
-    hint += f"The nodes have in all: {listed}" if listed else "The nodes have no such devices at all"
-    return replace(failure, message=clean(f"{clean(failure.message, _HINT_ROOM)} {hint}"))
+    return replace(failure, message=clean(f"{clean(failure.message, _HINT_ROOM)} {free_devices}"))

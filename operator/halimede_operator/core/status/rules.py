@@ -25,6 +25,7 @@ from halimede_operator.core.api_errors import Meaning
 from halimede_operator.core.pods.failure import NormalReason, Stage
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import at, clean, condition, name_at, text_at
+from halimede_operator.core.rollout import Strategy
 from halimede_operator.core.snapshot import Object
 from halimede_operator.core.status.memory import memory_advice
 from halimede_operator.core.status.observed import Observed
@@ -93,6 +94,15 @@ def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Me
 def upgrade_state(settings: str) -> ConditionState:
     text = "the pods keep what they were made with until their template changes, or none of them is ready"
     return ConditionState(TRUE, "PlatformChanged", f"the operator's settings changed ({settings}); {text}")
+
+
+def strategy_state(strategy: Strategy | None, observed: Observed) -> ConditionState | None:
+    """How old pods are replaced; None while none are. The text stays what it was when the rollout began."""
+    if strategy is None or not strategy.reason:
+        return None
+    old = condition({"status": observed.old}, "RolloutStrategy")
+    is_told = old.get("reason") == strategy.policy and old.get("observedGeneration") == observed.generation
+    return ConditionState(TRUE, strategy.policy, text_at(old, "message") if is_told else strategy.reason)
 
 
 def accepted_state(obstacles: Obstacles) -> ConditionState:
@@ -264,6 +274,8 @@ def ready_state(observed: Observed, stuck: ConditionState | None, obstacles: Obs
     if observed.desired == 0:
         return ConditionState(FALSE, _idle(observed).reason, _idle(observed).message)
     serves = _serving_text(observed)
+    if observed.is_unplaced and observed.worst is not None:
+        return ConditionState(FALSE, observed.worst.reason, f"{serves}: {observed.worst.message}")
     if not observed.is_newest_of_spec:
         if observed.is_paused:
             return ConditionState(FALSE, ROLLOUT_PAUSED, _paused_text(observed))

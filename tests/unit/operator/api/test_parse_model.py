@@ -11,6 +11,7 @@ from halimede_operator.core.api.spec import (
     CaBundle,
     Cache,
     CacheMedium,
+    GpuFilter,
     Image,
     Kind,
     Model,
@@ -80,7 +81,13 @@ def test_every_field_of_a_model_is_parsed() -> None:
         workload=Workload(
             replicas=2,
             suspend=False,
-            accelerator=Accelerator(AcceleratorType.GPU, 2),
+            accelerator=Accelerator(
+                AcceleratorType.GPU,
+                2,
+                process_per_device=True,
+                move_after_seconds=300,
+                gpu=GpuFilter(("NVIDIA-H100-80GB-HBM3",), 40960, (8, 0)),
+            ),
             resources=spec["resources"],
             scheduling=Scheduling(
                 node_selector={"example.com/disk": "ssd"},
@@ -238,8 +245,16 @@ def test_service_accounts_are_refused_in_the_operators_namespace() -> None:
     [
         ({"spec.accelerator": {"type": "GPU"}}, Workload(accelerator=Accelerator(AcceleratorType.GPU, 1))),
         (
+            {"spec.accelerator": {"type": "MIG", "mig": {"minMemory": "9.0001Gi", "allowWhole": True}}},
+            Workload(accelerator=Accelerator(AcceleratorType.MIG, mig_min_memory_mib=9217, allow_whole=True)),
+        ),
+        (
+            {"spec.accelerator": {"type": "Shared", "shared": {"resourceName": "nvidia.com/gpu"}}},
+            Workload(accelerator=Accelerator(AcceleratorType.SHARED, shared_resource="nvidia.com/gpu")),
+        ),
+        (
             {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb+me"}}},
-            Workload(accelerator=Accelerator(AcceleratorType.MIG, 1, "1g.10gb+me")),
+            Workload(accelerator=Accelerator(AcceleratorType.MIG, mig_profile="1g.10gb+me")),
         ),
         ({"spec.disruption": {"disabled": True}}, Workload(max_unavailable=None)),
         ({"spec.disruption": {"maxUnavailable": 0}}, Workload(max_unavailable=0)),

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from halimede_operator.core.api.spec import Rollout, RolloutPolicy, Serving
-from halimede_operator.core.desired import desired
 from halimede_operator.core.names import hash_of
 from support.operator_children import Object, children_of
+from support.operator_desired import children_of_spec
 from support.operator_specs import (
     PLATFORM,
     UID,
@@ -47,7 +47,7 @@ def children(**fields: Any) -> dict[str, Object]:
     ],
 )
 def test_which_children_are_built_in_which_order(fields: Any, kinds: str) -> None:
-    made = desired(model_key(), UID, model_spec(workload=workload(**fields)), {}, PLATFORM)
+    made = children_of_spec(model_key(), UID, model_spec(workload=workload(**fields)), {}, PLATFORM)
 
     assert " ".join(child["kind"] for child in made) == kinds
 

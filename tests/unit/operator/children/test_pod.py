@@ -21,7 +21,7 @@ from support.operator_children import Object, children_of, fetch_of, named, pod_
 from support.operator_specs import PLATFORM, model_spec, workload
 
 GPU = Accelerator(AcceleratorType.GPU, 2)
-MIG = Accelerator(AcceleratorType.MIG, 1, "1g.10gb+me")
+MIG = Accelerator(AcceleratorType.MIG, mig_profile="1g.10gb+me")
 
 
 def pod(**fields: Any) -> Object:
@@ -212,6 +212,9 @@ def test_scheduling_settings_are_passed_to_the_pod() -> None:
 
     assert made["nodeSelector"] == {"disk": "fast"}
     assert made["tolerations"] == list(own)
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    [term] = made["affinity"]["nodeAffinity"].pop(required)["nodeSelectorTerms"]
+    assert term["matchExpressions"][0] == {"key": "nvidia.com/gpu.slices.gi", "operator": "DoesNotExist"}
     assert made["affinity"] == affinity
     assert (made["priorityClassName"], made["runtimeClassName"], made["schedulerName"]) == ("high", "nvidia", "other")
 

@@ -6,7 +6,6 @@ from halimede_operator.core.status import status_of
 from support.operator_pods import (
     deployment,
     ended,
-    gpu_node,
     serving,
     snapshot,
     stopped,
@@ -16,32 +15,33 @@ from support.operator_specs import model_key, model_spec
 from support.operator_status import NAME, NO_GPU, NOW, ready_state
 
 
-def test_insufficient_devices_lists_what_the_nodes_have():
-    nodes = (gpu_node("a", gpu="2", mig_1g_10gb="7"), gpu_node("b", gpu="4", mig_3g_40gb="0"))
-    seen = snapshot(model_key(), unscheduled(NO_GPU), child=deployment(), nodes=nodes)
+def test_a_lack_of_devices_says_which_are_free():
+    text = "need 1x 1g.5gb; no device is free"
+    seen = snapshot(model_key(), unscheduled(NO_GPU), child=deployment(), free_devices=text)
     status = status_of(seen, model_spec(), (), (), (), NOW)
 
-    hint = "No node has nvidia.com/mig-1g.5gb. The nodes have in all: nvidia.com/gpu (6), nvidia.com/mig-1g.10gb (7)"
-    assert ready_state(status) == ("False", "InsufficientDevices", f"0/1 replicas serving: pod {NAME}: {NO_GPU} {hint}")
+    assert ready_state(status) == ("False", "InsufficientDevices", f"0/1 replicas serving: pod {NAME}: {NO_GPU} {text}")
     assert status["phase"] == "Scheduling"
 
 
-def test_devices_that_others_hold_are_counted():
-    message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
-    seen = snapshot(model_key(), unscheduled(message), child=deployment(), nodes=(gpu_node("a", gpu="2"),))
-    status = status_of(seen, model_spec(), (), (), (), NOW)
+def test_an_object_without_fitting_devices_says_so():
+    text = "need 1x a slice with 40 GiB; no node has devices that fit"
+    status = status_of(snapshot(model_key()), model_spec(), (), (), (), NOW, unplaced=text)
 
-    assert (
-        ready_state(status)[2]
-        == f"0/1 replicas serving: pod {NAME}: {message} The nodes have in all: nvidia.com/gpu (2)"
-    )
+    assert ready_state(status) == ("False", "InsufficientDevices", f"0/1 replicas serving: {text}")
+    placed = next(c for c in status["conditions"] if c["type"] == "Placed")
+    assert (placed["status"], placed["reason"], placed["message"]) == ("False", "InsufficientDevices", text)
+    assert status["phase"] == "Scheduling"
 
 
-def test_nodes_without_devices_are_reported():
-    seen = snapshot(model_key(), unscheduled(NO_GPU), child=deployment(), nodes=(gpu_node("a"),))
-    status = status_of(seen, model_spec(), (), (), (), NOW)
+def test_pods_of_the_spec_before_serve_while_no_device_fits():
+    seen = snapshot(model_key(), serving(), child=deployment())
+    status = status_of(seen, model_spec(), (), (), (), NOW, unplaced="no device fits")
 
-    assert ready_state(status)[2].endswith("No node has nvidia.com/mig-1g.5gb. The nodes have no such devices at all")
+    assert ready_state(status)[:2] == ("False", "InsufficientDevices")
+    degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "InsufficientDevices")
+    assert status["phase"] == "Degraded"
 
 
 def test_an_unhealthy_device_is_reported_before_its_effects():

@@ -86,6 +86,15 @@ def test_without_a_device_the_memory_of_the_host_is_reported():
     assert "memory" not in status_for(seen(reports(host=None)), on(none))
 
 
+def test_the_memory_of_a_shared_device_is_not_the_pods():
+    shared = Accelerator(AcceleratorType.SHARED)
+    assert status_for(seen(reports(part(), host=900)), on(shared))["memory"] == {
+        "hostPeak": "900Mi",
+        "templateHash": NEW,
+        "measuredAt": NOW,
+    }
+
+
 @pytest.mark.parametrize(
     ("peak", "host", "changes"),
     [(6300, 945, False), (6301, 900, True), (6000, 946, True), (10, 10, False)],
@@ -181,6 +190,9 @@ def test_placed_recommends_a_minimum_that_suits_the_model():
         "every replica has a node; at most 3000Mi of 9856Mi of a device were in use: "
         "spec.accelerator.mig.minMemory 3072Mi suits the model better"
     )
+    asked = Accelerator(AcceleratorType.MIG, mig_min_memory_mib=4096)
+    assert "minMemory 5120Mi suits" in message(status_for(seen(reports(part(peak=5000))), on(asked)), "Placed")
+    assert message(status_for(seen(reports(part(peak=3000))), on(asked)), "Placed") == "every replica has a node"
     whole = Accelerator(AcceleratorType.GPU)
     for fits in (status_for(seen(reports(part(peak=6000))), on()), status_for(seen(reports(part(peak=1))), on(whole))):
         assert message(fits, "Placed") == "every replica has a node"

@@ -23,7 +23,6 @@ from support.operator_pods import (
     ended,
     fetch_failed,
     fetching,
-    gpu_node,
     leaving,
     loading,
     lost_readiness,
@@ -99,7 +98,7 @@ def snapshots(draw: st.DrawFn, key: Key) -> Snapshot:
         indexes={f"bert-{number}": each for number, each in enumerate(asked) if each},
         generation=draw(st.integers(1, 2)),
         quota_messages=tuple(draw(st.lists(st.just('pods "a-12345" is forbidden: exceeded quota'), max_size=1))),
-        nodes=tuple(draw(st.lists(st.just(gpu_node("a", gpu="1")), max_size=1))),
+        free_devices=draw(st.sampled_from(["", "need 1x GPU; no device is free"])),
         members={
             name: {"metadata": {"name": name, "generation": 1}}
             for name in draw(st.sets(st.sampled_from(["tok", "pool"])))
@@ -204,7 +203,6 @@ def test_malformed_objects_never_raise_and_give_a_valid_status(
         children=all_mutated(seen.children, chance, how_often),
         replica_sets=all_mutated(seen.replica_sets, chance, how_often),
         pods=all_mutated(seen.pods, chance, how_often),
-        nodes=all_mutated(seen.nodes, chance, how_often),
     )
     strange.object["status"] = mutated(status_of(seen, spec, (), (), (), NOW), chance, how_often)
     first, second = settled(strange, spec, (), [], NOW, LATER)

@@ -7,6 +7,7 @@ from halimede_operator.core.api.spec import (
     Serving,
     Workload,
 )
+from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.snapshot import PodIndex
 from support.operator_pods import (
     DIGEST,
@@ -34,7 +35,15 @@ def test_the_whole_status_of_a_model_that_serves():
         workload=Workload(replicas=2, accelerator=Accelerator(AcceleratorType.MIG, mig_profile="1g.10gb")),
     )
 
-    assert status_for(two_serving(generation=3), spec) == {
+    slices = Placement("nvidia.com/mig-1g.10gb", "1g.10gb")
+    seen = snapshot(
+        model_key(),
+        serving("bert-1-a"),
+        serving("bert-1-b", node="node-2"),
+        child=deployment(2, placement=slices),
+        generation=3,
+    )
+    assert status_for(seen, spec) == {
         "observedGeneration": 3,
         "conditions": [
             {"type": type_, "status": status, "reason": reason, "message": text, "observedGeneration": 3, "lastTransitionTime": NOW}
@@ -60,7 +69,13 @@ def test_the_whole_status_of_a_model_that_serves():
         "desiredReplicas": 2,
         "selector": "halimede.dev/model=bert",
         "current": {"versions": [1], "templateHash": NEW, "image": IMAGE},
-        "effective": {"format": "onnx", "resourceName": "nvidia.com/mig-1g.10gb", "serverImage": IMAGE},
+        "effective": {
+            "format": "onnx",
+            "resourceName": "nvidia.com/mig-1g.10gb",
+            "profile": "1g.10gb",
+            "nodes": "node-1, node-2",
+            "serverImage": IMAGE,
+        },
         "model": {"digest": DIGEST, "sizeBytes": 438, "fetchedAt": "2026-11-22T09:00:04Z"},
         "placements": [{"pod": "bert-1-a", "node": "node-1"}, {"pod": "bert-1-b", "node": "node-2"}],
     }  # fmt: skip

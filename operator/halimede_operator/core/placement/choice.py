@@ -1,0 +1,303 @@
+"""The kinds of devices that an object accepts, and the choice between them.
+
+A kind is a resource name with conditions on nodes. Whether a device fits is decided by NVIDIA's labels of its node, and
+never by its name: 1g.12gb has 11,008 MiB. The conditions become node affinity, so that the scheduler decides by the
+same labels.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFilter, Json, Key, Workload
+from halimede_operator.core.names import canonical_json, hash_of
+from halimede_operator.core.placement.inventory import (
+    PREFIX,
+    Amounts,
+    Claim,
+    Node,
+    amounts_of,
+    single_profile,
+)
+from halimede_operator.core.placement.ledger import Ledger
+from halimede_operator.core.placement.node_filter import NodeFilter, Term, filter_of, holds_for
+from halimede_operator.core.reading import json_object, objects_at, text_at
+
+WHOLE = f"{PREFIX}gpu"
+_SLICES = f"{PREFIX}gpu.slices.gi"
+"""A label that only nodes have whose slices are offered as `nvidia.com/gpu`."""
+_SHARING = ["time-slicing", "mps"]
+_MIN_HEADROOM_MIB = 512
+_HEADROOM_SHARE = 0.05
+
+
+def with_headroom(memory_mib: int) -> int:
+    """The memory that a device must have for a model that needs this much: CUDA's context and fragmentation."""
+    return memory_mib + max(_MIN_HEADROOM_MIB, math.ceil(memory_mib * _HEADROOM_SHARE))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The devices that an object's pods request."""
+
+    resource: str
+    profile: str = ""
+    """Of a slice, as resource names have it."""
+    terms: tuple[Term, ...] = ()
+    """Conditions on nodes, one of which must be true; empty: none."""
+    need: str = ""
+    """Hash of what it was chosen for."""
+
+    def allows(self, node: Node) -> bool:
+        return not self.terms or any(holds_for(term, node.labels) for term in self.terms)
+
+    def written(self) -> str:
+        """As text, for the annotation."""
+        terms = [list(term) for term in self.terms]
+        return canonical_json({"resource": self.resource, "profile": self.profile, "terms": terms, "need": self.need})
+
+
+def read_placement(text: str) -> Placement | None:
+    """The placement of an annotation, which anybody may have written; None if it is none."""
+    found = json_object(text)
+    resource = text_at(found, "resource")
+    if not resource.startswith(PREFIX):
+        return None
+    terms = found.get("terms") if found else None
+    read = tuple(tuple(objects_at({"term": term}, "term")) for term in terms) if isinstance(terms, list) else ()
+    return Placement(resource, text_at(found, "profile"), read, text_at(found, "need"))
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What an object's pods need of a node."""
+
+    key: Key
+    accelerator: Accelerator
+    replicas: int
+    pod: Amounts
+    """What one pod requests, without devices."""
+    filter: NodeFilter
+    need: str
+
+    def amounts(self, resource: str) -> Amounts:
+        return replace(self.pod, devices=Counter({resource: self.accelerator.count}))
+
+    def claim(self, placement: Placement) -> Claim:
+        """What one pod with this placement will take."""
+        terms = self.filter.terms if not placement.terms else tuple(_combined(self.filter.terms, placement.terms))
+        return Claim(replace(self.filter, terms=terms), self.amounts(placement.resource), self.key)
+
+
+def demand_of(key: Key, workload: Workload, template: Json) -> Demand:
+    """template: the object's pod template, without devices."""
+    return Demand(
+        key,
+        workload.accelerator,
+        0 if workload.suspend else workload.replicas,
+        amounts_of(template),
+        filter_of(template),
+        need_of(workload),
+    )
+
+
+def need_of(workload: Workload) -> str:
+    """A hash of everything in the spec that a placement depends on. While it is the same, a placement stays."""
+    scheduling, accelerator = workload.scheduling, workload.accelerator
+    overlay = workload.pod_template.get("spec") or {}
+    return hash_of(
+        canonical_json(
+            [
+                [accelerator.type, accelerator.count, accelerator.mig_profile, accelerator.mig_min_memory_mib],
+                [accelerator.allow_whole, accelerator.shared_resource],
+                [accelerator.gpu.products, accelerator.gpu.min_memory_mib, accelerator.gpu.min_capability],
+                [scheduling.node_selector, scheduling.affinity.get("nodeAffinity"), scheduling.tolerations],
+                [overlay.get(name) for name in ("nodeSelector", "affinity", "tolerations")],
+            ]
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    placement: Placement
+    memory_mib: int
+    """Of its smallest device."""
+
+    @property
+    def order(self) -> tuple[bool, int, str, str]:
+        """Sorts what to take first: slices before whole cards, small before large."""
+        placement = self.placement
+        return (not placement.profile, self.memory_mib, placement.resource, placement.profile)
+
+
+def options_of(demand: Demand, nodes: Sequence[Node]) -> list[Option]:
+    """The kinds of devices that exist and fit, on nodes that the pods may run on; the preferred one first."""
+    found = []
+    for placement in kinds_of(demand.accelerator, nodes):
+        on = [node for node in nodes if is_eligible(demand, node) and placement.allows(node)]
+        memory = [
+            device.memory_mib or 0 for node in on for device in node.devices if device.resource == placement.resource
+        ]
+        if memory:
+            found.append(Option(replace(placement, need=demand.need), min(memory)))
+    return sorted(found, key=lambda option: option.order)
+
+
+def is_eligible(demand: Demand, node: Node) -> bool:
+    return node.is_ready and not demand.filter.obstacle(node.name, node.labels, node.taints)
+
+
+def choose(demand: Demand, ledger: Ledger) -> Placement | None:
+    """The smallest kind of device that all replicas get now; else the one that the most replicas get; None if no node
+    has devices that fit.
+
+    Devices that the object's own pods hold count as free, because its new pods replace them.
+    """
+    options = options_of(demand, ledger.nodes)
+    room = [(option, room_for(demand, option.placement, ledger)) for option in options]
+    if not room:
+        return named(demand)
+    enough = max(min(count, demand.replicas) for _, count in room)
+    return next(option.placement for option, count in room if min(count, demand.replicas) == enough)
+
+
+def better_than(current: Placement, demand: Demand, ledger: Ledger) -> Placement | None:
+    """Another choice under which more replicas get devices than under the current one; None if there is none.
+
+    Called for an object with a pod that cannot be placed.
+    """
+    other = choose(demand, ledger)
+    if other is None or (other.resource, other.terms) == (current.resource, current.terms):
+        return None
+    gain = room_for(demand, other, ledger) - room_for(demand, current, ledger)
+    return other if gain > 0 else None
+
+
+def room_for(demand: Demand, placement: Placement, ledger: Ledger, *, with_own: bool = True) -> int:
+    """How many of the object's pods the cluster has room for."""
+    own = demand.key if with_own else None
+    amounts = demand.amounts(placement.resource)
+    return sum(
+        ledger.pods_that_fit(node, amounts, own)
+        for node in ledger.nodes
+        if is_eligible(demand, node) and placement.allows(node)
+    )
+
+
+def named(demand: Demand) -> Placement | None:
+    """The devices that the spec itself names: an exact profile, whole cards or a shared resource; None if it names only
+    an amount of memory.
+
+    It is chosen without knowing the nodes, or if no node has such devices: an autoscaler may create one.
+    """
+    accelerator = demand.accelerator
+    if accelerator.type is AcceleratorType.MIG and accelerator.mig_profile is None:
+        return None
+    return replace(next(kinds_of(accelerator, ())), need=demand.need)
+
+
+def kinds_of(accelerator: Accelerator, nodes: Iterable[Node]) -> Iterator[Placement]:
+    """The kinds of devices that the accelerator accepts, of those that the nodes offer and those that it names."""
+    gpu = accelerator.gpu
+    match accelerator.type:
+        case AcceleratorType.GPU:
+            yield _whole(gpu, gpu.min_memory_mib)
+        case AcceleratorType.SHARED:
+            yield _shared(accelerator.shared_resource, gpu)
+        case AcceleratorType.MIG if accelerator.mig_profile is not None:
+            profile = accelerator.mig_profile.replace("+", ".")
+            yield _mixed(profile, gpu, gpu.min_memory_mib)
+            yield from _single(profile, gpu, gpu.min_memory_mib, nodes)
+        case AcceleratorType.MIG:
+            memory = max(with_headroom(accelerator.mig_min_memory_mib or 0), gpu.min_memory_mib or 0)
+            nodes = tuple(nodes)
+            slices = {d.profile for n in nodes for d in n.devices if d.resource.startswith(f"{PREFIX}mig-")}
+            for profile in sorted(slices):
+                yield _mixed(profile, gpu, memory)
+            for profile in sorted({profile for n in nodes if (profile := single_profile(n.labels))}):
+                yield from _single(profile, gpu, memory, nodes)
+            if accelerator.allow_whole:
+                yield _whole(gpu, memory)
+
+
+def _mixed(profile: str, gpu: GpuFilter, memory_mib: int | None) -> Placement:
+    base = f"{PREFIX}mig-{profile}"
+    conditions = [_condition(f"{base}.sharing-strategy", "NotIn", *_SHARING), *_memory(f"{base}.memory", memory_mib)]
+    return Placement(base, profile, _terms(gpu, [*conditions, *_products(gpu.products)]))
+
+
+def _single(profile: str, gpu: GpuFilter, memory_mib: int | None, nodes: Iterable[Node]) -> Iterator[Placement]:
+    """Slices of one profile that nodes offer as `nvidia.com/gpu`. Their product is the only label with the profile."""
+    products = {
+        node.labels[f"{PREFIX}gpu.product"]
+        for node in nodes
+        if single_profile(node.labels) == profile and (not gpu.products or node.product in gpu.products)
+    }
+    if products:
+        conditions = [_not_shared(), *_memory(f"{PREFIX}gpu.memory", memory_mib), *_products(sorted(products))]
+        yield Placement(WHOLE, profile, _terms(gpu, conditions))
+
+
+def _whole(gpu: GpuFilter, memory_mib: int | None) -> Placement:
+    conditions = [_condition(_SLICES, "DoesNotExist"), _not_shared(), *_memory(f"{PREFIX}gpu.memory", memory_mib)]
+    return Placement(WHOLE, "", _terms(gpu, [*conditions, *_products(gpu.products)]))
+
+
+def _shared(resource: str, gpu: GpuFilter) -> Placement:
+    # With a name of its own the resource is shared; whole cards and slices may be shared without one.
+    is_named = resource.endswith(".shared")
+    base = resource.removesuffix(".shared")
+    conditions = [] if is_named else [_condition(f"{base}.sharing-strategy", "In", *_SHARING)]
+    conditions += _memory(f"{base}.memory", gpu.min_memory_mib)
+    products = [*gpu.products, *(f"{product}-SHARED" for product in gpu.products)]
+    return Placement(resource, "", _terms(gpu, [*conditions, *_products(products)]))
+
+
+def _terms(gpu: GpuFilter, conditions: Sequence[Json]) -> tuple[Term, ...]:
+    """The conditions with those of the compute capability, which has two labels and may need two terms."""
+    if gpu.min_capability is None:
+        return (tuple(conditions),) if conditions else ()
+    major, minor = gpu.min_capability
+    is_major = f"{PREFIX}gpu.compute.major"
+    if minor == 0:
+        return ((*conditions, _condition(is_major, "Gt", str(major - 1))),)
+    same = [_condition(is_major, "In", str(major)), _condition(f"{PREFIX}gpu.compute.minor", "Gt", str(minor - 1))]
+    return ((*conditions, _condition(is_major, "Gt", str(major))), (*conditions, *same))
+
+
+def _memory(label: str, memory_mib: int | None) -> list[Json]:
+    return [] if memory_mib is None else [_condition(label, "Gt", str(memory_mib - 1))]
+
+
+def _products(products: Sequence[str]) -> list[Json]:
+    return [_condition(f"{PREFIX}gpu.product", "In", *products)] if products else []
+
+
+def _not_shared() -> Json:
+    return _condition(f"{PREFIX}gpu.sharing-strategy", "NotIn", *_SHARING)
+
+
+def _condition(key: str, operator: str, *values: str) -> Json:
+    return {"key": key, "operator": operator, "values": list(values)} if values else {"key": key, "operator": operator}
+
+
+def with_terms(affinity: Mapping[str, Any], terms: Sequence[Term]) -> dict[str, Any]:
+    """A pod's affinity with the conditions of a placement."""
+    if not terms:
+        return dict(affinity)
+    nodes = affinity.get("nodeAffinity") or {}
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    given: Sequence[Json] = (nodes.get(required) or {}).get("nodeSelectorTerms") or ()
+    return {**affinity, "nodeAffinity": {**nodes, required: {"nodeSelectorTerms": _combined(given, terms)}}}
+
+
+def _combined(given: Sequence[Json], terms: Sequence[Term]) -> list[Json]:
+    """Node selector terms: each alternative of the one with each of the other."""
+    return [
+        {**one, "matchExpressions": [*(one.get("matchExpressions") or ()), *term]}
+        for one, term in itertools.product(given or [{}], terms)
+    ]

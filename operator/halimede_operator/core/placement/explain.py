@@ -1,0 +1,113 @@
+"""Says in words which devices are free, and why they do not serve an object that waits for devices."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from halimede_operator.core.api.spec import Accelerator, AcceleratorType, Key, Kind
+from halimede_operator.core.placement.choice import Demand, is_eligible, options_of, with_headroom
+from halimede_operator.core.placement.inventory import Device, Node, shown_profile
+from halimede_operator.core.placement.ledger import Ledger
+from halimede_operator.core.reading import clean
+
+MAX_LISTED = 3
+MAX_CHARACTERS = 500
+_SHORT_KINDS = {Kind.INFERENCE_MODEL: "im", Kind.MODEL_ENSEMBLE: "mens"}
+CANNOT_SEE_NODES = "which devices exist is not known: an operator of some namespaces may not read nodes"
+NAME_THE_SLICE = f"{CANNOT_SEE_NODES}; name the slice in spec.accelerator.mig.profile"
+
+
+def explain(demand: Demand, ledger: Ledger) -> str:
+    """`need 1x 12 GiB; 2x 1g.10gb free on node a; nearest: 2g.20gb on b, held by im/bert`. Equal states give equal
+    texts."""
+    need = f"need {_need_text(demand.accelerator)}"
+    if not any(node.devices for node in ledger.nodes):
+        return f"{need}; no node has devices"
+    parts = [need, *_free(demand, ledger)]
+    if nearest := _nearest(demand, ledger):
+        parts.append(f"nearest: {nearest}")
+    elif not options_of(demand, ledger.nodes):
+        parts.append("no node has devices that fit")
+    parts += [f"node {node.name}: {node.misconfiguration}" for node in ledger.nodes if node.misconfiguration][:1]
+    return clean("; ".join(parts), MAX_CHARACTERS)
+
+
+def _need_text(accelerator: Accelerator) -> str:
+    gpu = accelerator.gpu
+    filters = [f"of {' or '.join(gpu.products)}"] if gpu.products else []
+    filters += [f"with at least {_memory(gpu.min_memory_mib)}"] if gpu.min_memory_mib else []
+    filters += ["of compute capability {}.{}".format(*gpu.min_capability)] if gpu.min_capability else []
+    match accelerator.type:
+        case AcceleratorType.SHARED:
+            what = accelerator.shared_resource
+        case AcceleratorType.MIG if accelerator.mig_profile is None:
+            needed = accelerator.mig_min_memory_mib or 0
+            kind = "a slice or a whole GPU" if accelerator.allow_whole else "a slice"
+            with_room = f"{_memory(with_headroom(needed))} with headroom"
+            what = f"{kind} with {_memory(needed)} ({with_room})"
+        case AcceleratorType.MIG:
+            what = accelerator.mig_profile or ""
+        case _:
+            what = "GPU"
+    return " ".join([f"{accelerator.count}x {what}", *filters])
+
+
+def _memory(mib: int | None) -> str:
+    return "unknown memory" if mib is None else f"{mib / 1024:.4g} GiB"
+
+
+def _free(demand: Demand, ledger: Ledger) -> Iterator[str]:
+    """The free devices, largest first, with the reason why each does not serve."""
+    found = sorted(
+        (-(device.memory_mib or 0), node.name, device.text, free, _why_not(demand, ledger, node, device, free))
+        for node in ledger.nodes
+        for device in node.devices
+        if (free := ledger.free(node, device.resource))
+    )
+    for _, node, device, free, why in found[:MAX_LISTED]:
+        yield f"{free}x {device} free on node {node}, {why}"
+    if len(found) > MAX_LISTED:
+        yield f"others free on {len(found) - MAX_LISTED} more nodes or of more kinds"
+    if not found:
+        yield "no device is free"
+
+
+def _why_not(demand: Demand, ledger: Ledger, node: Node, device: Device, free: int) -> str:
+    if not node.is_ready:
+        return "which is not ready"
+    if obstacle := demand.filter.obstacle(node.name, node.labels, node.taints):
+        return f"which {obstacle}"
+    fitting = {option.placement.resource: option for option in options_of(demand, [node])}
+    if device.resource not in fitting:
+        wants_memory = demand.accelerator.mig_min_memory_mib is not None
+        return f"which has {_memory(device.memory_mib)}" if wants_memory else "which is of another kind"
+    if free < demand.accelerator.count:
+        return f"where {demand.accelerator.count} are needed together"
+    if not ledger.pods_that_fit(node, demand.amounts(device.resource)):
+        return "where CPU, memory or the number of pods is short"
+    return "which the scheduler will give to it"
+
+
+def _nearest(demand: Demand, ledger: Ledger) -> str:
+    """The smallest devices that fit but are taken, and by whom."""
+    for option in options_of(demand, ledger.nodes):
+        resource = option.placement.resource
+        for node in ledger.nodes:
+            holders = [holding for holding in node.holdings if holding.amounts.devices[resource]]
+            if holders and is_eligible(demand, node) and option.placement.allows(node):
+                kind = shown_profile(option.placement.profile) or "GPU"
+                who = _holders(demand.key, (holding.key or holding.namespace for holding in holders))
+                return f"{kind} on {node.name}, held by {who}"
+    return ""
+
+
+def _holders(own: Key, holders: Iterable[Key | str]) -> str:
+    """Objects of the same namespace by name. Of others only the namespace is said."""
+    names: Sequence[str] = sorted({_holder(own, holder) for holder in holders})
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more
+
+
+def _holder(own: Key, holder: Key | str) -> str:
+    namespace = holder if isinstance(holder, str) else holder.namespace
+    if isinstance(holder, Key) and namespace == own.namespace:
+        return f"{_SHORT_KINDS[holder.kind]}/{holder.name}"
+    return "a pod that is not of the operator" if namespace == own.namespace else f"a pod of namespace {namespace}"

@@ -1,0 +1,81 @@
+"""What is free on each node: what it has, less what its pods hold and what others are about to take."""
+
+from collections.abc import Iterable
+
+from halimede_operator.core.api.spec import Key
+from halimede_operator.core.placement.inventory import Amounts, Claim, Inventory, Node
+
+
+class _Room:
+    """What is free on one node. May be below zero: a device that is gone may still be held."""
+
+    def __init__(self, node: Node) -> None:
+        self.milli_cpu = node.milli_cpu
+        self.memory_bytes = node.memory_bytes
+        self.pods = node.pods
+        self.devices = {device.resource: device.count for device in node.devices}
+        for holding in node.holdings:
+            self.change(holding.amounts, -1, holding.pods)
+
+    def change(self, amounts: Amounts, sign: int, pods: int = 1) -> None:
+        self.milli_cpu += sign * amounts.milli_cpu
+        self.memory_bytes += sign * amounts.memory_bytes
+        self.pods += sign * pods
+        for resource, count in amounts.devices.items():
+            self.devices[resource] = self.devices.get(resource, 0) + sign * count
+
+    def pods_that_fit(self, amounts: Amounts, plus: Iterable[tuple[Amounts, int]] = ()) -> int:
+        """How many pods of these amounts fit. plus: amounts, of so many pods, that count as free too."""
+        plus = tuple(plus)
+        free = [self.pods + sum(pods for _, pods in plus)]
+        if amounts.milli_cpu:
+            free.append((self.milli_cpu + sum(each.milli_cpu for each, _ in plus)) // amounts.milli_cpu)
+        if amounts.memory_bytes:
+            free.append((self.memory_bytes + sum(each.memory_bytes for each, _ in plus)) // amounts.memory_bytes)
+        for resource, count in amounts.devices.items():
+            free.append((self.devices.get(resource, 0) + sum(each.devices[resource] for each, _ in plus)) // count)
+        return max(0, min(free))
+
+
+class Ledger:
+    """Changes while decisions are made: each choice is entered as a claim, so that the next one sees it."""
+
+    def __init__(self, inventory: Inventory, claims: Iterable[Claim] = ()) -> None:
+        """claims: of pods that do not exist yet."""
+        self.nodes = inventory.nodes
+        self._rooms = {node.name: _Room(node) for node in inventory.nodes}
+        self._taken: dict[tuple[str, Key], list[tuple[Amounts, int]]] = {}
+        """Amounts, and of how many pods, by node and object."""
+        for node in inventory.nodes:
+            for holding in node.holdings:
+                if holding.key is not None:
+                    self._taken[node.name, holding.key] = [(holding.amounts, holding.pods)]
+        for claim in (*inventory.waiting, *claims):
+            self.enter(claim)
+
+    def enter(self, claim: Claim) -> str:
+        """Take room for a pod on the node where it fits with the fewest devices left. Returns the node; "" if it fits
+        nowhere, and then nothing is taken."""
+        fitting = [
+            (self._rooms[node.name].devices.get(next(iter(claim.amounts.devices), ""), 0), node.name)
+            for node in self.nodes
+            if self._rooms[node.name].pods_that_fit(claim.amounts)
+            and node.is_ready
+            and not claim.filter.obstacle(node.name, node.labels, node.taints)
+        ]
+        if not fitting:
+            return ""
+        _, name = min(fitting)
+        self._rooms[name].change(claim.amounts, -1)
+        if claim.key is not None:
+            self._taken.setdefault((name, claim.key), []).append((claim.amounts, 1))
+        return name
+
+    def free(self, node: Node, resource: str) -> int:
+        """Free devices of a resource on a node."""
+        return max(0, self._rooms[node.name].devices.get(resource, 0))
+
+    def pods_that_fit(self, node: Node, amounts: Amounts, own: Key | None = None) -> int:
+        """How many pods fit on the node. own: the object whose pods there count as gone."""
+        taken = self._taken.get((node.name, own), ()) if own is not None else ()
+        return self._rooms[node.name].pods_that_fit(amounts, taken)

@@ -1,0 +1,97 @@
+"""Which nodes a pod may run on: node selector, required node affinity and tolerations, as in the scheduler."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from halimede_operator.core.api.spec import Json
+from halimede_operator.core.reading import at, objects_at, text_at
+
+Labels = Mapping[str, str]
+Term = tuple[Json, ...]
+"""Expressions over labels, `{key, operator, values}`, all of which must be true."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFilter:
+    """The conditions of one pod."""
+
+    selector: Labels
+    terms: tuple[Json, ...]
+    """nodeSelectorTerms of the required node affinity; one of them must be true. Empty: no condition."""
+    tolerations: tuple[Json, ...]
+
+    def obstacle(self, name: str, labels: Labels, taints: Iterable[Taint]) -> str:
+        """Why the pod may not run on this node; "" if it may."""
+        if any(labels.get(key) != value for key, value in self.selector.items()):
+            return "does not match the node selector"
+        if self.terms and not any(_is_true(term, name, labels) for term in self.terms):
+            return "does not match the node affinity"
+        for taint in taints:
+            if taint.effect != "PreferNoSchedule" and not any(_tolerates(each, taint) for each in self.tolerations):
+                return f"has the taint {taint.key}"
+        return ""
+
+
+def filter_of(pod: object) -> NodeFilter:
+    """The conditions of a pod or of a pod template, of any shape."""
+    selector = at(pod, "spec", "nodeSelector")
+    required = at(pod, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    return NodeFilter(
+        {str(key): str(value) for key, value in selector.items()} if isinstance(selector, Mapping) else {},
+        tuple(objects_at(required, "nodeSelectorTerms")),
+        tuple(objects_at(pod, "spec", "tolerations")),
+    )
+
+
+def holds_for(term: Iterable[Json], labels: Labels) -> bool:
+    """Whether all expressions are true for a node with these labels."""
+    return all(_holds(each, labels) for each in term)
+
+
+def _is_true(term: Json, name: str, labels: Labels) -> bool:
+    expressions, fields = objects_at(term, "matchExpressions"), objects_at(term, "matchFields")
+    # An empty term matches no node.
+    return bool(expressions or fields) and holds_for(expressions, labels) and holds_for(fields, {"metadata.name": name})
+
+
+def _holds(expression: Json, labels: Labels) -> bool:
+    given = at(expression, "values")
+    values: Sequence[object] = given if isinstance(given, list | tuple) else ()
+    found = labels.get(text_at(expression, "key"))
+    match text_at(expression, "operator"):
+        case "In":
+            return found is not None and found in values
+        case "NotIn":
+            return found not in values
+        case "Exists":
+            return found is not None
+        case "DoesNotExist":
+            return found is None
+        case "Gt":
+            return (compared := _difference(found, values)) is not None and compared > 0
+        case "Lt":
+            return (compared := _difference(found, values)) is not None and compared < 0
+    return False
+
+
+def _difference(found: str | None, values: Sequence[object]) -> int | None:
+    try:
+        return int(found or "") - int(str(values[0])) if len(values) == 1 else None
+    except ValueError:
+        return None
+
+
+def _tolerates(toleration: Json, taint: Taint) -> bool:
+    key, effect = text_at(toleration, "key"), text_at(toleration, "effect")
+    if effect not in ("", taint.effect) or (key not in ("", taint.key)):
+        return False
+    if text_at(toleration, "operator") == "Exists":
+        return True
+    return key == taint.key and text_at(toleration, "value") == taint.value

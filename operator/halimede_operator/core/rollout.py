@@ -1,0 +1,101 @@
+"""How the pods of a new template replace those of the old one: the Deployment's strategy.
+
+It is outside the pod template, so it may change in the middle of a rollout. At rest it stays as it is.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from halimede_operator.core.api.spec import RolloutPolicy, Workload
+from halimede_operator.core.labels import REVISION_LABEL, TEMPLATE_HASH
+from halimede_operator.core.pods.placement import waits_for_devices
+from halimede_operator.core.reading import at, condition, decimal, moment_at, seconds_between, text_at
+from halimede_operator.core.snapshot import Object
+
+STARTS_COUNTED = 2.0
+"""A start may take this many times as long as the longest known one: another image, a cold cache."""
+UNKNOWN_START_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    policy: RolloutPolicy
+    """Not Auto."""
+    reason: str = ""
+    """Why, and what to expect, for the status; "" at rest."""
+    needs_room: bool = False
+    """The decision depends on whether a device is free, which was not asked yet."""
+
+
+def strategy_at_rest(workload: Workload, existing: Object | None) -> RolloutPolicy:
+    """The policy of the spec; with Auto that of the existing Deployment."""
+    if workload.rollout.policy is not RolloutPolicy.AUTO:
+        return workload.rollout.policy
+    is_in_place = at(existing, "spec", "strategy", "rollingUpdate", "maxSurge") == 0
+    return RolloutPolicy.IN_PLACE if is_in_place else RolloutPolicy.SURGE
+
+
+def strategy_of(
+    workload: Workload, existing: Object | None, wanted: Object, pods: Iterable[Object], resource: str, room: int | None
+) -> Strategy:
+    """existing: the Deployment; None before there is one. wanted: the Deployment as it will be applied. pods: the
+    object's. resource: of the devices, "" without. room: how many further pods the free devices allow; None if that was
+    not asked."""
+    kept = strategy_at_rest(workload, existing)
+    if existing is None or workload.suspend or workload.replicas == 0:
+        return Strategy(kept)
+    is_beginning = _hash(existing) != _hash(wanted)
+    revision = at(wanted, "spec", "template", "metadata", "labels", REVISION_LABEL)
+    pods = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    newest = [pod for pod in pods if at(pod, "metadata", "labels", REVISION_LABEL) == revision]
+    if len(newest) == len(pods):
+        return Strategy(kept)
+    gap_s = _gap_s(wanted, pods)
+    if workload.rollout.policy is not RolloutPolicy.AUTO:
+        return Strategy(kept, f"spec.rollout.policy is {kept}: {_effect(kept, workload.replicas, gap_s)}")
+    if not resource:
+        return Strategy(RolloutPolicy.SURGE, _effect(RolloutPolicy.SURGE, workload.replicas, gap_s))
+    # A rollout that has begun goes on as it is, unless its new pod waits for devices.
+    if not is_beginning and (kept is RolloutPolicy.IN_PLACE or not any(map(waits_for_devices, newest))):
+        return Strategy(kept, _effect(kept, workload.replicas, gap_s))
+    if room is None:
+        return Strategy(kept, _effect(kept, workload.replicas, gap_s), needs_room=True)
+    policy = RolloutPolicy.SURGE if room > 0 else RolloutPolicy.IN_PLACE
+    why = f"a further {resource} is free" if room > 0 else f"no further {resource} is free"
+    return Strategy(policy, f"{why}: {_effect(policy, workload.replicas, gap_s)}")
+
+
+def _effect(policy: RolloutPolicy, replicas: int, gap_s: int) -> str:
+    match policy:
+        case RolloutPolicy.RECREATE:
+            return f"all old pods go before the new ones start; nothing serves for up to {gap_s} s"
+        case RolloutPolicy.IN_PLACE if replicas == 1:
+            return f"the old pod goes before the new one starts; nothing serves for up to {gap_s} s"
+        case RolloutPolicy.IN_PLACE:
+            return f"each old pod goes before its successor starts; {replicas - 1} of {replicas} replicas serve"
+        case _:
+            return "each old pod serves until its successor is ready"
+
+
+def _gap_s(deployment: Object, pods: Iterable[Object]) -> int:
+    """Seconds from the end of the old pod's service to the beginning of the new one's, at most as far as is known: the
+    old pod's grace period, and the longest known start with a margin."""
+    grace = decimal(at(deployment, "spec", "template", "spec", "terminationGracePeriodSeconds")) or 0
+    starts = [start for pod in pods if (start := _start_s(pod)) is not None]
+    start = max(starts) * STARTS_COUNTED if starts else UNKNOWN_START_S
+    # Rounded up to 10 s, so that pods with nearly equal starts do not change the text.
+    return math.ceil((grace + start) / 10) * 10
+
+
+def _start_s(pod: Object) -> float | None:
+    """From a pod's creation to its readiness; None if it is not ready."""
+    ready = condition(pod, "Ready")
+    created, since = moment_at(pod, "metadata", "creationTimestamp"), moment_at(ready, "lastTransitionTime")
+    if ready.get("status") != "True" or created is None or since is None:
+        return None
+    return seconds_between(created, since)
+
+
+def _hash(deployment: Object) -> str:
+    return text_at(deployment, "metadata", "annotations", TEMPLATE_HASH)

@@ -1,0 +1,121 @@
+"""Devices on real nodes: which ones models get, what a model without any says, and updates where none is free."""
+
+import json
+import re
+import threading
+import time
+
+from cluster.gpus import Gpus, Layout
+from cluster.installed import Tenant
+from cluster.models import QUESTION, SECONDS_TO_REPORT, START_LIMIT_S, Object, apply, model
+from cluster.spaces import eventually
+
+ANSWER = {"OUT": [2, 4, 6, 8]}
+
+
+def test_models_get_the_smallest_slice_that_fits(tenant: Tenant, gpus: Gpus, scaled: str) -> None:
+    gpus.install("node-1", Layout([["1g.10gb", "2g.20gb"]]))
+    gpus.install("node-2", Layout([["3g.40gb", "3g.40gb"]], strategy="single"))
+    apply(
+        tenant,
+        model("small", scaled, accelerator=by_memory("9Gi")),
+        model("large", scaled, accelerator=by_memory("30Gi")),
+        model("first", scaled, accelerator=by_memory("12Gi")),
+        model("whole", scaled, accelerator={"type": "GPU"}),
+    )
+    for name in ("small", "large", "first"):
+        tenant.wait_ready(f"im/{name}", START_LIMIT_S)
+    assert {name: placed(tenant, name) for name in ("small", "large", "first")} == {
+        "small": ("nvidia.com/mig-1g.10gb", "1g.10gb", "node-1"),
+        "large": ("nvidia.com/gpu", "3g.40gb", "node-2"),
+        "first": ("nvidia.com/mig-2g.20gb", "2g.20gb", "node-1"),
+    }
+    # A slice that is offered as nvidia.com/gpu is free, but it is no GPU.
+    message = tenant.wait_for_reason("im/whole", "InsufficientDevices")
+    assert "need 1x GPU; 1x 3g.40gb free on node node-2" in message
+    assert "node-1" in tenant.kubectl("get", "im/small", "-o", "wide")
+
+    # Two models want the only slice that is left.
+    gpus.install("node-2", Layout([]))
+    begun = time.monotonic()
+    apply(tenant, model("second", scaled, accelerator=by_memory("12Gi")))
+    message = tenant.wait_for_reason("im/second", "InsufficientDevices")
+    assert time.monotonic() < begun + SECONDS_TO_REPORT
+    assert "nearest: 2g.20gb on node-1, held by im/first" in message
+    tenant.kubectl("delete", "im/first", "--wait=false")
+    eventually(lambda: not tenant.names("pods", "--selector=halimede.dev/model=first"), "the first one's pod to go", 90)
+    freed = time.monotonic()
+    tenant.wait_ready("im/second", START_LIMIT_S)
+    print(f"\nserved {time.monotonic() - freed:.1f} s after the slice was free")
+    assert tenant.infer("second", QUESTION) == ANSWER
+
+
+def test_an_update_without_a_free_device_says_before_how_long_nothing_serves(
+    tenant: Tenant, gpus: Gpus, scaled: str
+) -> None:
+    gpus.install("node-1", Layout([["4g.40gb"]]))
+
+    def update(number: int) -> None:
+        """Apply the model with another environment, which needs new pods."""
+        env = [{"name": "NUMBER", "value": str(number)}]
+        apply(tenant, model("only", scaled, accelerator=by_memory("12Gi"), env=env))
+
+    update(1)
+    tenant.wait_ready("im/only", START_LIMIT_S)
+    [before] = tenant.get("pods")["items"]
+    stop, gaps = threading.Event(), list[float]()
+    watching = threading.Thread(target=watch_gaps, args=(tenant, stop, gaps))
+    watching.start()
+    update(2)
+    told = eventually(lambda: tenant.condition("im/only", "RolloutStrategy") or None, "the strategy to be told")
+    eventually(lambda: serves(tenant) and tenant.names("pods") != {f"pod/{before['metadata']['name']}"}, "2", 150)
+    stop.set()
+    watching.join()
+    assert told["reason"] == "InPlace"
+    stated = re.search(
+        r"no further nvidia.com/mig-4g.40gb is free: the old pod goes before the new one starts; "
+        r"nothing serves for up to (\d+) s",
+        told["message"],
+    )
+    assert stated is not None, told["message"]
+    print(f"\nstated {stated[1]} s, measured {max(gaps):.1f} s")
+    assert max(gaps) <= float(stated[1])
+    # With a free device the next update has no gap.
+    gpus.install("node-2", Layout([["4g.40gb"]]))
+    time.sleep(10)
+    update(3)
+    told = eventually(lambda: tenant.condition("im/only", "RolloutStrategy") or None, "the strategy to be told")
+    assert (told["reason"], told["message"][:9]) == ("Surge", "a further"), told["message"]
+    eventually(lambda: not tenant.condition("im/only", "RolloutStrategy"), "the end of the update", START_LIMIT_S)
+    assert tenant.infer("only", QUESTION) == ANSWER
+
+
+def watch_gaps(tenant: Tenant, stop: threading.Event, gaps: list[float]) -> None:
+    """For how long the Service has no ready endpoint, each time."""
+    served = time.monotonic()
+    gaps.append(0.0)
+    while not stop.is_set():
+        now = time.monotonic()
+        if serves(tenant):
+            served = now
+            gaps.append(0.0)
+        else:
+            gaps[-1] = now - served
+        stop.wait(0.5)
+
+
+def serves(tenant: Tenant) -> bool:
+    slices: Object = json.loads(
+        tenant.kubectl("get", "endpointslices", "--selector=kubernetes.io/service-name=only", "-o", "json")
+    )
+    endpoints = [each for found in slices["items"] for each in found.get("endpoints") or ()]
+    return any(each["conditions"].get("ready") for each in endpoints)
+
+
+def by_memory(memory: str) -> Object:
+    return {"type": "MIG", "mig": {"minMemory": memory}}
+
+
+def placed(tenant: Tenant, name: str) -> tuple[str, str, str]:
+    effective = tenant.get(f"im/{name}")["status"]["effective"]
+    return effective["resourceName"], effective["profile"], effective["nodes"]

@@ -1,0 +1,244 @@
+"""Decisions about devices, for several objects at once: each sees those before it."""
+
+import asyncio
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.labels import PLACEMENT
+from halimede_operator.queue import Done
+from halimede_operator.reconcile.placer import RESERVED_S
+from halimede_operator.reconcile.reconciler import UNPLACED_AGAIN_S
+from support.device_nodes import node
+from support.kube_api import Fault, Object
+from support.operator_harness import SPEC, TODAY, Harness, create_pod, run
+
+SLICE = "nvidia.com/mig-"
+
+
+def key(name: str) -> Key:
+    return Key(Kind.INFERENCE_MODEL, "prod", name)
+
+
+def put_node(harness: Harness, *cards: tuple[str, ...], name: str = "a", **options: Any) -> None:
+    made = node(name, *cards, **options)
+    # Nodes have no namespace.
+    harness.api.put("nodes", None, name, **made)  # type: ignore[arg-type]
+
+
+def put_model(harness: Harness, name: str, memory: str = "8Gi", created: int = 0, **spec: Any) -> Key:
+    accelerator = {"type": "MIG", "mig": {"minMemory": memory}, **spec.pop("accelerator", {})}
+    moment = (TODAY + datetime.timedelta(seconds=created)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    metadata = {"creationTimestamp": moment}
+    harness.api.put(
+        "inferencemodels", "prod", name, spec={**SPEC, "accelerator": accelerator, **spec}, metadata=metadata
+    )
+    return key(name)
+
+
+def deployment(harness: Harness, name: str) -> Object:
+    return harness.api.objects["deployments", "prod", name]
+
+
+def devices(harness: Harness, name: str) -> str:
+    [server] = deployment(harness, name)["spec"]["template"]["spec"]["containers"]
+    [found] = [limit for limit in server["resources"]["limits"] if limit.startswith("nvidia.com/")]
+    return str(found)
+
+
+def placed(harness: Harness, name: str) -> tuple[str, str]:
+    conditions = harness.api.objects["inferencemodels", "prod", name]["status"]["conditions"]
+    found = next(condition for condition in conditions if condition["type"] == "Placed")
+    return found["reason"], found["message"]
+
+
+def test_objects_at_the_same_time_get_different_devices(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb",) * 7, ("2g.20gb",) * 3, ("3g.40gb",) * 2)
+        keys = [put_model(harness, f"m{number:02}", created=number) for number in range(16)]
+        harness.relist()
+        await asyncio.gather(*[harness.reconcile(key) for key in reversed(keys)])
+        # All are decided on one inventory, the oldest first. The last four find everything taken.
+        given = [devices(harness, key.name).removeprefix(SLICE) for key in keys]
+        assert given == ["1g.10gb"] * 7 + ["2g.20gb"] * 3 + ["3g.40gb"] * 2 + ["1g.10gb"] * 4
+        assert harness.api.counted("GET /api/v1/nodes") == 1
+        assert harness.api.counted("GET /api/v1/pods") == 1
+
+    run(scenario, tmp_path)
+
+
+def test_a_choice_is_kept_until_its_pods_are_seen(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb", "2g.20gb"))
+        put_model(harness, "digits")
+        await harness.sync(key("digits"))
+        assert devices(harness, "digits") == f"{SLICE}1g.10gb"
+        # Its pods do not exist in the next inventory either.
+        harness.now += 10
+        put_model(harness, "second")
+        await harness.sync(key("second"))
+        assert devices(harness, "second") == f"{SLICE}2g.20gb"
+
+        # Now they do, so the choice and the pod are not counted twice.
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="a")
+        put_node(harness, ("1g.10gb", "1g.10gb", "2g.20gb"))
+        harness.now += 10
+        put_model(harness, "third")
+        await harness.sync(key("third"))
+        assert devices(harness, "third") == f"{SLICE}1g.10gb"
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("waited", [RESERVED_S - 20, RESERVED_S + 1])
+def test_a_choice_without_pods_is_given_up_after_a_while(tmp_path: Path, waited: float) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb", "2g.20gb"))
+        await harness.sync(put_model(harness, "first"))
+        harness.now += waited
+        await harness.sync(put_model(harness, "second"))
+        assert devices(harness, "second") == f"{SLICE}{'2g.20gb' if waited < RESERVED_S else '1g.10gb'}"
+
+    run(scenario, tmp_path)
+
+
+def test_devices_stay_although_smaller_ones_become_free(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("3g.40gb",))
+        model = put_model(harness, "bert")
+        await harness.sync(model)
+        put_node(harness, ("1g.10gb", "3g.40gb"))
+        harness.now += 60
+        put_model(harness, "bert", replicas=2)
+        await harness.sync(model)
+        assert devices(harness, "bert") == f"{SLICE}3g.40gb"
+        assert harness.api.counted("GET /api/v1/nodes") == 1
+        # A changed need is a new decision.
+        put_model(harness, "bert", memory="9Gi")
+        await harness.sync(model)
+        assert devices(harness, "bert") == f"{SLICE}1g.10gb"
+
+    run(scenario, tmp_path)
+
+
+def test_an_object_without_fitting_devices_waits_for_them(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb", "1g.10gb"))
+        model = put_model(harness, "bert", memory="12Gi")
+        assert await harness.sync(model) == Done(again_in=UNPLACED_AGAIN_S)
+        assert ("deployments", "prod", "bert") not in harness.api.objects
+        reason, message = placed(harness, "bert")
+        assert reason == "InsufficientDevices"
+        assert message == (
+            "need 1x a slice with 12 GiB (12.6 GiB with headroom); 2x 1g.10gb free on node a, which has 9.75 GiB; "
+            "no node has devices that fit"
+        )
+        put_node(harness, ("2g.20gb",))
+        harness.now += UNPLACED_AGAIN_S
+        await harness.sync(model)
+        assert devices(harness, "bert") == f"{SLICE}2g.20gb"
+
+    run(scenario, tmp_path)
+
+
+def test_a_change_that_no_device_fits_leaves_what_serves(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb",))
+        model = put_model(harness, "bert")
+        await harness.sync(model)
+        before = deployment(harness, "bert")
+        put_model(harness, "bert", memory="70Gi")
+        harness.now += 10
+        await harness.sync(model)
+        assert deployment(harness, "bert") == before
+        assert placed(harness, "bert")[0] == "InsufficientDevices"
+        # It can be scaled to nothing all the same.
+        put_model(harness, "bert", memory="70Gi", replicas=0)
+        await harness.sync(model)
+        assert deployment(harness, "bert")["spec"]["replicas"] == 0
+
+    run(scenario, tmp_path)
+
+
+def test_a_pod_that_waits_too_long_gets_other_devices(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb",))
+        model = put_model(harness, "digits", accelerator={"moveAfter": "30s"})
+        await harness.sync(model)
+        lacks = {"reason": "Unschedulable", "message": f"0/1 nodes: 1 Insufficient {SLICE}1g.10gb"}
+        since = TODAY.strftime("%Y-%m-%dT%H:%M:%SZ")
+        create_pod(
+            harness,
+            "digits-1-x",
+            {"type": "PodScheduled", "status": "False", "lastTransitionTime": since, **lacks},
+        )
+        # Another's pod has the slice, and a larger one is free.
+        put_node(harness, ("1g.10gb", "3g.40gb"))
+        harness.api.put(
+            "pods", "other", "p", status={"phase": "Running"},
+            spec={"nodeName": "a", "containers": [{"name": "c", "resources": {"limits": {f"{SLICE}1g.10gb": "1"}}}]},
+        )  # fmt: skip
+        harness.now += 10
+        harness.today = TODAY + datetime.timedelta(seconds=10)
+        assert await harness.sync(model) == Done(again_in=20)
+        assert devices(harness, "digits") == f"{SLICE}1g.10gb"
+        assert "3g.40gb free on node a" in placed(harness, "digits")[1]
+        harness.today = TODAY + datetime.timedelta(seconds=30)
+        await harness.sync(model)
+        assert devices(harness, "digits") == f"{SLICE}3g.40gb"
+
+    run(scenario, tmp_path)
+
+
+def test_without_the_right_to_read_nodes_only_names_are_possible(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.api.faults.append(Fault("GET /api/v1/nodes", status=403, reason="Forbidden"))
+        await harness.sync(put_model(harness, "bert"))
+        assert "name the slice in spec.accelerator.mig.profile" in placed(harness, "bert")[1]
+        await harness.sync(put_model(harness, "named", accelerator={"mig": {"profile": "1g.10gb"}}))
+        assert devices(harness, "named") == f"{SLICE}1g.10gb"
+
+    run(scenario, tmp_path)
+
+
+def test_a_failed_read_of_the_nodes_is_tried_again(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb",))
+        harness.api.faults.append(Fault("GET /api/v1/pods", status=500, times=1))
+        first, second = put_model(harness, "first"), put_model(harness, "second")
+        harness.relist()
+        outcomes = await asyncio.gather(harness.reconcile(first), harness.reconcile(second))
+        assert [type(outcome).__name__ for outcome in outcomes] == ["Failed", "Failed"]
+        await asyncio.gather(harness.reconcile(first), harness.reconcile(second))
+        assert devices(harness, "first") == f"{SLICE}1g.10gb"
+
+    run(scenario, tmp_path)
+
+
+def test_long_lists_of_pods_are_read_in_pages(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb",) * 7, ("2g.20gb",))
+        for number in range(107):
+            held = {f"{SLICE}1g.10gb": "1"} if number >= 100 else {}
+            harness.api.put(
+                "pods", "other", f"p{number:03}", status={"phase": "Running"},
+                spec={"nodeName": "a", "containers": [{"name": "c", "resources": {"limits": held}}]},
+            )  # fmt: skip
+        await harness.sync(put_model(harness, "bert"))
+        assert devices(harness, "bert") == f"{SLICE}2g.20gb"
+        assert harness.api.counted("GET /api/v1/pods") == 2
+
+    run(scenario, tmp_path)
+
+
+def test_the_choice_is_in_an_annotation_and_survives_the_operator(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb",))
+        await harness.sync(put_model(harness, "bert"))
+        written = deployment(harness, "bert")["metadata"]["annotations"][PLACEMENT]
+        assert f'"resource":"{SLICE}1g.10gb"' in written
+
+    run(scenario, tmp_path)

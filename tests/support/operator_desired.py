@@ -1,0 +1,23 @@
+"""The children of a spec, with the devices that it names itself."""
+
+from collections.abc import Mapping
+
+from halimede_operator.core.api.spec import Key, ModelSpec, Spec
+from halimede_operator.core.desired import desired, template_without_devices
+from halimede_operator.core.placement.choice import Placement, demand_of, named
+from halimede_operator.core.platform import Platform
+from halimede_operator.core.rollout import strategy_at_rest
+from halimede_operator.core.snapshot import Object
+
+CHOSEN = Placement("nvidia.com/mig-2g.20gb", "2g.20gb")
+"""For a spec that names an amount of memory."""
+
+
+def children_of_spec(
+    key: Key, uid: str, spec: Spec, members: Mapping[str, ModelSpec], platform: Platform
+) -> tuple[Object, ...]:
+    workload, placement = spec.workload, None
+    if workload.accelerator.is_wanted:
+        template = template_without_devices(key, spec, members, platform)
+        placement = named(demand_of(key, workload, template)) or CHOSEN
+    return desired(key, uid, spec, members, platform, placement, strategy_at_rest(workload, None))

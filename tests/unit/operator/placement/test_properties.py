@@ -1,0 +1,150 @@
+"""The choice against an exhaustive search on small clusters."""
+
+import itertools
+from collections import Counter
+from typing import Any, NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.gpus import H100
+from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFilter, Workload
+from halimede_operator.core.placement.choice import choose, demand_of, room_for, with_headroom
+from halimede_operator.core.placement.explain import explain
+from halimede_operator.core.placement.ledger import Ledger
+from halimede_operator.core.snapshot import Object
+from support.device_nodes import A100, inventory, node, pod
+from support.operator_specs import model_key
+
+PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb")
+MODELS = {model.product: model for model in (H100, A100)}
+
+
+class Kind(NamedTuple):
+    """One kind of devices on one node, as the test drew it."""
+
+    node: str
+    resource: str
+    profile: str
+    product: str
+    memory_mib: int
+    count: int
+
+
+class Cluster(NamedTuple):
+    nodes: list[Object]
+    kinds: list[Kind]
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    nodes, kinds = [], []
+    for name in ["a", "b", "c"][: draw(st.integers(1, 3))]:
+        model = MODELS[draw(st.sampled_from(sorted(MODELS)))]
+        if draw(st.booleans()):
+            strategy, profile = "single", draw(st.sampled_from(PROFILES))
+            cards: list[tuple[str, ...]] = [(profile,) * draw(st.integers(1, 3))]
+        else:
+            strategy = "mixed"
+            cards = draw(st.lists(st.lists(st.sampled_from(PROFILES), max_size=2).map(tuple), min_size=1, max_size=2))
+        nodes.append(node(name, *cards, model=model, strategy=strategy))
+        for profile, count in Counter(profile for card in cards for profile in (card or ("",))).items():
+            memory = model.slices[profile][0] if profile else model.memory_mib
+            resource = f"nvidia.com/mig-{profile}" if profile and strategy == "mixed" else "nvidia.com/gpu"
+            kinds.append(Kind(name, resource, profile, model.product, memory, count))
+    return Cluster(nodes, kinds)
+
+
+@st.composite
+def accelerators(draw: st.DrawFn) -> Accelerator:
+    count = draw(st.integers(1, 2))
+    gpu = GpuFilter(products=draw(st.sampled_from([(), (H100.product,)])))
+    fields: dict[str, Any] = {"count": count, "gpu": gpu}
+    match draw(st.sampled_from(["whole", "profile", "memory"])):
+        case "whole":
+            return Accelerator(AcceleratorType.GPU, **fields)
+        case "profile":
+            return Accelerator(AcceleratorType.MIG, mig_profile=draw(st.sampled_from(PROFILES)), **fields)
+    memory = draw(st.sampled_from([8, 9.3, 18, 36, 70])) * 1024
+    whole = draw(st.booleans())
+    return Accelerator(AcceleratorType.MIG, mig_min_memory_mib=int(memory), allow_whole=whole, **fields)
+
+
+def fits(accelerator: Accelerator, kind: Kind) -> bool:
+    if accelerator.gpu.products and kind.product not in accelerator.gpu.products:
+        return False
+    if accelerator.type is AcceleratorType.GPU:
+        return not kind.profile
+    if accelerator.mig_profile is not None:
+        return kind.profile == accelerator.mig_profile
+    enough = kind.memory_mib >= with_headroom(accelerator.mig_min_memory_mib or 0)
+    return enough and (bool(kind.profile) or accelerator.allow_whole)
+
+
+def most_pods(free: dict[str, int], count: int, replicas: int) -> int:
+    """The most replicas that get their devices, over all ways to give each one a node or none."""
+    best = 0
+    for nodes in itertools.product(["", *free], repeat=replicas):
+        used = Counter({name: nodes.count(name) * count for name in free})
+        if all(used[name] <= free[name] for name in free):
+            best = max(best, sum(bool(name) for name in nodes))
+    return best
+
+
+@settings(max_examples=400, deadline=None)
+@given(clusters(), accelerators(), st.integers(1, 3), st.data())
+def test_the_choice_is_that_of_an_exhaustive_search(
+    cluster: Cluster, accelerator: Accelerator, replicas: int, data: st.DataObject
+) -> None:
+    held = {kind: data.draw(st.integers(0, kind.count)) for kind in cluster.kinds}
+    pods = [pod(kind.resource, count, on=kind.node) for kind, count in held.items() if count]
+    demand = demand_of(model_key(), Workload(replicas=replicas, accelerator=accelerator), {"spec": {}})
+    ledger = Ledger(inventory(cluster.nodes, pods))
+    placement = choose(demand, ledger)
+
+    fitting = [kind for kind in cluster.kinds if fits(accelerator, kind)]
+    # Kinds are equal if one resource name and one profile stand for them.
+    results = []
+    for resource, profile in {(kind.resource, kind.profile) for kind in fitting}:
+        alike = [kind for kind in fitting if (kind.resource, kind.profile) == (resource, profile)]
+        free = {kind.node: kind.count - held[kind] for kind in alike}
+        memory = min(kind.memory_mib for kind in alike)
+        results.append((most_pods(free, accelerator.count, replicas), not profile, memory, resource, profile))
+    if not results:
+        is_named = accelerator.type is AcceleratorType.GPU or accelerator.mig_profile is not None
+        assert (placement is not None) == is_named
+        return
+    most = max(result[0] for result in results)
+    _, _, _, resource, profile = min(result for result in results if result[0] == most)
+    assert placement is not None
+    assert (placement.resource, placement.profile) == (resource, profile)
+    assert min(room_for(demand, placement, ledger), replicas) == most
+    # The affinity allows exactly the nodes with devices of this kind that fit, of those with the resource.
+    offering = {kind.node for kind in cluster.kinds if kind.resource == placement.resource}
+    allowed = {node.name for node in ledger.nodes if placement.allows(node)} & offering
+    assert allowed == {kind.node for kind in fitting if (kind.resource, kind.profile) == (resource, profile)}
+
+
+@settings(max_examples=200, deadline=None)
+@given(clusters(), st.lists(accelerators(), min_size=1, max_size=6))
+def test_choices_one_after_the_other_never_exceed_the_devices(
+    cluster: Cluster, accelerators: list[Accelerator]
+) -> None:
+    ledger = Ledger(inventory(cluster.nodes))
+    taken: Counter[tuple[str, str]] = Counter()
+    for number, accelerator in enumerate(accelerators):
+        demand = demand_of(model_key(f"m{number}"), Workload(accelerator=accelerator), {"spec": {}})
+        text = explain(demand, ledger)
+        assert text == explain(demand, ledger)
+        assert len(text) <= 500
+        if (placement := choose(demand, ledger)) is None:
+            continue
+        has_room = room_for(demand, placement, ledger) > 0
+        name = ledger.enter(demand.claim(placement))
+        assert bool(name) == has_room
+        if name:
+            taken[name, placement.resource] += accelerator.count
+    counts: Counter[tuple[str, str]] = Counter()
+    for kind in cluster.kinds:
+        counts[kind.node, kind.resource] += kind.count
+    assert all(count <= counts[where] for where, count in taken.items())

@@ -1,0 +1,109 @@
+"""The strategy of a Deployment: which pods go first, why, and what to expect."""
+
+from typing import Any
+
+import pytest
+
+from halimede_operator.core.api.spec import Rollout, RolloutPolicy, Workload
+from halimede_operator.core.children.deployment import STRATEGIES
+from halimede_operator.core.labels import REVISION_LABEL, TEMPLATE_HASH
+from halimede_operator.core.rollout import Strategy, strategy_at_rest, strategy_of
+from halimede_operator.core.snapshot import Object
+from support.operator_pods import second
+
+GPU = "nvidia.com/mig-3g.40gb"
+AUTO, SURGE, IN_PLACE = RolloutPolicy.AUTO, RolloutPolicy.SURGE, RolloutPolicy.IN_PLACE
+
+
+def deployment(template: str, policy: RolloutPolicy = SURGE) -> Object:
+    spec = {"terminationGracePeriodSeconds": 40}
+    return {
+        "metadata": {"annotations": {TEMPLATE_HASH: template}},
+        "spec": {
+            "strategy": STRATEGIES[policy],
+            "template": {"metadata": {"labels": {REVISION_LABEL: template}}, "spec": spec},
+        },
+    }
+
+
+def pod(template: str, *, started: int | None = 11, waits: bool = False) -> Object:
+    """started: seconds from its creation to its readiness."""
+    conditions = []
+    if waits:
+        text = f"0/2 nodes are available: 2 Insufficient {GPU}."
+        conditions.append({"type": "PodScheduled", "status": "False", "message": text})
+    elif started is not None:
+        conditions.append({"type": "Ready", "status": "True", "lastTransitionTime": second(started)})
+    metadata = {"labels": {REVISION_LABEL: template}, "creationTimestamp": second(0)}
+    return {"metadata": metadata, "status": {"conditions": conditions}}
+
+
+def decided(
+    *pods: Object,
+    room: int | None = None,
+    live: str = "old",
+    now: RolloutPolicy = SURGE,
+    policy: RolloutPolicy = AUTO,
+    replicas: int = 1,
+    resource: str = GPU,
+    **fields: Any,
+) -> Strategy:
+    """live: the template that the existing Deployment has. now: its strategy."""
+    workload = Workload(replicas=replicas, rollout=Rollout(policy), **fields)
+    return strategy_of(workload, deployment(live, now), deployment("new"), pods, resource, room)
+
+
+def test_a_rollout_surges_if_a_device_is_free_and_else_goes_in_place() -> None:
+    assert decided(pod("old")).needs_room
+    assert decided(pod("old"), room=1) == Strategy(
+        SURGE, f"a further {GPU} is free: each old pod serves until its successor is ready"
+    )
+    # 40 s of grace, and twice a start of 11 s, in steps of 10 s.
+    assert decided(pod("old"), room=0) == Strategy(
+        IN_PLACE,
+        f"no further {GPU} is free: the old pod goes before the new one starts; nothing serves for up to 70 s",
+    )
+    assert "2 of 3 replicas serve" in decided(pod("old"), room=0, replicas=3).reason
+
+
+def test_without_devices_a_rollout_surges() -> None:
+    assert decided(pod("old"), resource="").policy is SURGE
+    assert not decided(pod("old"), resource="").needs_room
+
+
+def test_a_rollout_that_has_begun_goes_on_as_it_is() -> None:
+    pods = pod("old"), pod("new", started=None)
+    assert decided(*pods, live="new", now=SURGE, room=0).policy is SURGE
+    assert decided(*pods, live="new", now=IN_PLACE, room=1).policy is IN_PLACE
+    assert not decided(*pods, live="new").needs_room
+
+
+def test_a_new_pod_that_waits_for_devices_takes_those_of_an_old_one() -> None:
+    pods = pod("old"), pod("new", waits=True)
+    assert decided(*pods, live="new").needs_room
+    assert decided(*pods, live="new", room=0).policy is IN_PLACE
+    assert decided(*pods, live="new", room=1).policy is SURGE
+
+
+@pytest.mark.parametrize("now", [SURGE, IN_PLACE])
+def test_at_rest_the_strategy_stays(now: RolloutPolicy) -> None:
+    assert decided(pod("new"), live="new", now=now, room=0) == Strategy(now)
+    # Replicas that wait for devices are no rollout.
+    assert decided(pod("new"), pod("new", waits=True), live="new", now=now, replicas=2) == Strategy(now)
+    assert strategy_at_rest(Workload(), None) is SURGE
+
+
+@pytest.mark.parametrize("fields", [{"replicas": 0}, {"suspend": True}])
+def test_without_replicas_nothing_is_decided(fields: dict[str, Any]) -> None:
+    assert decided(pod("old"), room=0, **fields) == Strategy(SURGE)
+
+
+@pytest.mark.parametrize("policy", [SURGE, IN_PLACE, RolloutPolicy.RECREATE])
+def test_the_policy_of_the_spec_is_the_strategy(policy: RolloutPolicy) -> None:
+    found = decided(pod("old"), policy=policy)
+    assert (found.policy, found.needs_room) == (policy, False)
+    assert found.reason.startswith(f"spec.rollout.policy is {policy}: ")
+
+
+def test_an_unknown_start_is_assumed_to_be_long() -> None:
+    assert "for up to 160 s" in decided(pod("old", started=None), room=0).reason
