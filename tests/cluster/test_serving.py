@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,12 @@ class TritonPythonModel:
     def execute(self, requests):
         seen = np.array([[os.environ.get("CUDA_VISIBLE_DEVICES", "none").encode()]], object)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("DEVICE", seen)]) for _ in requests]
+"""
+DEVICE_CONFIG = """
+backend: "python"
+input [ { name: "ANY" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "DEVICE" data_type: TYPE_STRING dims: [ 1, 1 ] } ]
+instance_group [ { kind: KIND_GPU } ]
 """
 
 
@@ -78,11 +85,7 @@ def test_a_model_has_the_gpu_slice_that_it_requested(
     gpus.install("node-2", Layout([["1g.10gb", "1g.10gb"]]))
     (tmp_path / "device" / "1").mkdir(parents=True)
     (tmp_path / "device" / "1" / "model.py").write_text(DEVICE)
-    write_config(
-        tmp_path / "device",
-        'backend: "python"\noutput [ { name: "DEVICE" data_type: TYPE_STRING dims: [ 1, 1 ] } ]\n'
-        'input [ { name: "ANY" data_type: TYPE_INT32 dims: [ 1 ] } ]\ninstance_group [ { kind: KIND_GPU } ]\n',
-    )
+    write_config(tmp_path / "device", DEVICE_CONFIG)
     uri = platform.store.put("device", tmp_path / "device")
     tenant.apply(model("device", uri, "accelerator: {type: MIG, mig: {profile: 3g.40gb}}"))
     (slice_,) = gpus.devices("node-1", "nvidia.com/mig-3g.40gb")
@@ -107,6 +110,33 @@ def test_a_model_has_the_gpu_slice_that_it_requested(
     assert status["memory"]["hostPeak"].endswith("Mi")
     (placed,) = (each["message"] for each in status["conditions"] if each["type"] == "Placed")
     assert placed.endswith("spec.accelerator.mig.minMemory 3072Mi suits the model better")
+
+
+def test_a_pod_with_two_slices_runs_instances_on_both(
+    tenant: Tenant, platform: Platform, gpus: Gpus, tmp_path: Path
+) -> None:
+    gpus.install("node-1", Layout([["1g.10gb", "1g.10gb"]]))
+    (tmp_path / "both" / "1").mkdir(parents=True)
+    code = (
+        DEVICE.partition('        print("waits')[0] + "        print('runs on', os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    )
+    (tmp_path / "both" / "1" / "model.py").write_text(code + DEVICE[DEVICE.index("\n    def execute") :])
+    write_config(tmp_path / "both", DEVICE_CONFIG)
+    uri = platform.store.put("both", tmp_path / "both")
+    accelerator = "accelerator: {type: MIG, count: 2, processPerDevice: true, mig: {profile: 1g.10gb}}"
+    tenant.apply(model("both", uri, accelerator))
+    tenant.wait_ready("im/both", START_LIMIT_S)
+    slices = set(gpus.devices("node-1", "nvidia.com/mig-1g.10gb"))
+    log = tenant.kubectl("logs", "-l=halimede.dev/model=both", "--tail=-1")
+    assert {device for device in slices if f"runs on {device}" in log} == slices
+
+    def devices() -> list[Any]:
+        (placement,) = tenant.get("im/both")["status"]["placements"]
+        return placement.get("devices", [])
+
+    eventually(devices, "the devices to be reported", SECONDS_TO_TELL)
+    assert {(each["uuid"], each["profile"]) for each in devices()} == {(device, "1g.10gb") for device in slices}
+    assert tenant.infer("both", {"ANY": ("INT32", [1], [0])})["DEVICE"][0] in slices
 
 
 @pytest.mark.timeout(600, func_only=True)
