@@ -27,8 +27,8 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
-        print("waits for its memory")
-        while " 3000 NVIDIA" not in open(os.environ["PLAYED_DEVICES"]).read():
+        print("runs on", os.environ["CUDA_VISIBLE_DEVICES"])
+        while {waits_while}:
             time.sleep(0.1)
 
     def execute(self, requests):
@@ -84,7 +84,8 @@ def test_a_model_has_the_gpu_slice_that_it_requested(
     gpus.install("node-1", Layout([["3g.40gb"]]))
     gpus.install("node-2", Layout([["1g.10gb", "1g.10gb"]]))
     (tmp_path / "device" / "1").mkdir(parents=True)
-    (tmp_path / "device" / "1" / "model.py").write_text(DEVICE)
+    waits_while = '" 3000 NVIDIA" not in open(os.environ["PLAYED_DEVICES"]).read()'
+    (tmp_path / "device" / "1" / "model.py").write_text(DEVICE.format(waits_while=waits_while))
     write_config(tmp_path / "device", DEVICE_CONFIG)
     uri = platform.store.put("device", tmp_path / "device")
     tenant.apply(model("device", uri, "accelerator: {type: MIG, mig: {profile: 3g.40gb}}"))
@@ -94,7 +95,7 @@ def test_a_model_has_the_gpu_slice_that_it_requested(
         statuses = (pod["status"].get("containerStatuses", ()) for pod in tenant.get("pods")["items"])
         # Before that there is no log.
         runs = any("running" in status["state"] for each in statuses for status in each)
-        return runs and "waits for its memory" in tenant.kubectl("logs", "-l=halimede.dev/model=device", "--tail=-1")
+        return runs and "runs on" in tenant.kubectl("logs", "-l=halimede.dev/model=device", "--tail=-1")
 
     eventually(is_loading, "the model to be loaded", START_LIMIT_S)
     gpus.use("node-1", {slice_: 3000})
@@ -117,10 +118,7 @@ def test_a_pod_with_two_slices_runs_instances_on_both(
 ) -> None:
     gpus.install("node-1", Layout([["1g.10gb", "1g.10gb"]]))
     (tmp_path / "both" / "1").mkdir(parents=True)
-    code = (
-        DEVICE.partition('        print("waits')[0] + "        print('runs on', os.environ['CUDA_VISIBLE_DEVICES'])\n"
-    )
-    (tmp_path / "both" / "1" / "model.py").write_text(code + DEVICE[DEVICE.index("\n    def execute") :])
+    (tmp_path / "both" / "1" / "model.py").write_text(DEVICE.format(waits_while=False))
     write_config(tmp_path / "both", DEVICE_CONFIG)
     uri = platform.store.put("both", tmp_path / "both")
     accelerator = "accelerator: {type: MIG, count: 2, processPerDevice: true, mig: {profile: 1g.10gb}}"
