@@ -80,6 +80,21 @@ def test_memory_before_the_load_and_the_peak_stay_while_use_changes(
         wait_until(lambda used=used, peak=peak: memory() == [100, used, peak], f"{used} MiB in use", server)  # type: ignore[misc]
 
 
+def test_no_model_is_loaded_before_the_memory_is_read(start: Start, repository: Path, driver: PlayedDriver) -> None:
+    """The driver is slow, and the model takes memory as soon as it is loaded."""
+    take = """
+    def initialize(self, args):
+        path = os.environ["PLAYED_DEVICES"]
+        with open(path) as old, open(path + ".taken", "w") as new:
+            new.write(old.read().replace(" 9856 100 ", " 9856 7000 "))
+        os.replace(path + ".taken", path)
+    """
+    add_python(repository, "taker", methods=take)
+    server = start("--model-repository", repository, environment={**driver.environment, "PLAYED_INIT_SECONDS": "2"})
+    wait_until(lambda: devices(server)[0]["memory_peak_bytes"] == 7000 * MIB, "a sample after the load", server)
+    assert devices(server)[0]["memory_before_bytes"] == 100 * MIB
+
+
 def test_the_gpu_metrics_are_those_of_the_devices_by_uuid(start: Start, repository: Path, tmp_path: Path) -> None:
     gpu = PlayedGpu("GPU-whole", 15109, 300, "Tesla T4", capability="7.5")
     driver = PlayedDriver(tmp_path, gpu, *two_slices(100, 200))

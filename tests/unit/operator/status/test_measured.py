@@ -149,6 +149,19 @@ def test_pods_of_the_template_before_are_not_measured():
     assert status_for(both, on())["memory"]["devicePeak"] == "5000Mi"
 
 
+def test_nothing_is_measured_while_the_template_is_not_known():
+    unnamed = replica_set()
+    del unnamed["metadata"]["annotations"]
+    pods = snapshot(
+        model_key(),
+        serving("bert-1-a"),
+        child=deployment(2),
+        replica_sets=[unnamed],
+        indexes={"bert-1-a": reports(part())},
+    )
+    assert "memory" not in status_for(pods, on())
+
+
 @pytest.mark.parametrize(
     "memory",
     [
