@@ -32,6 +32,7 @@ from halimede_operator.handlers.watch import Watches, kopf_settings
 from halimede_operator.lease import Leadership, LostError
 from halimede_operator.metrics import Metrics
 from halimede_operator.queue import Done, Failed, Gone, Outcome, Queue
+from halimede_operator.reconcile.placer import Placer
 from halimede_operator.reconcile.reconciler import Reconciler
 from halimede_operator.settings import Settings, parse
 
@@ -138,7 +139,12 @@ class Operator:
                 self._cache,
                 indexes,
                 nodes,
-                Inventories(self._client, time.monotonic, may_read=may_read_nodes),
+                Placer(
+                    Inventories(self._client, time.monotonic, may_read=may_read_nodes),
+                    time.monotonic,
+                    time.thread_time,
+                    self._metrics.decided,
+                ),
                 Events(self._client, self._instance, time.monotonic),
                 self._other_operators,
                 self._settings.platform,

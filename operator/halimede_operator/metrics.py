@@ -18,6 +18,10 @@ class Metrics:
             "halimede_operator_reconcile_seconds", "Duration of reconciles.", registry=self._registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
         )  # fmt: skip
+        self._decision_seconds = Histogram(
+            "halimede_operator_placement_decision_seconds", "CPU time of decisions about devices.",
+            registry=self._registry, buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25),
+        )  # fmt: skip
         self._reconciles = Counter(
             "halimede_operator_reconciles_total", "Reconciles by result.", ["result"], registry=self._registry
         )
@@ -45,6 +49,10 @@ class Metrics:
     def reconciled(self, result: str, seconds: float) -> None:
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
+
+    def decided(self, cpu_seconds: float) -> None:
+        """Count a decision about devices."""
+        self._decision_seconds.observe(cpu_seconds)
 
     def wrote(self, verb: str, kind: str, status: int) -> None:
         """Count a write to the API server. status: HTTP's, 0 if there was no answer."""

@@ -27,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil  # type: ignore[import-untyped]  # the package has no types
 
+from cluster.fake_nodes import MARK
+from cluster.gpus import Layout
 from cluster.operators import APPLY, Object, Operator, Place, crds
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
@@ -39,6 +41,11 @@ QUIET_S = 5.0
 WRITERS = 4
 LIMIT_S = 900.0
 MOST_MB = 150
+NODES = 200
+DECISION_S = 0.01
+LAYOUTS = ((("1g.10gb",) * 7,), (("2g.20gb",) * 3, ("1g.10gb",) * 7), (("3g.40gb",) * 2, ("1g.10gb",) * 7))
+"""Cards of the simulated nodes: more slices than models, and of each size enough."""
+NEEDS = ("8Gi",) * 7 + ("12Gi",) * 2 + ("30Gi",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +72,15 @@ class Bench:
 
     place: Place
 
-    def apply(self, count: int, **spec: Any) -> None:
+    def apply(self, count: int, spec_of: Callable[[int], Object] = lambda _number: {}, **spec: Any) -> None:
+        """spec_of: what differs between the models."""
+
         def write(number: int) -> None:
             value = {
                 "apiVersion": "halimede.dev/v1alpha1",
                 "kind": "InferenceModel",
                 "metadata": {"name": name_of(number)},
-                "spec": {"model": {"uri": "s3://models/digits"}, **spec},
+                "spec": {"model": {"uri": "s3://models/digits"}, **spec, **spec_of(number)},
             }
             self.place.own.api.send("PATCH", f"{self.path_of(number)}?fieldManager=bench", value, APPLY)
 
@@ -118,7 +127,8 @@ class Bench:
 
 def measure(own: OwnCluster, folder: Path) -> list[Row]:
     own.kubectl("apply", "--server-side", *(f"--filename={path}" for path in crds()))
-    return [*measure_rest(make_bench(own, folder, "rest")), *measure_scale(make_bench(own, folder, "scale"))]
+    rows = measure_placement(own, make_bench(own, folder, "placement"))
+    return [*rows, *measure_rest(make_bench(own, folder, "rest")), *measure_scale(make_bench(own, folder, "scale"))]
 
 
 def make_bench(own: OwnCluster, folder: Path, namespace: str) -> Bench:
@@ -220,10 +230,69 @@ def measure_changes(bench: Bench, operator: Operator) -> list[Row]:
     ]
 
 
-@contextmanager
-def started(place: Place) -> Iterator[Operator]:
+def measure_placement(own: OwnCluster, bench: Bench) -> list[Row]:
+    """Models that each need a slice, on simulated nodes."""
+    for number, cards in enumerate(LAYOUTS):
+        layout = Layout(cards)
+        counts = {resource: str(len(found)) for resource, found in layout.devices("any").items()}
+        own.fake_nodes.add(NODES // len(LAYOUTS) + (number < NODES % len(LAYOUTS)), counts, layout.labels())
+    on_fake_nodes = {"nodeSelector": {MARK: "fake"}, "tolerations": [{"key": MARK, "operator": "Exists"}]}
+    bench.place.allow_everywhere()
     try:
-        yield place.start()
+        with started(bench.place, everywhere=True) as operator:
+            operator.ready()
+            begun = time.monotonic()
+            bench.apply(
+                MODELS,
+                lambda number: {
+                    "accelerator": {"type": "MIG", "mig": {"minMemory": NEEDS[number % len(NEEDS)]}},
+                    "scheduling": on_fake_nodes,
+                },
+            )
+            bench.wait_until_settled(operator)
+            bench.wait_for_rest(operator)
+            lasted_s = time.monotonic() - begun
+            models = own.api.get(bench.place.models)["items"]
+            placed = Counter(each["status"]["effective"]["resourceName"] for each in models)
+            unscheduled = sum("nodes" not in each["status"]["effective"] for each in models)
+            lists = sum(
+                entry["verb"] == "list" and entry["objectRef"]["resource"] == "nodes" for entry in bench.place.audited()
+            )
+            rows = [
+                row(f"place-{MODELS}-slow", slow_decisions(operator), "decisions above 10 ms of CPU", MODELS / 100),
+                row(f"place-{MODELS}-unplaced", unscheduled, "models", 0, as_text(placed)),
+                row(
+                    f"place-{MODELS}-lists",
+                    lists,
+                    "lists of all nodes and pods",
+                    lasted_s / 10 + 1,
+                    f"in {lasted_s:.0f} s",
+                ),
+                row(
+                    f"place-{MODELS}-writes",
+                    bench.place.writes().total() / MODELS,
+                    "writes per model",
+                    None,
+                    as_text(bench.place.writes()),
+                ),
+                row(f"place-{MODELS}-peak-rss", peak_rss_mb(operator), "MB", None),
+            ]
+            return [*rows, *bench.rest_rows(operator, MODELS)]
+    finally:
+        own.kubectl("delete", "namespace", bench.place.namespace, "--wait=false")
+        own.fake_nodes.remove()
+
+
+def slow_decisions(operator: Operator) -> float:
+    """How many decisions took more CPU time than the goal."""
+    name = "halimede_operator_placement_decision_seconds"
+    return operator.metric(f"{name}_count") - operator.metric(f'{name}_bucket{{le="{DECISION_S}"}}')
+
+
+@contextmanager
+def started(place: Place, *, everywhere: bool = False) -> Iterator[Operator]:
+    try:
+        yield place.start(everywhere=everywhere)
     finally:
         place.stop_all()
 

@@ -37,12 +37,13 @@ RBAC = "rbac.authorization.k8s.io"
 class Operator:
     """One process; `name` is the ServiceAccount that it is."""
 
-    def __init__(self, folder: Path, namespace: str, name: str, kubeconfig: Path, lease: str) -> None:
+    def __init__(self, folder: Path, namespace: str, name: str, kubeconfig: Path, lease: str, everywhere: bool) -> None:
+        """everywhere: it watches all namespaces."""
         self._health, self._metrics = free_port(), free_port()
         self.log = folder / f"{name}-{self._health}.log"
         command = [
             sys.executable, "-m", "halimede_operator", "--server-image=debian:bookworm-slim", "--image-pull-policy=Never",
-            f"--watch-namespace={namespace}", f"--lease-namespace={namespace}", f"--lease-name={lease}", "--log-format=text",
+            *(() if everywhere else (f"--watch-namespace={namespace}",)), f"--lease-namespace={namespace}", f"--lease-name={lease}", "--log-format=text",
             f"--health-port={self._health}", f"--metrics-port={self._metrics}", f"--kubeconfig={kubeconfig}",
         ]  # fmt: skip
         # Of its own folder, in which the package is importable however the tests were started.
@@ -114,9 +115,18 @@ class Place:
             role = {"apiGroup": RBAC, "kind": "Role", "name": name}
             api.create(f"{rights}/rolebindings", {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
 
-    def start(self, account: str = "operator", faulty: bool = False, lease: str = LEASE) -> Operator:
+    def allow_everywhere(self) -> None:
+        """Give the accounts all rights in all namespaces."""
+        subject = {"kind": "Group", "apiGroup": RBAC, "name": f"system:serviceaccounts:{self.namespace}"}
+        role = {"apiGroup": RBAC, "kind": "ClusterRole", "name": "cluster-admin"}
+        binding = {"metadata": {"name": self.namespace}, "roleRef": role, "subjects": [subject]}
+        self.own.api.create("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding)
+
+    def start(
+        self, account: str = "operator", faulty: bool = False, lease: str = LEASE, everywhere: bool = False
+    ) -> Operator:
         login = self.own.faulty_login if faulty else self.own.login
-        operator = Operator(self._folder, self.namespace, account, login(self.namespace, account), lease)
+        operator = Operator(self._folder, self.namespace, account, login(self.namespace, account), lease, everywhere)
         self._operators.append(operator)
         return operator
 

@@ -100,7 +100,12 @@ STATUS = {
     "operator": "halimede/halimede",
     "selector": "halimede.dev/model=bert",
     "current": {"versions": [2], "templateHash": "6f9c", "image": "halimede:1"},
-    "effective": {"format": "onnx", "resourceName": "nvidia.com/mig-1g.10gb", "serverImage": "halimede:1"},
+    "effective": {
+        "format": "onnx",
+        "resourceName": "nvidia.com/mig-1g.10gb",
+        "nodes": "gpu-1",
+        "serverImage": "halimede:1",
+    },
     "placements": [
         {"pod": "bert-6f9c-x", "node": "node-1", "devices": [{"uuid": "MIG-1", "profile": "1g.10gb"}]},
     ],

@@ -20,6 +20,7 @@ from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
 from halimede_operator.queue import Outcome
+from halimede_operator.reconcile.placer import Placer
 from halimede_operator.reconcile.reconciler import Reconciler
 from support.kube_api import KubeApi, kube_api
 
@@ -73,6 +74,10 @@ class Harness:
         }
 
 
+def _placer(client: KubeClient, clock: Callable[[], float]) -> Placer:
+    return Placer(Inventories(client, clock, may_read=True), clock, lambda: 0.0, lambda _seconds: None)
+
+
 @asynccontextmanager
 async def open_harness(folder: Path) -> AsyncIterator[Harness]:
     async with kube_api() as api:
@@ -86,7 +91,7 @@ async def open_harness(folder: Path) -> AsyncIterator[Harness]:
             cache,
             Indexes(woken.append, lambda: harness.now),
             nodes,
-            Inventories(client, lambda: harness.now, may_read=True),
+            _placer(client, lambda: harness.now),
             Events(client, "this-operator", lambda: harness.now),
             OtherOperators(client, "halimede/this", lambda: harness.now),
             PLATFORM,
@@ -127,7 +132,7 @@ async def second_operator(harness: Harness, lease: str = "halimede/this") -> Asy
         cache,
         indexes,
         nodes,
-        Inventories(client, lambda: harness.now, may_read=True),
+        _placer(client, lambda: harness.now),
         events,
         other_operators,
         PLATFORM,

@@ -48,9 +48,18 @@ class _Waiting:
 class Placer:
     """Used by one event loop. Every decision sees those before it, so that two objects never count on one device."""
 
-    def __init__(self, inventories: Inventories, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        inventories: Inventories,
+        clock: Callable[[], float],
+        cpu_clock: Callable[[], float],
+        count: Callable[[float], None],
+    ) -> None:
+        """clock: monotonic seconds. cpu_clock: CPU seconds of this thread. count: called with those of a decision."""
         self._inventories = inventories
         self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._count = count
         self._reservations: dict[Key, _Reservation] = {}
         self._waiting: list[_Waiting] = []
         self._inventory: Inventory | None = None
@@ -136,7 +145,9 @@ class Placer:
             ledger = self._current_ledger(inventory)
             ready, self._waiting = [waiting, *self._waiting], []
             for each in sorted(ready, key=lambda each: (each.created, each.key)):
+                begun = self._cpu_clock()
                 each.decide(ledger)
+                self._count(self._cpu_clock() - begun)
         return await answer
 
     def _current_ledger(self, inventory: Inventory | None) -> Ledger | None:

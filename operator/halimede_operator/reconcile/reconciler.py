@@ -12,7 +12,6 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
-from halimede_operator.cluster.inventory import Inventories
 from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
@@ -64,7 +63,7 @@ class Reconciler:
         cache: Cache,
         indexes: Indexes,
         nodes: Nodes,
-        inventories: Inventories,
+        placer: Placer,
         events: Events,
         other_operators: OtherOperators,
         platform: Platform,
@@ -76,7 +75,7 @@ class Reconciler:
         self._api = api
         self._observer = Observer(api, cache, indexes, nodes, other_operators.ours, wake)
         self._children = ChildWriter(api, cache, clock)
-        self._placer = Placer(inventories, clock)
+        self._placer = placer
         self._events = events
         self._other_operators = other_operators
         self._platform = platform

@@ -23,7 +23,7 @@ from halimede_operator.core.placement.inventory import (
     single_profile,
 )
 from halimede_operator.core.placement.ledger import Ledger
-from halimede_operator.core.placement.node_filter import NodeFilter, Term, filter_of, holds_for
+from halimede_operator.core.placement.node_filter import NodeFilter, Term, filter_of
 from halimede_operator.core.reading import json_object, objects_at, text_at
 
 WHOLE = f"{PREFIX}gpu"
@@ -50,9 +50,6 @@ class Placement:
     """Conditions on nodes, one of which must be true; empty: none."""
     need: str = ""
     """Hash of what it was chosen for."""
-
-    def allows(self, node: Node) -> bool:
-        return not self.terms or any(holds_for(term, node.labels) for term in self.terms)
 
     def written(self) -> str:
         """As text, for the annotation."""
@@ -88,8 +85,11 @@ class Demand:
 
     def claim(self, placement: Placement) -> Claim:
         """What one pod with this placement will take."""
-        terms = self.filter.terms if not placement.terms else tuple(_combined(self.filter.terms, placement.terms))
-        return Claim(replace(self.filter, terms=terms), self.amounts(placement.resource), self.key)
+        conditions = self.filter
+        if placement.terms:
+            terms = _combined(conditions.terms, placement.terms)
+            conditions = NodeFilter.of(conditions.selector, terms, conditions.tolerations)
+        return Claim(conditions, self.amounts(placement.resource), self.key)
 
 
 def demand_of(key: Key, workload: Workload, template: Json) -> Demand:
@@ -123,9 +123,13 @@ def need_of(workload: Workload) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
+    """A kind of devices that exists and fits."""
+
     placement: Placement
+    nodes: tuple[Node, ...]
+    """Those that offer it and on which the pods may run."""
     memory_mib: int
-    """Of its smallest device."""
+    """Of the smallest device."""
 
     @property
     def order(self) -> tuple[bool, int, str, str]:
@@ -134,21 +138,14 @@ class Option:
         return (not placement.profile, self.memory_mib, placement.resource, placement.profile)
 
 
-def options_of(demand: Demand, nodes: Sequence[Node]) -> list[Option]:
-    """The kinds of devices that exist and fit, on nodes that the pods may run on; the preferred one first."""
+def options_of(demand: Demand, ledger: Ledger) -> list[Option]:
+    """The kinds of devices that the object may have; the preferred one first."""
     found = []
-    for placement in kinds_of(demand.accelerator, nodes):
-        on = [node for node in nodes if is_eligible(demand, node) and placement.allows(node)]
-        memory = [
-            device.memory_mib or 0 for node in on for device in node.devices if device.resource == placement.resource
-        ]
-        if memory:
-            found.append(Option(replace(placement, need=demand.need), min(memory)))
+    for placement in kinds_of(demand.accelerator, ledger.nodes):
+        if nodes := ledger.eligible(demand.claim(placement).filter, placement.resource):
+            memory = min(d.memory_mib or 0 for n in nodes for d in n.devices if d.resource == placement.resource)
+            found.append(Option(replace(placement, need=demand.need), nodes, memory))
     return sorted(found, key=lambda option: option.order)
-
-
-def is_eligible(demand: Demand, node: Node) -> bool:
-    return node.is_ready and not demand.filter.obstacle(node.name, node.labels, node.taints)
 
 
 def choose(demand: Demand, ledger: Ledger) -> Placement | None:
@@ -157,8 +154,7 @@ def choose(demand: Demand, ledger: Ledger) -> Placement | None:
 
     Devices that the object's own pods hold count as free, because its new pods replace them.
     """
-    options = options_of(demand, ledger.nodes)
-    room = [(option, room_for(demand, option.placement, ledger)) for option in options]
+    room = [(option, room_for(demand, option.placement, ledger)) for option in options_of(demand, ledger)]
     if not room:
         return named(demand)
     enough = max(min(count, demand.replicas) for _, count in room)
@@ -180,12 +176,9 @@ def better_than(current: Placement, demand: Demand, ledger: Ledger) -> Placement
 def room_for(demand: Demand, placement: Placement, ledger: Ledger, *, with_own: bool = True) -> int:
     """How many of the object's pods the cluster has room for."""
     own = demand.key if with_own else None
-    amounts = demand.amounts(placement.resource)
-    return sum(
-        ledger.pods_that_fit(node, amounts, own)
-        for node in ledger.nodes
-        if is_eligible(demand, node) and placement.allows(node)
-    )
+    claim = demand.claim(placement)
+    nodes = ledger.eligible(claim.filter, placement.resource)
+    return sum(ledger.pods_that_fit(node, claim.amounts, own) for node in nodes)
 
 
 def named(demand: Demand) -> Placement | None:

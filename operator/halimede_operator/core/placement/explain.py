@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from halimede_operator.core.api.spec import Accelerator, AcceleratorType, Key, Kind
-from halimede_operator.core.placement.choice import Demand, is_eligible, options_of, with_headroom
+from halimede_operator.core.placement.choice import Demand, Option, options_of, with_headroom
 from halimede_operator.core.placement.inventory import Device, Node, shown_profile
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.reading import clean
@@ -21,10 +21,11 @@ def explain(demand: Demand, ledger: Ledger) -> str:
     need = f"need {_need_text(demand.accelerator)}"
     if not any(node.devices for node in ledger.nodes):
         return f"{need}; no node has devices"
-    parts = [need, *_free(demand, ledger)]
-    if nearest := _nearest(demand, ledger):
+    options = options_of(demand, ledger)
+    parts = [need, *_free(demand, ledger, options)]
+    if nearest := _nearest(demand, options):
         parts.append(f"nearest: {nearest}")
-    elif not options_of(demand, ledger.nodes):
+    elif not options:
         parts.append("no node has devices that fit")
     parts += [f"node {node.name}: {node.misconfiguration}" for node in ledger.nodes if node.misconfiguration][:1]
     return clean("; ".join(parts), MAX_CHARACTERS)
@@ -54,45 +55,46 @@ def _memory(mib: int | None) -> str:
     return "unknown memory" if mib is None else f"{mib / 1024:.4g} GiB"
 
 
-def _free(demand: Demand, ledger: Ledger) -> Iterator[str]:
+def _free(demand: Demand, ledger: Ledger, options: Sequence[Option]) -> Iterator[str]:
     """The free devices, largest first, with the reason why each does not serve."""
     found = sorted(
-        (-(device.memory_mib or 0), node.name, device.text, free, _why_not(demand, ledger, node, device, free))
-        for node in ledger.nodes
-        for device in node.devices
-        if (free := ledger.free(node, device.resource))
+        (
+            (node, device, free)
+            for node in ledger.nodes
+            for device in node.devices
+            if (free := ledger.free(node, device.resource))
+        ),
+        key=lambda each: (-(each[1].memory_mib or 0), each[0].name, each[1].resource),
     )
-    for _, node, device, free, why in found[:MAX_LISTED]:
-        yield f"{free}x {device} free on node {node}, {why}"
+    for node, device, free in found[:MAX_LISTED]:
+        yield f"{free}x {device.text} free on node {node.name}, {_why_not(demand, ledger, options, node, device)}"
     if len(found) > MAX_LISTED:
         yield f"others free on {len(found) - MAX_LISTED} more nodes or of more kinds"
     if not found:
         yield "no device is free"
 
 
-def _why_not(demand: Demand, ledger: Ledger, node: Node, device: Device, free: int) -> str:
+def _why_not(demand: Demand, ledger: Ledger, options: Sequence[Option], node: Node, device: Device) -> str:
     if not node.is_ready:
         return "which is not ready"
     if obstacle := demand.filter.obstacle(node.name, node.labels, node.taints):
         return f"which {obstacle}"
-    fitting = {option.placement.resource: option for option in options_of(demand, [node])}
-    if device.resource not in fitting:
+    if not any(option.placement.resource == device.resource and node in option.nodes for option in options):
         wants_memory = demand.accelerator.mig_min_memory_mib is not None
         return f"which has {_memory(device.memory_mib)}" if wants_memory else "which is of another kind"
-    if free < demand.accelerator.count:
+    if ledger.free(node, device.resource) < demand.accelerator.count:
         return f"where {demand.accelerator.count} are needed together"
     if not ledger.pods_that_fit(node, demand.amounts(device.resource)):
         return "where CPU, memory or the number of pods is short"
     return "which the scheduler will give to it"
 
 
-def _nearest(demand: Demand, ledger: Ledger) -> str:
+def _nearest(demand: Demand, options: Sequence[Option]) -> str:
     """The smallest devices that fit but are taken, and by whom."""
-    for option in options_of(demand, ledger.nodes):
+    for option in options:
         resource = option.placement.resource
-        for node in ledger.nodes:
-            holders = [holding for holding in node.holdings if holding.amounts.devices[resource]]
-            if holders and is_eligible(demand, node) and option.placement.allows(node):
+        for node in option.nodes:
+            if holders := [holding for holding in node.holdings if holding.amounts.devices[resource]]:
                 kind = shown_profile(option.placement.profile) or "GPU"
                 who = _holders(demand.key, (holding.key or holding.namespace for holding in holders))
                 return f"{kind} on {node.name}, held by {who}"

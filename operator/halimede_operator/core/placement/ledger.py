@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from halimede_operator.core.api.spec import Key
 from halimede_operator.core.placement.inventory import Amounts, Claim, Inventory, Node
+from halimede_operator.core.placement.node_filter import NodeFilter
 
 
 class _Room:
@@ -50,18 +51,23 @@ class Ledger:
             for holding in node.holdings:
                 if holding.key is not None:
                     self._taken[node.name, holding.key] = [(holding.amounts, holding.pods)]
+        self._with: dict[str, list[Node]] = {}
+        """Nodes by a resource that they offer."""
+        for node in inventory.nodes:
+            for device in node.devices:
+                self._with.setdefault(device.resource, []).append(node)
+        self._eligible: dict[tuple[str, str], tuple[Node, ...]] = {}
         for claim in (*inventory.waiting, *claims):
             self.enter(claim)
 
     def enter(self, claim: Claim) -> str:
         """Take room for a pod on the node where it fits with the fewest devices left. Returns the node; "" if it fits
         nowhere, and then nothing is taken."""
+        resource = next(iter(claim.amounts.devices), "")
         fitting = [
-            (self._rooms[node.name].devices.get(next(iter(claim.amounts.devices), ""), 0), node.name)
-            for node in self.nodes
-            if self._rooms[node.name].pods_that_fit(claim.amounts)
-            and node.is_ready
-            and not claim.filter.obstacle(node.name, node.labels, node.taints)
+            (room.devices.get(resource, 0), node.name)
+            for node in self.eligible(claim.filter, resource)
+            if (room := self._rooms[node.name]).pods_that_fit(claim.amounts)
         ]
         if not fitting:
             return ""
@@ -70,6 +76,17 @@ class Ledger:
         if claim.key is not None:
             self._taken.setdefault((name, claim.key), []).append((claim.amounts, 1))
         return name
+
+    def eligible(self, conditions: NodeFilter, resource: str) -> tuple[Node, ...]:
+        """The nodes that offer the resource and on which a pod with these conditions may run."""
+        known = (conditions.identity, resource)
+        if known not in self._eligible:
+            self._eligible[known] = tuple(
+                node
+                for node in self._with.get(resource, ())
+                if node.is_ready and not conditions.obstacle(node.name, node.labels, node.taints)
+            )
+        return self._eligible[known]
 
     def free(self, node: Node, resource: str) -> int:
         """Free devices of a resource on a node."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from halimede_operator.core.api.spec import Json
+from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.reading import at, objects_at, text_at
 
 Labels = Mapping[str, str]
@@ -26,6 +27,13 @@ class NodeFilter:
     terms: tuple[Json, ...]
     """nodeSelectorTerms of the required node affinity; one of them must be true. Empty: no condition."""
     tolerations: tuple[Json, ...]
+    identity: str
+    """Equal for equal conditions, so that results can be kept by it."""
+
+    @classmethod
+    def of(cls, selector: Labels, terms: Sequence[Json], tolerations: Sequence[Json]) -> "NodeFilter":
+        identity = hash_of(canonical_json([selector, terms, tolerations]), 32)
+        return cls(selector, tuple(terms), tuple(tolerations), identity)
 
     def obstacle(self, name: str, labels: Labels, taints: Iterable[Taint]) -> str:
         """Why the pod may not run on this node; "" if it may."""
@@ -43,10 +51,10 @@ def filter_of(pod: object) -> NodeFilter:
     """The conditions of a pod or of a pod template, of any shape."""
     selector = at(pod, "spec", "nodeSelector")
     required = at(pod, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-    return NodeFilter(
+    return NodeFilter.of(
         {str(key): str(value) for key, value in selector.items()} if isinstance(selector, Mapping) else {},
-        tuple(objects_at(required, "nodeSelectorTerms")),
-        tuple(objects_at(pod, "spec", "tolerations")),
+        objects_at(required, "nodeSelectorTerms"),
+        objects_at(pod, "spec", "tolerations"),
     )
 
 

@@ -12,6 +12,7 @@ from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFil
 from halimede_operator.core.placement.choice import choose, demand_of, room_for, with_headroom
 from halimede_operator.core.placement.explain import explain
 from halimede_operator.core.placement.ledger import Ledger
+from halimede_operator.core.placement.node_filter import holds_for
 from halimede_operator.core.snapshot import Object
 from support.device_nodes import A100, inventory, node, pod
 from support.operator_specs import model_key
@@ -121,7 +122,12 @@ def test_the_choice_is_that_of_an_exhaustive_search(
     assert min(room_for(demand, placement, ledger), replicas) == most
     # The affinity allows exactly the nodes with devices of this kind that fit, of those with the resource.
     offering = {kind.node for kind in cluster.kinds if kind.resource == placement.resource}
-    allowed = {node.name for node in ledger.nodes if placement.allows(node)} & offering
+    labels = {node.name: node.labels for node in ledger.nodes}
+    allowed = {
+        name
+        for name in offering
+        if not placement.terms or any(holds_for(term, labels[name]) for term in placement.terms)
+    }
     assert allowed == {kind.node for kind in fitting if (kind.resource, kind.profile) == (resource, profile)}
 
 
