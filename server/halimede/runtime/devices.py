@@ -65,10 +65,9 @@ def nvml_devices(nvml: Any, visible: str | None) -> tuple[Device, ...]:  # Any: 
         gpu = nvml.nvmlDeviceGetHandleByIndex(number)
         capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))
         if _mig_enabled(nvml, gpu):
-            gpu_bytes = int(nvml.nvmlDeviceGetMemoryInfo(gpu).total)
             for part in _slices(nvml, gpu):
                 device = _device(nvml, DeviceKind.MIG, part, capability)
-                found.append((number, replace(device, profile=_profile(nvml, part, device.name, gpu_bytes))))
+                found.append((number, replace(device, profile=_profile(nvml, gpu, part, device.name))))
         else:
             found.append((number, _device(nvml, DeviceKind.GPU, gpu, capability)))
     chosen = [device for _, device in found] if visible is None else _visible(found, visible)
@@ -110,12 +109,14 @@ def _slices(nvml: Any, gpu: Any) -> list[Any]:
     return handles
 
 
-def _profile(nvml: Any, part: Any, name: str, gpu_bytes: int) -> str:
+def _profile(nvml: Any, gpu: Any, part: Any, name: str) -> str:
     """The profile of a slice: from its name, or from its sizes with drivers whose names do not have it."""
     if profile := profile_in_name(name):
         return profile
     try:
         sizes = nvml.nvmlDeviceGetAttributes(part)
+        # A container that has slices alone may not be allowed to read this.
+        gpu_bytes = int(nvml.nvmlDeviceGetMemoryInfo(gpu).total)
     except nvml.NVMLError:
         return ""
     return profile_of_sizes(sizes.gpuInstanceSliceCount, sizes.computeInstanceSliceCount, sizes.memorySizeMB, gpu_bytes)
