@@ -1,6 +1,5 @@
 """From the chart to responses: models that a user applies are served by real pods on real nodes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,10 @@ from cluster.gpus import Gpus, Layout
 from cluster.installed import Platform, Tenant
 from cluster.spaces import eventually
 from support.models import add_scaled, write_config
-from support.steady import SteadyClients
 
 SECONDS_TO_TELL = 10.0
 """Within which an object says why it does not serve."""
 START_LIMIT_S = 120.0
-QUESTION = {"IN": ("FP32", [1, 4], [1, 2, 3, 4])}
 IMAGE = "jsonpath={.spec.template.spec.containers[0].image}"
 
 DEVICE = """import os
@@ -135,49 +132,6 @@ def test_a_pod_with_two_slices_runs_instances_on_both(
     eventually(devices, "the devices to be reported", SECONDS_TO_TELL)
     assert {(each["uuid"], each["profile"]) for each in devices()} == {(device, "1g.10gb") for device in slices}
     assert tenant.infer("both", {"ANY": ("INT32", [1], [0])})["DEVICE"][0] in slices
-
-
-@pytest.mark.timeout(600, func_only=True)
-def test_keep_alive_clients_lose_no_request_when_pods_end(tenant: Tenant, scaled: str) -> None:
-    clients_lose_nothing(tenant, scaled, rollouts=3)
-
-
-@pytest.mark.load
-@pytest.mark.timeout(1800, func_only=True)
-def test_keep_alive_clients_lose_no_request_in_ten_rollouts(tenant: Tenant, scaled: str) -> None:
-    clients_lose_nothing(tenant, scaled, rollouts=10)
-
-
-def clients_lose_nothing(tenant: Tenant, scaled: str, rollouts: int) -> None:
-    """Clients without retries, each with one connection or channel, while all pods are replaced and a node is drained."""
-    tenant.apply(model("twice", scaled, "replicas: 2"))
-    tenant.wait_ready("im/twice", START_LIMIT_S)
-
-    def is_whole_without(gone: set[str]) -> bool:
-        pods = tenant.names("pods")
-        return len(pods) == 2 and not pods & gone and tenant.get("im/twice")["status"]["readyReplicas"] == 2
-
-    eventually(lambda: is_whole_without(set()), "two replicas", START_LIMIT_S)
-    assert tenant.infer("twice", QUESTION) == {"OUT": [2, 4, 6, 8]}
-    addresses = (tenant.cluster.forward("service/twice", port, tenant.namespace) for port in (8001, 8000))
-    with SteadyClients(*addresses, "twice", 4) as clients:
-        for number in range(rollouts):
-            before = tenant.names("pods")
-            changed = {"spec": {"serving": {"drainTimeout": f"{20 + number}s"}}}
-            tenant.kubectl("patch", "im/twice", "--type=merge", f"--patch={json.dumps(changed)}")
-            eventually(lambda before=before: is_whole_without(before), "the rollout to end", START_LIMIT_S)
-            assert clients.lost == []
-        last = tenant.names("pods")
-        node = tenant.get(min(last))["spec"]["nodeName"]
-        there = {pod for pod in last if tenant.get(pod)["spec"]["nodeName"] == node}
-        selected = ("--pod-selector=halimede.dev/model=twice", "--delete-emptydir-data", "--timeout=100s")
-        try:
-            tenant.cluster.kubectl("drain", node, *selected, limit_s=110)
-            eventually(lambda: is_whole_without(there), "the node's pods to be replaced", START_LIMIT_S)
-        finally:
-            tenant.cluster.kubectl("uncordon", node)
-    assert clients.lost == []
-    assert min(clients.answered.values()) > 500
 
 
 def test_an_ensemble_of_three_models_serves(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:

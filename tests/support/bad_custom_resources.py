@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from support.bad_accelerators import BAD_ACCELERATORS
 from support.custom_resources import ABSENT, Json, changed, ensemble, model
 
 
@@ -169,94 +170,7 @@ _BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     "replicas-negative": ({"spec.replicas": -1}, "spec.replicas", "greater than or equal to 0"),
     "replicas-text": ({"spec.replicas": "two"}, "spec.replicas", "must be of type integer"),
     "suspend-text": ({"spec.suspend": "yes"}, "spec.suspend", "must be of type boolean"),
-    "accelerator-none": ({"spec.accelerator": {}}, "spec.accelerator.type", "Required value"),
-    "accelerator-kind": (
-        {"spec.accelerator": {"type": "TPU"}},
-        "spec.accelerator.type",
-        'supported values: "None", "GPU", "MIG", "Shared"',
-    ),
-    "accelerator-count": (
-        {"spec.accelerator": {"type": "GPU", "count": 0}},
-        "spec.accelerator.count",
-        "greater than or equal to 1",
-    ),
-    "accelerator-idle": (
-        {"spec.accelerator": {"type": "None", "count": 2}},
-        "spec.accelerator",
-        "need an accelerator, got type None",
-    ),
-    "mig-none": ({"spec.accelerator": {"type": "MIG"}}, "spec.accelerator", "type MIG needs mig"),
-    "mig-nothing": ({"spec.accelerator": {"type": "MIG", "mig": {}}}, "spec.accelerator.mig", "either profile"),
-    "mig-both": (
-        {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb", "minMemory": "9Gi"}}},
-        "spec.accelerator.mig",
-        "either profile",
-    ),
-    "mig-whole": (
-        {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb", "allowWhole": True}}},
-        "spec.accelerator.mig",
-        "allowWhole needs minMemory",
-    ),
-    "mig-memory": (
-        {"spec.accelerator": {"type": "MIG", "mig": {"minMemory": "0"}}},
-        "spec.accelerator.mig.minMemory",
-        "must be a quantity above 0",
-    ),
-    "mig-gpu": (
-        {"spec.accelerator": {"type": "GPU", "mig": {"profile": "1g.10gb"}}},
-        "spec.accelerator",
-        "no other type may have it",
-    ),
-    "mig-profile": (
-        {"spec.accelerator": {"type": "MIG", "mig": {"profile": "10gb"}}},
-        "spec.accelerator.mig.profile",
-        "must be a MIG profile such as 1g.10gb",
-    ),
-    "mig-two": (
-        {"spec.accelerator": {"type": "MIG", "count": 2, "mig": {"profile": "1g.10gb"}}},
-        "spec.accelerator",
-        "needs processPerDevice",
-    ),
-    "shared-two": (
-        {"spec.accelerator": {"type": "Shared", "count": 2}},
-        "spec.accelerator",
-        "count must be 1 with type Shared",
-    ),
-    "shared-gpu": (
-        {"spec.accelerator": {"type": "GPU", "shared": {"resourceName": "nvidia.com/gpu.shared"}}},
-        "spec.accelerator",
-        "shared needs type Shared",
-    ),
-    "shared-name": (
-        {"spec.accelerator": {"type": "Shared", "shared": {"resourceName": "amd.com/gpu"}}},
-        "spec.accelerator.shared.resourceName",
-        "must be a resource such as nvidia.com/gpu.shared",
-    ),
-    "gpu-product": (
-        {"spec.accelerator": {"type": "GPU", "gpu": {"products": ["NVIDIA H100"]}}},
-        "spec.accelerator.gpu.products[0]",
-        "must be the value of a label",
-    ),
-    "gpu-products-none": (
-        {"spec.accelerator": {"type": "GPU", "gpu": {"products": []}}},
-        "spec.accelerator.gpu.products",
-        "should have at least 1 items",
-    ),
-    "gpu-memory": (
-        {"spec.accelerator": {"type": "GPU", "gpu": {"minMemory": "40 GB"}}},
-        "spec.accelerator.gpu.minMemory",
-        "must be a quantity above 0",
-    ),
-    "gpu-capability": (
-        {"spec.accelerator": {"type": "GPU", "gpu": {"minComputeCapability": "eight"}}},
-        "spec.accelerator.gpu.minComputeCapability",
-        "must be a compute capability",
-    ),
-    "move-after": (
-        {"spec.accelerator": {"type": "GPU", "moveAfter": "1s"}},
-        "spec.accelerator.moveAfter",
-        "must be at least 10s",
-    ),
+    **BAD_ACCELERATORS,
     "quantity": (
         {"spec.resources": {"limits": {"memory": "8 GB"}}},
         "spec.resources.limits[memory]",

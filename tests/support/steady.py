@@ -1,4 +1,4 @@
-"""Clients that keep their connections open and call 50 times a second each, with the results of their calls."""
+"""Clients that call about 50 times a second each, with the results of their calls."""
 
 import http.client
 import json
@@ -15,19 +15,22 @@ from support.calls import ones
 PAUSE_S = 0.02
 CALL_LIMIT_S = 20
 CLIENTS = 2
-"""Number of clients of each protocol."""
+"""Number of clients of each protocol that keep their connection."""
 
 
 class SteadyClients:
     """Calls a model that takes FP32 `IN` until the end of the `with`, without retries."""
 
-    def __init__(self, grpc_url: str, http_url: str, model: str, columns: int) -> None:
+    def __init__(self, grpc_url: str, http_url: str, model: str, columns: int, *, with_fresh: bool = False) -> None:
+        """with_fresh: also a client of each protocol that makes a connection for each call."""
         self._grpc_url, self._http_url, self._model, self._columns = grpc_url, http_url, model, columns
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self.answered = {"gRPC": 0, "HTTP": 0}
         self.lost: list[str] = []
-        self._threads = [threading.Thread(target=each) for each in (self._over_grpc, self._over_http) * CLIENTS]
+        kept = (self._over_grpc, self._over_http) * CLIENTS
+        fresh = (self._over_fresh_grpc, self._over_fresh_http) if with_fresh else ()
+        self._threads = [threading.Thread(target=each) for each in (*kept, *fresh)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -51,21 +54,42 @@ class SteadyClients:
                     self.answered[protocol] += 1
 
     def _over_grpc(self) -> None:
-        tensor = grpcclient.InferInput("IN", [1, self._columns], "FP32")
-        tensor.set_data_from_numpy(np.ones((1, self._columns), np.float32))
+        with self._grpc_client() as client:
+            self._call("gRPC", lambda: self._infer(client))
+
+    def _over_fresh_grpc(self) -> None:
+        def call() -> None:
+            with self._grpc_client() as client:
+                self._infer(client)
+
+        self._call("gRPC", call)
+
+    def _grpc_client(self) -> grpcclient.InferenceServerClient:
         # By default all channels of a process share one connection, and calls that no server has begun are sent again.
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
-        with grpcclient.InferenceServerClient(self._grpc_url, channel_args=options) as client:
-            self._call("gRPC", lambda: client.infer(self._model, [tensor], client_timeout=CALL_LIMIT_S))
+        return grpcclient.InferenceServerClient(self._grpc_url, channel_args=options)
+
+    def _infer(self, client: grpcclient.InferenceServerClient) -> None:
+        tensor = grpcclient.InferInput("IN", [1, self._columns], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, self._columns), np.float32))
+        client.infer(self._model, [tensor], client_timeout=CALL_LIMIT_S)
 
     def _over_http(self) -> None:
-        body = json.dumps(ones(self._columns))
-        with closing(http.client.HTTPConnection(self._http_url, timeout=CALL_LIMIT_S)) as connection:
+        with closing(self._http_connection()) as connection:
+            self._call("HTTP", lambda: self._post(connection))
 
-            def call() -> None:
-                connection.request("POST", f"/v2/models/{self._model}/infer", body)
-                response = connection.getresponse()
-                content = response.read()
-                assert response.status == 200, content
+    def _over_fresh_http(self) -> None:
+        def call() -> None:
+            with closing(self._http_connection()) as connection:
+                self._post(connection)
 
-            self._call("HTTP", call)
+        self._call("HTTP", call)
+
+    def _http_connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._http_url, timeout=CALL_LIMIT_S)
+
+    def _post(self, connection: http.client.HTTPConnection) -> None:
+        connection.request("POST", f"/v2/models/{self._model}/infer", json.dumps(ones(self._columns)))
+        response = connection.getresponse()
+        content = response.read()
+        assert response.status == 200, content
