@@ -103,6 +103,7 @@ STATUS = {
     "effective": {
         "format": "onnx",
         "resourceName": "nvidia.com/mig-1g.10gb",
+        "profile": "1g.10gb",
         "nodes": "gpu-1",
         "serverImage": "halimede:1",
     },
