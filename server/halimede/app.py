@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -67,6 +68,9 @@ ANSWER_SECS = 0.5
 
 CLOSE_SECS = 1.0
 """Time limit for closing the remaining parts, before the process ends without it."""
+
+FIRST_SAMPLE_SECS = 5.0
+"""Time limit for the first read of the devices' memory, before models are loaded without it."""
 
 FAST_EXIT_SECS = 0.2
 """Time for writing the log in a process that must end at once."""
@@ -137,14 +141,18 @@ class App:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stop = asyncio.Event()
-        self._sampler = make_sampler(
-            settings.metrics_interval_ms, cpu=settings.allow_cpu_metrics, gpu=settings.allow_gpu_metrics
-        )
         self._inventory = read_inventory(settings.device_list, settings.min_supported_compute_capability)
+        self._sampler = make_sampler(
+            settings.metrics_interval_ms,
+            self._inventory,
+            cpu=settings.allow_cpu_metrics,
+            gpu=settings.allow_gpu_metrics,
+        )
         self._launcher = Launcher()
         options = LoadOptions(
             inventory=self._inventory,
             backend_config=settings.backend_config,
+            process_per_device=settings.process_per_device,
             autocomplete=not settings.disable_auto_complete_config,
             launcher=self._launcher,
             backend_directory=settings.backend_directory,
@@ -173,6 +181,7 @@ class App:
             metrics_config=settings.metrics_config,
             dropped_log_lines=dropped_lines,
             custom_metrics=services.metrics,
+            inventory=self._inventory,
         )
         services.models = self._core
         self._http: HttpServer | None = None
@@ -233,7 +242,7 @@ class App:
 
     async def serve(self) -> int:
         """Load the models, serve until a signal, drain; 1 if a model failed under `--exit-on-error` or time ran out."""
-        loading = asyncio.ensure_future(self._core.start(self._startup_models()))
+        loading = asyncio.ensure_future(self._load())
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
@@ -279,6 +288,11 @@ class App:
                 await asyncio.gather(*closing)
         except TimeoutError:
             log.warning("connections did not close within %g s: the process ends anyway", CLOSE_SECS)
+
+    async def _load(self) -> list[str]:
+        # The memory of devices is read before the first load, to know later what the models need.
+        await run_in_thread("first-sample", partial(self._sampler.wait_first, FIRST_SAMPLE_SECS))
+        return await self._core.start(self._startup_models())
 
     def _startup_models(self) -> Sequence[str] | None:
         names = self._settings.load_model

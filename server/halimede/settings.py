@@ -67,6 +67,8 @@ class Settings:
     model_load_thread_count: int = 16
     model_load_retry_count: int = 0
     min_supported_compute_capability: tuple[int, int] = (6, 0)
+    process_per_device: bool = False
+    """Whether instances on whole GPUs run in worker processes too (`--process-per-device`)."""
     exit_on_error: bool = True
     strict_readiness: bool = True
     drain_delay_secs: float = 0.0

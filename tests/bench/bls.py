@@ -83,13 +83,14 @@ async def _rounds(repository: Path, size_bytes: int, calls: int) -> list[float]:
         ModelLifecycle(
             ModelRepository((repository,)), LoadOptions(Inventory(()), {}, autocomplete=True), 1, services=services
         ),
-        make_sampler(1000, cpu=False, gpu=False),
+        make_sampler(1000, Inventory(), cpu=False, gpu=False),
         server_id="bench",
         control_mode=ModelControlMode.NONE,
         strict_readiness=True,
         metrics_config=MetricsConfig(),
         dropped_log_lines=lambda: 0,
         custom_metrics=services.metrics,
+        inventory=Inventory(),
     )
     services.models = core
     if failed := await core.start(None):

@@ -1,10 +1,10 @@
-"""A simulated GPU device plugin: `python -m cluster.gpu_plugin SOCKET FOLDER`, one in each node.
+"""A simulated GPU device plugin: `python -m cluster.gpu_plugin SOCKET FOLDER LIBRARY`, one in each node.
 
-The kubelet uses it like NVIDIA's device plugin. Commands set the devices and their health. A container gets NVIDIA's
-variable and, instead of a driver, a file with the list of its devices.
+The kubelet uses it like NVIDIA's device plugin. Commands set the devices, their health and their memory in use. A
+container gets NVIDIA's variable and a driver library without GPUs, which shows its devices alone.
 """
 
-import json
+import shutil
 import sys
 import threading
 import time
@@ -19,11 +19,12 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from cluster.commands import listen
+from support.played_driver import DEVICES_FILE, PlayedGpu, PlayedSlice, write_devices
 
 SOCKETS = Path("/var/lib/kubelet/device-plugins")
 KUBELET = SOCKETS / "kubelet.sock"
 VERSION = "v1beta1"
-LIST_IN_CONTAINER = "/run/devices.json"
+DRIVER_IN_CONTAINER = Path("/run/driver")
 STREAMS = 32
 
 # The part of the kubelet's API that is used here: messages, and their fields by name, number and type.
@@ -70,9 +71,11 @@ M = message_classes()
 class Plugin:
     """The devices of one resource, `{id: entry of a device list}`, offered to the kubelet under its name."""
 
-    def __init__(self, resource: str, lists: Path) -> None:
+    def __init__(self, resource: str, drivers: Path, library: Path) -> None:
         self.resource = resource
-        self._lists = lists
+        self._drivers = drivers
+        self._library = library
+        self._given: set[tuple[str, ...]] = set()
         self._devices: dict[str, Any] = {}
         self._changed = threading.Condition()
         self._stopped = False
@@ -94,6 +97,8 @@ class Plugin:
     def offer(self, devices: dict[str, Any]) -> None:
         with self._changed:
             self._devices = devices
+            for ids in self._given:
+                self._show(ids)
             self._changed.notify_all()
 
     def register(self) -> None:
@@ -132,15 +137,34 @@ class Plugin:
         )
 
     def _give(self, ids: list[str]) -> Any:
-        keys = ("kind", "uuid", "name", "memory_bytes", "compute_capability")
-        listed = [{"index": index, **{key: self._devices[name][key] for key in keys}} for index, name in enumerate(ids)]
-        path = self._lists / f"{'_'.join(ids)}.json"
-        path.write_text(json.dumps(listed))
-        variables = {"NVIDIA_VISIBLE_DEVICES": ",".join(ids), "HALIMEDE_DEVICE_LIST": LIST_IN_CONTAINER}
+        folder = self._show(tuple(ids))
+        shutil.copy(self._library, folder)
+        self._given.add(tuple(ids))
+        variables = {
+            "NVIDIA_VISIBLE_DEVICES": ",".join(ids),
+            "LD_LIBRARY_PATH": str(DRIVER_IN_CONTAINER),
+            "PLAYED_DEVICES": str(DRIVER_IN_CONTAINER / DEVICES_FILE),
+        }
         return M["ContainerAllocateResponse"](
             envs=[M["Variable"](key=key, value=value) for key, value in variables.items()],
-            mounts=[M["Mount"](container_path=LIST_IN_CONTAINER, host_path=str(path), read_only=True)],
+            mounts=[M["Mount"](container_path=str(DRIVER_IN_CONTAINER), host_path=str(folder), read_only=True)],
         )
+
+    def _show(self, ids: tuple[str, ...]) -> Path:
+        """The folder of a container's driver, which shows these devices, as far as they still exist."""
+        folder = self._drivers / "_".join(ids)
+        folder.mkdir(exist_ok=True)
+        lines: list[PlayedGpu | PlayedSlice] = []
+        for number, device in enumerate(self._devices[name] for name in ids if name in self._devices):
+            total, used = device["memory_bytes"] >> 20, device.get("used_mib", 0)
+            if device["kind"] == "MIG":
+                lines.append(PlayedGpu(f"GPU-{number}", total, mig="1", capability=device["compute_capability"]))
+                lines.append(PlayedSlice(device["uuid"], total, used, device["name"]))
+            else:
+                capability = device["compute_capability"]
+                lines.append(PlayedGpu(device["uuid"], total, used, device["name"], capability=capability))
+        write_devices(folder / DEVICES_FILE, lines)
+        return folder
 
 
 def _unary(request: str, answer: Any) -> grpc.RpcMethodHandler:
@@ -151,8 +175,9 @@ class Driver:
     """All resources of a node. Orders and the passing of time lead to the same: what is offered becomes what is wanted,
     and a kubelet that has just started, which has no plugin and removes all sockets, gets the whole list."""
 
-    def __init__(self, lists: Path) -> None:
-        self._lists = lists
+    def __init__(self, drivers: Path, library: Path) -> None:
+        self._drivers = drivers
+        self._library = library
         self._wanted: dict[str, Any] = {}
         self._plugins: dict[str, Plugin] = {}
         self._kubelet: tuple[int, int] | None = None
@@ -176,7 +201,7 @@ class Driver:
                 if resource in self._plugins:
                     self._plugins[resource].offer(devices)
                     continue
-                plugin = Plugin(resource, self._lists)
+                plugin = Plugin(resource, self._drivers, self._library)
                 plugin.offer(devices)
                 plugin.register()
                 self._plugins[resource] = plugin
@@ -191,9 +216,9 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def main() -> None:
-    lists = Path(sys.argv[2])
-    lists.mkdir(exist_ok=True)
-    driver = Driver(lists)
+    drivers, library = map(Path, sys.argv[2:])
+    drivers.mkdir(exist_ok=True)
+    driver = Driver(drivers, library)
     listen(Path(sys.argv[1]), driver.set)
     while True:
         try:

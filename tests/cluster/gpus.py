@@ -9,6 +9,7 @@ from cluster.api import Api
 from cluster.commands import ask
 from cluster.node import Node
 from cluster.spaces import eventually, python
+from support.played_driver import library
 
 LABEL = "nvidia.com/"
 MIB = 1 << 20
@@ -54,7 +55,7 @@ class Layout:
                 found.setdefault(self.resource(profile), {})[name] = {
                     "kind": kind,
                     "uuid": name,
-                    "name": f"{self.model.product} {profile}".strip(),
+                    "name": f"{self.model.product} MIG {profile}" if profile else self.model.product,
                     "memory_bytes": memory * MIB,
                     "compute_capability": ".".join(map(str, self.model.compute_capability)),
                     "health": "Healthy",
@@ -148,6 +149,13 @@ class Gpus:
             for resource, devices in self._devices[node].items()
         })  # fmt: skip
 
+    def use(self, node: str, used_mib: Mapping[str, int]) -> None:
+        """Change the memory in use of devices, by UUID."""
+        self._offer(node, {
+            resource: {name: {**entry, "used_mib": used_mib.get(name, 0)} for name, entry in devices.items()}
+            for resource, devices in self._devices[node].items()
+        })  # fmt: skip
+
     def plug_in(self, node: str) -> None:
         """Start the driver of a node that has been off."""
         if node in self._devices:
@@ -163,7 +171,7 @@ class Gpus:
         socket = place.folder / "gpus.sock"
         if "gpus" not in place.space.programs:
             socket.unlink(missing_ok=True)  # of an earlier life of the node
-            program = place.space.start("gpus", *python("gpu_plugin", socket, place.folder / "gpus"))
+            program = place.space.start("gpus", *python("gpu_plugin", socket, place.folder / "gpus", library()))
             eventually(socket.exists, f"the driver of {node}", check=program.check)
         self._devices[node] = devices
         ask(socket, devices)

@@ -101,13 +101,22 @@ STATUS = {
     "selector": "halimede.dev/model=bert",
     "current": {"versions": [2], "templateHash": "6f9c", "image": "halimede:1"},
     "effective": {
-        "profile": "1g.10gb",
-        "nodes": "gpu-2",
         "format": "onnx",
         "resourceName": "nvidia.com/mig-1g.10gb",
+        "profile": "1g.10gb",
+        "nodes": "gpu-1",
         "serverImage": "halimede:1",
     },
-    "placements": [{"pod": "bert-6f9c-x", "node": "node-1"}],
+    "placements": [
+        {"pod": "bert-6f9c-x", "node": "node-1", "devices": [{"uuid": "MIG-1", "profile": "1g.10gb"}]},
+    ],
+    "memory": {
+        "devicePeak": "3000Mi",
+        "deviceTotal": "9856Mi",
+        "hostPeak": "900Mi",
+        "templateHash": "6f9c",
+        "measuredAt": "2026-11-01T00:00:00Z",
+    },
     "placementsTruncated": True,
     "lastFailure": {
         "reason": "ModelFetchFailed",

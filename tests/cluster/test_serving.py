@@ -1,6 +1,7 @@
 """From the chart to responses: models that a user applies are served by real pods on real nodes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,15 +16,27 @@ START_LIMIT_S = 120.0
 IMAGE = "jsonpath={.spec.template.spec.containers[0].image}"
 
 DEVICE = """import os
+import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
+    def initialize(self, args):
+        print("runs on", os.environ["CUDA_VISIBLE_DEVICES"])
+        while {waits_while}:
+            time.sleep(0.1)
+
     def execute(self, requests):
         seen = np.array([[os.environ.get("CUDA_VISIBLE_DEVICES", "none").encode()]], object)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("DEVICE", seen)]) for _ in requests]
+"""
+DEVICE_CONFIG = """
+backend: "python"
+input [ { name: "ANY" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "DEVICE" data_type: TYPE_STRING dims: [ 1, 1 ] } ]
+instance_group [ { kind: KIND_GPU } ]
 """
 
 
@@ -68,18 +81,57 @@ def test_a_model_has_the_gpu_slice_that_it_requested(
     gpus.install("node-1", Layout([["3g.40gb"]]))
     gpus.install("node-2", Layout([["1g.10gb", "1g.10gb"]]))
     (tmp_path / "device" / "1").mkdir(parents=True)
-    (tmp_path / "device" / "1" / "model.py").write_text(DEVICE)
-    write_config(
-        tmp_path / "device",
-        'backend: "python"\noutput [ { name: "DEVICE" data_type: TYPE_STRING dims: [ 1, 1 ] } ]\n'
-        'input [ { name: "ANY" data_type: TYPE_INT32 dims: [ 1 ] } ]\ninstance_group [ { kind: KIND_GPU } ]\n',
-    )
+    waits_while = '" 3000 NVIDIA" not in open(os.environ["PLAYED_DEVICES"]).read()'
+    (tmp_path / "device" / "1" / "model.py").write_text(DEVICE.format(waits_while=waits_while))
+    write_config(tmp_path / "device", DEVICE_CONFIG)
     uri = platform.store.put("device", tmp_path / "device")
     tenant.apply(model("device", uri, "accelerator: {type: MIG, mig: {profile: 3g.40gb}}"))
-    tenant.wait_ready("im/device", START_LIMIT_S)
     (slice_,) = gpus.devices("node-1", "nvidia.com/mig-3g.40gb")
+
+    def is_loading() -> bool:
+        statuses = (pod["status"].get("containerStatuses", ()) for pod in tenant.get("pods")["items"])
+        # Before that there is no log.
+        runs = any("running" in status["state"] for each in statuses for status in each)
+        return runs and "runs on" in tenant.kubectl("logs", "-l=halimede.dev/model=device", "--tail=-1")
+
+    eventually(is_loading, "the model to be loaded", START_LIMIT_S)
+    gpus.use("node-1", {slice_: 3000})
+    tenant.wait_ready("im/device", START_LIMIT_S)
     assert tenant.infer("device", {"ANY": ("INT32", [1], [0])}) == {"DEVICE": [slice_]}
     assert tenant.get("im/device")["status"]["effective"]["resourceName"] == "nvidia.com/mig-3g.40gb"
+    eventually(lambda: "memory" in tenant.get("im/device")["status"], "the devices to be reported", SECONDS_TO_TELL)
+    status = tenant.get("im/device")["status"]
+    devices = [{"uuid": slice_, "profile": "3g.40gb"}]
+    (pod,) = tenant.names("pods")
+    assert status["placements"] == [{"pod": pod.removeprefix("pod/"), "node": "node-1", "devices": devices}]
+    assert (status["memory"]["devicePeak"], status["memory"]["deviceTotal"]) == ("3000Mi", "40448Mi")
+    assert status["memory"]["hostPeak"].endswith("Mi")
+    (placed,) = (each["message"] for each in status["conditions"] if each["type"] == "Placed")
+    assert placed.endswith("spec.accelerator.mig.minMemory 3072Mi suits the model better")
+
+
+def test_a_pod_with_two_slices_runs_instances_on_both(
+    tenant: Tenant, platform: Platform, gpus: Gpus, tmp_path: Path
+) -> None:
+    gpus.install("node-1", Layout([["1g.10gb", "1g.10gb"]]))
+    (tmp_path / "both" / "1").mkdir(parents=True)
+    (tmp_path / "both" / "1" / "model.py").write_text(DEVICE.format(waits_while=False))
+    write_config(tmp_path / "both", DEVICE_CONFIG)
+    uri = platform.store.put("both", tmp_path / "both")
+    accelerator = "accelerator: {type: MIG, count: 2, processPerDevice: true, mig: {profile: 1g.10gb}}"
+    tenant.apply(model("both", uri, accelerator))
+    tenant.wait_ready("im/both", START_LIMIT_S)
+    slices = set(gpus.devices("node-1", "nvidia.com/mig-1g.10gb"))
+    log = tenant.kubectl("logs", "-l=halimede.dev/model=both", "--tail=-1")
+    assert {device for device in slices if f"runs on {device}" in log} == slices
+
+    def devices() -> list[Any]:
+        (placement,) = tenant.get("im/both")["status"]["placements"]
+        return placement.get("devices", [])
+
+    eventually(devices, "the devices to be reported", SECONDS_TO_TELL)
+    assert {(each["uuid"], each["profile"]) for each in devices()} == {(device, "1g.10gb") for device in slices}
+    assert tenant.infer("both", {"ANY": ("INT32", [1], [0])})["DEVICE"][0] in slices
 
 
 def test_an_ensemble_of_three_models_serves(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:

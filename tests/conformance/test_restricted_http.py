@@ -35,6 +35,7 @@ def test_restricted_routes_need_the_header_of_their_group(server: RunningServer)
     admin = "This API is restricted, expecting header 'admin-key'"
     for method, path in [
         ("POST", "/v2/repository/index"),
+        ("GET", "/v2/halimede/devices"),
         ("POST", "/v2/repository/models/ident/unload"),
         ("DELETE", "/v2/repository/models/ident/unload"),
         ("GET", "/v2/systemsharedmemory/status"),

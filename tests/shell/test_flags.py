@@ -44,7 +44,8 @@ NOT_YET = """
     --allow-client-shm --allow-sagemaker --allow-vertex-ai
 """
 OURS = (
-    "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs --log-access --server-version"
+    "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs --log-access --server-version "
+    "--process-per-device"
 )
 
 
@@ -76,6 +77,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--disable-auto-complete-config": ("disable_auto_complete_config", True),
     "--strict-model-config=true": ("disable_auto_complete_config", True),
     "--min-supported-compute-capability=7.5": ("min_supported_compute_capability", (7, 5)),
+    "--process-per-device=true": ("process_per_device", True),
     "--backend-config=onnxruntime,threads=4": ("backend_config", {"onnxruntime": {"threads": "4"}}),
     "--backend-directory=/nowhere": ("backend_directory", Path("/nowhere")),
     "--id=edge": ("id", "edge"),

@@ -1,3 +1,4 @@
+import resource
 import threading
 import time
 from collections.abc import Sequence
@@ -6,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from halimede.core.observe.metrics import GpuSample, SystemSample
-from halimede.runtime.sampler import NvmlReader, Sample, Sampler, SystemReader, make_sampler
+from halimede.core.types import DeviceMemory
+from halimede.runtime.sampler import NvmlReader, Sample, Sampler, SystemReader
 
 GIB = 1 << 30
 BOUND_SECONDS = 10.0
@@ -75,7 +77,7 @@ class FakeNvmlError(Exception):
 
 
 class FakeNvml:
-    """A driver with one whole GPU and one in MIG mode, of which it only reports the total memory."""
+    """A driver with a whole GPU and a slice, of which it only reports the memory."""
 
     NVMLError = FakeNvmlError
 
@@ -89,14 +91,11 @@ class FakeNvml:
         if not self.has_driver:
             raise FakeNvmlError
 
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
-        return ("whole", "mig")[index]
-
-    def nvmlDeviceGetUUID(self, handle: str) -> str:  # noqa: N802
-        return f"GPU-{handle}"
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        handles = {"GPU-whole": "whole", "MIG-1": "mig"}
+        if uuid not in handles:
+            raise FakeNvmlError
+        return handles[uuid]
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:  # noqa: N802
         return SimpleNamespace(total=80 * GIB, used=3 * GIB)
@@ -119,22 +118,22 @@ class FakeNvml:
         return value
 
 
-def test_every_gpu_is_read_and_energy_counts_from_the_first_read():
+def test_every_known_device_is_read_and_energy_counts_from_the_first_read():
     nvml = FakeNvml()
-    reader = NvmlReader(nvml)
+    reader = NvmlReader(nvml, ["GPU-whole", "GPU-gone", "MIG-1"])
     reader.read()
     nvml.energy += 12_250
 
     assert reader.read() == [
         GpuSample("GPU-whole", 0.42, 80 * GIB, 3 * GIB, 210.5, 700.0, 12.25),
-        GpuSample("GPU-mig", None, 80 * GIB, 3 * GIB, None, None, None),
+        GpuSample("MIG-1", None, 80 * GIB, 3 * GIB, None, None, None),
     ]
     assert nvml.inits == 1
 
 
 def test_without_a_driver_no_gpus_exist_and_it_is_loaded_once():
     nvml = FakeNvml(has_driver=False)
-    reader = NvmlReader(nvml)
+    reader = NvmlReader(nvml, ["GPU-whole"])
 
     assert [reader.read(), reader.read()] == [[], []]
     assert nvml.inits == 1
@@ -230,12 +229,66 @@ def test_hanging_driver_does_not_delay_the_stop():
 
 
 def test_without_readers_no_thread_is_started():
-    sampler = make_sampler(1, cpu=False, gpu=False)
+    sampler = Sampler(1, None, None)
     sampler.start()
+    sampler.wait_first(BOUND_SECONDS)
 
     assert "metrics-sampler" not in {thread.name for thread in threading.enumerate()}
     sampler.stop()
     assert sampler.latest == Sample(None, ())
+
+
+class Memory:
+    """A reader of one device and of the host, with the memory that the test sets; None if it cannot be read."""
+
+    def __init__(self) -> None:
+        self.device_bytes: int | None = 5
+        self.host_bytes: int | None = 50
+
+    def gpus(self) -> Sequence[GpuSample]:
+        return [GpuSample("MIG-1", None, 100, self.device_bytes, None, None, None)]
+
+    def host(self) -> int:
+        if self.host_bytes is None:
+            raise OSError("gone")
+        return self.host_bytes
+
+
+def test_memory_is_remembered_from_the_first_sample_on():
+    memory = Memory()
+    sampler = Sampler(3_600_000, None, memory.gpus, memory.host, shows_gpus=False)
+    assert (sampler.device_memory, sampler.host_peak_bytes) == ({}, None)
+    sampler.start()
+    sampler.wait_first(BOUND_SECONDS)
+    assert (sampler.device_memory, sampler.host_peak_bytes) == ({"MIG-1": DeviceMemory(5, 5, 5)}, 50)
+
+    for device, host, expected in [
+        (70, 90, (DeviceMemory(70, 5, 70), 90)),
+        (20, 60, (DeviceMemory(20, 5, 70), 90)),
+        (None, None, (DeviceMemory(20, 5, 70), 90)),
+    ]:
+        memory.device_bytes, memory.host_bytes = device, host
+        sampler.sample_soon()
+        end = time.monotonic() + BOUND_SECONDS
+        while (sampler.device_memory["MIG-1"], sampler.host_peak_bytes) != expected:
+            assert time.monotonic() < end
+            time.sleep(0.002)
+    assert sampler.latest == Sample(None, ())
+    sampler.stop()
+
+
+def test_memory_of_the_host_is_that_of_a_container_or_of_the_process(tmp_path: Path):
+    unlimited = {"memory.max": "max\n", "memory.current": "500\n", "memory.stat": "inactive_file 100\n"}
+    assert machine(tmp_path / "2", **unlimited).read_host_bytes() == 400
+    limited = {
+        "memory/memory.limit_in_bytes": f"{2 * GIB}\n",
+        "memory/memory.usage_in_bytes": "700\n",
+        "memory/memory.stat": "total_inactive_file 100\n",
+    }
+    assert machine(tmp_path / "1", **limited).read_host_bytes() == 600
+    of_machine = {**limited, "memory/memory.limit_in_bytes": f"{2**63}\n"}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert peak <= machine(tmp_path / "none", **of_machine).read_host_bytes() < 2 * peak
 
 
 def test_this_machine_can_be_read():

@@ -40,13 +40,14 @@ class BareServer:
         )
         self.core = CoreServer(
             self.lifecycle,
-            make_sampler(1000, cpu=False, gpu=False),
+            make_sampler(1000, Inventory(), cpu=False, gpu=False),
             server_id="test",
             control_mode=ModelControlMode.EXPLICIT,
             strict_readiness=True,
             metrics_config=MetricsConfig(),
             dropped_log_lines=lambda: 0,
             custom_metrics=services.metrics,
+            inventory=Inventory(),
         )
         services.models = self.core
 

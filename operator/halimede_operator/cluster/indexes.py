@@ -3,25 +3,34 @@
 A pod is asked when its status changes, and periodically: often while some version is not READY, or if models have
 worker processes, because these die without a change of the pod's status; rarely otherwise. A reconcile uses the last
 answer, and an answer that differs wakes a reconcile.
+
+A pod whose versions are all READY is asked for its devices too, right after its index: at first, and then every few
+minutes, because the peak of its memory may have grown. A report that is missing, malformed or too long is ignored.
 """
 
 import asyncio
 import heapq
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
 import orjson
 
 from halimede_operator.core.api.spec import Key
-from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion
+from halimede_operator.core.reading import at, decimal, text_at
+from halimede_operator.core.snapshot import Object, PodDevice, PodDevices, PodIndex, ServedVersion
 
 MAX_CONCURRENT = 32
 """Pods that are asked at the same time."""
 LARGEST_BYTES = 1 << 20
 MOST_VERSIONS = 4096
+MOST_DEVICES = 64
+
+INDEX_PATH = "/v2/repository/index"
+DEVICES_PATH = "/v2/halimede/devices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +41,18 @@ class Periods:
     unready_s: float = 10.0
     workers_s: float = 8.0
     ready_s: float = 60.0
+    devices_s: float = 300.0
 
     def after(self, index: PodIndex) -> float:
         """Seconds from this answer of a pod to the next request."""
-        if index.error is not None or any(version.state != "READY" for version in index.versions):
+        if not is_ready(index):
             return self.unready_s
         return self.workers_s if any(version.has_workers for version in index.versions) else self.ready_s
+
+
+def is_ready(index: PodIndex) -> bool:
+    """Whether the pod answered, and all its versions are READY."""
+    return index.error is None and all(version.state == "READY" for version in index.versions)
 
 
 @dataclass(slots=True)
@@ -50,6 +65,7 @@ class _Pod:
     index: PodIndex | None = None
     again: bool = field(default=False)
     """Its status changed while a request was in flight, so it is asked again at once."""
+    devices_due: float = 0.0
 
 
 class Indexes:
@@ -72,7 +88,9 @@ class Indexes:
     def of(self, key: Key, pods: Iterable[Object]) -> Mapping[str, PodIndex]:
         """The last answers of these pods, by uid. From now on exactly these pods of the key are asked."""
         urls = {
-            pod["metadata"]["uid"]: (pod["metadata"]["resourceVersion"], url) for pod in pods if (url := index_url(pod))
+            pod["metadata"]["uid"]: (pod["metadata"]["resourceVersion"], url)
+            for pod in pods
+            if (url := server_url(pod))
         }
         for uid in self._by_key.get(key, set()) - urls.keys():
             del self._pods[uid]
@@ -135,6 +153,11 @@ class Indexes:
         if pod is None:
             return
         index = await ask(session, pod.url, self._periods.timeout_s)
+        devices = pod.index.devices if pod.index is not None else None
+        if is_ready(index) and pod.devices_due <= self._clock():
+            devices = await ask_devices(session, pod.url, self._periods.timeout_s) or devices
+            pod.devices_due = self._clock() + self._periods.devices_s * random.uniform(0.9, 1.0)  # noqa: S311 - no secret
+        index = replace(index, devices=devices)
         changed = index != pod.index
         pod.index = index
         pod.asking = False
@@ -152,8 +175,8 @@ class Indexes:
         self._changed.set()
 
 
-def index_url(pod: Object) -> str | None:
-    """URL of a pod's index; None if its server does not run or has no HTTP port."""
+def server_url(pod: Object) -> str | None:
+    """URL of a pod's server; None if it does not run or has no HTTP port."""
     status = pod.get("status") or {}
     address = status.get("podIP")
     runs = any(
@@ -166,24 +189,37 @@ def index_url(pod: Object) -> str | None:
         for port in container.get("ports") or ():
             if container["name"] == "server" and port.get("name") == "http":
                 host = f"[{address}]" if ":" in address else address
-                return f"http://{host}:{port['containerPort']}/v2/repository/index"
+                return f"http://{host}:{port['containerPort']}"
     return None
 
 
 async def ask(session: aiohttp.ClientSession, url: str, timeout_s: float) -> PodIndex:
     """Request the index of one pod. A failure becomes the index's `error`."""
     try:
-        async with session.post(
-            url, data=b"{}", timeout=aiohttp.ClientTimeout(total=timeout_s), allow_redirects=False
-        ) as response:
-            data = await response.content.read(LARGEST_BYTES)
-            while len(data) <= LARGEST_BYTES and (more := await response.content.read(LARGEST_BYTES)):
-                data += more
-            if response.status != 200:
-                return PodIndex(error=f"HTTP {response.status}")
+        status, data = await _request(session, "POST", url + INDEX_PATH, timeout_s)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return PodIndex(error=f"{type(error).__name__}: {error}" if str(error) else "no answer in time")
-    return parse_index(data)
+    return parse_index(data) if status == 200 else PodIndex(error=f"HTTP {status}")
+
+
+async def ask_devices(session: aiohttp.ClientSession, url: str, timeout_s: float) -> PodDevices | None:
+    """Request the devices of one pod; None if it gives no valid report."""
+    try:
+        status, data = await _request(session, "GET", url + DEVICES_PATH, timeout_s)
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None
+    return parse_devices(data) if status == 200 else None
+
+
+async def _request(session: aiohttp.ClientSession, method: str, url: str, timeout_s: float) -> tuple[int, bytes]:
+    """Status and body; of a body that is too long, only so much that this can be seen."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    data = b"{}" if method == "POST" else None
+    async with session.request(method, url, data=data, timeout=timeout, allow_redirects=False) as response:
+        body = await response.content.read(LARGEST_BYTES)
+        while len(body) <= LARGEST_BYTES and (more := await response.content.read(LARGEST_BYTES)):
+            body += more
+        return response.status, body
 
 
 def parse_index(data: bytes) -> PodIndex:
@@ -211,6 +247,38 @@ def _version(line: Mapping[str, Any]) -> ServedVersion:
         workers is not None,
         _text(failed.get("failure", "")),
         failed.get("out_of_memory") is True,
+    )
+
+
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
+_PROFILE = re.compile(r"[0-9a-z.+-]{1,32}")
+
+
+def parse_devices(data: bytes) -> PodDevices | None:
+    """Parse the body of a report of devices; None if it is not one, or is too long."""
+    if len(data) > LARGEST_BYTES:
+        return None
+    try:
+        report = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    listed = at(report, "devices")
+    if not isinstance(listed, list) or len(listed) > MOST_DEVICES:
+        return None
+    devices = tuple(_device(line) for line in listed)
+    if any(_UUID.fullmatch(device.uuid) is None for device in devices):
+        return None
+    return PodDevices(devices, decimal(at(report, "host", "memory_peak_bytes")))
+
+
+def _device(line: object) -> PodDevice:
+    profile = text_at(line, "profile")
+    return PodDevice(
+        text_at(line, "uuid"),
+        profile if _PROFILE.fullmatch(profile) else "",
+        decimal(at(line, "memory_total_bytes")),
+        decimal(at(line, "memory_before_bytes")),
+        decimal(at(line, "memory_peak_bytes")),
     )
 
 

@@ -28,12 +28,36 @@ class ServedVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class PodDevice:
+    """One device of a pod; None for what the pod does not know. Memory is in bytes."""
+
+    uuid: str
+    profile: str = ""
+    """Of a MIG slice, `1g.10gb`; "" for a whole GPU, or if it is not known."""
+    total_bytes: int | None = None
+    before_bytes: int | None = None
+    """In use before the first model was loaded."""
+    peak_bytes: int | None = None
+    """The most in use since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodDevices:
+    """What a running pod reports of its devices, and of its memory outside of them."""
+
+    devices: tuple[PodDevice, ...] = ()
+    host_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PodIndex:
-    """The repository index of a running pod: what it serves."""
+    """The repository index of a running pod: what it serves, and on which devices."""
 
     versions: tuple[ServedVersion, ...] = ()
     error: str | None = None
     """Why the pod could not be asked; the versions are empty then."""
+    devices: PodDevices | None = None
+    """The last report; None if there is none, because the pod was not ready yet or its server has no such report."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             combine=any,
         ),
         _honoured("--min-supported-compute-capability", CAPABILITY, "Do not use GPUs of a lower compute capability."),
+        _honoured("--process-per-device", BOOLEAN, "Run instances on whole GPUs in worker processes too."),
         _no_effect(
             "--enable-peer-access",
             BOOLEAN,

@@ -1,5 +1,6 @@
 """The devices that this server may use. The caller gets them from the driver, or from a list that tests give."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
 _KIND = re.compile("|".join(kind.value for kind in DeviceKind))
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{0,256}")
 _CAPABILITY = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
-_KEYS = ("kind", "index", "uuid", "name", "memory_bytes", "compute_capability")
+_PROFILE = re.compile(r"(?:[0-9]{1,2}c\.)?[0-9]{1,2}g\.[0-9]{1,4}gb(?:[+-][a-z]{1,8}(?:\.[a-z]{1,8}){0,4})?")
+_KEYS = ("kind", "index", "uuid", "name", "memory_bytes", "compute_capability", "profile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class Inventory:
 def parse_device_list(text: str | bytes) -> Inventory:
     """The inventory in a JSON list; InferenceError INVALID_ARG lists every problem, separated by `; `.
 
-    An entry is `{"kind": "GPU" | "MIG", "index": 0, "uuid": "GPU-…"}` and may have `"name"`, `"memory_bytes"` and
-    `"compute_capability"` (`"9.0"`).
+    An entry is `{"kind": "GPU" | "MIG", "index": 0, "uuid": "GPU-…"}` and may have `"name"`, `"memory_bytes"`,
+    `"compute_capability"` (`"9.0"`) and `"profile"` (`"1g.10gb"`).
     """
     if len(text) > MAX_LIST_BYTES:
         raise _invalid([f"it is larger than {MAX_LIST_BYTES} bytes"])
@@ -85,10 +87,30 @@ def _parse_device(entry: object, where: str, problems: list[str]) -> Device | No
     name = _text(filled, "name", _NAME, "one line of at most 256 characters", where, problems)
     memory_bytes = _integer(filled, "memory_bytes", 2**63 - 1, where, problems)
     capability = _text(filled, "compute_capability", _CAPABILITY, 'like "9.0"', where, problems)
+    profile = _text(entry, "profile", _PROFILE, 'like "1g.10gb"', where, problems) if "profile" in entry else ""
     if len(problems) > before:
         return None
     major, minor = capability.split(".")
-    return Device(DeviceKind(kind), index, uuid, name, memory_bytes, (int(major), int(minor)))
+    return Device(DeviceKind(kind), index, uuid, name, memory_bytes, (int(major), int(minor)), profile)
+
+
+def profile_in_name(name: str) -> str:
+    """The MIG profile at the end of a slice's name (`NVIDIA H100 80GB HBM3 MIG 1g.10gb`); "" if it has none."""
+    profile = name.rpartition(" MIG ")[2].strip() if " MIG " in name else ""
+    return profile if _PROFILE.fullmatch(profile) else ""
+
+
+def profile_of_sizes(gpu_slices: int, compute_slices: int, memory_mib: int, gpu_memory_bytes: int) -> str:
+    """The MIG profile of a slice by its sizes, as NVIDIA's tools name it; "" without sizes.
+
+    The profile has the memory in eighths of the GPU's, so its number differs from the memory of the slice.
+    """
+    if not (gpu_slices and compute_slices and memory_mib and gpu_memory_bytes):
+        return ""
+    eighths = math.ceil(memory_mib * 2**20 * 8 / gpu_memory_bytes)
+    gigabytes = round(eighths / 8 * math.ceil(gpu_memory_bytes / 2**30))
+    compute = "" if compute_slices == gpu_slices else f"{compute_slices}c."
+    return f"{compute}{gpu_slices}g.{gigabytes}gb"
 
 
 def _text(

@@ -2,18 +2,23 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 
 from halimede import __version__
 from halimede.core.config.model_view import ModelView
+from halimede.core.inventory import Inventory
 from halimede.core.observe import kv_cache, metrics, metrics_page
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.repository.layout import requested_name_problem
 from halimede.core.types import (
+    DeviceReport,
+    DeviceState,
     ErrorCode,
     InferenceError,
     InferenceRequest,
     ModelIndexEntry,
+    PlacedInstances,
     ServerMetadata,
 )
 from halimede.core.types.caller import Caller
@@ -56,6 +61,7 @@ class CoreServer:
         metrics_config: MetricsConfig,
         dropped_log_lines: Callable[[], int],
         custom_metrics: CustomMetrics,
+        inventory: Inventory,
         server_version: str = __version__,
     ) -> None:
         self._lifecycle = lifecycle
@@ -66,6 +72,7 @@ class CoreServer:
         self._metrics_config = metrics_config
         self._dropped_log_lines = dropped_log_lines
         self._custom_metrics = custom_metrics
+        self._inventory = inventory
         self._started = False
         self._draining = False
         lifecycle.inferences = self
@@ -78,6 +85,7 @@ class CoreServer:
     async def start(self, names: Sequence[str] | None) -> list[str]:
         """Load the models to begin with (None: all); returns the names of those that failed. Ready from then on."""
         failed = await self._lifecycle.load_all(names)
+        self._sampler.sample_soon()
         self._started = True
         return failed
 
@@ -154,6 +162,29 @@ class CoreServer:
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
         return await self._lifecycle.index(ready_only)
 
+    def devices(self) -> DeviceReport:
+        placed: dict[int, Counter[tuple[str, str]]] = {}
+        for name, record in sorted(self._lifecycle.records.items()):
+            for version in record.versions.values():
+                for placement in version.placements:
+                    if placement.device is not None:
+                        placed.setdefault(placement.device.index, Counter())[name, version.version] += 1
+        memory = self._sampler.device_memory
+        return DeviceReport(
+            tuple(
+                DeviceState(
+                    device,
+                    memory.get(device.uuid),
+                    tuple(
+                        PlacedInstances(name, version, count)
+                        for (name, version), count in placed.get(device.index, Counter()).items()
+                    ),
+                )
+                for device in self._inventory.devices
+            ),
+            self._sampler.host_peak_bytes,
+        )
+
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter], *, for_model: bool = False) -> None:
         self._require_control(name)
         if parameters:
@@ -161,6 +192,7 @@ class CoreServer:
             text = f"load parameter '{key}' is not supported yet: models are loaded from the repository"
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
         await self._finish(self._lifecycle.load(name, for_model=for_model))
+        self._sampler.sample_soon()
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         self._require_control(name)

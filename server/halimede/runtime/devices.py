@@ -1,15 +1,23 @@
 """The inventory of accelerators: from a list file, or else from NVIDIA's management library (NVML).
 
 Indexes count the usable devices from 0. `instance_group.gpus` refers to them. For whole GPUs they equal CUDA's own
-numbers if CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU in MIG mode is not usable itself; its slices are listed instead.
+numbers if CUDA_DEVICE_ORDER is PCI_BUS_ID. A GPU in MIG mode is not usable itself; its slices are listed instead. In a
+container NVML lists only the container's devices, and of a GPU in MIG mode only its slices.
 """
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from halimede.core.inventory import MAX_LIST_BYTES, Inventory, parse_device_list
+from halimede.core.inventory import (
+    MAX_LIST_BYTES,
+    Inventory,
+    parse_device_list,
+    profile_in_name,
+    profile_of_sizes,
+)
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
 
 log = logging.getLogger(__name__)
@@ -57,20 +65,19 @@ def nvml_devices(nvml: Any, visible: str | None) -> tuple[Device, ...]:  # Any: 
         gpu = nvml.nvmlDeviceGetHandleByIndex(number)
         capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))
         if _mig_enabled(nvml, gpu):
-            found += [(number, _device(nvml, DeviceKind.MIG, s, capability)) for s in _slices(nvml, gpu)]
+            for part in _slices(nvml, gpu):
+                device = _device(nvml, DeviceKind.MIG, part, capability)
+                found.append((number, replace(device, profile=_profile(nvml, gpu, part, device.name))))
         else:
             found.append((number, _device(nvml, DeviceKind.GPU, gpu, capability)))
     chosen = [device for _, device in found] if visible is None else _visible(found, visible)
-    return tuple(
-        Device(d.kind, index, d.uuid, d.name, d.memory_bytes, d.compute_capability) for index, d in enumerate(chosen)
-    )
+    return tuple(replace(device, index=index) for index, device in enumerate(chosen))
 
 
 def _driver_devices(visible: str | None) -> tuple[Device, ...]:
-    try:
-        import pynvml as nvml  # type: ignore[import-untyped]  # the package has no types
-    except ImportError:
-        return ()
+    # Imported here, because only a server asks a driver.
+    import pynvml as nvml  # type: ignore[import-untyped]  # the package has no types
+
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -100,6 +107,19 @@ def _slices(nvml: Any, gpu: Any) -> list[Any]:
         except nvml.NVMLError:
             continue  # no slice at this place
     return handles
+
+
+def _profile(nvml: Any, gpu: Any, part: Any, name: str) -> str:
+    """The profile of a slice: from its name, or from its sizes with drivers whose names do not have it."""
+    if profile := profile_in_name(name):
+        return profile
+    try:
+        sizes = nvml.nvmlDeviceGetAttributes(part)
+        # A container that has slices alone may not be allowed to read this.
+        gpu_bytes = int(nvml.nvmlDeviceGetMemoryInfo(gpu).total)
+    except nvml.NVMLError:
+        return ""
+    return profile_of_sizes(sizes.gpuInstanceSliceCount, sizes.computeInstanceSliceCount, sizes.memorySizeMB, gpu_bytes)
 
 
 def _device(nvml: Any, kind: DeviceKind, handle: Any, capability: tuple[int, ...]) -> Device:

@@ -13,6 +13,7 @@ from halimede.core.observe.stats import ModelStats
 from halimede.core.repository.plan import Design, Labels, Parts
 from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.replies import ReplyChecker
+from halimede.core.types import Placement
 from halimede.core.types.server import WorkerHealth
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import Ensemble, Inferences
@@ -92,6 +93,11 @@ class ModelVersion:
     def workers(self) -> WorkerHealth | None:
         """The state of its worker processes; None if the instances are threads."""
         return None if self._prepared.isolated is None else self.executor.worker_health()
+
+    @property
+    def placements(self) -> Sequence[Placement]:
+        """The instances and their devices; none for an ensemble."""
+        return self._prepared.placements
 
     async def drained(self) -> None:
         """Wait until every accepted request is answered."""

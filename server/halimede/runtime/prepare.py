@@ -41,6 +41,7 @@ from halimede.core.config.process_options import (
     execution_timeout_ms,
     intra_op_threads,
     isolation_of,
+    isolation_on_devices,
     max_concurrency,
     spins,
 )
@@ -78,6 +79,8 @@ class LoadOptions:
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
     log_verbose: int = 0
     hold: StartHold = NO_HOLD
+    process_per_device: bool = False
+    """Whether instances on whole GPUs run in worker processes."""
 
     def of_backend(self, name: str) -> dict[str, str]:
         """The `--backend-config` settings of one backend over the global ones."""
@@ -182,6 +185,19 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         artifact = config.default_model_filename or backend.default_model_filename
         config = apply_defaults(config, entry.name, default_model_filename=artifact)
         raise_problems(entry, filename, locate(validate(config, entry.name), locations))
+        placements = plan_instances(
+            config,
+            options.inventory,
+            default_count=backend.default_instance_count,
+            backend_gpu=backend.supports_gpu(),
+        )
+        if any(each.device is not None for each in placements):
+            named = replace(config, name=entry.name)
+            isolation = isolation_on_devices(
+                named, isolation, options.inventory, process_per_device=options.process_per_device
+            )
+            if isolation == PROCESS:
+                check_process_options(named)
         policy = config.model_transaction_policy
         if isolation == THREAD and policy is not None and policy.decoupled:
             raise InferenceError(
@@ -189,12 +205,6 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
                 f"model '{entry.name}': decoupled models run in processes of their own; "
                 f"set parameter '{ISOLATION}' to '{PROCESS}'",
             )
-        placements = plan_instances(
-            config,
-            options.inventory,
-            default_count=backend.default_instance_count,
-            backend_gpu=backend.supports_gpu(),
-        )
         config = replace(
             config,
             instance_group=completed_groups(

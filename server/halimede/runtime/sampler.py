@@ -1,17 +1,20 @@
-"""Samples the machine and its GPUs on a thread of its own, because a driver may block and the event loop must not.
+"""Samples the machine and its devices on a thread of its own, because a driver may block and the event loop must not.
 
 Memory is that of the container if a control group limits it, because its limit is reached before the machine's. CPU
 utilization is the machine's, as in Triton.
 """
 
 import importlib
+import resource
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from halimede.core.inventory import Inventory
 from halimede.core.observe.metrics import GpuSample, SystemSample
+from halimede.core.types import DeviceMemory
 
 T = TypeVar("T")
 
@@ -23,6 +26,9 @@ CGROUP_MEMORY = (
     ("memory.max", "memory.current", "memory.stat", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
 )
+
+UNLIMITED = 1 << 64
+"""For `max`, the limit of a control group of version 2 that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class Sampler:
     """Calls its readers every `interval_ms` on its own thread, between `start` and `stop`.
 
     Nothing here raises. A reader that fails leaves its part of the sample empty, because an old value would mislead.
+    Memory is remembered since the start. `shows_gpus`: whether `latest` has the GPUs.
     """
 
     def __init__(
@@ -44,40 +51,102 @@ class Sampler:
         interval_ms: int,
         read_system: Callable[[], SystemSample] | None,
         read_gpus: Callable[[], Sequence[GpuSample]] | None,
+        read_host_bytes: Callable[[], int] | None = None,
+        *,
+        shows_gpus: bool = True,
     ) -> None:
         self._interval_s = interval_ms / 1000
         self._read_system = read_system
         self._read_gpus = read_gpus
-        self._stopping = threading.Event()
+        self._read_host_bytes = read_host_bytes
+        self._shows_gpus = shows_gpus
+        self._is_stopping = False
+        self._wanted = threading.Event()
+        self._sampled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics-sampler", daemon=True)
+        # Written by the sampler's thread only; the mapping is replaced, never changed.
         self._latest = Sample()
+        self._memory: Mapping[str, DeviceMemory] = {}
+        self._host_peak_bytes: int | None = None
 
     @property
     def latest(self) -> Sample:
         """The last sample. Any thread may call this."""
         return self._latest
 
+    @property
+    def device_memory(self) -> Mapping[str, DeviceMemory]:
+        """The memory of each device that the driver reports, by UUID. Any thread may call this."""
+        return self._memory
+
+    @property
+    def host_peak_bytes(self) -> int | None:
+        """The peak of the memory outside of devices; None if it could not be read. Any thread may call this."""
+        return self._host_peak_bytes
+
     def start(self) -> None:
         """Start sampling; called once. Without readers no thread is started."""
-        if self._read_system is not None or self._read_gpus is not None:
+        if self._read_system is not None or self._read_gpus is not None or self._read_host_bytes is not None:
             self._thread.start()
+        else:
+            self._sampled.set()
+
+    def wait_first(self, limit_s: float) -> None:
+        """Block until the first sample is taken, at most for this time. Memory in use before a load is read in it."""
+        self._sampled.wait(limit_s)
+
+    def sample_soon(self) -> None:
+        """Take the next sample at once, because memory has probably changed."""
+        self._wanted.set()
 
     def stop(self) -> None:
         """Stop sampling, and wait at most STOP_SECONDS for a driver call that hangs."""
-        self._stopping.set()
+        self._is_stopping = True
+        self._wanted.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._latest = Sample(_attempt(self._read_system), _attempt(self._read_gpus) or ())
-            self._stopping.wait(self._interval_s)
+        while not self._is_stopping:
+            self._wanted.clear()
+            system = _attempt(self._read_system)
+            gpus = _attempt(self._read_gpus) or ()
+            self._memory = _after(self._memory, gpus)
+            host_bytes = _attempt(self._read_host_bytes)
+            if host_bytes is not None:
+                self._host_peak_bytes = max(host_bytes, self._host_peak_bytes or 0)
+            self._latest = Sample(system, gpus if self._shows_gpus else ())
+            self._sampled.set()
+            # Again, because a stop that came before the event was cleared must not be missed.
+            if not self._is_stopping:
+                self._wanted.wait(self._interval_s)
 
 
-def make_sampler(interval_ms: int, *, cpu: bool, gpu: bool) -> Sampler:
-    """A sampler of this machine: of its CPU and memory, of its GPUs, or of both."""
-    nvml = _import_nvml() if gpu else None
-    return Sampler(interval_ms, SystemReader().read if cpu else None, NvmlReader(nvml).read if nvml else None)
+def _after(memory: Mapping[str, DeviceMemory], gpus: Sequence[GpuSample]) -> Mapping[str, DeviceMemory]:
+    """The memory after these samples. Of a device that is read no longer the last values stay."""
+    used = {gpu.uuid: gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None}
+    return {
+        **memory,
+        **{
+            uuid: memory[uuid].then(now) if uuid in memory else DeviceMemory(now, now, now)
+            for uuid, now in used.items()
+        },
+    }
+
+
+def make_sampler(interval_ms: int, inventory: Inventory, *, cpu: bool, gpu: bool) -> Sampler:
+    """A sampler of this machine and these devices. `cpu` and `gpu`: whether `latest` has their values."""
+    system = SystemReader()
+    # Imported only where it is needed: it takes milliseconds.
+    nvml = importlib.import_module("pynvml") if inventory.devices else None
+    uuids = [device.uuid for device in inventory.devices]
+    return Sampler(
+        interval_ms,
+        system.read if cpu else None,
+        NvmlReader(nvml, uuids).read if nvml else None,
+        system.read_host_bytes,
+        shows_gpus=gpu,
+    )
 
 
 class SystemReader:
@@ -93,6 +162,14 @@ class SystemReader:
         total, used = self._memory()
         return SystemSample(self._cpu_utilization(), total, used)
 
+    def read_host_bytes(self) -> int:
+        """The memory in use by the container without file cache; without a control group the peak of this process."""
+        found = self._cgroup_memory()
+        # Outside of containers, version 1 has a group for the whole machine, which has no limit.
+        if found is not None and (found[0] == UNLIMITED or found[0] < self._machine_memory()["MemTotal"] * 1024):
+            return found[1]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
     def _cpu_utilization(self) -> float | None:
         last = self._last_cpu
         self._last_cpu = busy, total = _cpu_ticks((self._proc / "stat").read_text())
@@ -102,45 +179,55 @@ class SystemReader:
         return min(1.0, max(0.0, (busy - last[0]) / (total - last[1])))
 
     def _memory(self) -> tuple[int, int]:
-        fields = _fields((self._proc / "meminfo").read_text())
+        fields = self._machine_memory()
         total = fields["MemTotal"] * 1024
-        limited = self._cgroup_memory()
-        if limited is not None and limited[0] < total:
-            return limited
+        found = self._cgroup_memory()
+        if found is not None and found[0] < total:
+            return found
         return total, total - fields["MemAvailable"] * 1024
 
+    def _machine_memory(self) -> dict[str, int]:
+        return _fields((self._proc / "meminfo").read_text())
+
     def _cgroup_memory(self) -> tuple[int, int] | None:
+        """Limit and usage of the control group; None without one. The limit may be above the machine's memory."""
         for limit, current, statistics, cache in CGROUP_MEMORY:
             try:
-                limit_bytes = int((self._cgroup / limit).read_text())
+                text = (self._cgroup / limit).read_text().strip()
+                limit_bytes = UNLIMITED if text == "max" else int(text)
                 used_bytes = int((self._cgroup / current).read_text())
                 cache_bytes = _fields((self._cgroup / statistics).read_text())[cache]
-            except (OSError, ValueError, KeyError):  # another version, no limit ("max"), or no control group at all
+            except (OSError, ValueError, KeyError):  # another version, or no control group at all
                 continue
             return limit_bytes, max(0, used_bytes - cache_bytes)
         return None
 
 
 class NvmlReader:
-    """Reads every GPU that the driver lists, through the `pynvml` module; none without a driver."""
+    """Reads devices through the `pynvml` module, GPUs and MIG slices alike; none without a driver."""
 
-    def __init__(self, nvml: Any) -> None:  # Any: the module has no types
+    def __init__(self, nvml: Any, uuids: Sequence[str]) -> None:  # Any: the module has no types
         self._nvml = nvml
+        self._uuids = uuids
         self._devices: list[_GpuDevice] | None = None
 
     def read(self) -> list[GpuSample]:
-        """One sample per GPU, in the driver's order."""
+        """One sample per device that the driver knows, in the order of the UUIDs."""
         if self._devices is None:
             self._devices = self._attempt(self._open) or []
         return [self._sample(device) for device in self._devices]
 
     def _open(self) -> "list[_GpuDevice]":
         self._nvml.nvmlInit()
-        handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
+        handles = {uuid: self._handle(uuid) for uuid in self._uuids}
         return [
-            _GpuDevice(handle, self._nvml.nvmlDeviceGetUUID(handle), self._energy_millijoules(handle))
-            for handle in handles
+            _GpuDevice(handle, uuid, self._energy_millijoules(handle))
+            for uuid, handle in handles.items()
+            if handle is not None
         ]
+
+    def _handle(self, uuid: str) -> Any:  # Any: as above
+        return self._attempt(lambda: self._nvml.nvmlDeviceGetHandleByUUID(uuid))
 
     def _sample(self, device: "_GpuDevice") -> GpuSample:
         nvml, handle = self._nvml, device.handle
@@ -160,7 +247,7 @@ class NvmlReader:
         return self._attempt(lambda: int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
 
     def _attempt(self, ask: Callable[[], T]) -> T | None:
-        """A value from the driver; None without a driver, or if the GPU has no such value (for example in MIG mode)."""
+        """A value from the driver; None without a driver, or if the GPU has no such value (as MIG slices)."""
         try:
             return ask()
         except self._nvml.NVMLError:
@@ -180,13 +267,6 @@ def _attempt(read: Callable[[], T] | None) -> T | None:
     try:
         return read()
     except Exception:  # noqa: BLE001 - a driver's failure must not stop the server: the metrics lack a value
-        return None
-
-
-def _import_nvml() -> Any:  # Any: the module has no types
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
         return None
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import (
+    DeviceReport,
     InferenceRequest,
     InferenceResponse,
     ModelIndexEntry,
@@ -78,6 +79,9 @@ class Server(Protocol):
 
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
         """Every model of the repositories, one entry per version that was ever loaded."""
+
+    def devices(self) -> DeviceReport:
+        """The devices of the server, with the instances on each, and the memory in use as of the last sample."""
 
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """Load or reload a model and return when it is ready; raises with the root cause when it is not."""

@@ -54,7 +54,12 @@ class Nvml:
         return handle.slices[index]
 
     def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+        if handle.mig:
+            raise NvmlError("Insufficient Permissions")
         return SimpleNamespace(total=handle.memory)
+
+    def nvmlDeviceGetAttributes(self, handle):  # noqa: N802
+        return SimpleNamespace(gpuInstanceSliceCount=1, computeInstanceSliceCount=1, memorySizeMB=4864)
 
     def nvmlDeviceGetUUID(self, handle):  # noqa: N802
         return handle.uuid

@@ -14,6 +14,10 @@ from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutp
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import (
     DataType,
+    Device,
+    DeviceKind,
+    DeviceReport,
+    DeviceState,
     ErrorCode,
     InferenceError,
     InferenceRequest,
@@ -156,6 +160,9 @@ class FakeServer:
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
         self.calls.append(("index", ready_only))
         return [ModelIndexEntry("echo", "1", ModelReadyState.READY)]
+
+    def devices(self) -> DeviceReport:
+        return DeviceReport((DeviceState(Device(DeviceKind.GPU, 0, "GPU-1")),))
 
     async def load_model(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
         self.calls.append(("load", name, dict(parameters)))

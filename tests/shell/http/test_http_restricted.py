@@ -20,7 +20,7 @@ METHODS = (b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"
 WORDS = [
     *("v2", "health", "live", "ready", "models", "versions", "config", "stats", "infer", "generate", "generate_stream"),
     *("repository", "index", "load", "unload", "systemsharedmemory", "cudasharedmemory", "region", "status"),
-    *("register", "unregister", "trace", "setting", "logging", "1", "m"),
+    *("register", "unregister", "trace", "setting", "logging", "halimede", "devices", "1", "m"),
 ]
 
 CATEGORIES = {
@@ -54,6 +54,7 @@ CATEGORIES = {
         for region in ("", "/region/{m}")
         for verb in ("status", "register", "unregister")
     },
+    "/v2/halimede/devices": "model-repository",
     "/v2/trace/setting": "trace",
     "/v2/models/{m}/trace/setting": "trace",
     "/v2/logging": "logging",

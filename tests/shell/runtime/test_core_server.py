@@ -25,13 +25,14 @@ def test_an_internal_fault_in_the_request_check_is_answered(tmp_path: Path) -> N
         options = LoadOptions(Inventory(()), {}, autocomplete=True)
         core = CoreServer(
             ModelLifecycle(ModelRepository((tmp_path,)), options, 1, services=ModelServices(CustomMetrics())),
-            make_sampler(1000, cpu=False, gpu=False),
+            make_sampler(1000, Inventory(), cpu=False, gpu=False),
             server_id="test",
             control_mode=ModelControlMode.NONE,
             strict_readiness=True,
             metrics_config=MetricsConfig(),
             dropped_log_lines=lambda: 0,
             custom_metrics=CustomMetrics(),
+            inventory=Inventory(),
         )
         assert await core.start(None) == []
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()

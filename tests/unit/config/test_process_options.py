@@ -10,10 +10,12 @@ from halimede.core.config.process_options import (
     execution_timeout_ms,
     intra_op_threads,
     isolation_of,
+    isolation_on_devices,
     max_concurrency,
     spins,
 )
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.inventory import Inventory
+from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
 
 
 def config(**parameters: str) -> ModelConfig:
@@ -113,4 +115,35 @@ def test_processes_spin_by_default():
     assert spins(config())
     assert refusal(lambda: spins(config(SPIN="0"))) == (
         "model 'm': parameter 'SPIN' is '0'; it must be 'true' or 'false'"
+    )
+
+
+def inventory(*uuids: str) -> Inventory:
+    return Inventory(tuple(Device(DeviceKind(uuid[:3]), index, uuid) for index, uuid in enumerate(uuids)))
+
+
+@pytest.mark.parametrize(
+    ("uuids", "per_device", "isolation", "expected"),
+    [
+        (("MIG-0",), False, THREAD, THREAD),
+        (("MIG-0", "MIG-1"), False, THREAD, PROCESS),
+        (("GPU-0", "MIG-1"), False, THREAD, PROCESS),
+        (("GPU-0", "GPU-1"), False, THREAD, THREAD),
+        (("GPU-0", "GPU-1"), True, THREAD, PROCESS),
+        (("GPU-0",), True, THREAD, PROCESS),
+        (("MIG-0",), True, THREAD, PROCESS),
+        (("GPU-0",), False, PROCESS, PROCESS),
+    ],
+)
+def test_isolation_follows_from_the_devices(uuids: tuple[str, ...], per_device: bool, isolation: str, expected: str):
+    assert isolation_on_devices(config(), isolation, inventory(*uuids), process_per_device=per_device) == expected
+
+
+def test_requested_threads_are_refused_only_if_they_cannot_work():
+    asked = config(ISOLATION="thread")
+    assert isolation_on_devices(asked, THREAD, inventory("GPU-0", "GPU-1"), process_per_device=True) == THREAD
+    slices = inventory("MIG-0", "MIG-1")
+    assert refusal(lambda: isolation_on_devices(asked, THREAD, slices, process_per_device=False)) == (
+        "model 'm': parameter 'ISOLATION' is 'thread', but a process can use only one MIG slice, and this server has 2 "
+        "devices; expected 'process', or none"
     )

@@ -13,10 +13,16 @@ from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutp
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import (
     DataType,
+    Device,
+    DeviceKind,
+    DeviceMemory,
+    DeviceReport,
+    DeviceState,
     ErrorCode,
     InferenceError,
     ModelIndexEntry,
     ModelReadyState,
+    PlacedInstances,
     ServerMetadata,
 )
 from halimede.core.types.server import WorkerHealth
@@ -31,6 +37,7 @@ from halimede.core.wire.http_control import (
     decode_index_request,
     decode_load_request,
     decode_unload_request,
+    devices_json,
     error_json,
     index_json,
     metadata_json,
@@ -127,6 +134,32 @@ def test_index_has_the_health_of_worker_processes() -> None:
         b'{"name":"ill","version":"1","state":"READY",'
         b'"workers":{"failure":"worker exited: signal 9","out_of_memory":true}}]'
     )
+
+
+def test_devices_omit_figures_that_are_not_known() -> None:
+    whole = Device(DeviceKind.GPU, 0, "GPU-1", "NVIDIA H200", 150_000_000_000, (9, 0))
+    part = Device(DeviceKind.MIG, 3, "MIG-2", profile="1g.10gb")
+    memory = DeviceMemory(used_bytes=7, before_bytes=5, peak_bytes=9)
+    report = DeviceReport((DeviceState(whole, memory, (PlacedInstances("bert", "2", 4),)), DeviceState(part)), 1 << 30)
+    assert json.loads(devices_json(report)) == {
+        "devices": [
+            {
+                "index": 0,
+                "uuid": "GPU-1",
+                "kind": "GPU",
+                "name": "NVIDIA H200",
+                "compute_capability": "9.0",
+                "memory_total_bytes": 150_000_000_000,
+                "memory_used_bytes": 7,
+                "memory_before_bytes": 5,
+                "memory_peak_bytes": 9,
+                "instances": [{"model": "bert", "version": "2", "count": 4}],
+            },
+            {"index": 3, "uuid": "MIG-2", "kind": "MIG", "profile": "1g.10gb", "instances": []},
+        ],
+        "host": {"memory_peak_bytes": 1 << 30},
+    }
+    assert devices_json(DeviceReport(())) == b'{"devices":[],"host":{}}'
 
 
 def test_errors_with_any_text_are_json() -> None:

@@ -21,6 +21,7 @@ from halimede_operator.core.reading import (
 )
 from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.status.memory import Memory, measured
 
 REVISION = "deployment.kubernetes.io/revision"
 
@@ -58,6 +59,8 @@ class Observed:
     """Why fewer replicas than desired of the newest template serve, and why waiting will not help."""
     deadline: str
     """The Deployment's message that the rollout takes too long, not counting fetches; "" otherwise."""
+    memory: Memory | None
+    """The memory that the pods of a template needed, as far as it was measured."""
     rolled_back: RolledBack | None = None
     """What was rolled back: the Deployment has an earlier revision than that of the spec."""
 
@@ -126,10 +129,12 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "")
     asked = at(deployment, "spec", "replicas")
     desired = (decimal(asked) or 0) if spec is None else 0 if spec.workload.suspend else spec.workload.replicas
     ended = [p for p in pods if p.has_ended and not p.is_terminating and p.template_hash == template_hash]
+    old = at(snapshot.object, "status")
+    serving = [pod for pod in newest if pod.stage == Stage.SERVING]
     return Observed(
         snapshot=snapshot,
         spec=spec,
-        old=at(snapshot.object, "status"),
+        old=old,
         served=served,
         deployment=deployment,
         template_hash=template_hash,
@@ -146,6 +151,7 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "")
             else _worst(newest, active, ended, desired, snapshot.quota_messages)
         ),
         deadline=_deadline(deployment, newest, now),
+        memory=measured(old, spec, serving, template_hash, now),
     )
 
 

@@ -31,6 +31,7 @@ from halimede_operator.core.reading import at, clean, condition, name_at, text_a
 from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.rollout import Strategy
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.status.memory import memory_advice
 from halimede_operator.core.status.observed import Observed
 from halimede_operator.core.status.steps import Member, MemberState
 
@@ -179,7 +180,11 @@ def steps_state(observed: Observed, members: Sequence[Member]) -> ConditionState
 
 
 def placed_state(observed: Observed) -> ConditionState:
-    return _stage_state(observed, Stage.PLACED, NormalReason.SCHEDULING, "Scheduled", "every replica has a node")
+    done = "every replica has a node"
+    memory = observed.memory
+    if memory is not None and memory.template_hash == observed.template_hash and observed.spec is not None:
+        done += memory_advice(memory, observed.spec.workload.accelerator)
+    return _stage_state(observed, Stage.PLACED, NormalReason.SCHEDULING, "Scheduled", done)
 
 
 def fetched_state(observed: Observed) -> ConditionState:

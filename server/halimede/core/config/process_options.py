@@ -1,7 +1,8 @@
 """The model parameters that configure worker processes. Errors are INVALID_ARG and name the parameter."""
 
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.inventory import Inventory
+from halimede.core.types import DeviceKind, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 THREAD, PROCESS = "thread", "process"
@@ -38,6 +39,24 @@ def isolation_of(config: ModelConfig, backend_isolation: str) -> str:
             f"processes of their own; expected '{PROCESS}', or none",
         )
     return wanted
+
+
+def isolation_on_devices(config: ModelConfig, isolation: str, inventory: Inventory, *, process_per_device: bool) -> str:
+    """Where a model with instances on devices runs. `isolation` is what `isolation_of` returned.
+
+    CUDA lets a process use only one MIG slice, whatever it can see. So with a slice and another device, each instance
+    is in a process that sees its device alone. `process_per_device` is the server's default for whole GPUs.
+    """
+    has_slice = any(device.kind is DeviceKind.MIG for device in inventory.devices)
+    if isolation == PROCESS or (has_slice and len(inventory.devices) > 1):
+        if isolation == THREAD and ISOLATION in config.parameters:
+            raise _wrong(
+                config,
+                f"parameter '{ISOLATION}' is '{THREAD}', but a process can use only one MIG slice, and this server has "
+                f"{len(inventory.devices)} devices; expected '{PROCESS}', or none",
+            )
+        return PROCESS
+    return PROCESS if process_per_device and ISOLATION not in config.parameters else isolation
 
 
 def check_process_options(config: ModelConfig) -> None:

@@ -2,7 +2,15 @@
 
 from halimede.core.types.access import ApiCategory, Restrictions, Secret
 from halimede.core.types.datatype import DataType
-from halimede.core.types.device import Device, DeviceKind, Placement
+from halimede.core.types.device import (
+    Device,
+    DeviceKind,
+    DeviceMemory,
+    DeviceReport,
+    DeviceState,
+    PlacedInstances,
+    Placement,
+)
 from halimede.core.types.error import ErrorCode, InferenceError, Problem
 from halimede.core.types.request import InferenceRequest, InferenceResponse, ParameterValue
 from halimede.core.types.server import ModelIndexEntry, ModelReadyState, ServerMetadata
@@ -14,6 +22,9 @@ __all__ = [
     "DataType",
     "Device",
     "DeviceKind",
+    "DeviceMemory",
+    "DeviceReport",
+    "DeviceState",
     "ErrorCode",
     "InferenceError",
     "InferenceRequest",
@@ -21,6 +32,7 @@ __all__ = [
     "ModelIndexEntry",
     "ModelReadyState",
     "ParameterValue",
+    "PlacedInstances",
     "Placement",
     "Problem",
     "RegionSlice",

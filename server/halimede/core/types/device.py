@@ -1,6 +1,6 @@
 """Devices, and the placement of model instances on them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -13,7 +13,8 @@ class DeviceKind(Enum):
 class Device:
     """One accelerator that a process can open: a whole GPU, or a MIG slice of one.
 
-    `index` is its number in `instance_group.gpus`; `uuid` is its name in `CUDA_VISIBLE_DEVICES`.
+    `index` is its number in `instance_group.gpus`; `uuid` is its name in `CUDA_VISIBLE_DEVICES`. `profile` is that of a
+    slice (`1g.10gb`), "" for a whole GPU, or if the driver does not tell it.
     """
 
     kind: DeviceKind
@@ -22,6 +23,7 @@ class Device:
     name: str = ""
     memory_bytes: int = 0
     compute_capability: tuple[int, int] = (0, 0)
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +39,45 @@ class Placement:
     device: Device | None = None
     profile: tuple[str, ...] = ()
     passive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory in use on a device in bytes, by whatever process: now, before the first load, and at most since then.
+
+    The peak is the highest of the samples, so a short one may be missed.
+    """
+
+    used_bytes: int
+    before_bytes: int
+    peak_bytes: int
+
+    def then(self, used_bytes: int) -> "DeviceMemory":
+        """After a further sample."""
+        return replace(self, used_bytes=used_bytes, peak_bytes=max(self.peak_bytes, used_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedInstances:
+    """How many instances of a model version a device has."""
+
+    model: str
+    version: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """A device that the server uses. `memory` is None if the driver does not report it."""
+
+    device: Device
+    memory: DeviceMemory | None = None
+    instances: tuple[PlacedInstances, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """All devices of the server, and the peak of its memory outside of devices in bytes; None if it is not known."""
+
+    devices: tuple[DeviceState, ...]
+    host_peak_bytes: int | None = None

@@ -15,6 +15,8 @@ from halimede.core.config.model_config import ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import (
     Buffer,
+    DeviceReport,
+    DeviceState,
     ErrorCode,
     InferenceError,
     ModelIndexEntry,
@@ -119,6 +121,34 @@ def _index_entry(entry: ModelIndexEntry) -> dict[str, object]:
     if entry.workers is not None:
         failure, out_of_memory = entry.workers.failure, entry.workers.out_of_memory
         members["workers"] = {"failure": failure, "out_of_memory": out_of_memory} if failure else {}
+    return members
+
+
+def devices_json(report: DeviceReport) -> bytes:
+    """The body of `GET /v2/halimede/devices`; figures that are not known are left out."""
+    body: dict[str, object] = {"devices": [_device(state) for state in report.devices]}
+    body["host"] = {} if report.host_peak_bytes is None else {"memory_peak_bytes": report.host_peak_bytes}
+    return orjson.dumps(body)
+
+
+def _device(state: DeviceState) -> dict[str, object]:
+    device, memory = state.device, state.memory
+    members: dict[str, object] = {"index": device.index, "uuid": device.uuid, "kind": device.kind.value}
+    if device.name:
+        members["name"] = device.name
+    if device.profile:
+        members["profile"] = device.profile
+    if device.compute_capability != (0, 0):
+        members["compute_capability"] = "{}.{}".format(*device.compute_capability)
+    if device.memory_bytes:
+        members["memory_total_bytes"] = device.memory_bytes
+    if memory is not None:
+        members["memory_used_bytes"] = memory.used_bytes
+        members["memory_before_bytes"] = memory.before_bytes
+        members["memory_peak_bytes"] = memory.peak_bytes
+    members["instances"] = [
+        {"model": each.model, "version": each.version, "count": each.count} for each in state.instances
+    ]
     return members
 
 

@@ -24,6 +24,7 @@ class Action(Enum):
     GENERATE = "generate", ApiCategory.INFERENCE
     GENERATE_STREAM = "generate_stream", ApiCategory.INFERENCE
     REPOSITORY_INDEX = "repository_index", ApiCategory.MODEL_REPOSITORY
+    DEVICES = "devices", ApiCategory.MODEL_REPOSITORY
     MODEL_LOAD = "model_load", ApiCategory.MODEL_REPOSITORY
     MODEL_UNLOAD = "model_unload", ApiCategory.MODEL_REPOSITORY
     SYSTEM_SHARED_MEMORY = "system_shared_memory", ApiCategory.SHARED_MEMORY
@@ -101,6 +102,8 @@ def _resolve(target: bytes) -> Route | None:
             return _resolve_model(rest)
         case ["v2", "repository", *rest]:
             return _resolve_repository(rest)
+        case ["v2", "halimede", "devices"]:
+            return Route(Action.DEVICES, _GET)
         case ["v2", "logging"]:
             return Route(Action.LOGGING, _GET_POST)
         case ["v2", "trace", "setting"]:

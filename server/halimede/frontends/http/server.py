@@ -13,6 +13,7 @@ from halimede.core.wire.http_control import (
     decode_index_request,
     decode_load_request,
     decode_unload_request,
+    devices_json,
     error_json,
     index_json,
     metadata_json,
@@ -80,6 +81,7 @@ class HttpServer(Listener):
             Action.MODEL_CONFIG: self._model_config,
             Action.MODEL_STATISTICS: self._model_statistics,
             Action.REPOSITORY_INDEX: self._repository_index,
+            Action.DEVICES: self._devices,
             Action.MODEL_LOAD: self._model_load,
             Action.MODEL_UNLOAD: self._model_unload,
             Action.GENERATE: self._generate,
@@ -165,6 +167,9 @@ class HttpServer(Listener):
             respond_error(exchange, error)
         else:
             exchange.respond(200, JSON, (index_json(index),))
+
+    def _devices(self, exchange: Exchange, _route: Route) -> None:
+        exchange.respond(200, JSON, (devices_json(self._model_server.devices()),))
 
     def _model_load(self, exchange: Exchange, route: Route) -> None:
         _refuse_repository(route)
