@@ -13,7 +13,7 @@ from halimede_operator.cluster.inventory import Inventories
 from halimede_operator.core.api.spec import Key
 from halimede_operator.core.placement.choice import Demand, Placement, better_than, choose, named, room_for
 from halimede_operator.core.placement.explain import CANNOT_SEE_NODES, NAME_THE_SLICE, explain
-from halimede_operator.core.placement.inventory import Inventory
+from halimede_operator.core.placement.inventory import Claim, Inventory
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.plan import Devices, demand_in, deployment_in, kept_placement, placement_in, workload_in
 from halimede_operator.core.platform import Platform
@@ -64,6 +64,8 @@ class Placer:
         self._waiting: list[_Waiting] = []
         self._inventory: Inventory | None = None
         self._ledger = Ledger(Inventory())
+        self._entered: dict[Key, list[tuple[Claim, str]]] = {}
+        """The claims that the ledger has for choices made with it, and the nodes where they are."""
 
     def forget(self, key: Key) -> None:
         """The object no longer exists."""
@@ -163,15 +165,18 @@ class Placer:
                     del self._reservations[key]
                 else:
                     claims += [demand.claim(placement)] * missing
-            self._ledger = Ledger(inventory, claims)
+            self._ledger, self._entered = Ledger(inventory, claims), {}
         return self._ledger
 
     def _reserved(self, demand: Demand, placement: Placement | None) -> Placement | None:
         """Keep the devices for the object until its pods are seen."""
         if placement is not None:
             self._reservations[demand.key] = _Reservation(demand, placement, self._clock() + RESERVED_S)
-            for _ in range(demand.replicas):
-                self._ledger.enter(demand.claim(placement))
+            # A reconcile that is repeated chooses again.
+            for claim, node in self._entered.pop(demand.key, ()):
+                self._ledger.withdraw(claim, node)
+            claims = [demand.claim(placement)] * demand.replicas
+            self._entered[demand.key] = [(claim, self._ledger.enter(claim)) for claim in claims]
         return placement
 
 

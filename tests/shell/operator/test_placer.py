@@ -9,7 +9,7 @@ import pytest
 
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.labels import PLACEMENT
-from halimede_operator.queue import Done
+from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.placer import RESERVED_S
 from halimede_operator.reconcile.reconciler import UNPLACED_AGAIN_S
 from support.device_nodes import node
@@ -89,6 +89,19 @@ def test_a_choice_is_kept_until_its_pods_are_seen(tmp_path: Path) -> None:
         put_model(harness, "third")
         await harness.sync(key("third"))
         assert devices(harness, "third") == f"{SLICE}1g.10gb"
+
+    run(scenario, tmp_path)
+
+
+def test_a_repeated_choice_takes_no_second_device(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb", "1g.10gb", "2g.20gb"))
+        harness.api.faults.append(Fault("PATCH /apis/apps/v1/namespaces/prod/deployments/first", status=500, times=1))
+        first = put_model(harness, "first")
+        assert isinstance(await harness.sync(first), Failed)
+        await harness.sync(first)
+        await harness.sync(put_model(harness, "second"))
+        assert [devices(harness, name) for name in ("first", "second")] == [f"{SLICE}1g.10gb"] * 2
 
     run(scenario, tmp_path)
 

@@ -77,6 +77,12 @@ class Ledger:
             self._taken.setdefault((name, claim.key), []).append((claim.amounts, 1))
         return name
 
+    def withdraw(self, claim: Claim, name: str) -> None:
+        """Undo the entry of a claim on this node."""
+        if name and claim.key is not None:
+            self._rooms[name].change(claim.amounts, 1)
+            self._taken[name, claim.key].remove((claim.amounts, 1))
+
     def eligible(self, conditions: NodeFilter, resource: str) -> tuple[Node, ...]:
         """The nodes that offer the resource and on which a pod with these conditions may run."""
         known = (conditions.identity, resource)
