@@ -1,5 +1,6 @@
 """The cache after events that come in order, out of order, twice, and not at all."""
 
+import tracemalloc
 from typing import Any
 
 from hypothesis import given
@@ -66,6 +67,19 @@ def test_of_a_replica_set_only_what_its_pods_need_is_kept():
     assert entry is not None
     used = {"serviceAccountName": "digits", "volumes": [{"configMap": {"name": "digits-config-1"}}]}
     assert (entry.object["spec"], entry.object["status"]) == ({"template": {"spec": used}}, {"replicas": 1})
+
+
+def test_an_entry_takes_no_more_memory_than_its_text():
+    """orjson leaves much more than that allocated, most of all for long strings."""
+    value = thing("ConfigMap", "plan", "plan", 1, data={"plan.json": "x" * 100_000})
+    tracemalloc.start()
+    try:
+        entry = entry_of(BY_KIND["ConfigMap"], value)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert taken < 1.1 * len(entry.json)
 
 
 def test_managed_fields_and_the_last_applied_configuration_are_not_kept():
