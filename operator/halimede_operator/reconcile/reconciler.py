@@ -226,7 +226,8 @@ class Reconciler:
             return DEADLINE_AGAIN_S
         passed = (self._today() - datetime.datetime.fromisoformat(placed)).total_seconds()
         left = deployment["spec"]["progressDeadlineSeconds"] - passed
-        return min(DEADLINE_AGAIN_S, left + 1.0) if left > -1.0 else DEADLINE_AGAIN_S
+        # Times in statuses are whole seconds.
+        return DEADLINE_AGAIN_S if left < 0 else min(DEADLINE_AGAIN_S, left + 1.0)
 
     def _waited_s(self, pod: Object) -> float:
         """Seconds that the pod has waited for its volumes: from its node's clock to ours."""

@@ -25,6 +25,13 @@ def test_a_deployment_past_its_deadline_is_reconciled_again(tmp_path: Path):
         harness.api.put("deployments", "prod", "digits", status={"conditions": [late]})
         assert await harness.sync() == Done(again_in=DEADLINE_AGAIN_S)
 
+        # The pod waited for its node: its own deadline is later.
+        bound = (harness.today - datetime.timedelta(seconds=580)).isoformat()
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True", "lastTransitionTime": bound})
+        assert await harness.sync() == Done(again_in=21)
+        harness.today += datetime.timedelta(seconds=21)
+        assert await harness.sync() == Done(again_in=DEADLINE_AGAIN_S)
+
     run(scenario, tmp_path)
 
 
