@@ -104,7 +104,7 @@ def test_every_failing_model_reports_its_cause(
         "gpu": (
             {"model": {"uri": scaled}, "accelerator": {"type": "GPU"}},
             "InsufficientDevices",
-            ("nvidia.com/gpu", "The nodes have no such devices at all"),
+            ("nvidia.com/gpu", "no node has devices"),
         ),
         "quota": (
             {"model": {"uri": scaled}, "accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb"}}},

@@ -9,14 +9,26 @@ from halimede_operator.core.api.spec import Key
 from halimede_operator.core.diff import Apply, Delete
 from halimede_operator.core.events import EventDraft, events_of
 from halimede_operator.core.labels import REVISION_LABEL
-from halimede_operator.core.plan import Plan, plan
+from halimede_operator.core.placement.choice import choose
+from halimede_operator.core.placement.ledger import Ledger
+from halimede_operator.core.plan import (
+    Devices,
+    Plan,
+    demand_in,
+    failed_placement,
+    kept_placement,
+    plan,
+    workload_in,
+)
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import status_of
+from support.device_nodes import inventory, node
 from support.operator_pods import DEADLINE, READY, deployment, ended, fetched, pod, second, serving, stopped
 from support.operator_specs import UID, model_key
 from support.operator_status import LOG
 
+NODE = node("a", ("1g.10gb", "2g.20gb", "3g.40gb"))
 PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1", s3_endpoint="https://store.example")
 SPEC: Object = {"model": {"uri": "s3://models/bert"}}
 NUMBER = "deployment.kubernetes.io/revision"
@@ -64,7 +76,18 @@ class World:
     # The operator.
 
     def plan(self) -> Plan:
-        return plan(self.snapshot(), self.platform, self.now)
+        snapshot = self.snapshot()
+        return plan(snapshot, self.platform, self.now, devices=self._devices(snapshot))
+
+    def _devices(self, snapshot: Snapshot) -> Devices:
+        """As the operator decides, with the smallest slice of one node for each need."""
+        workload = workload_in(snapshot, self.platform)
+        if workload is None or not workload.accelerator.is_wanted:
+            return Devices()
+        kept = failed_placement(snapshot) or kept_placement(snapshot, workload)
+        demand = demand_in(snapshot, self.platform)
+        assert demand is not None
+        return Devices(kept or choose(demand, Ledger(inventory([NODE]))))
 
     def reconcile(self) -> list[EventDraft]:
         """Reconcile until nothing changes. Returns the events."""

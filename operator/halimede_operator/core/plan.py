@@ -54,6 +54,8 @@ class Plan:
     unplaced: str = ""
     """Why no devices could be chosen; then nothing is changed."""
     strategy: Strategy | None = None
+    placement: Placement | None = None
+    """The devices of the pods that the Deployment will have."""
 
     @property
     def has_unchecked_parts(self) -> bool:
@@ -80,12 +82,20 @@ def placement_in(deployment: Object | None) -> Placement | None:
 
 
 def kept_placement(snapshot: Snapshot, workload: Workload) -> Placement | None:
-    """The devices of the existing pods, if the spec asks for the same, or is one that was rolled back."""
-    deployment = deployment_in(snapshot)
-    placement, record = placement_in(deployment), rolled_back_in(deployment)
-    is_kept = placement is not None and placement.need == need_of(workload)
-    is_rolled_back = record is not None and record.inputs == inputs_of(snapshot.object, snapshot.members)
-    return placement if is_kept or is_rolled_back else None
+    """The devices of the existing pods, if the spec asks for the same."""
+    placement = placement_in(deployment_in(snapshot))
+    return placement if placement is not None and placement.need == need_of(workload) else None
+
+
+def failed_placement(snapshot: Snapshot) -> Placement | None:
+    """The devices that the spec had when it was rolled back; None if it was not.
+
+    They stay the same, so that the spec is recognized as the one that was rolled back.
+    """
+    record = rolled_back_in(deployment_in(snapshot))
+    if record is None or record.inputs != inputs_of(snapshot.object, snapshot.members):
+        return None
+    return read_placement(record.placement)
 
 
 def workload_in(snapshot: Snapshot, platform: Platform) -> Workload | None:
@@ -146,7 +156,16 @@ def plan(
     kept = strategy_at_rest(workload, existing)
     wanted = children(kept)
     (deployment,) = (child for child in wanted if child["kind"] == "Deployment")
-    strategy = strategy_of(workload, existing, deployment, snapshot.pods, _resource(deployment), devices.room)
+    strategy = strategy_of(
+        workload,
+        existing,
+        deployment,
+        snapshot.pods,
+        _resource(deployment),
+        devices.room,
+        now=now,
+        over_quota=bool(snapshot.quota_messages),
+    )
     if strategy.policy is not kept:
         wanted = children(strategy.policy)
     changes = diff(wanted, (*snapshot.children, *name_holders), metadata["uid"], snapshot.replica_sets)
@@ -159,6 +178,7 @@ def plan(
         choice.waiting,
         _events(snapshot, choice),
         strategy=strategy,
+        placement=placement_in(deployment),
     )
 
 
@@ -167,14 +187,16 @@ def _resource(deployment: Object) -> str:
     return placement.resource if placement is not None else ""
 
 
-def strategy_now(snapshot: Snapshot, planned: Plan) -> Strategy | None:
+def strategy_now(snapshot: Snapshot, planned: Plan, now: str) -> Strategy | None:
     """How old pods are being replaced, after the planned changes were made."""
     deployment = deployment_in(snapshot)
     if planned.spec is None or planned.strategy is None or deployment is None:
         return None
-    now = strategy_of(planned.spec.workload, deployment, deployment, snapshot.pods, _resource(deployment), None)
+    found = strategy_of(
+        planned.spec.workload, deployment, deployment, snapshot.pods, _resource(deployment), None, now=now
+    )
     # The plan knows why it is this one.
-    return planned.strategy if now.reason and now.policy is planned.strategy.policy else now
+    return planned.strategy if found.reason and found.policy is planned.strategy.policy else found
 
 
 def _events(snapshot: Snapshot, choice: Choice) -> tuple[EventDraft, ...]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from halimede_operator.core.api.spec import Rollout, Spec, UpgradePolicy
-from halimede_operator.core.labels import INPUTS, POD_SETTINGS, REVISION_LABEL
+from halimede_operator.core.labels import INPUTS, PLACEMENT, POD_SETTINGS, REVISION_LABEL
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pod_settings import changed_settings, read
 from halimede_operator.core.pods.failure import Reason, Stage
@@ -98,11 +98,16 @@ def choose(
         and (cause := _cause_to_roll_back(known, spec, current, now)) is not None
         and (target := known.last_ready(but=current)) is not None
     ):
-        return Choice(target, RolledBack(origin[INPUTS], current.hash, current.generation, *cause, target.name))
+        return Choice(target, _record(origin, current, cause, target))
     if current.hash == built.hash:
         return Choice(current, undone=undone)
     changed = changed_settings(current.annotations.get(POD_SETTINGS, ""), platform)
     return Choice(current, waiting=changed or (OTHER_VERSION,), undone=undone)
+
+
+def _record(origin: Mapping[str, str], failed: Revision, cause: tuple[str, str], target: Revision) -> RolledBack:
+    placement = failed.annotations.get(PLACEMENT, "")
+    return RolledBack(origin[INPUTS], failed.hash, failed.generation, *cause, target.name, placement)
 
 
 class _Known:

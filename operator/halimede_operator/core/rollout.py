@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from halimede_operator.core.api.spec import RolloutPolicy, Workload
 from halimede_operator.core.labels import REVISION_LABEL, TEMPLATE_HASH
 from halimede_operator.core.pods.placement import waits_for_devices
-from halimede_operator.core.reading import at, condition, decimal, moment_at, seconds_between, text_at
+from halimede_operator.core.reading import at, condition, decimal, moment_at, seconds_before, seconds_between, text_at
 from halimede_operator.core.snapshot import Object
 
 STARTS_COUNTED = 2.0
 """A start may take this many times as long as the longest known one: another image, a cold cache."""
 UNKNOWN_START_S = 120
+WAITS_AT_MOST_S = 60
+"""A new pod that waits longer for devices, although some are free, takes those of an old pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,25 @@ def strategy_at_rest(workload: Workload, existing: Object | None) -> RolloutPoli
 
 
 def strategy_of(
-    workload: Workload, existing: Object | None, wanted: Object, pods: Iterable[Object], resource: str, room: int | None
+    workload: Workload,
+    existing: Object | None,
+    wanted: Object,
+    pods: Iterable[Object],
+    resource: str,
+    room: int | None,
+    *,
+    now: str,
+    over_quota: bool = False,
 ) -> Strategy:
     """existing: the Deployment; None before there is one. wanted: the Deployment as it will be applied. pods: the
     object's. resource: of the devices, "" without. room: how many further pods the free devices allow; None if that was
-    not asked."""
+    not asked. now: UTC time as `moment_at` writes it. over_quota: a quota refuses pods."""
     kept = strategy_at_rest(workload, existing)
     if existing is None or workload.suspend or workload.replicas == 0:
         return Strategy(kept)
     is_beginning = _hash(existing) != _hash(wanted)
     revision = at(wanted, "spec", "template", "metadata", "labels", REVISION_LABEL)
-    pods = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    pods = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not _has_ended(pod)]
     newest = [pod for pod in pods if at(pod, "metadata", "labels", REVISION_LABEL) == revision]
     if len(newest) == len(pods):
         return Strategy(kept)
@@ -57,8 +67,18 @@ def strategy_of(
     if not resource:
         return Strategy(RolloutPolicy.SURGE, _effect(RolloutPolicy.SURGE, workload.replicas, gap_s))
     # A rollout that has begun goes on as it is, unless its new pod waits for devices.
-    if not is_beginning and (kept is RolloutPolicy.IN_PLACE or not any(map(waits_for_devices, newest))):
+    waiting = [pod for pod in newest if waits_for_devices(pod)]
+    if not is_beginning and (kept is RolloutPolicy.IN_PLACE or not (waiting or over_quota)):
         return Strategy(kept, _effect(kept, workload.replicas, gap_s))
+    effect = _effect(RolloutPolicy.IN_PLACE, workload.replicas, gap_s)
+    if not is_beginning and over_quota:
+        return Strategy(RolloutPolicy.IN_PLACE, f"a quota refuses a further pod: {effect}")
+    since = seconds_before(now, WAITS_AT_MOST_S)
+    if any((moment_at(condition(pod, "PodScheduled"), "lastTransitionTime") or now) <= since for pod in waiting):
+        # Devices may be free that the pod cannot use, for instance on a node without its volume.
+        return Strategy(
+            RolloutPolicy.IN_PLACE, f"the new pod has found no {resource} for {WAITS_AT_MOST_S} s: {effect}"
+        )
     if room is None:
         return Strategy(kept, _effect(kept, workload.replicas, gap_s), needs_room=True)
     policy = RolloutPolicy.SURGE if room > 0 else RolloutPolicy.IN_PLACE
@@ -95,6 +115,10 @@ def _start_s(pod: Object) -> float | None:
     if ready.get("status") != "True" or created is None or since is None:
         return None
     return seconds_between(created, since)
+
+
+def _has_ended(pod: Object) -> bool:
+    return text_at(pod, "status", "phase") in {"Failed", "Succeeded"}
 
 
 def _hash(deployment: Object) -> str:

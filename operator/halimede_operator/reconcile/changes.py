@@ -75,6 +75,16 @@ class ChildWriter:
         """Whether it changes the pod template of a Deployment that exists."""
         return self._changes_template(change) and not change.is_new
 
+    async def would_be_accepted(self, planned: Plan) -> bool:
+        """Whether the API server would accept the planned Deployment. Writes nothing."""
+        try:
+            for change in planned.changes:
+                if isinstance(change, Apply) and change.object["kind"] == DEPLOYMENTS.kind:
+                    await self._dry_run(change.object, is_new=change.is_new)
+        except ApiError:
+            return False
+        return True
+
     def _changes_template(self, change: Apply | Delete | Conflict) -> TypeGuard[Apply]:
         """Whether it creates a Deployment or changes its pod template."""
         if not isinstance(change, Apply) or change.object["kind"] != DEPLOYMENTS.kind:

@@ -11,11 +11,19 @@ from typing import TypeVar
 
 from halimede_operator.cluster.inventory import Inventories
 from halimede_operator.core.api.spec import Key
-from halimede_operator.core.placement.choice import Demand, Placement, better_than, choose, named, room_for
+from halimede_operator.core.placement.choice import WHOLE, Demand, Placement, better_than, choose, named, room_for
 from halimede_operator.core.placement.explain import CANNOT_SEE_NODES, NAME_THE_SLICE, explain
 from halimede_operator.core.placement.inventory import Claim, Inventory
 from halimede_operator.core.placement.ledger import Ledger
-from halimede_operator.core.plan import Devices, demand_in, deployment_in, kept_placement, placement_in, workload_in
+from halimede_operator.core.plan import (
+    Devices,
+    demand_in,
+    deployment_in,
+    failed_placement,
+    kept_placement,
+    placement_in,
+    workload_in,
+)
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.placement import waits_for_devices
 from halimede_operator.core.reading import at, condition, moment_at
@@ -64,8 +72,8 @@ class Placer:
         self._waiting: list[_Waiting] = []
         self._inventory: Inventory | None = None
         self._ledger = Ledger(Inventory())
-        self._entered: dict[Key, list[tuple[Claim, str]]] = {}
-        """The claims that the ledger has for choices made with it, and the nodes where they are."""
+        self._entered: dict[Key, tuple[Claim, list[tuple[str, int]]]] = {}
+        """The claims that the ledger has for choices, and the nodes where they are with the number of pods."""
 
     def forget(self, key: Key) -> None:
         """The object no longer exists."""
@@ -78,6 +86,8 @@ class Placer:
         workload = workload_in(snapshot, platform)
         if workload is None or not workload.accelerator.is_wanted:
             return Devices()
+        if (failed := failed_placement(snapshot)) is not None:
+            return Devices(failed)
         kept = kept_placement(snapshot, workload)
         if kept is not None and waits_for_devices_s(snapshot, today) < workload.accelerator.move_after_seconds:
             return Devices(kept)
@@ -93,10 +103,11 @@ class Placer:
 
         def first_choice(ledger: Ledger | None) -> Devices:
             placement = named(demand) if ledger is None else choose(demand, ledger)
-            current = placement_in(deployment_in(snapshot))
-            if placement is None and demand.replicas == 0 and current is not None:
-                # Without pods it does not matter, and the Deployment can be scaled down.
-                placement = dataclasses.replace(current, need=demand.need)
+            if placement is None and demand.replicas == 0:
+                # Without pods it does not matter, and a Deployment can be scaled down. Without a need it is chosen anew
+                # when there are pods.
+                current = placement_in(deployment_in(snapshot)) or Placement(WHOLE)
+                return Devices(dataclasses.replace(current, need=""))
             if placement is None:
                 return Devices(unplaced=NAME_THE_SLICE if ledger is None else explain(demand, ledger))
             self._reserved(demand, placement)
@@ -157,26 +168,29 @@ class Placer:
         if inventory is not self._inventory:
             self._inventory = inventory
             now = self._clock()
-            claims = []
+            self._ledger, self._entered = Ledger(inventory), {}
             for key, reservation in list(self._reservations.items()):
-                demand, placement = reservation.demand, reservation.placement
-                missing = demand.replicas - inventory.pods_of(key, placement.resource)
+                claim = reservation.demand.claim(reservation.placement)
+                seen = inventory.pods_of(key, reservation.placement.resource, self._ledger.eligible(claim))
+                missing = reservation.demand.replicas - seen
                 if missing <= 0 or now >= reservation.until:
                     del self._reservations[key]
                 else:
-                    claims += [demand.claim(placement)] * missing
-            self._ledger, self._entered = Ledger(inventory, claims), {}
+                    self._entered[key] = claim, self._ledger.enter(claim, missing)
         return self._ledger
 
     def _reserved(self, demand: Demand, placement: Placement | None) -> Placement | None:
         """Keep the devices for the object until its pods are seen."""
         if placement is not None:
-            self._reservations[demand.key] = _Reservation(demand, placement, self._clock() + RESERVED_S)
-            # A reconcile that is repeated chooses again.
-            for claim, node in self._entered.pop(demand.key, ()):
-                self._ledger.withdraw(claim, node)
-            claims = [demand.claim(placement)] * demand.replicas
-            self._entered[demand.key] = [(claim, self._ledger.enter(claim)) for claim in claims]
+            # A reconcile that is repeated chooses again, and reserves no longer.
+            before = self._reservations.get(demand.key)
+            is_same = before is not None and before.placement == placement
+            until = before.until if before is not None and is_same else self._clock() + RESERVED_S
+            self._reservations[demand.key] = _Reservation(demand, placement, until)
+            if demand.key in self._entered:
+                self._ledger.withdraw(*self._entered.pop(demand.key))
+            claim = demand.claim(placement)
+            self._entered[demand.key] = claim, self._ledger.enter(claim, demand.replicas)
         return placement
 
 

@@ -127,7 +127,7 @@ class Reconciler:
         again_in: list[float] = []
         if planned.unplaced:
             again_in.append(UNPLACED_AGAIN_S)
-        if _begins_with_a_gap(snapshot, planned):
+        if _begins_with_a_gap(snapshot, planned) and await self._children.would_be_accepted(planned):
             # What to expect is told before it happens.
             snapshot = await self._announce(snapshot, planned)
         if any(not isinstance(change, Conflict) for change in planned.changes):
@@ -149,7 +149,7 @@ class Reconciler:
                 raise Stale("it was changed while its children were made")
             snapshot = after
         if not performed.is_postponed:
-            planned = dataclasses.replace(planned, strategy=strategy_now(snapshot, planned))
+            planned = dataclasses.replace(planned, strategy=strategy_now(snapshot, planned, self._now()))
         if performed.failure is not None and performed.failure.meaning is Meaning.TRANSIENT:
             if self._clock() - self._failing_since.setdefault(key, begun) < REPORT_AFTER_S:
                 return _failed(performed.failure, performed.retry_after_s)
@@ -175,8 +175,8 @@ class Reconciler:
         """Decide on the devices, then plan. Raises ApiError if the nodes cannot be read."""
         devices = await self._placer.place(snapshot, self._platform, self._today())
         planned = plan(snapshot, self._platform, self._now(), name_holders, devices)
-        if planned.strategy is not None and planned.strategy.needs_room and devices.placement is not None:
-            room = await self._placer.room(snapshot, self._platform, devices.placement)
+        if planned.strategy is not None and planned.strategy.needs_room and planned.placement is not None:
+            room = await self._placer.room(snapshot, self._platform, planned.placement)
             devices = dataclasses.replace(devices, room=room)
             planned = plan(snapshot, self._platform, self._now(), name_holders, devices)
         return devices, planned

@@ -106,6 +106,68 @@ def test_a_repeated_choice_takes_no_second_device(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
+def test_a_choice_repeated_after_a_while_takes_no_second_device(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb", "1g.10gb", "2g.20gb"))
+        harness.api.faults.append(Fault("PATCH /apis/apps/v1/namespaces/prod/deployments/first", status=500))
+        first = put_model(harness, "first")
+        # It is refused again and again, and its choice is kept for it no longer than other choices.
+        for _ in range(3):
+            assert isinstance(await harness.sync(first), Failed)
+            harness.now += 30
+        await harness.sync(put_model(harness, "second"))
+        await harness.sync(put_model(harness, "third"))
+        assert [devices(harness, name) for name in ("second", "third")] == [f"{SLICE}1g.10gb", f"{SLICE}2g.20gb"]
+        harness.now += RESERVED_S - 80
+        await harness.sync(first)
+        put_node(harness, ("1g.10gb",) * 4, ("2g.20gb",))
+        await harness.sync(put_model(harness, "fourth"))
+        assert devices(harness, "fourth") == f"{SLICE}1g.10gb"
+
+    run(scenario, tmp_path)
+
+
+def test_an_object_without_replicas_needs_no_devices(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.api.put("inferencemodels", "prod", "digits", spec=SPEC)
+        await harness.sync()
+        accelerator = {"type": "MIG", "mig": {"minMemory": "8Gi"}}
+        harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "accelerator": accelerator, "suspend": True})
+        await harness.sync()
+        assert deployment(harness, "digits")["spec"]["replicas"] == 0
+        put_node(harness, ("1g.10gb",))
+        harness.now += 10
+        harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "accelerator": accelerator})
+        await harness.sync()
+        assert devices(harness, "digits") == f"{SLICE}1g.10gb"
+
+    run(scenario, tmp_path)
+
+
+def test_nothing_is_announced_that_the_api_server_refuses(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "rollout": {"policy": "Recreate"}})
+        await harness.sync()
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="a")
+        changed = {**SPEC, "rollout": {"policy": "Recreate"}, "env": [{"name": "N", "value": "1"}]}
+        harness.api.put("inferencemodels", "prod", "digits", spec=changed)
+        denied = Fault("PATCH /apis/apps/v1/namespaces/prod/deployments/digits", status=403, reason="Forbidden")
+        harness.api.faults.append(denied)
+        await harness.sync()
+        told = harness.digits()["status"], harness.api.writes()["PATCH inferencemodels"]
+        for _ in range(3):
+            await harness.sync()
+        assert (harness.digits()["status"], harness.api.writes()["PATCH inferencemodels"]) == told
+        assert harness.condition("Accepted")["status"] == "False"
+        # What is accepted is announced before it is done.
+        harness.api.faults.clear()
+        harness.now += 10
+        await harness.sync()
+        assert harness.condition("RolloutStrategy")["reason"] == "Recreate"
+
+    run(scenario, tmp_path)
+
+
 @pytest.mark.parametrize("waited", [RESERVED_S - 20, RESERVED_S + 1])
 def test_a_choice_without_pods_is_given_up_after_a_while(tmp_path: Path, waited: float) -> None:
     async def scenario(harness: Harness) -> None:

@@ -134,6 +134,7 @@ def test_a_conflicting_status_is_written_again_from_current_state(tmp_path: Path
 
 def test_an_unseen_status_is_not_overwritten(tmp_path: Path):
     async def scenario(harness: Harness) -> None:
+        harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "accelerator": {"type": "GPU"}})
         await harness.sync()
         create_unscheduled_pod(harness)
         harness.relist()

@@ -70,6 +70,36 @@ def test_a_rolled_back_spec_is_not_tried_again_by_another_operator() -> None:
     assert CAUSE in world.message("Stalled")
 
 
+def by_memory(memory: str) -> Object:
+    return {"type": "MIG", "mig": {"minMemory": memory}}
+
+
+def devices(world: World) -> str:
+    [limit] = world.deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    return str(limit)
+
+
+@pytest.mark.parametrize("policy", ["Auto", "OnSpecChange", "Manual"])
+def test_a_rolled_back_change_of_the_devices_is_not_tried_again(policy: str) -> None:
+    """Its devices stay those that it had, so that it is recognized."""
+    rollout = {"upgradePolicy": policy}
+    world = served_world({**SPEC, "accelerator": by_memory("8Gi"), "rollout": rollout})
+    world.edit(accelerator=by_memory("12Gi"))
+    world, before, broken = failed_update(world)
+    assert devices(world) == "nvidia.com/mig-2g.20gb"
+
+    world.reconcile()
+    assert (world.revision, devices(world)) == (before, "nvidia.com/mig-1g.10gb")
+    world.serve(before)
+    world.reconcile()
+    assert (world.revision, world.condition("Stalled")) == (before, "True RolledBack")
+
+    # Without rollbacks it is tried again at once, on the devices that it asks for.
+    world.edit(rollout={**rollout, "autoRollback": False})
+    world.reconcile()
+    assert (world.revision, devices(world)) == (broken, "nvidia.com/mig-2g.20gb")
+
+
 def test_a_fixed_spec_is_tried_after_a_rollback() -> None:
     world, before, broken = failed_update()
     world.reconcile()

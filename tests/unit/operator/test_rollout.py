@@ -26,16 +26,18 @@ def deployment(template: str, policy: RolloutPolicy = SURGE) -> Object:
     }
 
 
-def pod(template: str, *, started: int | None = 11, waits: bool = False) -> Object:
+def pod(template: str, *, started: int | None = 11, waits: bool = False, phase: str = "Running") -> Object:
     """started: seconds from its creation to its readiness."""
     conditions = []
     if waits:
         text = f"0/2 nodes are available: 2 Insufficient {GPU}."
-        conditions.append({"type": "PodScheduled", "status": "False", "message": text})
+        scheduled = {"type": "PodScheduled", "status": "False", "message": text, "lastTransitionTime": second(0)}
+        conditions.append(scheduled)
     elif started is not None:
         conditions.append({"type": "Ready", "status": "True", "lastTransitionTime": second(started)})
     metadata = {"labels": {REVISION_LABEL: template}, "creationTimestamp": second(0)}
-    return {"metadata": metadata, "status": {"conditions": conditions}}
+    spec = {"containers": [{"resources": {"limits": {GPU: "1"}}}]}
+    return {"metadata": metadata, "spec": spec, "status": {"conditions": conditions, "phase": phase}}
 
 
 def decided(
@@ -46,11 +48,22 @@ def decided(
     policy: RolloutPolicy = AUTO,
     replicas: int = 1,
     resource: str = GPU,
+    at: int = 30,
+    over_quota: bool = False,
     **fields: Any,
 ) -> Strategy:
-    """live: the template that the existing Deployment has. now: its strategy."""
+    """at: the second of the decision. live: the template that the existing Deployment has. now: its strategy."""
     workload = Workload(replicas=replicas, rollout=Rollout(policy), **fields)
-    return strategy_of(workload, deployment(live, now), deployment("new"), pods, resource, room)
+    return strategy_of(
+        workload,
+        deployment(live, now),
+        deployment("new"),
+        pods,
+        resource,
+        room,
+        now=second(at),
+        over_quota=over_quota,
+    )
 
 
 def test_a_rollout_surges_if_a_device_is_free_and_else_goes_in_place() -> None:
@@ -83,6 +96,25 @@ def test_a_new_pod_that_waits_for_devices_takes_those_of_an_old_one() -> None:
     assert decided(*pods, live="new").needs_room
     assert decided(*pods, live="new", room=0).policy is IN_PLACE
     assert decided(*pods, live="new", room=1).policy is SURGE
+
+
+def test_a_new_pod_that_cannot_use_free_devices_takes_those_of_an_old_one() -> None:
+    pods = pod("old"), pod("new", waits=True)
+    found = decided(*pods, live="new", room=1, at=60)
+    assert found.policy is IN_PLACE
+    assert found.reason.startswith(f"the new pod has found no {GPU} for 60 s: ")
+
+
+def test_a_quota_that_refuses_the_new_pod_lets_an_old_one_go() -> None:
+    found = decided(pod("old"), live="new", room=1, over_quota=True)
+    assert found.policy is IN_PLACE
+    assert found.reason.startswith("a quota refuses a further pod: ")
+    assert decided(pod("old"), room=1, over_quota=True).policy is SURGE
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_pods_that_have_ended_are_no_rollout(phase: str) -> None:
+    assert decided(pod("old", phase=phase), pod("new"), live="new") == Strategy(SURGE)
 
 
 @pytest.mark.parametrize("now", [SURGE, IN_PLACE])

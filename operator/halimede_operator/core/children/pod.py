@@ -74,7 +74,7 @@ def pod_template(
     merged = overlay(ours, workload.pod_template)
     if placement is not None:
         # After the overlay, whose affinity would replace the conditions of the devices.
-        affinity = with_terms(merged["spec"].get("affinity") or {}, placement.terms)
+        affinity = with_terms(merged["spec"].get("affinity"), placement.terms)
         merged = {**merged, "spec": {**merged["spec"], "affinity": affinity or None}}
     template: dict[str, Any] = canonical(merged)
     # Selectors need these labels, so `spec.podTemplate` cannot change them.

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFilter, Json, Key, Workload
 from halimede_operator.core.names import canonical_json, hash_of
@@ -24,7 +23,7 @@ from halimede_operator.core.placement.inventory import (
 )
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.placement.node_filter import NodeFilter, Term, filter_of
-from halimede_operator.core.reading import json_object, objects_at, text_at
+from halimede_operator.core.reading import at, json_object, objects_at, text_at
 
 WHOLE = f"{PREFIX}gpu"
 _SLICES = f"{PREFIX}gpu.slices.gi"
@@ -85,11 +84,7 @@ class Demand:
 
     def claim(self, placement: Placement) -> Claim:
         """What one pod with this placement will take."""
-        conditions = self.filter
-        if placement.terms:
-            terms = _combined(conditions.terms, placement.terms)
-            conditions = NodeFilter.of(conditions.selector, terms, conditions.tolerations)
-        return Claim(conditions, self.amounts(placement.resource), self.key)
+        return Claim(self.filter, self.amounts(placement.resource), self.key, placement.terms)
 
 
 def demand_of(key: Key, workload: Workload, template: Json) -> Demand:
@@ -142,7 +137,7 @@ def options_of(demand: Demand, ledger: Ledger) -> list[Option]:
     """The kinds of devices that the object may have; the preferred one first."""
     found = []
     for placement in kinds_of(demand.accelerator, ledger.nodes):
-        if nodes := ledger.eligible(demand.claim(placement).filter, placement.resource):
+        if nodes := ledger.eligible(demand.claim(placement)):
             memory = min(d.memory_mib or 0 for n in nodes for d in n.devices if d.resource == placement.resource)
             found.append(Option(replace(placement, need=demand.need), nodes, memory))
     return sorted(found, key=lambda option: option.order)
@@ -177,8 +172,7 @@ def room_for(demand: Demand, placement: Placement, ledger: Ledger, *, with_own: 
     """How many of the object's pods the cluster has room for."""
     own = demand.key if with_own else None
     claim = demand.claim(placement)
-    nodes = ledger.eligible(claim.filter, placement.resource)
-    return sum(ledger.pods_that_fit(node, claim.amounts, own) for node in nodes)
+    return sum(ledger.pods_that_fit(node, claim.amounts, own) for node in ledger.eligible(claim))
 
 
 def named(demand: Demand) -> Placement | None:
@@ -278,19 +272,30 @@ def _condition(key: str, operator: str, *values: str) -> Json:
     return {"key": key, "operator": operator, "values": list(values)} if values else {"key": key, "operator": operator}
 
 
-def with_terms(affinity: Mapping[str, Any], terms: Sequence[Term]) -> dict[str, Any]:
-    """A pod's affinity with the conditions of a placement."""
+def with_terms(affinity: object, terms: Sequence[Term]) -> object:
+    """A pod's affinity with the conditions of a placement: each of its own alternatives with each of these.
+
+    An affinity that is malformed stays as it is, and the API server refuses it.
+    """
     if not terms:
-        return dict(affinity)
-    nodes = affinity.get("nodeAffinity") or {}
+        return affinity
     required = "requiredDuringSchedulingIgnoredDuringExecution"
-    given: Sequence[Json] = (nodes.get(required) or {}).get("nodeSelectorTerms") or ()
-    return {**affinity, "nodeAffinity": {**nodes, required: {"nodeSelectorTerms": _combined(given, terms)}}}
-
-
-def _combined(given: Sequence[Json], terms: Sequence[Term]) -> list[Json]:
-    """Node selector terms: each alternative of the one with each of the other."""
-    return [
+    whole = {} if affinity is None else affinity
+    nodes = at(whole, "nodeAffinity")
+    nodes = {} if nodes is None else nodes
+    selector = at(nodes, required)
+    selector = {} if selector is None else selector
+    given = at(selector, "nodeSelectorTerms") or [{}]
+    if not (isinstance(whole, Mapping) and isinstance(nodes, Mapping) and isinstance(selector, Mapping)):
+        return affinity
+    if not isinstance(given, list | tuple) or not all(map(_is_term, given)):
+        return affinity
+    combined = [
         {**one, "matchExpressions": [*(one.get("matchExpressions") or ()), *term]}
-        for one, term in itertools.product(given or [{}], terms)
+        for one, term in itertools.product(given, terms)
     ]
+    return {**whole, "nodeAffinity": {**nodes, required: {"nodeSelectorTerms": combined}}}
+
+
+def _is_term(term: object) -> bool:
+    return isinstance(term, Mapping) and isinstance(term.get("matchExpressions") or [], list | tuple)

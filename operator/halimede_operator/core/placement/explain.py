@@ -102,7 +102,7 @@ def _nearest(demand: Demand, options: Sequence[Option]) -> str:
 
 
 def _holders(own: Key, holders: Iterable[Key | str]) -> str:
-    """Objects of the same namespace by name. Of others only the namespace is said."""
+    """Objects of the same namespace by name. Of others nothing is said."""
     names: Sequence[str] = sorted({_holder(own, holder) for holder in holders})
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more
@@ -112,4 +112,4 @@ def _holder(own: Key, holder: Key | str) -> str:
     namespace = holder if isinstance(holder, str) else holder.namespace
     if isinstance(holder, Key) and namespace == own.namespace:
         return f"{_SHORT_KINDS[holder.kind]}/{holder.name}"
-    return "a pod that is not of the operator" if namespace == own.namespace else f"a pod of namespace {namespace}"
+    return "a pod that is not of the operator" if namespace == own.namespace else "a pod of another namespace"

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from halimede_operator.core.api.quantities import quantity
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, MODEL_LABEL
-from halimede_operator.core.placement.node_filter import Labels, NodeFilter, Taint, filter_of
+from halimede_operator.core.placement.node_filter import Labels, NodeFilter, Taint, Term, filter_of
 from halimede_operator.core.reading import at, clean, condition, decimal, name_at, objects_at, text_at
 from halimede_operator.core.snapshot import Object
 
 PREFIX = "nvidia.com/"
 UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
 """Of a cordoned node. Kubernetes sets it a moment after `spec.unschedulable`."""
+MAX_WAITING = 1000
+"""Pods without a node that are kept."""
 _SHARED = ".shared"
 _SINGLE = "-MIG-"
 _PROFILE = re.compile(r"[0-9]+g\.[0-9]+gb([.-][a-z.]+)?", re.ASCII)
@@ -32,6 +34,10 @@ class Amounts:
     memory_bytes: int = 0
     devices: Counter[str] = field(default_factory=Counter)
     """Number by resource."""
+
+    def times(self, count: int) -> "Amounts":
+        devices = Counter({resource: count * each for resource, each in self.devices.items()})
+        return Amounts(count * self.milli_cpu, count * self.memory_bytes, devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,8 @@ class Claim:
     filter: NodeFilter
     amounts: Amounts
     key: Key | None = None
+    terms: tuple[Term, ...] = ()
+    """Further conditions on nodes, one of which must be true: those of a placement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +116,11 @@ class Inventory:
     waiting: tuple[Claim, ...] = ()
     """Pods without a node that request devices, oldest first."""
 
-    def pods_of(self, key: Key, resource: str) -> int:
-        """How many pods of the object request this resource, with a node or without."""
+    def pods_of(self, key: Key, resource: str, nodes: Iterable[Node]) -> int:
+        """How many pods of the object request this resource, on these nodes or without a node."""
         placed = sum(
             holding.pods
-            for node in self.nodes
+            for node in nodes
             for holding in node.holdings
             if holding.key == key and holding.amounts.devices[resource]
         )
@@ -140,14 +148,17 @@ def summary_of(pod: Object, device_nodes: frozenset[str]) -> PodSummary | None:
     if text_at(pod, "status", "phase") in {"Failed", "Succeeded"}:
         return None
     node = name_at(pod, "spec", "nodeName")
-    if node and node not in device_nodes:
+    if (node and node not in device_nodes) or objects_at(pod, "spec", "schedulingGates"):
         return None
     amounts = amounts_of(pod)
     if not node and (not amounts.devices or at(pod, "metadata", "deletionTimestamp") is not None):
         return None
+    conditions = None if node else filter_of(pod)
+    if conditions is not None and conditions.is_too_large:
+        return None
     namespace = name_at(pod, "metadata", "namespace")
     created = text_at(pod, "metadata", "creationTimestamp")
-    return PodSummary(node, created, _key_of(pod, namespace), namespace, amounts, None if node else filter_of(pod))
+    return PodSummary(node, created, _key_of(pod, namespace), namespace, amounts, conditions)
 
 
 def _key_of(pod: Object, namespace: str) -> Key | None:
@@ -178,7 +189,7 @@ def inventory_of(nodes: Iterable[Object], pods: Iterable[PodSummary]) -> Invento
     found = (_node(node, tuple(holdings.get(name_at(node, "metadata", "name"), {}).values())) for node in nodes)
     return Inventory(
         tuple(sorted(found, key=lambda node: node.name)),
-        tuple(claim for _, claim in sorted(waiting, key=lambda pair: pair[0])),
+        tuple(claim for _, claim in sorted(waiting, key=lambda pair: pair[0])[:MAX_WAITING]),
     )
 
 
@@ -263,6 +274,11 @@ def amounts_of(pod: object) -> Amounts:
             own = _sum(sidecars, own)
         most = _larger(most, own)
     most = _larger(most, _sum(running, sidecars))
+    own = at(pod, "spec", "resources")
+    if own is not None:
+        # Requests of the pod as a whole replace the sum of its containers.
+        whole = _requests({"resources": own})
+        most = Amounts(whole.milli_cpu or most.milli_cpu, whole.memory_bytes or most.memory_bytes, most.devices)
     overhead = at(pod, "spec", "overhead")
     return _sum(most, _amounts(overhead)) if isinstance(overhead, Mapping) else most
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from halimede_operator.core.api.spec import Key
+from halimede_operator.core.names import canonical_json
 from halimede_operator.core.placement.inventory import Amounts, Claim, Inventory, Node
-from halimede_operator.core.placement.node_filter import NodeFilter
+from halimede_operator.core.placement.node_filter import holds_for
 
 
 class _Room:
@@ -18,7 +19,8 @@ class _Room:
         for holding in node.holdings:
             self.change(holding.amounts, -1, holding.pods)
 
-    def change(self, amounts: Amounts, sign: int, pods: int = 1) -> None:
+    def change(self, amounts: Amounts, sign: int, pods: int) -> None:
+        """Take (sign -1) or give back (1) the amounts of so many pods together."""
         self.milli_cpu += sign * amounts.milli_cpu
         self.memory_bytes += sign * amounts.memory_bytes
         self.pods += sign * pods
@@ -41,8 +43,7 @@ class _Room:
 class Ledger:
     """Changes while decisions are made: each choice is entered as a claim, so that the next one sees it."""
 
-    def __init__(self, inventory: Inventory, claims: Iterable[Claim] = ()) -> None:
-        """claims: of pods that do not exist yet."""
+    def __init__(self, inventory: Inventory) -> None:
         self.nodes = inventory.nodes
         self._rooms = {node.name: _Room(node) for node in inventory.nodes}
         self._taken: dict[tuple[str, Key], list[tuple[Amounts, int]]] = {}
@@ -56,41 +57,57 @@ class Ledger:
         for node in inventory.nodes:
             for device in node.devices:
                 self._with.setdefault(device.resource, []).append(node)
-        self._eligible: dict[tuple[str, str], tuple[Node, ...]] = {}
-        for claim in (*inventory.waiting, *claims):
+        self._eligible: dict[tuple[str, str, str], tuple[Node, ...]] = {}
+        for claim in inventory.waiting:
             self.enter(claim)
 
-    def enter(self, claim: Claim) -> str:
-        """Take room for a pod on the node where it fits with the fewest devices left. Returns the node; "" if it fits
-        nowhere, and then nothing is taken."""
+    def enter(self, claim: Claim, count: int = 1) -> list[tuple[str, int]]:
+        """Take room for pods, on the nodes with the fewest devices first.
+
+        Returns the nodes with the number of pods. For pods that fit nowhere nothing is taken.
+        """
         resource = next(iter(claim.amounts.devices), "")
-        fitting = [
-            (room.devices.get(resource, 0), node.name)
-            for node in self.eligible(claim.filter, resource)
-            if (room := self._rooms[node.name]).pods_that_fit(claim.amounts)
-        ]
-        if not fitting:
-            return ""
-        _, name = min(fitting)
-        self._rooms[name].change(claim.amounts, -1)
-        if claim.key is not None:
-            self._taken.setdefault((name, claim.key), []).append((claim.amounts, 1))
-        return name
+        fitting = sorted(
+            (room.devices.get(resource, 0), node.name, pods)
+            for node in self.eligible(claim)
+            if (pods := (room := self._rooms[node.name]).pods_that_fit(claim.amounts))
+        )
+        entered = []
+        for _, name, pods in fitting:
+            taken = min(pods, count)
+            if not taken:
+                break
+            count -= taken
+            self._rooms[name].change(claim.amounts.times(taken), -1, taken)
+            if claim.key is not None:
+                self._taken.setdefault((name, claim.key), []).append((claim.amounts.times(taken), taken))
+            entered.append((name, taken))
+        return entered
 
-    def withdraw(self, claim: Claim, name: str) -> None:
-        """Undo the entry of a claim on this node."""
-        if name and claim.key is not None:
-            self._rooms[name].change(claim.amounts, 1)
-            self._taken[name, claim.key].remove((claim.amounts, 1))
+    def withdraw(self, claim: Claim, entered: Iterable[tuple[str, int]]) -> None:
+        """Undo what `enter` did for this claim."""
+        for name, pods in entered:
+            self._rooms[name].change(claim.amounts.times(pods), 1, pods)
+            if claim.key is not None:
+                self._taken[name, claim.key].remove((claim.amounts.times(pods), pods))
 
-    def eligible(self, conditions: NodeFilter, resource: str) -> tuple[Node, ...]:
-        """The nodes that offer the resource and on which a pod with these conditions may run."""
-        known = (conditions.identity, resource)
-        if known not in self._eligible:
-            self._eligible[known] = tuple(
+    def eligible(self, claim: Claim) -> tuple[Node, ...]:
+        """The nodes that offer the claim's resource and on which its pods may run."""
+        resource = next(iter(claim.amounts.devices), "")
+        base = (claim.filter.identity, resource, "")
+        if base not in self._eligible:
+            self._eligible[base] = tuple(
                 node
                 for node in self._with.get(resource, ())
-                if node.is_ready and not conditions.obstacle(node.name, node.labels, node.taints)
+                if node.is_ready and not claim.filter.obstacle(node.name, node.labels, node.taints)
+            )
+        if not claim.terms:
+            return self._eligible[base]
+        # The conditions of a placement are evaluated apart from the pod's own: their product may be large.
+        known = (claim.filter.identity, resource, canonical_json(claim.terms))
+        if known not in self._eligible:
+            self._eligible[known] = tuple(
+                node for node in self._eligible[base] if any(holds_for(term, node.labels) for term in claim.terms)
             )
         return self._eligible[known]
 

@@ -19,6 +19,11 @@ class Taint:
     effect: str
 
 
+MAX_PARTS = 100
+"""Labels, terms, expressions, values and tolerations of one pod that are evaluated, so that no pod delays decisions
+about others."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFilter:
     """The conditions of one pod."""
@@ -29,14 +34,20 @@ class NodeFilter:
     tolerations: tuple[Json, ...]
     identity: str
     """Equal for equal conditions, so that results can be kept by it."""
+    is_too_large: bool = False
+    """It has more than MAX_PARTS, which are not kept; then it allows no node."""
 
     @classmethod
     def of(cls, selector: Labels, terms: Sequence[Json], tolerations: Sequence[Json]) -> "NodeFilter":
+        if _parts(terms) + len(selector) + len(tolerations) > MAX_PARTS:
+            return cls({}, (), (), "too large", is_too_large=True)
         identity = hash_of(canonical_json([selector, terms, tolerations]), 32)
         return cls(selector, tuple(terms), tuple(tolerations), identity)
 
     def obstacle(self, name: str, labels: Labels, taints: Iterable[Taint]) -> str:
         """Why the pod may not run on this node; "" if it may."""
+        if self.is_too_large:
+            return f"cannot be checked, because selector, affinity and tolerations have more than {MAX_PARTS} parts"
         if any(labels.get(key) != value for key, value in self.selector.items()):
             return "does not match the node selector"
         if self.terms and not any(_is_true(term, name, labels) for term in self.terms):
@@ -56,6 +67,14 @@ def filter_of(pod: object) -> NodeFilter:
         objects_at(required, "nodeSelectorTerms"),
         objects_at(pod, "spec", "tolerations"),
     )
+
+
+def _parts(terms: Sequence[Json]) -> int:
+    expressions = [
+        each for term in terms for name in ("matchExpressions", "matchFields") for each in objects_at(term, name)
+    ]
+    values = (at(each, "values") for each in expressions)
+    return len(terms) + len(expressions) + sum(len(each) for each in values if isinstance(each, list))
 
 
 def holds_for(term: Iterable[Json], labels: Labels) -> bool:

@@ -1,9 +1,9 @@
 """Failures outside the containers: of scheduling, of the node and of its devices."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from halimede_operator.core.devices import held_devices
+from halimede_operator.core.devices import PREFIX, held_devices
 from halimede_operator.core.pods.failure import Failure, Reason, Stage
 from halimede_operator.core.pods.fields import container_statuses
 from halimede_operator.core.reading import (
@@ -37,6 +37,7 @@ def ended_pod_failure(pod: Object, name: str) -> Failure:
 
 
 _LACKS_DEVICE = re.compile(r"Insufficient nvidia\.com/")
+_NO_SUCH_NODE = re.compile(r"node\(s\) didn't match Pod's node affinity/selector")
 
 
 def scheduling_failures(pod: Object, name: str) -> Iterator[Failure]:
@@ -45,17 +46,28 @@ def scheduling_failures(pod: Object, name: str) -> Iterator[Failure]:
     if scheduled.get("status") != "False":
         return
     text = at_rest(text_at(scheduled, "message"))
-    reason = Reason.INSUFFICIENT_DEVICES if _LACKS_DEVICE.search(text) else Reason.UNSCHEDULABLE
+    # The operator's own node affinity leaves out nodes without devices that fit.
+    is_affinity = requests_devices(pod) and _NO_SUCH_NODE.search(text) is not None
+    lacks = is_affinity or _LACKS_DEVICE.search(text) is not None
+    reason = Reason.INSUFFICIENT_DEVICES if lacks else Reason.UNSCHEDULABLE
     why = "" if text_at(scheduled, "reason") == "Unschedulable" else f"{name_at(scheduled, 'reason')}: "
     time = moment_at(scheduled, "lastTransitionTime")
     yield Failure(reason, clean(f"pod {name}: {why}{text}"), Stage.PLACED, pod=name, time=time)
 
 
 def waits_for_devices(pod: Object) -> bool:
-    """Whether the scheduler found no node with free devices for the pod."""
-    scheduled = condition(pod, "PodScheduled")
-    lacks = _LACKS_DEVICE.search(text_at(scheduled, "message")) is not None
-    return scheduled.get("status") == "False" and lacks and at(pod, "metadata", "deletionTimestamp") is None
+    """Whether the pod requests devices, and the scheduler found no node for it.
+
+    It may not say that devices are missing: nodes without such devices do not match the pod's affinity either.
+    """
+    is_waiting = condition(pod, "PodScheduled").get("status") == "False"
+    return is_waiting and at(pod, "metadata", "deletionTimestamp") is None and requests_devices(pod)
+
+
+def requests_devices(pod: Object) -> bool:
+    limits = (at(each, "resources", "limits") for each in objects_at(pod, "spec", "containers"))
+    names = (name for each in limits if isinstance(each, Mapping) for name in each)
+    return any(isinstance(name, str) and name.startswith(PREFIX) for name in names)
 
 
 SCHEDULER_LIMIT_S = 10.0

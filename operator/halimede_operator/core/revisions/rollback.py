@@ -26,6 +26,8 @@ class RolledBack:
     """The root cause."""
     former: str
     """The name of the revision that was restored."""
+    placement: str = ""
+    """Its devices, as in the annotation of the Deployment; "" without any."""
 
     @property
     def name(self) -> str:
@@ -34,7 +36,7 @@ class RolledBack:
     @property
     def text(self) -> str:
         """For the annotation."""
-        fields = ("inputs", "hash", "generation", "reason", "message", "former")
+        fields = ("inputs", "hash", "generation", "reason", "message", "former", "placement")
         return canonical_json({field: getattr(self, field) for field in fields})
 
 
@@ -48,5 +50,6 @@ def rolled_back_in(workload: Object | None) -> RolledBack | None:
         reason=name_at(found, "reason"),
         message=clean(text_at(found, "message")),
         former=name_at(found, "former"),
+        placement=text_at(found, "placement"),
     )
     return record if record.inputs and record.hash and record.reason and record.former else None

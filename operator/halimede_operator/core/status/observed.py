@@ -235,7 +235,8 @@ _HINT_ROOM = 500
 
 
 def _with_hint(failure: Failure | None, free_devices: str) -> Failure | None:
-    """The failure; if it is a lack of devices, its message also says which devices are free."""
-    if failure is None or failure.reason != Reason.INSUFFICIENT_DEVICES or not free_devices:
+    """The failure; if a pod that requests devices has no node, its message also says which devices are free."""
+    waits = failure is not None and failure.reason in {Reason.INSUFFICIENT_DEVICES, Reason.UNSCHEDULABLE}
+    if failure is None or not waits or not free_devices:
         return failure
     return replace(failure, message=clean(f"{clean(failure.message, _HINT_ROOM)} {free_devices}"))

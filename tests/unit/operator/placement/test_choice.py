@@ -20,6 +20,7 @@ from halimede_operator.core.placement.choice import (
     with_terms,
 )
 from halimede_operator.core.placement.explain import explain
+from halimede_operator.core.placement.inventory import MAX_WAITING
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.placement.node_filter import holds_for
 from halimede_operator.core.snapshot import Object
@@ -269,6 +270,70 @@ def test_room_can_be_counted_without_the_objects_own_pods() -> None:
     assert room_for(wanted, placement, ledger, with_own=False) == 1
 
 
+@pytest.mark.parametrize("parts", [20_000, 101])
+def test_affinities_that_are_too_large_are_not_evaluated(parts: int) -> None:
+    """Otherwise one pod of any user could delay all decisions."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = [{"matchExpressions": [{"key": f"k{number}", "operator": "Exists"}]} for number in range(parts // 2)]
+    affinity = {"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}}}
+    nodes = [node("a", ("1g.10gb",), labels={"k0": "yes"})]
+    found = inventory(nodes, [pod(f"{SLICE}1g.10gb", **affinity)])
+    assert len(found.waiting) == (parts == 101)
+    large = [*terms, {"matchExpressions": [{"key": "x", "operator": "Exists"}]}]
+    wanted = demand(mig(8), affinity={"nodeAffinity": {required: {"nodeSelectorTerms": large}}})
+    assert choose(wanted, Ledger(inventory(nodes))) is None
+    assert "have more than 100 parts" in explain(wanted, Ledger(inventory(nodes)))
+
+
+def test_only_so_many_waiting_pods_are_kept() -> None:
+    found = inventory([node("a", ("1g.10gb",))], [pod(f"{SLICE}1g.10gb")] * (MAX_WAITING + 1))
+    assert len(found.waiting) == MAX_WAITING
+
+
+def test_pods_that_are_not_to_be_scheduled_yet_do_not_count() -> None:
+    gated = pod(f"{SLICE}1g.10gb", schedulingGates=[{"name": "example.com/later"}])
+    assert resource(demand(mig(8)), [MIXED], [gated, gated]) == f"{SLICE}1g.10gb"
+
+
+def test_requests_of_a_whole_pod_count() -> None:
+    nodes = [node("a", ("1g.10gb",)), node("b", ("3g.40gb",))]
+    busy = pod("", on="a", resources={"requests": {"cpu": "15"}})
+    template = {"containers": [{"resources": {"requests": {"cpu": "2"}}}]}
+    assert resource(demand(mig(8), **template), nodes, [busy]) == f"{SLICE}3g.40gb"
+
+
+def test_any_number_of_replicas_is_entered_at_once() -> None:
+    ledger = Ledger(inventory([MIXED, node("b", ("1g.10gb",))]))
+    wanted = demand(mig(8), replicas=2**31 - 1)
+    placement = choose(wanted, ledger)
+    assert placement is not None
+    claim = wanted.claim(placement)
+    entered = ledger.enter(claim, wanted.replicas)
+    assert entered == [("b", 1), ("a", 2)]
+    assert room_for(demand(mig(8), name="other"), placement, ledger) == 0
+    ledger.withdraw(claim, entered)
+    assert room_for(demand(mig(8), name="other"), placement, ledger) == 3
+
+
+@pytest.mark.parametrize(
+    "affinity",
+    [
+        5,
+        {"nodeAffinity": [1]},
+        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": "x"}},
+        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": 5}}},
+        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": {"a": 1}}}},
+        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": 5}],
+        }}},
+    ],
+)  # fmt: skip
+def test_a_malformed_affinity_is_left_to_the_api_server(affinity: Any) -> None:
+    placement = chosen(demand(mig(profile="1g.10gb"), affinity=affinity), [MIXED])
+    assert placement is not None
+    assert with_terms(affinity, placement.terms) == affinity
+
+
 def test_a_placement_survives_being_written() -> None:
     placement = chosen(demand(mig(8, gpu=GpuFilter(min_capability=(8, 6)))), [MIXED])
     assert placement is not None
@@ -284,7 +349,7 @@ def test_terms_are_combined_with_those_of_the_user() -> None:
     affinity = {"podAffinity": {}, "nodeAffinity": {required: {"nodeSelectorTerms": [
         {"matchExpressions": [one]}, {"matchFields": [other]},
     ]}}}  # fmt: skip
-    made = with_terms(affinity, ((mine,), (yours,)))
+    made: Any = with_terms(affinity, ((mine,), (yours,)))
     assert made["podAffinity"] == {}
     assert made["nodeAffinity"][required]["nodeSelectorTerms"] == [
         {"matchExpressions": [one, mine]},

@@ -35,12 +35,12 @@ def test_too_small_devices_and_the_nearest_that_fits_are_named() -> None:
     )
 
 
-def test_of_other_namespaces_only_the_namespace_is_said() -> None:
+def test_of_other_namespaces_nothing_is_said() -> None:
     held = [
         pod(f"{SLICE}2g.20gb", on="b", of="secret", namespace="other"),
         pod("", on="b", of="bert"),
     ]
-    assert text(NODES, held, mig(12)).endswith("held by a pod of namespace other")
+    assert text(NODES, held, mig(12)).endswith("held by a pod of another namespace")
     assert text(NODES, [pod(f"{SLICE}2g.20gb", on="b")], mig(12)).endswith("held by a pod that is not of the operator")
 
 

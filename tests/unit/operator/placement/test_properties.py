@@ -146,10 +146,10 @@ def test_choices_one_after_the_other_never_exceed_the_devices(
         if (placement := choose(demand, ledger)) is None:
             continue
         has_room = room_for(demand, placement, ledger) > 0
-        name = ledger.enter(demand.claim(placement))
-        assert bool(name) == has_room
-        if name:
-            taken[name, placement.resource] += accelerator.count
+        entered = ledger.enter(demand.claim(placement))
+        assert bool(entered) == has_room
+        for name, pods in entered:
+            taken[name, placement.resource] += pods * accelerator.count
     counts: Counter[tuple[str, str]] = Counter()
     for kind in cluster.kinds:
         counts[kind.node, kind.resource] += kind.count
