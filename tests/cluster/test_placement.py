@@ -11,11 +11,14 @@ from cluster.models import QUESTION, SECONDS_TO_REPORT, START_LIMIT_S, Object, a
 from cluster.spaces import eventually
 
 ANSWER = {"OUT": [2, 4, 6, 8]}
+RELIST_S = 11.0
+"""By then the operator lists nodes and pods again, and knows what has changed."""
 
 
 def test_models_get_the_smallest_slice_that_fits(tenant: Tenant, gpus: Gpus, scaled: str) -> None:
     gpus.install("node-1", Layout([["1g.10gb", "2g.20gb"]]))
-    gpus.install("node-2", Layout([["3g.40gb", "3g.40gb"]], strategy="single"))
+    gpus.install("node-2", Layout([["4g.40gb"], ["4g.40gb"]], strategy="single"))
+    time.sleep(RELIST_S)
     apply(
         tenant,
         model("small", scaled, accelerator=by_memory("9Gi")),
@@ -27,21 +30,23 @@ def test_models_get_the_smallest_slice_that_fits(tenant: Tenant, gpus: Gpus, sca
         tenant.wait_ready(f"im/{name}", START_LIMIT_S)
     assert {name: placed(tenant, name) for name in ("small", "large", "first")} == {
         "small": ("nvidia.com/mig-1g.10gb", "1g.10gb", "node-1"),
-        "large": ("nvidia.com/gpu", "3g.40gb", "node-2"),
+        "large": ("nvidia.com/gpu", "4g.40gb", "node-2"),
         "first": ("nvidia.com/mig-2g.20gb", "2g.20gb", "node-1"),
     }
     # A slice that is offered as nvidia.com/gpu is free, but it is no GPU.
     message = tenant.wait_for_reason("im/whole", "InsufficientDevices")
-    assert "need 1x GPU; 1x 3g.40gb free on node node-2" in message
+    assert "need 1x GPU; 1x 4g.40gb free on node node-2" in message
     assert "node-1" in tenant.kubectl("get", "im/small", "-o", "wide")
 
     # Two models want the only slice that is left.
     gpus.install("node-2", Layout([]))
+    time.sleep(RELIST_S)
     begun = time.monotonic()
     apply(tenant, model("second", scaled, accelerator=by_memory("12Gi")))
-    message = tenant.wait_for_reason("im/second", "InsufficientDevices")
+    tenant.wait_for_reason("im/second", "InsufficientDevices")
     assert time.monotonic() < begun + SECONDS_TO_REPORT
-    assert "nearest: 2g.20gb on node-1, held by im/first" in message
+    holder = "nearest: 2g.20gb on node-1, held by im/first"
+    eventually(lambda: holder in tenant.condition("im/second")["message"], "the holder to be named")
     tenant.kubectl("delete", "im/first", "--wait=false")
     eventually(lambda: not tenant.names("pods", "--selector=halimede.dev/model=first"), "the first one's pod to go", 90)
     freed = time.monotonic()
@@ -54,6 +59,7 @@ def test_an_update_without_a_free_device_says_before_how_long_nothing_serves(
     tenant: Tenant, gpus: Gpus, scaled: str
 ) -> None:
     gpus.install("node-1", Layout([["4g.40gb"]]))
+    time.sleep(RELIST_S)
 
     def update(number: int) -> None:
         """Apply the model with another environment, which needs new pods."""
@@ -82,7 +88,7 @@ def test_an_update_without_a_free_device_says_before_how_long_nothing_serves(
     assert max(gaps) <= float(stated[1])
     # With a free device the next update has no gap.
     gpus.install("node-2", Layout([["4g.40gb"]]))
-    time.sleep(10)
+    time.sleep(RELIST_S)
     update(3)
     told = eventually(lambda: tenant.condition("im/only", "RolloutStrategy") or None, "the strategy to be told")
     assert (told["reason"], told["message"][:9]) == ("Surge", "a further"), told["message"]

@@ -217,7 +217,9 @@ class Reconciler:
         waited_s = waits_for_devices_s(snapshot, self._today())
         move_after_s = planned.spec.workload.accelerator.move_after_seconds if planned.spec is not None else 0
         left_s = move_after_s - waited_s
-        return min(left_s, UNSCHEDULED_AGAIN_S) if left_s > 0 else UNSCHEDULED_AGAIN_S
+        # Often at first, and less often the longer nothing changes.
+        again_s = min(UNSCHEDULED_AGAIN_S, max(UNPLACED_AGAIN_S, waited_s / 4))
+        return min(left_s, again_s) if left_s > 0 else again_s
 
     def _pods_deadline_in_s(self, deployment: Object, pods: Sequence[Object]) -> float:
         """Seconds until the deadline of the pod that got its node last, at most DEADLINE_AGAIN_S."""

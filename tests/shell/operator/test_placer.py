@@ -258,7 +258,7 @@ def test_a_pod_that_waits_too_long_gets_other_devices(tmp_path: Path) -> None:
         )  # fmt: skip
         harness.now += 10
         harness.today = TODAY + datetime.timedelta(seconds=10)
-        assert await harness.sync(model) == Done(again_in=20)
+        assert await harness.sync(model) == Done(again_in=UNPLACED_AGAIN_S)
         assert devices(harness, "digits") == f"{SLICE}1g.10gb"
         assert "3g.40gb free on node a" in placed(harness, "digits")[1]
         harness.today = TODAY + datetime.timedelta(seconds=30)

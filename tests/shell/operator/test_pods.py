@@ -12,7 +12,7 @@ from halimede_operator.reconcile.observer import MAX_PODS_ASKED
 from halimede_operator.reconcile.reconciler import (
     DEADLINE_AGAIN_S,
     EVENTS_AFTER_S,
-    UNSCHEDULED_AGAIN_S,
+    UNPLACED_AGAIN_S,
 )
 from support.kube_api import Fault
 from support.operator_harness import DIGITS, SPEC, Harness, create_pod, create_unscheduled_pod, run
@@ -45,7 +45,7 @@ def test_nodes_are_read_for_pods_without_devices_and_not_too_often(tmp_path: Pat
         assert harness.api.counted("GET /api/v1/nodes") == 1
         create_unscheduled_pod(harness)
         for _ in range(3):
-            assert await harness.sync() == Done(again_in=UNSCHEDULED_AGAIN_S)
+            assert await harness.sync() == Done(again_in=UNPLACED_AGAIN_S)
         assert harness.api.counted("GET /api/v1/nodes") == 1
         harness.now += 10
         await harness.sync()
@@ -62,7 +62,7 @@ def test_a_reconcile_works_without_the_right_to_read_nodes(tmp_path: Path):
         await harness.sync()
         create_unscheduled_pod(harness)
         for _ in range(3):
-            assert await harness.sync() == Done(again_in=UNSCHEDULED_AGAIN_S)
+            assert await harness.sync() == Done(again_in=UNPLACED_AGAIN_S)
             harness.now += 60
         assert harness.api.counted("GET /api/v1/nodes") == 1
         assert "may not read nodes" in harness.condition("Placed")["message"]

@@ -13,7 +13,7 @@ from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed, Gone
 from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S
 from halimede_operator.reconcile.reconciler import (
-    UNSCHEDULED_AGAIN_S,
+    UNPLACED_AGAIN_S,
 )
 from support.kube_api import Fault, deep
 from support.operator_harness import DIGITS, SPEC, Harness, create_pod, create_unscheduled_pod, run, second_operator
@@ -142,7 +142,7 @@ def test_an_unseen_status_is_not_overwritten(tmp_path: Path):
         outcome = await harness.reconcile(DIGITS)
         assert isinstance(outcome, Failed)
         assert (outcome.failure, harness.digits()["status"]) == (Failure.CONFLICT, {"phase": "of somebody else"})
-        assert await harness.reconcile(DIGITS) == Done(again_in=UNSCHEDULED_AGAIN_S)
+        assert await harness.reconcile(DIGITS) == Done(again_in=UNPLACED_AGAIN_S)
         assert harness.digits()["status"]["phase"] == "Scheduling"
 
     run(scenario, tmp_path)
