@@ -66,8 +66,9 @@ def test_lost_devices_and_nodes_are_reported_and_replaced(
     assert time.monotonic() < begun + SECONDS_TO_REPORT
     assert (tenant.names("pods"), tenant.condition("im/slice")["status"]) == (pods, "True")
     tenant.kubectl("delete", "pod", "--selector=halimede.dev/model=slice", "--wait=false")
-    message = tenant.wait_for_reason("im/slice", "InsufficientDevices")
-    assert f"need 1x 3g.40gb; 2x 1g.10gb free on node {home}, which is of another kind" in message
+    tenant.wait_for_reason("im/slice", "InsufficientDevices")
+    free = f"need 1x 3g.40gb; 2x 1g.10gb free on node {home}, which is of another kind"
+    eventually(lambda: free in tenant.condition("im/slice")["message"], "the free devices to be named")
 
     message = tenant.wait_for_reason("im/moves", "NodeLost")
     assert f"its node {lost} does not answer" in message
