@@ -28,15 +28,15 @@ def held_devices(pods: Iterable[Object]) -> Held:
         node = name_at(pod, "spec", "nodeName")
         if node and text_at(pod, "status", "phase") not in {"Failed", "Succeeded"}:
             for container in objects_at(pod, "spec", "containers"):
-                for resource, count in _devices(at(container, "resources", "limits")):
+                for resource, count in devices_in(at(container, "resources", "limits")):
                     found.setdefault(node, Counter())[resource] += count
     return found
 
 
 def shortages(node: Object, held: Counter[str]) -> tuple[Shortage, ...]:
     """Resources of which pods hold more devices than the node has. held: devices by resource on this node."""
-    offered = dict(_devices(at(node, "status", "allocatable")))
-    counted = dict(_devices(at(node, "status", "capacity")))
+    offered = dict(devices_in(at(node, "status", "allocatable")))
+    counted = dict(devices_in(at(node, "status", "capacity")))
     has = {resource: count for resource, count in counted.items() if resource in offered or not offered}
     return tuple(
         Shortage(resource, has.get(resource, 0), count)
@@ -45,7 +45,8 @@ def shortages(node: Object, held: Counter[str]) -> tuple[Shortage, ...]:
     )
 
 
-def _devices(quantities: object) -> Iterable[tuple[str, int]]:
+def devices_in(quantities: object) -> Iterable[tuple[str, int]]:
+    """Resources of devices with their counts, in a map of quantities such as `allocatable` or `limits`."""
     if isinstance(quantities, Mapping):
         for name, quantity in quantities.items():
             if isinstance(name, str) and name.startswith(PREFIX) and (count := decimal(quantity)):

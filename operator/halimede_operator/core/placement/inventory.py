@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from halimede_operator.core.api.quantities import quantity
 from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.devices import PREFIX, devices_in
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, MODEL_LABEL
 from halimede_operator.core.placement.node_filter import Labels, NodeFilter, Taint, Term, filter_of
 from halimede_operator.core.reading import at, clean, condition, decimal, name_at, objects_at, text_at
 from halimede_operator.core.snapshot import Object
 
-PREFIX = "nvidia.com/"
 UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
 """Of a cordoned node. Kubernetes sets it a moment after `spec.unschedulable`."""
 MAX_WAITING = 1000
@@ -209,10 +209,7 @@ def has_devices(node: Object) -> bool:
 
 
 def _offered(node: Object) -> Iterable[tuple[str, int]]:
-    allocatable = at(node, "status", "allocatable")
-    for name, amount in sorted(allocatable.items()) if isinstance(allocatable, Mapping) else ():
-        if isinstance(name, str) and name.startswith(PREFIX) and (count := decimal(amount)):
-            yield name, count
+    return sorted(devices_in(at(node, "status", "allocatable")))
 
 
 def _node(node: Object, holdings: tuple[Holding, ...]) -> Node:
@@ -302,10 +299,9 @@ def _requests(container: object) -> Amounts:
 
 
 def _amounts(quantities: Mapping[str, object]) -> Amounts:
-    devices = Counter(
-        {name: count for name, value in quantities.items() if name.startswith(PREFIX) and (count := decimal(value))}
+    return Amounts(
+        _milli(quantities.get("cpu")), _whole(quantities.get("memory")), Counter(dict(devices_in(quantities)))
     )
-    return Amounts(_milli(quantities.get("cpu")), _whole(quantities.get("memory")), devices)
 
 
 def _sum(one: Amounts, other: Amounts) -> Amounts:

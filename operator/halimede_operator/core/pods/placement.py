@@ -1,9 +1,9 @@
 """Failures outside the containers: of scheduling, of the node and of its devices."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from halimede_operator.core.devices import PREFIX, held_devices
+from halimede_operator.core.devices import devices_in, held_devices
 from halimede_operator.core.pods.failure import Failure, Reason, Stage
 from halimede_operator.core.pods.fields import container_statuses
 from halimede_operator.core.reading import (
@@ -65,9 +65,7 @@ def waits_for_devices(pod: Object) -> bool:
 
 
 def requests_devices(pod: Object) -> bool:
-    limits = (at(each, "resources", "limits") for each in objects_at(pod, "spec", "containers"))
-    names = (name for each in limits if isinstance(each, Mapping) for name in each)
-    return any(isinstance(name, str) and name.startswith(PREFIX) for name in names)
+    return any(any(devices_in(at(each, "resources", "limits"))) for each in objects_at(pod, "spec", "containers"))
 
 
 SCHEDULER_LIMIT_S = 10.0
