@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFilter, Json, Key, Workload
+from halimede_operator.core.devices import PREFIX
 from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.placement.inventory import (
-    PREFIX,
     Amounts,
     Claim,
     Node,
