@@ -1,11 +1,15 @@
 """The operator's command line. Every flag is also an environment variable, HALIMEDE_<FLAG>."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from halimede_operator.core.api.peers import read_peer
+from halimede_operator.core.api.reading import Field
+from halimede_operator.core.api.spec import Json
 from halimede_operator.core.platform import Platform
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -41,6 +45,22 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     return settings
 
 
+def _peers(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[Json, ...]:
+    """The peers that the values of an option describe; BadParameter with all problems."""
+    peers = []
+    for text in values:
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise click.BadParameter(f"is not JSON: {error}", context, option) from None
+        field = Field("peer", given, {})
+        peers.append(read_peer(field))
+        if field.problems:
+            what = "; ".join(f"{problem.path} {problem.message}" for problem in field.problems)
+            raise click.BadParameter(what, context, option)
+    return tuple(peers)
+
+
 @click.command(context_settings={"auto_envvar_prefix": "HALIMEDE", "show_default": True})
 @click.option("--server-image", required=True, help="Image of models without an accelerator.")
 @click.option("--gpu-server-image", help="Image of models with GPUs or MIG devices; --server-image by default.")
@@ -61,6 +81,12 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     "--node-lost-toleration-seconds",
     type=click.IntRange(min=0),
     help="Seconds until Kubernetes replaces the pods of a lost node; Kubernetes' 300 s by default.",
+)
+@click.option(
+    "--metrics-collector",
+    multiple=True,
+    callback=_peers,
+    help="Peer of NetworkPolicies, as JSON, that may read the metrics of all pods; repeatable.",
 )
 @click.option("--watch-namespace", multiple=True, help="Watch only this namespace; repeatable; all by default.")
 @click.option("--operator-namespace", help="Where the operator runs; the pod's by default.")
@@ -85,6 +111,7 @@ def _command(
     s3_region: str | None,
     s3_secret: str | None,
     node_lost_toleration_seconds: int | None,
+    metrics_collector: tuple[Json, ...],
     watch_namespace: tuple[str, ...],
     operator_namespace: str | None,
     lease_namespace: str | None,
@@ -111,6 +138,7 @@ def _command(
         s3_secret=s3_secret,
         node_lost_toleration_seconds=node_lost_toleration_seconds,
         operator_namespace=own_namespace,
+        metrics_collectors=metrics_collector,
         watch_namespaces=watch_namespace,
     )
     return Settings(

@@ -108,6 +108,11 @@ def test_rendered_objects_of_values(helm: str, values: str) -> None:
         ({"stores": {"s3": {"endpoint": "minio:9000"}}}, "stores/s3/endpoint"),
         ({"watchNamespaces": ["Prod"]}, "watchNamespaces/0"),
         ({"monitoring": {"podMonitor": "Sometimes"}}, "monitoring/podMonitor"),
+        ({"monitoring": {"collectors": [{}]}}, "monitoring/collectors/0"),
+        (
+            {"monitoring": {"collectors": [{"namespaceSelector": {"matchlabels": {"a": "b"}}}]}},
+            "'matchlabels' not allowed",
+        ),
         ({"replicas": 2}, "additional properties 'replicas' not allowed"),
     ],
 )
@@ -161,6 +166,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "monitoring.podMonitor": ("Always", {}),
     "monitoring.interval": ("1m", MONITORED),
     "monitoring.labels": ({"release": "prometheus"}, MONITORED),
+    "monitoring.collectors": ([{"namespaceSelector": {}}], {}),
 }
 """For each value one that is not the default, with other values that it needs."""
 
@@ -278,6 +284,56 @@ def test_a_pod_monitor_needs_its_kind_in_the_cluster(helm: str, wanted: str, is_
     known = ["--api-versions", "monitoring.coreos.com/v1/PodMonitor"] if is_known else []
     made = generate.rendered(helm, "--set", f"monitoring.podMonitor={wanted}", *known)
     assert ("PodMonitor" in {each["kind"] for each in made}) is is_made
+
+
+def pod_monitors(helm: str, *arguments: str) -> dict[tuple[str, str], Any]:
+    """The spec of each PodMonitor by namespace and name."""
+    made = generate.rendered(helm, "--set", "monitoring.podMonitor=Always", *arguments)
+    return {named(each)[1:]: each["spec"] for each in made if each["kind"] == "PodMonitor"}
+
+
+def test_pod_monitors_find_the_pods_of_all_models(helm: str) -> None:
+    made = pod_monitors(helm)
+    assert sorted(made) == [("halimede", "halimede"), ("halimede", "halimede-models")]
+    of_models = made["halimede", "halimede-models"]
+    assert of_models["namespaceSelector"] == {"any": True}
+    (endpoint,) = of_models["podMetricsEndpoints"]
+    assert target_labels(endpoint["relabelings"], "sourceLabels", "targetLabel") == TARGET_LABELS
+
+    children = children_of(model(), parse(["--server-image", "x"]).platform)
+    (template,) = (each["spec"]["template"] for each in children if each["kind"] == "Deployment")
+    assert of_models["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    ports = template["spec"]["containers"][0]["ports"]
+    assert endpoint["port"] in [port["name"] for port in ports]
+
+
+def test_a_release_for_some_namespaces_has_a_pod_monitor_in_each(helm: str) -> None:
+    made = pod_monitors(helm, "--set", "watchNamespaces={prod,test}")
+    assert sorted(made) == [("halimede", "halimede"), ("prod", "halimede-models"), ("test", "halimede-models")]
+    assert "namespaceSelector" not in made["prod", "halimede-models"]
+
+
+TARGET_LABELS = {
+    "__meta_kubernetes_pod_label_halimede_dev_model": "inferencemodel",
+    "__meta_kubernetes_pod_label_halimede_dev_ensemble": "modelensemble",
+}
+
+
+def target_labels(relabelings: list[dict[str, Any]], sources: str, target: str) -> dict[str, str]:
+    return {source: each[target] for each in relabelings for source in each[sources] if target in each}
+
+
+def test_the_scrape_configuration_has_the_labels_of_the_pod_monitors(helm: str) -> None:
+    jobs = yaml.safe_load((REPOSITORY_ROOT / "manifests" / "prometheus" / "scrape.yaml").read_text())["scrape_configs"]
+    of_prometheus_operator = {"__meta_kubernetes_namespace": "namespace", "__meta_kubernetes_pod_name": "pod"}
+    container = {"__meta_kubernetes_pod_container_name": "container"}
+    for job, monitor in zip(jobs, ("halimede-models", "halimede"), strict=True):
+        found = target_labels(job["relabel_configs"], "source_labels", "target_label")
+        assert found == TARGET_LABELS | of_prometheus_operator | container
+        selector = job["kubernetes_sd_configs"][0]["selectors"][0]["label"]
+        wanted = pod_monitors(helm)["halimede", monitor]["selector"]["matchLabels"]
+        # The name of the release is not part of the file.
+        assert dict(each.split("=") for each in selector.split(",")).items() <= wanted.items()
 
 
 def test_the_chart_can_be_packaged_with_all_its_files(helm: str, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The settings of the installation that pods depend on: values of the Helm chart."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 FIELD_MANAGER = "halimede-operator"
 
@@ -27,5 +29,7 @@ class Platform:
     """Seconds that pods stay bound to a lost node; None: Kubernetes' default."""
     operator_namespace: str = "halimede"
     """NetworkPolicies let this namespace read the pods' index."""
+    metrics_collectors: tuple[Mapping[str, Any], ...] = ()
+    """Peers of NetworkPolicies that may read the metrics of all pods."""
     watch_namespaces: tuple[str, ...] = ()
     """Empty: all namespaces."""

@@ -22,7 +22,8 @@ def test_every_flag_can_be_set(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HALIMEDE_WATCH_NAMESPACE", "prod test")
     line = """--gpu-server-image gpu:1 --image-pull-policy Never --gpu-image-pull-policy Always --image-pull-secret a --image-pull-secret b --scheme s3
         --file-root /models --cache-host-path /cache --s3-endpoint http://store:9000 --s3-region here --s3-secret keys --operator-namespace own
-        --node-lost-toleration-seconds 30 --lease-namespace leases --lease-name name --health-port 1 --metrics-port 2 --log-format text --kubeconfig file"""
+        --node-lost-toleration-seconds 30 --lease-namespace leases --lease-name name --health-port 1 --metrics-port 2 --log-format text --kubeconfig file
+        --metrics-collector {"namespaceSelector":{"matchLabels":{"team":"x"}}} --metrics-collector {"podSelector":{}}"""
     assert parse(line.split()) == Settings(
         platform=Platform(
             server_image="server:1",
@@ -38,6 +39,7 @@ def test_every_flag_can_be_set(monkeypatch: pytest.MonkeyPatch):
             s3_secret="keys",
             node_lost_toleration_seconds=30,
             operator_namespace="own",
+            metrics_collectors=({"namespaceSelector": {"matchLabels": {"team": "x"}}}, {"podSelector": {}}),
             watch_namespaces=("prod", "test"),
         ),
         lease_namespace="leases",
@@ -59,3 +61,19 @@ def test_invalid_flags_are_reported(line: str, status: int, capsys: pytest.Captu
     assert exit_info.value.code == status
     out = capsys.readouterr()
     assert "Usage" in out.out + out.err
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "peer must have either ipBlock or selectors"),
+        ('{"podSelector":[]}', "peer.podSelector must be an object, got a list"),
+        ('{"ipBlock":{"cidr":"10.0.0.0"}}', "peer.ipBlock.cidr must be a block of addresses such as 10.0.0.0/8"),
+    ],
+)
+def test_invalid_collectors_are_refused(text: str, problem: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as exit_info:
+        parse(["--server-image", "x", "--metrics-collector", text])
+    assert exit_info.value.code == 2
+    assert problem in " ".join(capsys.readouterr().err.split())

@@ -1,12 +1,12 @@
 """Parses the settings of pods that both kinds have, into a `Workload`."""
 
-import ipaddress
 import math
 import re
 from fractions import Fraction
 from typing import Any
 
 from halimede_operator.core.api.overlay import NO_DEVICE_VARIABLE, NVIDIA_DEVICES, PORT_NAMES, read_overlay
+from halimede_operator.core.api.peers import is_label, read_peer
 from halimede_operator.core.api.reading import (
     DNS_NAME,
     INT32_MAX,
@@ -52,7 +52,6 @@ _VARIABLE = Rule(
     256,
 )
 _PERCENT = re.compile(r"(100|[0-9]{1,2})%", re.ASCII)
-_CIDR = re.compile(r"[0-9a-fA-F.:]+/[0-9]{1,3}", re.ASCII)
 _SHARED_RESOURCE = Rule(
     re.compile(r"nvidia\.com/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII),
     "must be a resource such as nvidia.com/gpu.shared",
@@ -74,7 +73,7 @@ def read_workload(spec: Field, namespace: str, platform: Platform) -> Workload:
         account.refuse(f"must not be set in namespace {namespace}, where the operator's own ServiceAccount is")
     network = spec.section("networkPolicy")
     network_policy = network.get("enabled").boolean(False)
-    allow_from = tuple(_peer(peer) for peer in network.get("allowFrom").objects())
+    allow_from = tuple(read_peer(peer) for peer in network.get("allowFrom").objects())
     if allow_from and not network_policy:
         network.get("allowFrom").refuse("needs spec.networkPolicy.enabled: true")
     return Workload(
@@ -201,7 +200,7 @@ def _scheduling(field: Field) -> Scheduling:
         node_selector={
             key: value.text("", LABEL_VALUE, empty=True)
             for key, value in field.section("nodeSelector").entries().items()
-            if _is_label(key, value)
+            if is_label(key, value)
         },
         tolerations=tuple(_toleration(toleration) for toleration in field.get("tolerations").objects()),
         affinity={
@@ -214,13 +213,6 @@ def _scheduling(field: Field) -> Scheduling:
         runtime_class_name=field.get("runtimeClassName").text(None, DNS_NAME),
         scheduler_name=field.get("schedulerName").text(None, DNS_NAME),
     )
-
-
-def _is_label(key: str, field: Field) -> bool:
-    if LABEL_NAME.pattern.fullmatch(key):
-        return True
-    field.refuse(LABEL_NAME.message)
-    return False
 
 
 def _toleration(field: Field) -> Json:
@@ -349,67 +341,3 @@ def _max_unavailable(field: Field) -> int | str | None:
     if not _PERCENT.fullmatch(most.value):
         most.refuse(f"must be a whole number or a share such as 25%, got {shown(most.value)}")
     return most.value
-
-
-def _peer(field: Field) -> Json:
-    selectors = {
-        name: _selector(field.section(name)) for name in ("podSelector", "namespaceSelector") if field.get(name).given
-    }
-    block = field.section("ipBlock")
-    if block.given == bool(selectors):
-        field.refuse("must have either ipBlock or selectors (podSelector, namespaceSelector)")
-    return without_none(**selectors, ipBlock=_block(block) if block.given else None)
-
-
-def _selector(field: Field) -> Json:
-    labels = {
-        key: value.text("", LABEL_VALUE, empty=True)
-        for key, value in field.section("matchLabels").entries().items()
-        if _is_label(key, value)
-    }
-    expressions = [_expression(expression) for expression in field.get("matchExpressions").objects()]
-    return without_none(matchLabels=labels or None, matchExpressions=expressions or None)
-
-
-def _expression(field: Field) -> Json:
-    key = field.get("key").required("the label's name").text("", LABEL_NAME)
-    operator = field.get("operator").required("In, NotIn, Exists or DoesNotExist")
-    kind = operator.choice("Exists", "In", "NotIn", "Exists", "DoesNotExist")
-    values = [value.text("", LABEL_VALUE, empty=True) for value in field.get("values").items()]
-    if (kind in ("In", "NotIn")) != bool(values):
-        field.get("values").refuse("must be set for In and NotIn, and for no other operator")
-    return without_none(key=key, operator=kind, values=values or None)
-
-
-def _block(field: Field) -> Json:
-    whole = _network(field.get("cidr").required("a block of addresses such as 10.0.0.0/8"))
-    holes = []
-    for entry in field.get("except").items():
-        hole = _network(entry)
-        if hole is not None and whole is not None and not _within(hole, whole):
-            entry.refuse(f"must be a smaller block within {whole}, got {shown(entry.value)}")
-        holes.append(entry.value)
-    return without_none(cidr=field.get("cidr").value, **{"except": holes or None})
-
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
-def _network(field: Field) -> Network | None:
-    text = field.text(None, max_length=64)
-    if text is None:
-        return None
-    try:
-        if _CIDR.fullmatch(text):
-            return ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        pass
-    field.refuse(f"must be a block of addresses such as 10.0.0.0/8, got {shown(text)}")
-    return None
-
-
-def _within(hole: Network, whole: Network) -> bool:
-    """Whether a block is a smaller part of another one."""
-    if hole.version != whole.version or hole.prefixlen <= whole.prefixlen:
-        return False
-    return hole.supernet(new_prefix=whole.prefixlen) == whole

@@ -1,21 +1,25 @@
 """The NetworkPolicy: which peers may connect to the pods. Egress is not restricted: stores, DNS and model code need it.
 
-The operator's namespace may connect to HTTP, because the operator reads there which versions a pod serves. Peers of
-`allowFrom` may connect to the ports of the chosen protocols and to the metrics. Probes come from the node, which no
-policy can block.
+The operator's namespace may connect to HTTP, because the operator reads there which versions a pod serves. The
+collectors that the platform names may connect to the metrics alone. Peers of `allowFrom` may connect to the ports of
+the chosen protocols and to the metrics. Probes come from the node, which no policy can block.
 """
 
 from halimede_operator.core.api.spec import Json, Key, Serving, Workload
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.labels import selector_of
 from halimede_operator.core.names import child_name
+from halimede_operator.core.platform import Platform
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 
-def network_policy(key: Key, uid: str, workload: Workload, operator_namespace: str) -> Json:
-    operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: operator_namespace}}}
+def network_policy(key: Key, uid: str, workload: Workload, platform: Platform) -> Json:
+    operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: platform.operator_namespace}}}
     ingress: list[Json] = [{"from": [operator], "ports": _ports(workload.serving.http_port)}]
+    if platform.metrics_collectors:
+        ports = _ports(workload.serving.metrics_port)
+        ingress.append({"from": list(platform.metrics_collectors), "ports": ports})
     if workload.allow_from:
         ingress.append({"from": list(workload.allow_from), "ports": _open_ports(workload.serving)})
     return {

@@ -9,7 +9,7 @@ emptyDirs are writable, for any user.
 import math
 from typing import Any
 
-from halimede_operator.core.api.spec import CacheMedium, Json, Key, TopologySpread, Workload
+from halimede_operator.core.api.spec import CacheMedium, Json, Key, Serving, TopologySpread, Workload
 from halimede_operator.core.children.config_map import CACHE
 from halimede_operator.core.children.source import Source, each_once
 from halimede_operator.core.labels import labels_of, selector_of
@@ -55,7 +55,7 @@ def pod_template(
     devices the pods may have.
     """
     ours = {
-        "metadata": {"labels": labels_of(key)},
+        "metadata": {"labels": labels_of(key), "annotations": _scraped(workload.serving)},
         "spec": {
             "serviceAccountName": account,
             "automountServiceAccountToken": False,
@@ -80,6 +80,15 @@ def pod_template(
     # Selectors need these labels, so `spec.podTemplate` cannot change them.
     template["metadata"]["labels"].update(labels_of(key))
     return template
+
+
+def _scraped(serving: Serving) -> Json:
+    """The annotations by which the usual configuration of a Prometheus without PodMonitors finds a pod's metrics."""
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(serving.metrics_port),
+        "prometheus.io/path": "/metrics",
+    }
 
 
 def _pod_security(workload: Workload) -> Json:

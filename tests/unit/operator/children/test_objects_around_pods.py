@@ -1,6 +1,7 @@
 """The children other than pods, and when each one exists."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -177,7 +178,7 @@ def test_the_disruption_budget(max_unavailable: int | str) -> None:
     }
 
 
-def test_the_network_policy_admits_the_operator_and_named_peers() -> None:
+def test_the_network_policy_admits_operator_collectors_and_named_peers() -> None:
     operator = {
         "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "halimede"}}}],
         "ports": [{"port": 8000, "protocol": "TCP"}],
@@ -189,6 +190,13 @@ def test_the_network_policy_admits_the_operator_and_named_peers() -> None:
         "policyTypes": ["Ingress"],
         "ingress": [operator],
     }
+    collector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    platform = replace(PLATFORM, metrics_collectors=(collector,))
+    made = children_of(model_spec(workload=workload(network_policy=True)), platform=platform)
+    assert made["NetworkPolicy"]["spec"]["ingress"] == [
+        operator,
+        {"from": [collector], "ports": [{"port": 8002, "protocol": "TCP"}]},
+    ]
     only_grpc = children(network_policy=True, allow_from=(peer,), serving=Serving(http=False))
     assert only_grpc["NetworkPolicy"]["spec"]["ingress"] == [
         operator,
