@@ -141,3 +141,27 @@ def test_without_a_driver_only_the_memory_of_the_host_is_reported(
     report = server.get(DEVICES).json
     assert report["devices"] == []  # type: ignore[index]
     assert report["host"]["memory_peak_bytes"] > 10 * MIB  # type: ignore[index]
+
+
+@pytest.mark.parametrize("percent", [None, 35])
+def test_slices_have_a_utilization_where_the_driver_measures_it(
+    start: Start, repository: Path, driver: PlayedDriver, percent: int | None
+) -> None:
+    add_identity(repository, "ident")
+    gpm = {} if percent is None else {"PLAYED_GPM_PERCENT": str(percent)}
+    arguments = ("--model-repository", repository, "--metrics-interval-ms=20")
+    server = start(*arguments, environment={**driver.environment, **gpm})
+
+    def values(name: str) -> dict[str, float]:
+        lines = [line for line in server.metrics().splitlines() if line.startswith(f"nv_gpu_{name}{{")]
+        return {line.split('"')[1]: float(line.split()[-1]) for line in lines}
+
+    memory = {"MIG-0": 100.0 * MIB, "MIG-1": 200.0 * MIB}
+    wait_until(lambda: values("memory_used_bytes") == memory, "the memory of the slices", server)
+    if percent is not None:
+        wait_until(lambda: values("utilization") == {"MIG-0": 0.35, "MIG-1": 0.35}, "the utilization", server)
+        return
+    # Later samples have none either: GPM needs two.
+    driver.show(*two_slices(101, 200))
+    wait_until(lambda: values("memory_used_bytes")["MIG-0"] == 101.0 * MIB, "a later sample", server)
+    assert values("utilization") == {}

@@ -80,6 +80,7 @@ class FakeNvml:
     """A driver with a whole GPU and a slice, of which it only reports the memory."""
 
     NVMLError = FakeNvmlError
+    NVML_ERROR_NOT_SUPPORTED = 3
 
     def __init__(self, has_driver: bool = True) -> None:
         self.has_driver = has_driver
@@ -111,6 +112,14 @@ class FakeNvml:
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
         return self.only_whole(handle, self.energy)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:  # noqa: N802
+        if handle != "mig":
+            raise FakeNvmlError
+        return "parent"
+
+    def nvmlGpmQueryDeviceSupport(self, handle: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(isSupportedDevice=0)
 
     def only_whole(self, handle: str, value: Any) -> Any:
         if handle != "whole":

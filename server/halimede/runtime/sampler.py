@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from halimede.core.inventory import Inventory
 from halimede.core.observe.samples import GpuSample, SystemSample
 from halimede.core.types import DeviceMemory
+from halimede.runtime.gpm import SliceUtilization
 
 T = TypeVar("T")
 
@@ -221,10 +222,13 @@ class NvmlReader:
         self._nvml.nvmlInit()
         handles = {uuid: self._handle(uuid) for uuid in self._uuids}
         return [
-            _GpuDevice(handle, uuid, self._energy_millijoules(handle))
+            _GpuDevice(handle, uuid, self._energy_millijoules(handle), self._of_slice(handle))
             for uuid, handle in handles.items()
             if handle is not None
         ]
+
+    def _of_slice(self, handle: Any) -> SliceUtilization | None:  # Any: as above
+        return self._attempt(lambda: SliceUtilization(self._nvml, handle))
 
     def _handle(self, uuid: str) -> Any:  # Any: as above
         return self._attempt(lambda: self._nvml.nvmlDeviceGetHandleByUUID(uuid))
@@ -235,7 +239,13 @@ class NvmlReader:
         first, energy = device.first_millijoules, self._energy_millijoules(handle)
         return GpuSample(
             uuid=device.uuid,
-            utilization=self._attempt(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+            utilization=self._attempt(
+                lambda: (
+                    nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+                    if device.of_slice is None
+                    else device.of_slice.read()
+                )
+            ),
             memory_total_bytes=memory and memory.total,
             memory_used_bytes=memory and memory.used,
             power_usage_watts=self._attempt(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
@@ -259,6 +269,8 @@ class _GpuDevice:
     handle: Any  # the module has no types
     uuid: str
     first_millijoules: int | None
+    of_slice: SliceUtilization | None
+    """None for a whole GPU, and for a slice without GPM."""
 
 
 def _attempt(read: Callable[[], T] | None) -> T | None:

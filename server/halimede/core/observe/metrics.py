@@ -423,8 +423,8 @@ GROUPS = (
     Group("States", "For each model version that is ready or should be.", ("model", "state", "version"), (STATE,)),
     Group(
         "GPUs",
-        "For each GPU or MIG slice that the server uses, by its UUID; a slice has memory alone. No series with "
-        "`--allow-gpu-metrics=false`.",
+        "For each GPU or MIG slice that the server uses, by its UUID. A slice has memory, and utilization if the driver "
+        "measures it (NVML's GPM, from Hopper on). No series with `--allow-gpu-metrics=false`.",
         ("gpu_uuid",),
         tuple(valued.family for valued in GPU_FAMILIES),
     ),

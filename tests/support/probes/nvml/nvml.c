@@ -7,7 +7,7 @@
  *
  * Each call reads the file again, so the memory in use can change. A handle is the number of the device's line; lines
  * must keep their order, as a real handle keeps its device. PLAYED_INIT_SECONDS is how long the library takes to start,
- * as real ones may. The functions are those that the server calls by pynvml. */
+ * as real ones may. PLAYED_GPM_PERCENT is the utilization of every slice by GPM; without it GPM is not supported. The functions are those that the server calls by pynvml. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,6 +181,61 @@ int nvmlDeviceGetAttributes_v2(void *handle, Attributes *attributes) {
     attributes->gpu_slices = (unsigned)line.gpu_slices;
     attributes->compute_slices = (unsigned)line.compute_slices;
     attributes->memory_mib = line.total_mib;
+    return OK;
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *slice, void **handle) {
+    Line line;
+    int failed = find(slice, &line);
+    if (failed) return failed;
+    if (!line.is_slice) return INVALID;
+    *handle = (void *)(size_t)(line.gpu + 1);
+    return OK;
+}
+
+int nvmlDeviceGetGpuInstanceId(void *slice, unsigned *id) {
+    Line line;
+    int failed = find(slice, &line);
+    if (failed) return failed;
+    if (!line.is_slice) return NOT_SUPPORTED;
+    *id = (unsigned)(size_t)slice;
+    return OK;
+}
+
+/* GPM: a sample has the utilization and the number of the instance. The metric of two samples is that of the last. */
+typedef struct { double percent; unsigned instance; } Sample;
+typedef struct { unsigned version, supported; } Support;
+typedef struct { unsigned id; int result; double value; const char *names[3]; } Metric;
+typedef struct { unsigned version, count; Sample *from, *to; Metric metrics[]; } Metrics;
+
+int nvmlGpmQueryDeviceSupport(void *handle, Support *support) {
+    Line line;
+    int failed = find(handle, &line);
+    if (!failed) support->supported = getenv("PLAYED_GPM_PERCENT") != NULL;
+    return failed;
+}
+
+int nvmlGpmSampleAlloc(Sample **sample) {
+    *sample = calloc(1, sizeof **sample);
+    return OK;
+}
+
+int nvmlGpmMigSampleGet(void *handle, unsigned instance, Sample *sample) {
+    Line line;
+    const char *percent = getenv("PLAYED_GPM_PERCENT");
+    int failed = find(handle, &line);
+    if (failed) return failed;
+    if (line.is_slice || !percent) return NOT_SUPPORTED;
+    sample->percent = atof(percent);
+    sample->instance = instance;
+    return OK;
+}
+
+int nvmlGpmMetricsGet(Metrics *metrics) {
+    if (metrics->version != 1 || metrics->count != 1 || metrics->metrics[0].id != 1) return INVALID;
+    if (!metrics->from->instance || metrics->from->instance != metrics->to->instance) return INVALID;
+    metrics->metrics[0].result = OK;
+    metrics->metrics[0].value = metrics->to->percent;
     return OK;
 }
 
