@@ -43,7 +43,8 @@ metrics that [python models](python-models.md) declare with `MetricFamily` follo
 
 The series of a model also have its `metric_tags` as labels, with an underscore before each name. They start at 0 with
 each load of the model and disappear when it is unloaded. A metric without series still has its `# HELP` and `# TYPE`
-lines, except for the histogram of first responses.
+lines, except for the histogram of first responses. [What to scale on](scaling-metrics.md) compares those that
+autoscalers use.
 """
 
 METRICS_TAIL = """\
@@ -57,6 +58,9 @@ change. What differs:
 - `nv_inference_first_response_histogram_ms` is published unless `--metrics-config histogram_latencies=false` says
   otherwise, and has more buckets. `model_metrics` does not change them yet.
 - `--metrics-config counter_latencies=false` leaves out the five `nv_inference_*_duration_us` and nothing else.
+- `halimede_queue_duration_seconds` has failed requests too, unlike `nv_inference_queue_duration_us`; the series with
+  `outcome="success"` have the same requests. Until the first request with an outcome, its histogram has the bucket
+  `+Inf` alone.
 - A request that the model answers with an error counts as failed; Triton counts it as a success.
 
 Of Triton's metrics these are absent:
@@ -68,10 +72,13 @@ Of Triton's metrics these are absent:
 
 ## Queries
 
-Mean time in the queue in microseconds, and the 99th percentile of requests over all replicas in seconds:
+Mean time in the queue of successful requests in microseconds, of all queued requests in seconds, and the 99th
+percentile of the duration of requests over all replicas in seconds:
 
 ```text
 rate(nv_inference_queue_duration_us[1m]) / rate(nv_inference_request_success[1m])
+sum by (model) (rate(halimede_queue_duration_seconds_sum{outcome!="rejected"}[1m]))
+  / sum by (model) (rate(halimede_queue_duration_seconds_count{outcome!="rejected"}[1m]))
 histogram_quantile(0.99, sum by (le, model) (rate(halimede_request_duration_seconds_bucket[5m])))
 ```
 

@@ -171,7 +171,8 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
             "gauge",
             "Requests that are queued and not executing",
             "requests",
-            "At the scrape; the same as `nv_inference_pending_request_count`.",
+            "At the scrape; the same as `nv_inference_pending_request_count`. In an ensemble only requests with a call "
+            "that waits because of `max_inflight_requests`: all others are requests of its steps' models.",
         ),
         lambda model: model.load.queued,
     ),
@@ -181,7 +182,8 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
             "gauge",
             "Requests that an instance is executing",
             "requests",
-            "At the scrape; a request of a decoupled model counts until its last answer.",
+            "At the scrape; a request of a decoupled model counts until its last answer. 0 for an ensemble: its steps' "
+            "models execute.",
         ),
         lambda model: model.load.executing,
     ),
@@ -423,8 +425,8 @@ GROUPS = (
     Group("States", "For each model version that is ready or should be.", ("model", "state", "version"), (STATE,)),
     Group(
         "GPUs",
-        "For each GPU or MIG slice that the server uses, by its UUID. A slice has memory, and utilization if the driver "
-        "measures it (NVML's GPM, from Hopper on). No series with `--allow-gpu-metrics=false`.",
+        "For each GPU or MIG slice that the server uses, by its UUID. A slice has memory, and utilization if the "
+        "driver measures it (NVML's GPM, from Hopper on). No series with `--allow-gpu-metrics=false`.",
         ("gpu_uuid",),
         tuple(valued.family for valued in GPU_FAMILIES),
     ),
