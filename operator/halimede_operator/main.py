@@ -30,7 +30,7 @@ from halimede_operator.core.api.spec import Key
 from halimede_operator.handlers.probes import serve_metrics, serve_probes
 from halimede_operator.handlers.watch import Watches, kopf_settings
 from halimede_operator.lease import Leadership, LostError
-from halimede_operator.metrics import Metrics
+from halimede_operator.metrics import RESULT_DONE, Metrics
 from halimede_operator.queue import Done, Failed, Gone, Outcome, Queue
 from halimede_operator.reconcile.placer import Placer
 from halimede_operator.reconcile.reconciler import Reconciler
@@ -83,6 +83,7 @@ class Operator:
         self._other_operators = OtherOperators(self._client, own_lease, time.monotonic)
         self._metrics.watch(
             self._queue.depth,
+            self._queue.oldest_wait_s,
             lambda: self._watch_health.ages(time.monotonic()) if self._watch_health is not None else {},
             self._leadership.may_act,
             lambda: len(self._other_operators.left),
@@ -172,7 +173,7 @@ class Operator:
         outcome = await self._reconcile(key)
         match outcome:
             case Done() | Gone():
-                result = "done"
+                result = RESULT_DONE
             case Failed(failure):
                 result = failure.name.lower()
         self._metrics.reconciled(result, time.monotonic() - begun)
