@@ -25,6 +25,8 @@ from support.phases import shown
 CHART = REPOSITORY_ROOT / "helm" / "halimede"
 GOLDEN = Path(__file__).parent / "chart"
 
+WITHOUT_CRDS = ("--set", "crds.install=false")
+
 # The fixture builds helm in the first run.
 pytestmark = pytest.mark.timeout(1800)
 
@@ -108,6 +110,8 @@ def test_rendered_objects_of_values(helm: str, values: str) -> None:
         ({"stores": {"s3": {"endpoint": "minio:9000"}}}, "stores/s3/endpoint"),
         ({"watchNamespaces": ["Prod"]}, "watchNamespaces/0"),
         ({"monitoring": {"podMonitor": "Sometimes"}}, "monitoring/podMonitor"),
+        ({"monitoring": {"rules": {"prometheusRule": True}}}, "monitoring/rules/prometheusRule"),
+        ({"monitoring": {"dashboards": {"folder": ""}}}, "monitoring/dashboards/folder"),
         ({"replicas": 2}, "additional properties 'replicas' not allowed"),
     ],
 )
@@ -161,6 +165,11 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "monitoring.podMonitor": ("Always", {}),
     "monitoring.interval": ("1m", MONITORED),
     "monitoring.labels": ({"release": "prometheus"}, MONITORED),
+    "monitoring.rules.prometheusRule": ("Always", {}),
+    "monitoring.rules.labels": ({"release": "prometheus"}, {"monitoring": {"rules": {"prometheusRule": "Always"}}}),
+    "monitoring.rules.configMap": (True, {}),
+    "monitoring.dashboards.enabled": (True, {}),
+    "monitoring.dashboards.folder": ("Serving", {"monitoring": {"dashboards": {"enabled": True}}}),
 }
 """For each value one that is not the default, with other values that it needs."""
 
@@ -270,21 +279,52 @@ def test_a_namespaces_admin_has_the_rights_that_its_operator_gets(helm: str) -> 
     assert of_operator <= rights({"halimede-view", "halimede-edit", "halimede-admin"})
 
 
+@pytest.mark.parametrize(("kind", "value"), [("PodMonitor", "podMonitor"), ("PrometheusRule", "rules.prometheusRule")])
 @pytest.mark.parametrize(
     ("wanted", "is_known", "is_made"),
     [("Auto", True, True), ("Auto", False, False), ("Always", False, True), ("Never", True, False)],
 )
-def test_a_pod_monitor_needs_its_kind_in_the_cluster(helm: str, wanted: str, is_known: bool, is_made: bool) -> None:
-    known = ["--api-versions", "monitoring.coreos.com/v1/PodMonitor"] if is_known else []
-    made = generate.rendered(helm, "--set", f"monitoring.podMonitor={wanted}", *known)
-    assert ("PodMonitor" in {each["kind"] for each in made}) is is_made
+def test_a_kind_of_prometheus_must_be_in_the_cluster(
+    helm: str, kind: str, value: str, wanted: str, is_known: bool, is_made: bool
+) -> None:
+    known = ["--api-versions", f"monitoring.coreos.com/v1/{kind}"] if is_known else []
+    made = generate.rendered(helm, "--set", f"monitoring.{value}={wanted}", *known, *WITHOUT_CRDS)
+    assert (kind in {each["kind"] for each in made}) is is_made
+
+
+def test_the_rules_are_those_of_their_file(helm: str) -> None:
+    made = generate.rendered(
+        helm,
+        "--set=monitoring.rules.prometheusRule=Always,monitoring.rules.configMap=true",
+        "--set=monitoring.rules.labels.release=prometheus",
+        *WITHOUT_CRDS,
+    )
+    text = (CHART / "files" / "alerts.yaml").read_text()
+    (rule,) = (each for each in made if each["kind"] == "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert rule["spec"] == yaml.safe_load(text)
+    (file,) = (each for each in made if each["metadata"]["name"] == "halimede-rules")
+    assert file["data"] == {"halimede.yaml": text}
+
+
+def test_the_dashboards_are_those_of_their_files(helm: str) -> None:
+    made = generate.rendered(helm, "--set=monitoring.dashboards.enabled=true", *WITHOUT_CRDS)
+    boards = [each for each in made if "grafana_dashboard" in each["metadata"].get("labels", {})]
+    assert {each["kind"] for each in boards} == {"ConfigMap"}
+    for each in boards:
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert each["metadata"]["annotations"] == {"grafana_folder": "Halimede"}
+    # Grafana takes the name of a file as its own, so that it must differ from those of other charts.
+    assert {name: text for each in boards for name, text in each["data"].items()} == {
+        f"halimede-{path.name}": path.read_text() for path in (CHART / "files" / "dashboards").iterdir()
+    }
 
 
 def test_the_chart_can_be_packaged_with_all_its_files(helm: str, tmp_path: Path) -> None:
     subprocess.run([helm, "package", "--destination", tmp_path, CHART], capture_output=True, check=True)
     (packed,) = tmp_path.iterdir()
     shutil.unpack_archive(packed, tmp_path, "gztar")
-    assert {path.name for path in (tmp_path / "halimede" / "files" / "crds").iterdir()} == {
-        "inferencemodels.yaml",
-        "modelensembles.yaml",
+    folder = tmp_path / "halimede" / "files"
+    assert {path.relative_to(folder) for path in folder.rglob("*")} == {
+        path.relative_to(CHART / "files") for path in (CHART / "files").rglob("*")
     }

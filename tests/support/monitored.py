@@ -47,7 +47,9 @@ STREAM = """
         request.get_response_sender().send(answer(request), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 SEQUENCES = "sequence_batching { direct { } max_sequence_idle_microseconds: 60000000 }"
-NARROW = "dynamic_batching { default_queue_policy { max_queue_size: 1 } } instance_group [ { kind: KIND_CPU count: 1 } ]"
+NARROW = (
+    "dynamic_batching { default_queue_policy { max_queue_size: 1 } } instance_group [ { kind: KIND_CPU count: 1 } ]"
+)
 
 # As kube-state-metrics 2.x has them, for the HorizontalPodAutoscaler of MODEL.
 OF_HPA = 'namespace="prod",horizontalpodautoscaler="zoo"'
