@@ -18,6 +18,12 @@ SPEC.loader.exec_module(generate)
 MADE = {path.name: path.read_text() for path in generate.MADE.iterdir()}
 DASHBOARDS = {name: json.loads(text) for name, text in MADE.items()}
 OF_GRAFANA = {"__rate_interval", "datasource"}
+# Grafana's names; it shows a value with an unknown unit without an error.
+UNITS = {"none", "s", "ms", "µs", "reqps", "ops", "percentunit", "bytes", "watt", "joule"}
+
+
+def units_of_columns(panel: Any) -> list[str]:
+    return [each["value"] for column in panel["fieldConfig"]["overrides"] for each in column["properties"]]
 
 
 def panels(name: str) -> list[Any]:
@@ -38,7 +44,8 @@ def test_each_dashboard_has_a_uid_and_a_title_of_its_own() -> None:
 def test_every_panel_has_a_unit_and_says_what_it_means(name: str) -> None:
     for panel in panels(name):
         assert panel["title"], panel
-        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        units = [panel["fieldConfig"]["defaults"]["unit"], *units_of_columns(panel)]
+        assert set(units) <= UNITS, panel["title"]
         assert panel["targets"], panel["title"]
         assert re.fullmatch(r"\w.{20,}\.", panel["description"]), panel["title"]
 

@@ -12,8 +12,8 @@ import yaml
 from support.image import REPOSITORY_ROOT
 from support.monitored import ENSEMBLE, MODEL, OPERATOR, RULES, monitored, without
 from support.probe import provided
-from support.promql import always_true, selectors
 from support.prometheus import Prometheus, provide_prometheus
+from support.promql import always_true, selectors
 
 DASHBOARDS = sorted((REPOSITORY_ROOT / "helm" / "halimede" / "files" / "dashboards").glob("*.json"))
 WAIT_S = 40.0
