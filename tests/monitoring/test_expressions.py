@@ -14,6 +14,7 @@ from support.monitored import ENSEMBLE, MODEL, OPERATOR, RULES, monitored, witho
 from support.probe import provided
 from support.prometheus import Prometheus, provide_prometheus
 from support.promql import always_true, selectors
+from support.server import wait_until
 
 DASHBOARDS = sorted((REPOSITORY_ROOT / "helm" / "halimede" / "files" / "dashboards").glob("*.json"))
 WAIT_S = 40.0
@@ -86,9 +87,13 @@ def test_every_expression_of_a_rule_has_a_value(prometheus: Prometheus, give_up_
 
 
 def test_prometheus_evaluates_every_rule_without_an_error(prometheus: Prometheus) -> None:
-    rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
-    assert len(rules) > 10
-    assert {rule["name"]: rule.get("lastError") for rule in rules if rule["health"] != "ok"} == {}
+    def health() -> dict[str, str]:
+        rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+        return {rule["name"]: rule.get("lastError", rule["health"]) for rule in rules}
+
+    wait_until(lambda: "unknown" not in health().values(), "the evaluation of every rule")
+    assert len(health()) > 10
+    assert set(health().values()) == {"ok"}
 
 
 def test_a_series_that_no_server_has_is_found(prometheus: Prometheus) -> None:

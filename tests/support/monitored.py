@@ -21,7 +21,7 @@ from support.played_driver import PlayedDriver, PlayedGpu, two_slices
 from support.ports import free_port
 from support.prometheus import Prometheus, start_prometheus
 from support.served import ECHO, add_python, body
-from support.server import RunningServer, start_server
+from support.server import RunningServer, start_server, wait_until
 
 INTERVAL = "500ms"
 RULES = REPOSITORY_ROOT / "helm" / "halimede" / "files" / "alerts.yaml"
@@ -30,6 +30,7 @@ MODEL = {"namespace": NAMESPACE, "inferencemodel": "zoo", "pod": "zoo-5d4f8c7b9-
 ENSEMBLE = {"namespace": NAMESPACE, "modelensemble": "pipeline", "pod": "pipeline-7c9d8f6b5-q8q9w"}
 """The labels of two targets. One server is behind both: it has models and an ensemble."""
 OPERATOR = {"namespace": "halimede", "pod": "halimede-6f5d4c3b2-k7k8l"}
+TARGETS = 4
 
 PIPELINE = """
     name: "pipeline"
@@ -88,7 +89,9 @@ def monitored(folder: Path) -> Iterator[Prometheus]:
             "rule_files": [str(RULES)],
             "scrape_configs": jobs,
         }
-        yield stack.enter_context(start_prometheus(configuration, folder / "prometheus"))
+        prometheus = stack.enter_context(start_prometheus(configuration, folder / "prometheus"))
+        wait_until(lambda: len(prometheus.query("up == 1")) == TARGETS, f"{TARGETS} targets", server)
+        yield prometheus
 
 
 def _job(name: str, *targets: tuple[int, Mapping[str, str]]) -> dict[str, Any]:
