@@ -6,7 +6,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from halimede_operator.core.workqueue import Failure
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+RESULT_DONE = "done"
+RESULTS = (RESULT_DONE, *(failure.name.lower() for failure in Failure))
 
 
 class Metrics:
@@ -25,6 +30,9 @@ class Metrics:
         self._reconciles = Counter(
             "halimede_operator_reconciles_total", "Reconciles by result.", ["result"], registry=self._registry
         )
+        # Prometheus does not see the increase of a series that begins with its first failure.
+        for result in RESULTS:
+            self._reconciles.labels(result)
         self._writes = Counter(
             "halimede_operator_api_writes_total",
             "Writes to the API server, except those of the Lease; code 0: no answer.",
@@ -35,16 +43,17 @@ class Metrics:
     def watch(
         self,
         depth: Callable[[], int],
+        oldest_wait_s: Callable[[], float],
         ages: Callable[[], Mapping[str, float]],
         is_leader: Callable[[], bool],
         left: Callable[[], int],
     ) -> None:
         """Register the gauges that are computed at each scrape.
 
-        depth: keys that are due. ages: by kind, seconds since its watch last received anything. left: objects that
-        belong to other operators.
+        depth: keys that are due. oldest_wait_s: for how long one of them has been due. ages: by kind, seconds since its
+        watch last received anything. left: objects that belong to other operators.
         """
-        self._registry.register(_ScrapeGauges(depth, ages, is_leader, left))
+        self._registry.register(_ScrapeGauges(depth, oldest_wait_s, ages, is_leader, left))
 
     def reconciled(self, result: str, seconds: float) -> None:
         self._reconciles.labels(result).inc()
@@ -67,11 +76,13 @@ class _ScrapeGauges(Collector):
     def __init__(
         self,
         depth: Callable[[], int],
+        oldest_wait_s: Callable[[], float],
         ages: Callable[[], Mapping[str, float]],
         is_leader: Callable[[], bool],
         left: Callable[[], int],
     ) -> None:
         self._depth = depth
+        self._oldest_wait_s = oldest_wait_s
         self._ages = ages
         self._is_leader = is_leader
         self._left = left
@@ -79,6 +90,11 @@ class _ScrapeGauges(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         yield GaugeMetricFamily(
             "halimede_operator_queue_depth", "Objects that wait for a reconcile.", value=self._depth()
+        )
+        yield GaugeMetricFamily(
+            "halimede_operator_queue_oldest_seconds",
+            "How long the object that waits longest has waited for a reconcile, 0 when none waits.",
+            value=self._oldest_wait_s(),
         )
         yield GaugeMetricFamily(
             "halimede_operator_leader",

@@ -64,6 +64,9 @@ class Queue:
     def depth(self) -> int:
         return self._queue.depth(self._clock())
 
+    def oldest_wait_s(self) -> float:
+        return self._queue.oldest_wait_s(self._clock())
+
     async def run(self, work: Callable[[Key], Awaitable[Outcome]]) -> None:
         """Reconcile keys until `stop` is called; return at once then."""
         while not self._stopping:

@@ -1,6 +1,7 @@
 """The chart: rendered objects, values that its schema refuses, the effect of each value, and agreement with manifests
 and CRDs."""
 
+import base64
 import importlib.util
 import json
 import os
@@ -14,8 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
 from cluster.programs import provide_programs
+from halimede_operator.core.metrics_api.rules import Rules, parse_rules
+from halimede_operator.metrics_api.settings import parse as parse_metrics_api
+from halimede_operator.metrics_api.tls import Tls
 from halimede_operator.settings import parse
 from support.custom_resources import changed, model
 from support.image import REPOSITORY_ROOT, Unavailable
@@ -24,6 +29,8 @@ from support.phases import shown
 
 CHART = REPOSITORY_ROOT / "helm" / "halimede"
 GOLDEN = Path(__file__).parent / "chart"
+
+WITHOUT_CRDS = ("--set", "crds.install=false")
 
 # The fixture builds helm in the first run.
 pytestmark = pytest.mark.timeout(1800)
@@ -94,6 +101,13 @@ def test_rendered_objects_of_values(helm: str, values: str) -> None:
     assert made == list(yaml.safe_load_all((GOLDEN / f"{name}.golden.yaml").read_text()))
 
 
+METRICS_API: dict[str, Any] = {
+    "metricsApi": {"enabled": "Always", "tls": {"secretName": "tls", "caBundle": "Q0E="}},
+    "prometheus": {"url": "http://prometheus:9090"},
+}
+"""With a certificate, because the chart would make another one each time."""
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -112,6 +126,16 @@ def test_rendered_objects_of_values(helm: str, values: str) -> None:
         (
             {"monitoring": {"collectors": [{"namespaceSelector": {"matchlabels": {"a": "b"}}}]}},
             "'matchlabels' not allowed",
+        ),
+        ({"monitoring": {"rules": {"prometheusRule": True}}}, "monitoring/rules/prometheusRule"),
+        ({"monitoring": {"dashboards": {"folder": ""}}}, "monitoring/dashboards/folder"),
+        ({"prometheus": {"url": "prometheus:9090"}}, "prometheus/url"),
+        ({"metricsApi": {"enabled": "Always"}}, "metricsApi.enabled: Always needs prometheus.url"),
+        ({"metricsApi": {"enabled": True}}, "metricsApi/enabled"),
+        ({**METRICS_API, "watchNamespaces": ["prod"]}, "Always needs cluster-wide rights"),
+        (
+            {**METRICS_API, "metricsApi": {"enabled": "Always", "tls": {"secretName": "tls"}}},
+            "secretName needs metricsApi.tls.caBundle",
         ),
         ({"replicas": 2}, "additional properties 'replicas' not allowed"),
     ],
@@ -167,6 +191,31 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "monitoring.interval": ("1m", MONITORED),
     "monitoring.labels": ({"release": "prometheus"}, MONITORED),
     "monitoring.collectors": ([{"namespaceSelector": {}}], {}),
+    "monitoring.rules.prometheusRule": ("Always", {}),
+    "monitoring.rules.labels": ({"release": "prometheus"}, {"monitoring": {"rules": {"prometheusRule": "Always"}}}),
+    "monitoring.rules.configMap": (True, {}),
+    "monitoring.dashboards.enabled": (True, {}),
+    "monitoring.dashboards.folder": ("Serving", {"monitoring": {"dashboards": {"enabled": True}}}),
+    "prometheus.url": ("http://other:9090", METRICS_API),
+    "prometheus.tokenSecret.name": ("prometheus", METRICS_API),
+    "prometheus.tokenSecret.key": (
+        "bearer",
+        {**METRICS_API, "prometheus": {"url": "http://p", "tokenSecret": {"name": "p"}}},
+    ),
+    "prometheus.caConfigMap.name": ("prometheus", METRICS_API),
+    "prometheus.caConfigMap.key": (
+        "ca",
+        {**METRICS_API, "prometheus": {"url": "http://p", "caConfigMap": {"name": "p"}}},
+    ),
+    "metricsApi.enabled": ("Never", METRICS_API),
+    "metricsApi.replicas": (2, METRICS_API),
+    "metricsApi.resources.requests.cpu": ("1", METRICS_API),
+    "metricsApi.resources.requests.memory": ("1Gi", METRICS_API),
+    "metricsApi.resources.limits.memory": ("1Gi", METRICS_API),
+    "metricsApi.tls.secretName": ("other", METRICS_API),
+    "metricsApi.tls.caBundle": ("QUM=", METRICS_API),
+    "metricsApi.apiServiceAnnotations": ({"cert-manager.io/inject-ca-from": "a/b"}, METRICS_API),
+    "metricsApi.adapterRulesNamespace": ("monitoring", {}),
 }
 """For each value one that is not the default, with other values that it needs."""
 
@@ -212,7 +261,7 @@ def installed(helm: str, folder: Path, *values: dict[str, Any]) -> tuple[list[di
         (folder / f"{number}.json").write_text(json.dumps(given))
         files.append(f"--values={folder / f'{number}.json'}")
     made = generate.rendered(helm, *files)
-    (deployment,) = (each for each in made if each["kind"] == "Deployment")
+    deployment = next(each for each in made if named(each) == ("Deployment", "halimede", "halimede"))
     return made, deployment["spec"]["template"]["spec"]["containers"][0].pop("args")
 
 
@@ -276,14 +325,79 @@ def test_a_namespaces_admin_has_the_rights_that_its_operator_gets(helm: str) -> 
     assert of_operator <= rights({"halimede-view", "halimede-edit", "halimede-admin"})
 
 
+@pytest.mark.parametrize(("kind", "value"), [("PodMonitor", "podMonitor"), ("PrometheusRule", "rules.prometheusRule")])
 @pytest.mark.parametrize(
     ("wanted", "is_known", "is_made"),
     [("Auto", True, True), ("Auto", False, False), ("Always", False, True), ("Never", True, False)],
 )
-def test_a_pod_monitor_needs_its_kind_in_the_cluster(helm: str, wanted: str, is_known: bool, is_made: bool) -> None:
-    known = ["--api-versions", "monitoring.coreos.com/v1/PodMonitor"] if is_known else []
-    made = generate.rendered(helm, "--set", f"monitoring.podMonitor={wanted}", *known)
-    assert ("PodMonitor" in {each["kind"] for each in made}) is is_made
+def test_a_kind_of_prometheus_must_be_in_the_cluster(
+    helm: str, kind: str, value: str, wanted: str, is_known: bool, is_made: bool
+) -> None:
+    known = ["--api-versions", f"monitoring.coreos.com/v1/{kind}"] if is_known else []
+    made = generate.rendered(helm, "--set", f"monitoring.{value}={wanted}", *known, *WITHOUT_CRDS)
+    assert (kind in {each["kind"] for each in made}) is is_made
+
+
+def test_the_rules_are_those_of_their_file(helm: str) -> None:
+    made = generate.rendered(
+        helm,
+        "--set=monitoring.rules.prometheusRule=Always,monitoring.rules.configMap=true",
+        "--set=monitoring.rules.labels.release=prometheus",
+        *WITHOUT_CRDS,
+    )
+    text = (CHART / "files" / "alerts.yaml").read_text()
+    (rule,) = (each for each in made if each["kind"] == "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+    assert rule["spec"] == yaml.safe_load(text)
+    (file,) = (each for each in made if each["metadata"]["name"] == "halimede-rules")
+    assert file["data"] == {"halimede.yaml": text}
+
+
+def test_the_dashboards_are_those_of_their_files(helm: str) -> None:
+    made = generate.rendered(helm, "--set=monitoring.dashboards.enabled=true", *WITHOUT_CRDS)
+    boards = [each for each in made if "grafana_dashboard" in each["metadata"].get("labels", {})]
+    assert {each["kind"] for each in boards} == {"ConfigMap"}
+    for each in boards:
+        assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert each["metadata"]["annotations"] == {"grafana_folder": "Halimede"}
+    # Grafana takes the name of a file as its own, so that it must differ from those of other charts.
+    assert {name: text for each in boards for name, text in each["data"].items()} == {
+        f"halimede-{path.name}": path.read_text() for path in (CHART / "files" / "dashboards").iterdir()
+    }
+
+
+def test_the_metrics_api_is_off_without_a_cluster_to_look_into(helm: str) -> None:
+    made = {named(each) for each in generate.rendered(helm, "--set=prometheus.url=http://prometheus:9090")}
+    assert not [name for name in made if "metrics" in name[2]]
+
+
+def test_the_charts_own_certificate_is_of_its_service_and_its_ca(helm: str, tmp_path: Path) -> None:
+    made = generate.rendered(helm, "--set=metricsApi.enabled=Always,prometheus.url=http://prometheus:9090")
+    (secret,) = (each for each in made if each["kind"] == "Secret")
+    (api,) = (each for each in made if each["kind"] == "APIService")
+    assert api["spec"]["caBundle"] == secret["data"]["ca.crt"]
+    authority, certificate = (
+        x509.load_pem_x509_certificate(base64.b64decode(secret["data"][name])) for name in ("ca.crt", "tls.crt")
+    )
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    service = api["spec"]["service"]
+    assert names.get_values_for_type(x509.DNSName) == [f"{service['name']}.{service['namespace']}.svc"]
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).write_bytes(base64.b64decode(secret["data"][name]))
+    Tls(tmp_path / "tls.crt", tmp_path / "tls.key")
+
+
+def test_the_metrics_apis_flags_are_those_that_it_takes(helm: str, tmp_path: Path) -> None:
+    (tmp_path / "values.json").write_text(json.dumps(METRICS_API))
+    made = {named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}")}
+    pod = made["Deployment", "halimede", "halimede-metrics-api"]["spec"]["template"]["spec"]
+    settings = parse_metrics_api(pod["containers"][0]["args"][1:])
+    assert ("Service", settings.service_namespace and "halimede", settings.service_name) in made
+    config = made["ConfigMap", "halimede", "halimede-metrics-api-rules"]["data"][settings.rules.name]
+    rules = parse_rules(yaml.safe_load(config))
+    assert isinstance(rules, Rules), rules
+    assert config == (CHART / "files" / "metrics-rules.yaml").read_text()
 
 
 def pod_monitors(helm: str, *arguments: str) -> dict[tuple[str, str], Any]:
@@ -340,7 +454,7 @@ def test_the_chart_can_be_packaged_with_all_its_files(helm: str, tmp_path: Path)
     subprocess.run([helm, "package", "--destination", tmp_path, CHART], capture_output=True, check=True)
     (packed,) = tmp_path.iterdir()
     shutil.unpack_archive(packed, tmp_path, "gztar")
-    assert {path.name for path in (tmp_path / "halimede" / "files" / "crds").iterdir()} == {
-        "inferencemodels.yaml",
-        "modelensembles.yaml",
+    folder = tmp_path / "halimede" / "files"
+    assert {path.relative_to(folder) for path in folder.rglob("*")} == {
+        path.relative_to(CHART / "files") for path in (CHART / "files").rglob("*")
     }

@@ -11,7 +11,7 @@
 """
 
 import heapq
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
@@ -141,9 +141,17 @@ class WorkQueue(Generic[KeyT]):
 
     def depth(self, now: float) -> int:
         """How many keys are due and not in work: the backlog."""
-        return sum(
-            1 for entry in self._entries.values() if not entry.in_work and entry.due is not None and entry.due <= now
-        )
+        return sum(1 for _ in self._due(now))
+
+    def oldest_wait_s(self, now: float) -> float:
+        """For how long the key that waits longest has been due, in seconds; 0 if none is due."""
+        return max((now - due for due in self._due(now)), default=0.0)
+
+    def _due(self, now: float) -> Iterator[float]:
+        """When each key of the backlog became due."""
+        for entry in self._entries.values():
+            if not entry.in_work and entry.due is not None and entry.due <= now:
+                yield entry.due
 
     def _finish(self, key: KeyT) -> _Entry:
         entry = self._entries[key]

@@ -34,11 +34,14 @@ class Running:
         except aiohttp.ClientError:
             return 0, ""
 
-    async def metric(self, line: str) -> float:
+    async def page(self) -> str:
         async with self.http.get(f"http://127.0.0.1:{self.metrics}/metrics") as answer:
-            for found in (await answer.text()).splitlines():
-                if found.startswith(line + " "):
-                    return float(found.rpartition(" ")[2])
+            return await answer.text()
+
+    async def metric(self, line: str) -> float:
+        for found in (await self.page()).splitlines():
+            if found.startswith(line + " "):
+                return float(found.rpartition(" ")[2])
         return 0.0
 
     async def until_ready(self) -> None:
@@ -83,6 +86,8 @@ def test_it_reconciles_reports_metrics_and_releases_the_lease_at_the_end(tmp_pat
             assert await operator.metric(f'{writes}{{code="201",kind="Deployment",verb="PATCH"}}') == 1
             assert await operator.metric('halimede_operator_reconciles_total{result="done"}') >= 1
             assert await operator.metric("halimede_operator_queue_depth") == 0
+            assert 'halimede_operator_reconciles_total{result="permanent"} 0.0' in await operator.page()
+            assert "halimede_operator_queue_oldest_seconds 0.0" in await operator.page()
             assert await operator.metric('halimede_operator_watch_age_seconds{kind="Pod"}') > 0
             assert await operator.end() == 0
             assert api.objects["leases", "halimede", "halimede-operator"]["spec"]["holderIdentity"] == ""

@@ -164,6 +164,20 @@ def test_depth_counts_the_keys_that_are_due():
     assert (queue.depth(0.0), queue.depth(RESYNC_S)) == (1, 2)
 
 
+def test_the_oldest_wait_is_that_of_the_key_that_is_due_longest():
+    queue: WorkQueue[str] = WorkQueue()
+    assert queue.oldest_wait_s(1.0) == 0.0
+    queue.add("a", 1.0)
+    queue.add("b", 3.0)
+    assert queue.oldest_wait_s(5.0) == 4.0
+    queue.take(5.0)
+    assert queue.oldest_wait_s(5.0) == 2.0
+    queue.take(5.0)
+    assert queue.oldest_wait_s(5.0) == 0.0
+    queue.failed("a", 5.0, Failure.TRANSIENT)
+    assert (queue.oldest_wait_s(5.5), queue.oldest_wait_s(8.0)) == (0.0, 2.0)
+
+
 def test_a_busy_key_costs_no_memory():
     queue: WorkQueue[str] = WorkQueue()
     tracemalloc.start()
