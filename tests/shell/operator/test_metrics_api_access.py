@@ -6,7 +6,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from support.metrics_api import (
     Caller,
     MetricsApi,
     PlayedCluster,
+    PlayedPrometheus,
     as_user,
     http_server,
     metrics_api,
@@ -33,18 +34,6 @@ from support.metrics_api import (
 
 OURS = "v1beta2.custom.metrics.k8s.io"
 PATH = "team-a/pods/digits-0/halimede_queue_requests"
-
-
-class PlayedPrometheus:
-    """Answers all queries alike."""
-
-    def __init__(self) -> None:
-        result = [{"metric": {"pod": "digits-0"}, "value": [1000, "3"]}]
-        self.good = 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
-        self.answer: Callable[[], Answer] = lambda: self.good
-
-    def respond(self, _method: str, _path: str, _query: Mapping[str, str], _body: bytes) -> Answer:
-        return self.answer()
 
 
 def played_cluster() -> PlayedCluster:
