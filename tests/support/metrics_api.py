@@ -247,26 +247,47 @@ def metrics_api(
     serving.issue("serving", "", HOST).write(folder / "serving")
     with http_server(cluster.respond) as url:
         kubeconfig = write_kubeconfig(folder / "kubeconfig", url, serving.certificate, "a-token")
-        port, health, log = free_port(), free_port(), folder / "log"
-        command = [
-            sys.executable, "-m", "halimede_operator", "metrics-api", f"--kubeconfig={kubeconfig}", f"--rules={RULES}",
-            f"--prometheus-url={prometheus_url}", f"--tls-cert-file={folder / 'serving.crt'}",
-            f"--tls-key-file={folder / 'serving.key'}", f"--service-namespace={SERVICE[0]}", f"--service-name={SERVICE[1]}",
-            f"--port={port}", f"--health-port={health}", "--log-format=text", *arguments,
-        ]  # fmt: skip
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        api = MetricsApi(port, health, process, serving, folder, log)
-        try:
-            if is_ready:
-                api.until(lambda: api.probe()[0] == 200)
+        with metrics_api_process(kubeconfig, prometheus_url, folder, serving, *arguments, is_ready=is_ready) as api:
             yield api
-        finally:
-            for connection in api.connections:
-                connection.close()
-            process.terminate()
-            status = process.wait(60)
-        assert status == 0, log.read_text()[-4000:]
+
+
+@contextmanager
+def metrics_api_process(
+    kubeconfig: Path, prometheus_url: str, folder: Path, serving: Authority, *arguments: str, is_ready: bool = True
+) -> Iterator[MetricsApi]:
+    """folder: has serving.crt and serving.key, and gets other files. serving: the CA of that certificate."""
+    port, health, log = free_port(), free_port(), folder / "log"
+    command = [
+        sys.executable, "-m", "halimede_operator", "metrics-api", f"--kubeconfig={kubeconfig}", f"--rules={RULES}",
+        f"--prometheus-url={prometheus_url}", f"--tls-cert-file={folder / 'serving.crt'}",
+        f"--tls-key-file={folder / 'serving.key'}", f"--service-namespace={SERVICE[0]}", f"--service-name={SERVICE[1]}",
+        f"--port={port}", f"--health-port={health}", "--log-format=text", *arguments,
+    ]  # fmt: skip
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    api = MetricsApi(port, health, process, serving, folder, log)
+    try:
+        if is_ready:
+            api.until(lambda: api.probe()[0] == 200)
+        yield api
+    finally:
+        for connection in api.connections:
+            connection.close()
+        process.terminate()
+        status = process.wait(60)
+    assert status == 0, log.read_text()[-4000:]
+
+
+class PlayedPrometheus:
+    """Answers all queries alike."""
+
+    def __init__(self) -> None:
+        result = [{"metric": {"pod": "digits-0"}, "value": [1000, "3"]}]
+        self.good = 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
+        self.answer: Callable[[], Answer] = lambda: self.good
+
+    def respond(self, _method: str, _path: str, _query: Mapping[str, str], _body: bytes) -> Answer:
+        return self.answer()
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """One request, from its headers to the document that answers it."""
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Sequence
@@ -86,6 +87,9 @@ class Service:
     async def _authorize(self, caller: Caller, request: Discovery | MetricOf) -> None:
         if is_always_allowed(caller):
             return
+        if isinstance(request, MetricOf):
+            # Rights do not depend on selectors: the HPAs of a namespace share a decision.
+            request = dataclasses.replace(request, label_selector="", metric_label_selector="")
         key = (caller, request)
         allowed = self._decisions.get(key, time.monotonic())
         if allowed is None:
