@@ -61,8 +61,20 @@ _TOTALS = {
 """The sum over an object's pods, in PromQL. In braces: the samples of a series."""
 
 
-def goals_of(preset: Preset, target: str | None) -> tuple[Goal, ...]:
+BEHAVIOR: Json = {
+    "scaleDown": {
+        "stabilizationWindowSeconds": 300,
+        "policies": [{"type": "Percent", "value": 50, "periodSeconds": 60}],
+    }
+}
+"""Of all presets, if the spec has no `behavior`: up as fast as Kubernetes does it, at most twice as many pods or four
+more within 15 s. Down more slowly than Kubernetes, because a pod takes long to come back."""
+
+
+def goals_of(preset: Preset | None, target: str | None) -> tuple[Goal, ...]:
     """The metrics of a preset. target: of the first one; None: the default."""
+    if preset is None:
+        return ()
     first, *rest = PRESETS[preset]
     return (first if target is None else replace(first, target=target), *rest)
 
