@@ -162,4 +162,9 @@ def _reference(change: Apply | Delete | Conflict) -> str:
         case Delete(_, kind, namespace, name):
             return f"{kind} {namespace}/{name}"
         case Apply(value) | Conflict(value):
-            return f"{value['kind']} {value['metadata']['namespace']}/{value['metadata']['name']}"
+            return reference_of(value)
+
+
+def reference_of(value: Object) -> str:
+    """An object in a message: `Deployment prod/digits`."""
+    return f"{value['kind']} {value['metadata']['namespace']}/{value['metadata']['name']}"

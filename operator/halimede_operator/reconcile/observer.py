@@ -79,6 +79,7 @@ class Observer:
             indexes=self._indexes.of(key, pod_objects),
             shortages=self._nodes.short_of(key, pod_objects),
             contenders=contenders,
+            unavailable=cache.unavailable,
             quota_messages=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
         )
 
