@@ -62,6 +62,7 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     type=click.IntRange(min=0),
     help="Seconds until Kubernetes replaces the pods of a lost node; Kubernetes' 300 s by default.",
 )
+@click.option("--prometheus-address", help="URL of Prometheus for KEDA, for objects that name none.")
 @click.option("--watch-namespace", multiple=True, help="Watch only this namespace; repeatable; all by default.")
 @click.option("--operator-namespace", help="Where the operator runs; the pod's by default.")
 @click.option("--lease-namespace", help="Where the operator's Lease is; its own namespace by default.")
@@ -85,6 +86,7 @@ def _command(
     s3_region: str | None,
     s3_secret: str | None,
     node_lost_toleration_seconds: int | None,
+    prometheus_address: str | None,
     watch_namespace: tuple[str, ...],
     operator_namespace: str | None,
     lease_namespace: str | None,
@@ -112,6 +114,7 @@ def _command(
         node_lost_toleration_seconds=node_lost_toleration_seconds,
         operator_namespace=own_namespace,
         watch_namespaces=watch_namespace,
+        prometheus_address=prometheus_address,
     )
     return Settings(
         platform=platform,
