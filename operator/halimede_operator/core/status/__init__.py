@@ -51,6 +51,7 @@ from halimede_operator.core.status.rules import (
     versions_of,
 )
 from halimede_operator.core.status.scaling import scaling_json, scaling_state
+from halimede_operator.core.status.startup import startup_json
 from halimede_operator.core.status.steps import Member, MemberState, members_of
 
 __all__ = ["ApplyFailure", "EventDraft", "EventLimit", "TakenName", "events_of", "status_of"]
@@ -115,6 +116,7 @@ def status_of(
         "revisions": _revisions(observed, revision, {condition.type: condition for condition in conditions}["Ready"]),
         "upgradeAvailable": None if waiting is None else bool(waiting),
         "autoscaling": scaling_json(observed),
+        "startup": startup_json(observed),
         "memory": memory_json(observed.memory),
         "lastFailure": _last_failure(observed, now),
     })  # fmt: skip
