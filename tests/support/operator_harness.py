@@ -17,8 +17,10 @@ from halimede_operator.cluster.inventory import Inventories
 from halimede_operator.cluster.kinds import WATCHED
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
+from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.reading import moment_of
 from halimede_operator.queue import Outcome
 from halimede_operator.reconcile.placer import Placer
 from halimede_operator.reconcile.reconciler import Reconciler
@@ -91,6 +93,7 @@ async def open_harness(folder: Path) -> AsyncIterator[Harness]:
             cache,
             Indexes(woken.append, lambda: harness.now),
             nodes,
+            Works(woken.append, lambda: moment_of(harness.today)),
             _placer(client, lambda: harness.now),
             Events(client, "this-operator", lambda: harness.now),
             OtherOperators(client, "halimede/this", lambda: harness.now),
