@@ -137,3 +137,19 @@ def test_another_hpa_of_the_deployment_is_reported_and_left_alone(place: Place) 
     assert hpas(place) == {"horizontalpodautoscaler.autoscaling/theirs"}
     place.kubectl("delete", "hpa", "theirs")
     eventually(lambda: "digits" in str(hpas(place)), "our HPA", 40, operator.check)
+
+
+def test_zero_by_the_hpa_is_used_or_its_refusal_reported(place: Place) -> None:
+    operator = place.start().ready()
+    scaled(place, autoscaling={"maxReplicas": 4, "scaleToZero": {"idleFor": "1m", "zeroBy": "HPA"}})
+    settled(place, operator)
+    eventually(lambda: hpas(place), "an HPA", 30, operator.check)
+    least = place.get("hpa", "digits")["spec"]["minReplicas"]
+    if least == 1:
+        before = place.writes()
+        place.kubectl("annotate", "hpa", "digits", "theirs=1")
+        place.kubectl("annotate", "deployment", "digits", "theirs=1")
+        settled(place, operator)
+        refused = {what: count for what, count in (place.writes() - before).items() if "horizontal" in what}
+        assert refused == {}
+    assert least in (0, 1)

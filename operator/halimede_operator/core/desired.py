@@ -65,10 +65,13 @@ def desired(
     policy: RolloutPolicy,
     replicas: Replicas,
     rolled_back: RolledBack | None = None,
+    *,
+    hpa_may_be_zero: bool = True,
 ) -> tuple[Object, ...]:
     """The children. Equal arguments give equal objects.
 
-    uid: of the object. policy: not Auto. rolled_back: what was rolled back to this revision.
+    uid: of the object. policy: not Auto. rolled_back: what was rolled back to this revision. hpa_may_be_zero: the API
+    server accepts an HPA with 0 as minReplicas.
     """
     scaling = workload.autoscaling
     config = config_map(key, uid, revision)
@@ -80,8 +83,9 @@ def desired(
         children.append(network_policy(key, uid, workload, platform.operator_namespace))
     config_name = config["metadata"]["name"]
     children.append(deployment(key, uid, workload, revision, config_name, rolled_back, policy, replicas.applied))
-    if scaling is not None and not workload.suspend and (made := scaler(key, uid, scaling)) is not None:
-        children.append(made)
+    if scaling is not None and not workload.suspend:
+        made = scaler(key, uid, scaling, may_be_zero=hpa_may_be_zero)
+        children += [made] if made is not None else []
     most = workload.replicas if scaling is None else scaling.max_replicas
     if most > 1 and workload.max_unavailable is not None:
         children.append(disruption_budget(key, uid, workload.max_unavailable))

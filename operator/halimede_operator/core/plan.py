@@ -164,7 +164,15 @@ def plan(
 
     def children(policy: RolloutPolicy) -> tuple[Object, ...]:
         made = desired(
-            snapshot.key, metadata["uid"], workload, platform, choice.revision, policy, replicas, choice.rolled_back
+            snapshot.key,
+            metadata["uid"],
+            workload,
+            platform,
+            choice.revision,
+            policy,
+            replicas,
+            choice.rolled_back,
+            hpa_may_be_zero=not snapshot.no_zero,
         )
         return without_second(made, snapshot)
 

@@ -103,6 +103,8 @@ class Snapshot:
     """By pod uid, of pods whose server container runs."""
     keda_hpa: Object | None = None
     """The HPA that KEDA made from the object's ScaledObject, also if that is deleted."""
+    no_zero: str = ""
+    """Why the API server refuses an HPA with 0 as minReplicas; "" if that is not known."""
     idle: Idle | None = None
     """None if it is not idle, if that is not known, or if nobody asks."""
     quota_messages: tuple[str, ...] = ()

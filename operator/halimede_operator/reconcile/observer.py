@@ -20,9 +20,12 @@ from halimede_operator.core.name_collisions import contending_keys
 from halimede_operator.core.names import child_name
 from halimede_operator.core.operator_mark import other_operator
 from halimede_operator.core.plan import Change, Plan, member_names
+from halimede_operator.core.reading import clean
 from halimede_operator.core.snapshot import Contender, Object, Snapshot
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
+NO_ZERO_S = 600.0
+"""How long an API server is believed to refuse 0 as minReplicas. Its feature gates may change with an upgrade."""
 MAX_PODS_ASKED = 4
 """Of one object, when asking for events: all its pods have the same volumes."""
 
@@ -39,8 +42,9 @@ class Observer:
         works: Works,
         own_lease: str,
         wake: Callable[[Key], None],
+        clock: Callable[[], float],
     ) -> None:
-        """own_lease: our own Lease, as `namespace/name`. wake: enqueue a key."""
+        """own_lease: our own Lease, as `namespace/name`. wake: enqueue a key. clock: monotonic seconds."""
         self._api = api
         self._cache = cache
         self._indexes = indexes
@@ -48,6 +52,9 @@ class Observer:
         self._works = works
         self._own_lease = own_lease
         self._wake = wake
+        self._clock = clock
+        self._no_zero = ""
+        self._no_zero_until = float("-inf")
 
     def observe(self, key: Key) -> Snapshot | None:
         """Take a snapshot from the cache, without a request; None if the object does not exist."""
@@ -89,6 +96,7 @@ class Observer:
             shortages=self._nodes.short_of(key, pod_objects),
             contenders=contenders,
             keda_hpa=self._keda_hpa(key),
+            no_zero=self._no_zero if self._clock() < self._no_zero_until else "",
             idle=self._works.idle(key, pod_objects if may_sleep(value) else (), kept_idle(value)),
             unavailable=cache.unavailable,
             quota_messages=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
@@ -156,6 +164,25 @@ class Observer:
                 # It is ours; its watch event has not arrived yet.
                 self.keep(BY_KIND[value["kind"]], value, reconciled=key)
         return existing
+
+    async def check_zero(self, planned: Plan) -> None:
+        """Raise Stale if the API server refuses a planned HPA because its minReplicas is 0: then it gets 1.
+
+        Whether 0 is allowed is a feature gate of the API server, which only a dry run tells.
+        """
+        for change in planned.changes:
+            if not isinstance(change, Apply) or change.object["kind"] != AUTOSCALERS.kind:
+                continue
+            if change.object["spec"].get("minReplicas") != 0:
+                continue
+            try:
+                await self._api.try_apply(change.object, is_new=change.is_new)
+            except ApiError as error:
+                if not any(cause.field == "spec.minReplicas" for cause in error.causes):
+                    raise
+                self._no_zero = clean(error.message, 256)
+                self._no_zero_until = self._clock() + NO_ZERO_S
+                raise Stale("the API server refuses an HPA with 0 as minReplicas") from error
 
     async def without_rivals(self, planned: Plan) -> Plan:
         """The plan, with a Conflict in place of a new scaler if another HPA scales the Deployment already.

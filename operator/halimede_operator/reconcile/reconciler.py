@@ -76,7 +76,7 @@ class Reconciler:
     ) -> None:
         """wake: enqueue a key. clock: monotonic seconds. today: the UTC time for statuses and events."""
         self._api = api
-        self._observer = Observer(api, cache, indexes, nodes, works, other_operators.ours, wake)
+        self._observer = Observer(api, cache, indexes, nodes, works, other_operators.ours, wake, clock)
         self._children = ChildWriter(api, cache, clock)
         self._placer = placer
         self._events = events
@@ -139,6 +139,7 @@ class Reconciler:
                 await self._observer.read_replica_sets(key)
                 if (after := self._observer.observe(key)) is not None:
                     planned = plan(after, self._platform, self._now(), name_holders, devices)
+            await self._observer.check_zero(planned)
             planned = await self._observer.without_rivals(planned)
             performed = await self._children.perform_all(snapshot, planned)
             if performed == Performed():

@@ -11,8 +11,10 @@ from halimede_operator.cluster.kinds import AUTOSCALERS
 from halimede_operator.cluster.works import Works
 from halimede_operator.core.autoscaling.idle import kept_idle
 from halimede_operator.core.reading import moment_of
-from halimede_operator.queue import Done
+from halimede_operator.core.workqueue import Failure
+from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.reconciler import CONFLICT_AGAIN_S
+from support.kube_api import Fault
 from support.operator_harness import DIGITS, SPEC, Harness, run
 
 SCALED = {**SPEC, "replicas": 3, "autoscaling": {"maxReplicas": 6}}
@@ -385,5 +387,33 @@ def test_idle_object_falls_asleep_and_its_annotation_wakes_it(tmp_path: Path):
         asking.cancel()
         await asyncio.wait({asking})
         await runner.cleanup()
+
+    run(scenario, tmp_path)
+
+
+def test_api_server_without_zero_gets_an_hpa_with_one(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        message = "spec.minReplicas: Invalid value: 0: must be greater than or equal to 1"
+        cause = {"reason": "FieldValueInvalid", "field": "spec.minReplicas", "message": message}
+        refusal = Fault(
+            "horizontalpodautoscalers/digits.*dryRun", status=422, reason="Invalid", message=message, causes=(cause,)
+        )
+        harness.api.faults.append(refusal)
+        spec(harness, {**SPEC, "autoscaling": {"maxReplicas": 4, "scaleToZero": {"idleFor": "10m", "zeroBy": "HPA"}}})
+        assert await harness.sync() == Failed(Failure.CONFLICT, "the API server refuses an HPA with 0 as minReplicas")
+        await rest(harness)
+        hpa = harness.api.objects["horizontalpodautoscalers", "prod", "digits"]["spec"]
+        assert hpa["minReplicas"] == 1
+        assert hpa["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 600
+        assert {metric["type"] for metric in hpa["metrics"]} == {"Object"}
+        harness.api.put("horizontalpodautoscalers", "prod", "digits", status=hpa_status(1, "2"))
+        await rest(harness)
+        assert "minReplicas, because the API server refuses 0" in harness.condition("AutoscalingActive")["message"]
+
+        # An upgrade of the API server is noticed later.
+        harness.api.faults.clear()
+        harness.now += 601
+        await rest(harness)
+        assert harness.api.objects["horizontalpodautoscalers", "prod", "digits"]["spec"]["minReplicas"] == 0
 
     run(scenario, tmp_path)

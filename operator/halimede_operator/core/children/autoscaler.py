@@ -13,11 +13,11 @@ FALLBACK_AFTER = 3
 """Failures of KEDA's query in a row before the fallback counts."""
 
 
-def scaler(key: Key, uid: str, scaling: Autoscaling) -> Json | None:
-    """None with the provider External."""
+def scaler(key: Key, uid: str, scaling: Autoscaling, *, may_be_zero: bool = True) -> Json | None:
+    """None with the provider External. may_be_zero: the API server accepts an HPA with 0 as minReplicas."""
     match scaling.provider:
         case Provider.HPA:
-            return _hpa(key, uid, scaling)
+            return _hpa(key, uid, scaling, least=0 if may_be_zero else 1)
         case Provider.KEDA:
             return _scaled_object(key, uid, scaling)
         case Provider.EXTERNAL:
@@ -28,7 +28,7 @@ def _target(key: Key) -> Json:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "name": child_name(key.name)}
 
 
-def _hpa(key: Key, uid: str, scaling: Autoscaling) -> Json:
+def _hpa(key: Key, uid: str, scaling: Autoscaling, least: int) -> Json:
     is_by_hpa = scaling.scale_to_zero is not None and scaling.scale_to_zero.by is ZeroBy.HPA
     behavior = _behavior(scaling)
     return {
@@ -37,7 +37,7 @@ def _hpa(key: Key, uid: str, scaling: Autoscaling) -> Json:
         "metadata": metadata(key, uid, child_name(key.name)),
         "spec": {
             "scaleTargetRef": _target(key),
-            "minReplicas": scaling.min_replicas,
+            "minReplicas": max(least, scaling.min_replicas),
             "maxReplicas": scaling.max_replicas,
             "metrics": list(scaling.metrics)
             or [

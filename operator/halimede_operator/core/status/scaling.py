@@ -50,7 +50,9 @@ def scaling_state(observed: Observed) -> ConditionState | None:
         return ConditionState(FALSE, "ScaledToZero", text)
     if (problem := _problem(made, snapshot.keda_hpa)) is not None:
         return problem
-    return ConditionState(TRUE, "Scaling", f"{kind} {name} scales {bounds}{_limit(_hpa_of(snapshot))}")
+    return ConditionState(
+        TRUE, "Scaling", f"{kind} {name} scales {bounds}{_limit(_hpa_of(snapshot))}{_no_zero(scaling, snapshot)}"
+    )
 
 
 def _problem(made: Object, keda_hpa: Object | None) -> ConditionState | None:
@@ -76,6 +78,12 @@ def _problem(made: Object, keda_hpa: Object | None) -> ConditionState | None:
         text = f"HorizontalPodAutoscaler {name} has no decision yet"
         return ConditionState(UNKNOWN, "Starting", text)
     return None
+
+
+def _no_zero(scaling: Autoscaling, snapshot: Snapshot) -> str:
+    if scaling.provider is not Provider.HPA or scaling.min_replicas > 0 or not snapshot.no_zero:
+        return ""
+    return f"; the HPA has 1 as minReplicas, because the API server refuses 0: {snapshot.no_zero}"
 
 
 def _limit(hpa: Object | None) -> str:
