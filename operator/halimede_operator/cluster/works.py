@@ -65,7 +65,9 @@ class Works:
                 await asyncio.sleep(self._period_s)
 
     async def _ask(self, session: aiohttp.ClientSession, slots: asyncio.Semaphore, key: Key) -> None:
-        asked = self._asked[key]
+        asked = self._asked.get(key)
+        if asked is None:
+            return
         pods = asked.pods
         answers = await asyncio.gather(*[_work(session, slots, pod) for pod in pods])
         if self._asked.get(key) is not asked or asked.pods is not pods:

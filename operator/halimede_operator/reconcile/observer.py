@@ -195,7 +195,6 @@ class Observer:
     async def _unless_rival(self, change: Change) -> Change:
         if not isinstance(change, Apply) or not change.is_new or change.object["kind"] not in SCALER_KINDS:
             return change
-        target = change.object["spec"]["scaleTargetRef"]["name"]
         namespace = change.object["metadata"]["namespace"]
         rival = rival_of(change.object, await self._api.list_labelled(AUTOSCALERS, namespace, {}))
         if rival is None:
@@ -204,7 +203,8 @@ class Observer:
         named = {"apiVersion": AUTOSCALERS.api_version, "kind": AUTOSCALERS.kind, "metadata": rival["metadata"]}
         owner = controller_of(rival)
         text = "somebody else" if owner is None else f"{owner['kind']} {owner['name']}"
-        return Conflict(named, f"{text}, and scales Deployment {target}")
+        target = rival["spec"]["scaleTargetRef"]
+        return Conflict(named, f"{text}, and scales {target.get('kind')} {target.get('name')}")
 
     async def _find(self, value: Object) -> Object | None:
         """The existing object of this kind and name, from the cache or else from the API server."""

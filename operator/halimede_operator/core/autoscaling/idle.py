@@ -4,6 +4,7 @@ An object is idle while no pod of it received a request, and none has requests o
 not idle: a pod that is not Ready, is being deleted or cannot be asked, a restart, a pod that came or went.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ def read_work(page: bytes) -> Work | None:
     totals: dict[str, float] = {}
     for name, value in _LINE.findall(page):
         totals[name.decode()] = totals.get(name.decode(), 0.0) + float(value)
-    if not all(name in totals for name in (_REQUESTS[0], *_WAITING)):
+    needed = (_REQUESTS[0], *_WAITING)
+    if not all(name in totals for name in needed) or not all(map(math.isfinite, totals.values())):
         return None
     requests = sum(totals.get(name, 0.0) for name in _REQUESTS)
     return Work(int(requests), round(sum(totals[name] for name in _WAITING)))

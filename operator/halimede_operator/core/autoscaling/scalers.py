@@ -21,15 +21,17 @@ def scaler_in(snapshot: Snapshot) -> Object | None:
 
 
 def rival_of(made: Object, hpas: Sequence[Object]) -> Object | None:
-    """Another HPA that scales the same Deployment as the scaler that is to be made; None if there is none.
+    """Another HPA that scales the same Deployment as the scaler that is to be made, or the Deployment's owner; None if
+    there is none.
 
     hpas: of the namespace. KEDA makes one for each ScaledObject, so these need not be asked for.
     """
-    target = made["spec"]["scaleTargetRef"]
+    targets = [made["spec"]["scaleTargetRef"], *made["metadata"]["ownerReferences"]]
+    named = {(target["kind"], target["name"]) for target in targets}
 
     def is_rival(hpa: Object) -> bool:
         other = hpa["spec"]["scaleTargetRef"]
-        is_same = (other.get("kind"), other.get("name")) == (target["kind"], target["name"])
+        is_same = (other.get("kind"), other.get("name")) in named
         return is_same and hpa["metadata"]["name"] != made["metadata"]["name"]
 
     return next((hpa for hpa in hpas if is_rival(hpa)), None)

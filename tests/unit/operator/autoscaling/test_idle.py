@@ -54,7 +54,7 @@ def test_page_without_a_needed_metric_is_no_report(name):
     assert read_work(b"".join(lines)) is None
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "x"])
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "1e999", "-1", "x"])
 def test_impossible_values_are_no_report(value):
     page = PAGE.replace(b'open{model="a",version="1"} 4', b'open{model="a",version="1"} ' + value.encode())
     assert read_work(page) is None
