@@ -96,6 +96,7 @@ def _peers(context: click.Context, option: click.Parameter, values: tuple[str, .
     callback=_peers,
     help="Peer of NetworkPolicies, as JSON, that may read the metrics of all pods; repeatable.",
 )
+@click.option("--prometheus-address", help="URL of Prometheus for KEDA, for objects that name none.")
 @click.option("--watch-namespace", multiple=True, help="Watch only this namespace; repeatable; all by default.")
 @click.option("--operator-namespace", help="Where the operator runs; the pod's by default.")
 @click.option("--lease-namespace", help="Where the operator's Lease is; its own namespace by default.")
@@ -120,6 +121,7 @@ def _command(
     s3_secret: str | None,
     node_lost_toleration_seconds: int | None,
     metrics_collector: tuple[Json, ...],
+    prometheus_address: str | None,
     watch_namespace: tuple[str, ...],
     operator_namespace: str | None,
     lease_namespace: str | None,
@@ -151,6 +153,7 @@ def _command(
         operator_namespace=own_namespace,
         metrics_collectors=metrics_collector,
         watch_namespaces=watch_namespace,
+        prometheus_address=prometheus_address,
     )
     return Settings(
         platform=platform,

@@ -118,6 +118,16 @@ STATUS = {
         "measuredAt": "2026-11-01T00:00:00Z",
     },
     "placementsTruncated": True,
+    "autoscaling": {
+        "provider": "HPA",
+        "target": "bert",
+        "desiredReplicas": 3,
+        "lastDecision": "2 -> 3: halimede_queue_requests 6 of 4",
+        "lastScaleTime": "2026-11-01T00:00:00Z",
+        "idle": {"since": "2026-11-01T00:00:00Z", "of": "6f9c"},
+    },
+    "startup": {"pod": "bert-6f9c-x"}
+    | dict.fromkeys(("created", "scheduled", "fetched", "started", "loaded", "ready"), "2026-11-01T00:00:00Z"),
     "lastFailure": {
         "reason": "ModelFetchFailed",
         "message": "no such bucket",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from support.bad_accelerators import BAD_ACCELERATORS
+from support.bad_autoscaling import BAD_AUTOSCALING
 from support.custom_resources import ABSENT, Json, changed, ensemble, model
 
 
@@ -167,6 +168,7 @@ _BAD_MODELS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     ),
 }
 _BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
+    **BAD_AUTOSCALING,
     "replicas-negative": ({"spec.replicas": -1}, "spec.replicas", "greater than or equal to 0"),
     "replicas-text": ({"spec.replicas": "two"}, "spec.replicas", "must be of type integer"),
     "suspend-text": ({"spec.suspend": "yes"}, "spec.suspend", "must be of type boolean"),

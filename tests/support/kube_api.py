@@ -1,7 +1,7 @@
 """A small API server for tests that inject faults or break streams: list, watch, apply, status, delete.
 
 It implements what matters to a client: uids, increasing resource versions, generations, paged lists, watches from a version with
-bookmarks, server-side apply by one manager, preconditions. It has no schemas, no defaults and no other controllers: what depends
+bookmarks, server-side apply by one manager (of `spec.replicas` by several, with the default 1), preconditions. It has no schemas, no defaults and no other controllers: what depends
 on those is tested against the real API server.
 """
 
@@ -22,13 +22,15 @@ from aiohttp import web
 
 Object = dict[str, Any]
 
-CUSTOM = ("halimede.dev", "v1alpha1", {"inferencemodels": "InferenceModel", "modelensembles": "ModelEnsemble"})
 GROUPS = (
-    CUSTOM,
+    ("halimede.dev", "v1alpha1", {"inferencemodels": "InferenceModel", "modelensembles": "ModelEnsemble"}),
     ("apps", "v1", {"deployments": "Deployment", "replicasets": "ReplicaSet"}),
+    ("autoscaling", "v2", {"horizontalpodautoscalers": "HorizontalPodAutoscaler"}),
+    ("keda.sh", "v1alpha1", {"scaledobjects": "ScaledObject"}),
     ("policy", "v1", {"poddisruptionbudgets": "PodDisruptionBudget"}),
     ("networking.k8s.io", "v1", {"networkpolicies": "NetworkPolicy"}),
     ("coordination.k8s.io", "v1", {"leases": "Lease"}),
+    ("resource.k8s.io", "v1", {"resourceclaimtemplates": "ResourceClaimTemplate"}),
     ("apiextensions.k8s.io", "v1", {"customresourcedefinitions": "CustomResourceDefinition"}),
     (
         "",
@@ -97,7 +99,8 @@ class KubeApi:
         self._open: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
         self._port = 0
-        self.has_custom_kinds = True
+        self.missing_groups: set[str] = set()
+        """API groups that are not served."""
 
     # For tests.
 
@@ -105,11 +108,14 @@ class KubeApi:
         """Create or change an object, as another client."""
         known = self.objects.get((plural, namespace, name))
         value = copy.deepcopy(known) if known else self._new(plural, namespace, name)
+        before = (value.get("spec") or {}).get("replicas")
         generation = value["metadata"]["generation"]
         metadata = rest.pop("metadata", {})
         changed = "spec" in rest and rest["spec"] != value.get("spec")
         value.update(copy.deepcopy(rest))
         value["metadata"].update(metadata)
+        if (value.get("spec") or {}).get("replicas") != before and "managedFields" not in metadata:
+            value["metadata"].pop("managedFields", None)
         value["metadata"]["generation"] = generation + int(changed and known is not None)
         return self._store(plural, value, "MODIFIED" if known else "ADDED")
 
@@ -247,7 +253,7 @@ class KubeApi:
         match = re.fullmatch(
             r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(/status)?", request.path
         )
-        if match is None or (match[2] in CUSTOM[2] and not self.has_custom_kinds):
+        if match is None or request.path.split("/")[2] in self.missing_groups:
             return _failure(404, "NotFound", "the server could not find the requested resource")
         namespace, plural, name, status = match.groups()
         if name is None:
@@ -270,7 +276,7 @@ class KubeApi:
         if is_apply and request.query.get("dryRun"):
             return _response(body)
         if is_apply:
-            return self._apply(plural, namespace, name, known, body)
+            return self._apply(plural, namespace, name, known, body, request.query["fieldManager"])
         if known is None:
             return _failure(404, "NotFound", f"{plural} {name!r} not found")
         if request.method == "PATCH" and not status:
@@ -283,7 +289,7 @@ class KubeApi:
     def _discovery(self, path: str) -> Object | None:
         if path == "/api":
             return {"versions": ["v1"]}
-        groups = [group for group in GROUPS if group is not CUSTOM or self.has_custom_kinds]
+        groups = [group for group in GROUPS if group[0] not in self.missing_groups]
         if path == "/apis":
             versions = [
                 (group, {"groupVersion": f"{group}/{version}", "version": version}) for group, version, _ in groups
@@ -375,8 +381,12 @@ class KubeApi:
             return _failure(409, "AlreadyExists", f"{plural} {name!r} already exists")
         return _response(self.put(plural, namespace, name, **body), status=201)
 
-    def _apply(self, plural: str, namespace: str, name: str, known: Object | None, body: Object) -> web.Response:
+    def _apply(
+        self, plural: str, namespace: str, name: str, known: Object | None, body: Object, manager: str = ""
+    ) -> web.Response:
         before = copy.deepcopy(known)
+        if plural == "deployments" and manager:
+            body = _with_managers(known, body, manager)
         if known is not None and _merged(known, body) == known:
             return _response(known)
         value = self.put(plural, namespace, name, **_merged(before or {}, body))
@@ -399,6 +409,30 @@ async def kube_api() -> AsyncIterator[KubeApi]:
         yield api
     finally:
         await api.stop()
+
+
+_REPLICAS: Object = {"f:spec": {"f:replicas": {}}}
+
+
+def _with_managers(known: Object | None, body: Object, manager: str) -> Object:
+    """The body, with the owners of `spec.replicas` after its apply, and with the default if it has none any more."""
+    listed = (known or {}).get("metadata", {}).get("managedFields") or ()
+    if any(entry["fieldsV1"] != _REPLICAS for entry in listed):
+        # A test has set them.
+        return body
+    entries = {entry["manager"]: entry for entry in listed}
+    before = ((known or {}).get("spec") or {}).get("replicas")
+    number = body["spec"].get("replicas")
+    was_owned = manager in entries
+    if number is None:
+        entries.pop(manager, None)
+    else:
+        if number != before:
+            entries.clear()
+        entries[manager] = {"manager": manager, "operation": "Apply", "fieldsV1": _REPLICAS}
+    falls_back = number is None and (known is None or (was_owned and not entries))
+    spec = {**body["spec"], "replicas": 1} if falls_back else body["spec"]
+    return {**body, "metadata": {**body["metadata"], "managedFields": list(entries.values())}, "spec": spec}
 
 
 def _selector(request: web.Request, name: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from halimede_operator.core.api.spec import (
     Accelerator,
     AcceleratorType,
+    Autoscaling,
     CaBundle,
     Cache,
     CacheMedium,
@@ -20,6 +21,8 @@ from halimede_operator.core.api.spec import (
     Kind,
     Model,
     ModelSpec,
+    Preset,
+    Provider,
     Scheduling,
     Serving,
     Spec,
@@ -276,8 +279,31 @@ _PEERS = st.sampled_from(
         {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
     ]
 )
+_METRIC = {"metric": {"name": "mine", "selector": {"matchLabels": {"team": ""}}}}
+_AUTOSCALING = st.sampled_from(
+    [
+        None,
+        None,
+        Autoscaling(max_replicas=4),
+        Autoscaling(max_replicas=4, min_replicas=2, preset=Preset.CONCURRENCY, target="0.5k"),
+        Autoscaling(
+            max_replicas=4,
+            preset=None,
+            metrics=(
+                {"type": "External", "external": {**_METRIC, "target": {"type": "Value", "value": 1}}},
+                {
+                    "type": "Resource",
+                    "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}},
+                },
+            ),
+            behavior={"scaleUp": {"stabilizationWindowSeconds": 0, "selectPolicy": "Disabled"}},
+        ),
+        Autoscaling(max_replicas=4, provider=Provider.EXTERNAL, preset=None),
+    ]
+)
 _WORKLOADS = st.builds(
     Workload,
+    autoscaling=_AUTOSCALING,
     replicas=st.integers(0, 5),
     suspend=st.booleans(),
     accelerator=_ACCELERATORS,

@@ -87,6 +87,6 @@ def _spelled(value: Any, field: str = "", within: str = "") -> Any:
         return [_spelled(each) for each in value]
     if field in QUANTITIES or within in QUANTITY_MAPS:
         amount = quantity(value)
-        assert amount is not None
-        return f"{amount * 1000}m"
+        # A metric's target has its type beside its quantity.
+        return value if amount is None else f"{amount * 1000}m"
     return value

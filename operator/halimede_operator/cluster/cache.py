@@ -9,14 +9,17 @@ the events that our own writes cause.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from halimede_operator.cluster.kinds import ENSEMBLES, MODELS, REPLICA_SETS, Resource
+from halimede_operator.cluster.kinds import AUTOSCALERS, DEPLOYMENTS, ENSEMBLES, MODELS, REPLICA_SETS, Resource
 from halimede_operator.core.api.spec import API_VERSION, UNREAD, Key, Kind
+from halimede_operator.core.autoscaling.hpa import decision_of
+from halimede_operator.core.autoscaling.idle import MAX_WAKE, WAKE
+from halimede_operator.core.autoscaling.replicas import IS_OURS, are_ours
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MODEL_LABEL
 from halimede_operator.core.plan import member_names
 from halimede_operator.core.snapshot import Object
@@ -72,6 +75,8 @@ class Cache:
         again."""
         self._floors: dict[tuple[str, str | None], int] = {}
         """Version of the last complete list of a kind, in one namespace or (None) in all."""
+        self.unavailable: Mapping[str, str] = {}
+        """Optional kinds that cannot be watched, and why. The cache has no objects of them."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -103,6 +108,8 @@ class Cache:
             return frozenset()
         if known is None and not listed and entry.version < self._floor(entry):
             return frozenset()
+        # An HPA's status has the values of its metrics, which change all the time.
+        is_same = known is not None and _is_same_decision(known, entry)
         namesake = self.find(entry.kind, entry.namespace, entry.name)
         if namesake is not None and namesake.uid != entry.uid:
             if namesake.version > entry.version:
@@ -117,7 +124,7 @@ class Cache:
         if entry.uses and entry.key is not None:
             for name in entry.uses:
                 self._users.setdefault((entry.namespace, name), set()).add(entry.key)
-        return self._woken(entry)
+        return frozenset() if is_same else self._woken(entry)
 
     def delete(self, uid: str, version: int) -> frozenset[Key]:
         """Forget an object that was deleted at this version. Return the keys to wake."""
@@ -146,6 +153,21 @@ class Cache:
             and entry.version <= version
         ]
         return frozenset().union(*[self.delete(entry.uid, version) for entry in gone])
+
+    def set_unavailable(self, kinds: Mapping[str, str]) -> frozenset[Key]:
+        """Only these kinds cannot be watched: forget their objects. kinds: with the reasons. Return the keys to wake.
+
+        Any of our objects may want a child of a kind that comes or goes, so all are woken.
+        """
+        if kinds == self.unavailable:
+            return frozenset()
+        self.unavailable = kinds
+        for entry in [entry for entry in self._entries.values() if entry.kind in kinds]:
+            # Not as deleted: the same objects come back if only the operator's rights were missing.
+            self._drop(entry)
+        return frozenset(
+            entry.key for entry in self._entries.values() if entry.kind in tuple(Kind) and entry.key is not None
+        )
 
     def _floor(self, entry: Entry) -> int:
         return max(self._floors.get((entry.kind, None), 0), self._floors.get((entry.kind, entry.namespace), 0))
@@ -176,6 +198,10 @@ class Cache:
                 del self._users[entry.namespace, name]
 
 
+def _is_same_decision(known: Entry, entry: Entry) -> bool:
+    return entry.kind == AUTOSCALERS.kind and decision_of(known.object) == decision_of(entry.object)
+
+
 def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
     """The entry for an object; raises KeyError, TypeError, AttributeError or ValueError if it is malformed."""
     metadata = value["metadata"]
@@ -184,6 +210,8 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
     whole = {"apiVersion": resource.api_version, "kind": resource.kind, **value, "metadata": _kept(resource, metadata)}
     if resource is REPLICA_SETS and "spec" in value:
         whole["spec"] = {"template": {"spec": _used_by_pods(value["spec"]["template"]["spec"])}}
+    if resource is DEPLOYMENTS:
+        whole[IS_OURS] = are_ours(metadata.get("managedFields") or ())
     if resource.ours and (size := len(orjson.dumps(value.get("spec")))) > MAX_SPEC_BYTES:
         whole |= {"spec": {}, UNREAD: f"has {size} bytes as JSON; at most {MAX_SPEC_BYTES} are read"}
     owner = next((ref for ref in metadata.get("ownerReferences") or () if ref.get("controller")), None)
@@ -214,7 +242,9 @@ def _used_by_pods(pod: dict[str, Any]) -> dict[str, Any]:
 def _kept(resource: Resource, metadata: dict[str, Any]) -> dict[str, Any]:
     """The metadata to keep. Of our own kinds only the fields that are used, because users may make the others large."""
     if resource.ours:
-        return {field: metadata[field] for field in OWN_METADATA if field in metadata}
+        kept = {field: metadata[field] for field in OWN_METADATA if field in metadata}
+        wake = (metadata.get("annotations") or {}).get(WAKE)
+        return {**kept, "annotations": {WAKE: str(wake)[:MAX_WAKE]}} if wake is not None else kept
     kept = {field: part for field, part in metadata.items() if field != "managedFields"}
     annotations = metadata.get("annotations")
     if annotations and LAST_APPLIED in annotations:

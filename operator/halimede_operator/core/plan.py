@@ -1,13 +1,18 @@
 """Turns a snapshot into the changes to make to the children: parse, desired, diff."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from halimede_operator.core.api.ensemble import MAX_STEPS
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, RolloutPolicy, Spec, Workload
+from halimede_operator.core.autoscaling.idle import WAKE, asleep, falls_asleep, wakes
+from halimede_operator.core.autoscaling.replicas import IS_OURS, Replicas, held, present_of, replicas_of
+from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
+from halimede_operator.core.autoscaling.scalers import scalers_in, without_second
 from halimede_operator.core.desired import build, desired, member_problems, template_without_devices
-from halimede_operator.core.diff import Apply, Conflict, Delete, diff
+from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, diff
 from halimede_operator.core.events import EventDraft
 from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT
 from halimede_operator.core.name_collisions import name_collision
@@ -21,6 +26,8 @@ from halimede_operator.core.revisions.rollback import RolledBack, rolled_back_in
 from halimede_operator.core.rollout import Strategy, strategy_at_rest, strategy_of
 from halimede_operator.core.snapshot import Object, Snapshot
 
+S = TypeVar("S", ModelSpec, EnsembleSpec)
+
 
 @dataclass(frozen=True, slots=True)
 class Devices:
@@ -33,11 +40,14 @@ class Devices:
     """How many further pods the free devices allow; None if that was not asked."""
 
 
+Change = Apply | Delete | Conflict | Hold
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The changes to make, and what the status needs to know about the spec."""
 
-    changes: tuple[Apply | Delete | Conflict, ...]
+    changes: tuple[Change, ...]
     """In the order in which they are made. Empty if the spec has problems or a member is missing: what runs goes on
     running."""
     spec: Spec | None
@@ -56,6 +66,8 @@ class Plan:
     strategy: Strategy | None = None
     placement: Placement | None = None
     """The devices of the pods that the Deployment will have."""
+    unavailable: tuple[Object, ...] = ()
+    """Wanted children of kinds that this cluster does not have. The others are applied."""
 
     @property
     def has_unchecked_parts(self) -> bool:
@@ -140,6 +152,7 @@ def plan(
     origin = {INPUTS: inputs_of(snapshot.object, snapshot.members), PLACEMENT: placement.written() if placement else ""}
     made_from = {**origin, GENERATION: str(metadata["generation"])}
     annotations = {name: text for name, text in made_from.items() if text}
+    replicas = _replicas(snapshot, workload)
     choice = choose(
         snapshot,
         spec,
@@ -150,7 +163,18 @@ def plan(
     )
 
     def children(policy: RolloutPolicy) -> tuple[Object, ...]:
-        return desired(snapshot.key, metadata["uid"], workload, platform, choice.revision, policy, choice.rolled_back)
+        made = desired(
+            snapshot.key,
+            metadata["uid"],
+            workload,
+            platform,
+            choice.revision,
+            policy,
+            replicas,
+            choice.rolled_back,
+            hpa_may_be_zero=not snapshot.no_zero,
+        )
+        return without_second(made, snapshot)
 
     existing = deployment_in(snapshot)
     kept = strategy_at_rest(workload, existing)
@@ -168,18 +192,64 @@ def plan(
     )
     if strategy.policy is not kept:
         wanted = children(strategy.policy)
+    unavailable = tuple(child for child in wanted if child["kind"] in snapshot.unavailable)
+    wanted = tuple(child for child in wanted if child["kind"] not in snapshot.unavailable)
     changes = diff(wanted, (*snapshot.children, *name_holders), metadata["uid"], snapshot.replica_sets)
+    asleep_or_awake, told = _asleep_or_awake(snapshot, workload, now)
     return Plan(
-        changes,
+        (*_in_order(changes, existing, replicas, deployment), *asleep_or_awake),
         spec,
         (),
         choice.revision.name,
         choice.rolled_back,
         choice.waiting,
-        _events(snapshot, choice),
+        (*_events(snapshot, choice), *told),
         strategy=strategy,
         placement=placement_in(deployment),
+        unavailable=unavailable,
     )
+
+
+def _in_order(
+    changes: Sequence[Apply | Delete | Conflict], existing: Object | None, replicas: Replicas, deployment: Object
+) -> tuple[Change, ...]:
+    """A scaler that is no longer wanted goes first. The replicas are held before the Deployment is applied without."""
+    first = [change for change in changes if isinstance(change, Delete) and change.kind in SCALER_KINDS]
+    rest: list[Change] = [change for change in changes if change not in first]
+    if replicas.held is not None and existing is not None:
+        places = [i for i, change in enumerate(rest) if isinstance(change, Apply) and change.object == deployment]
+        place = places[0] if places else 0
+        # `kubectl rollout undo` may have brought back the annotation that says that it was applied already.
+        apply = [] if places else [Apply(deployment)]
+        rest[place:place] = [Hold(held(existing, replicas.held)), *apply]
+    return (*first, *rest)
+
+
+def _asleep_or_awake(
+    snapshot: Snapshot, workload: Workload, now: str
+) -> tuple[tuple[Hold, ...], tuple[EventDraft, ...]]:
+    """The last step of `scaleToZero` by the operator, or the first one back; with what to tell about it."""
+    existing, scaling = deployment_in(snapshot), workload.autoscaling
+    if existing is None or scaling is None or workload.suspend or existing.get(IS_OURS):
+        return (), ()
+    present = present_of(existing)
+    if falls_asleep(scaling, snapshot.idle, present, now) and snapshot.idle is not None:
+        text = f"idle since {snapshot.idle.since}: the Deployment is set to 0 replicas"
+        return (Hold(held(existing, 0, asleep(snapshot.object))),), (EventDraft("Normal", "FellAsleep", text),)
+    if present == 0 and wakes(scaling, snapshot.object, existing):
+        text = f"the annotation {WAKE} has a new value: the Deployment gets {scaling.min_replicas} replicas"
+        return (Hold(held(existing, scaling.min_replicas)),), (EventDraft("Normal", "WokenUp", text),)
+    return (), ()
+
+
+def _replicas(snapshot: Snapshot, workload: Workload) -> Replicas:
+    return replicas_of(workload, deployment_in(snapshot), bool(scalers_in(snapshot)))
+
+
+def _counted(spec: S, snapshot: Snapshot) -> S:
+    """The spec, with the replicas that the Deployment has if others set them."""
+    workload = spec.workload
+    return replace(spec, workload=replace(workload, replicas=_replicas(snapshot, workload).counted))
 
 
 def _resource(deployment: Object) -> str:
@@ -216,8 +286,11 @@ def _read(
 ) -> tuple[Spec | None, Mapping[str, ModelSpec] | None, tuple[Problem, ...]]:
     """The spec, its members (None if one is missing or invalid) and its problems."""
     spec, problems = parse(snapshot.key.kind, snapshot.object, platform)
+    if spec is None:
+        return None, {}, problems
     if not isinstance(spec, EnsembleSpec):
-        return spec, {}, problems
+        return _counted(spec, snapshot), {}, problems
+    spec = _counted(spec, snapshot)
     members: dict[str, ModelSpec] = {}
     for name in {step.model for step in spec.steps}:
         member = snapshot.members.get(name)

@@ -33,3 +33,5 @@ class Platform:
     """Peers of NetworkPolicies that may read the metrics of all pods."""
     watch_namespaces: tuple[str, ...] = ()
     """Empty: all namespaces."""
+    prometheus_address: str | None = None
+    """URL that KEDA queries for objects that name none."""

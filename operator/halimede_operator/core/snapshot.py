@@ -61,6 +61,15 @@ class PodIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """An object has had no request since then."""
+
+    since: str
+    of: str
+    """A hash of its pods, and of how many requests each had answered."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shortage:
     """A node has fewer devices of a resource than our pods hold there."""
 
@@ -92,6 +101,12 @@ class Snapshot:
     pods: tuple[Object, ...]
     indexes: Mapping[str, PodIndex]
     """By pod uid, of pods whose server container runs."""
+    keda_hpa: Object | None = None
+    """The HPA that KEDA made from the object's ScaledObject, also if that is deleted."""
+    no_zero: str = ""
+    """Why the API server refuses an HPA with 0 as minReplicas; "" if that is not known."""
+    idle: Idle | None = None
+    """None if it is not idle, if that is not known, or if nobody asks."""
     quota_messages: tuple[str, ...] = ()
     """Messages of ReplicaSets about pods that they may not create (condition ReplicaFailure)."""
     kubelet_events: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
@@ -100,5 +115,7 @@ class Snapshot:
     shortages: Mapping[str, tuple[Shortage, ...]] = field(default_factory=dict)
     """By node, of devices that pods of this object hold."""
     contenders: tuple[Contender, ...] = ()
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of children that cannot be created in this cluster, and why."""
     free_devices: str = ""
     """For an object with pods that wait for devices: which ones are free, in words."""

@@ -7,16 +7,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.indexes import Indexes
-from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS, MODELS, PODS, REPLICA_SETS, Resource
+from halimede_operator.cluster.kinds import AUTOSCALERS, BY_KIND, DEPLOYMENTS, MODELS, PODS, REPLICA_SETS, Resource
 from halimede_operator.cluster.nodes import Nodes
+from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.labels import selector_of
+from halimede_operator.core.autoscaling.idle import kept_idle, may_sleep
+from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
+from halimede_operator.core.autoscaling.scalers import SCALED_OBJECT, rival_of
+from halimede_operator.core.diff import Apply, Conflict
+from halimede_operator.core.labels import controller_of, selector_of
 from halimede_operator.core.name_collisions import contending_keys
+from halimede_operator.core.names import child_name
 from halimede_operator.core.operator_mark import other_operator
-from halimede_operator.core.plan import member_names
+from halimede_operator.core.plan import Change, Plan, member_names
+from halimede_operator.core.reading import clean
 from halimede_operator.core.snapshot import Contender, Object, Snapshot
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
+NO_ZERO_S = 600.0
+"""How long an API server is believed to refuse 0 as minReplicas. Its feature gates may change with an upgrade."""
 MAX_PODS_ASKED = 4
 """Of one object, when asking for events: all its pods have the same volumes."""
 
@@ -30,16 +39,22 @@ class Observer:
         cache: Cache,
         indexes: Indexes,
         nodes: Nodes,
+        works: Works,
         own_lease: str,
         wake: Callable[[Key], None],
+        clock: Callable[[], float],
     ) -> None:
-        """own_lease: our own Lease, as `namespace/name`. wake: enqueue a key."""
+        """own_lease: our own Lease, as `namespace/name`. wake: enqueue a key. clock: monotonic seconds."""
         self._api = api
         self._cache = cache
         self._indexes = indexes
         self._nodes = nodes
+        self._works = works
         self._own_lease = own_lease
         self._wake = wake
+        self._clock = clock
+        self._no_zero = ""
+        self._no_zero_until = float("-inf")
 
     def observe(self, key: Key) -> Snapshot | None:
         """Take a snapshot from the cache, without a request; None if the object does not exist."""
@@ -48,6 +63,7 @@ class Observer:
         if entry is None:
             self._indexes.of(key, ())
             self._nodes.short_of(key, ())
+            self._works.forget(key)
             return None
         value = entry.object
         names = member_names(value) if key.kind is Kind.MODEL_ENSEMBLE else frozenset()
@@ -79,8 +95,20 @@ class Observer:
             indexes=self._indexes.of(key, pod_objects),
             shortages=self._nodes.short_of(key, pod_objects),
             contenders=contenders,
+            keda_hpa=self._keda_hpa(key),
+            no_zero=self._no_zero if self._clock() < self._no_zero_until else "",
+            idle=self._works.idle(key, pod_objects if may_sleep(value) else (), kept_idle(value)),
+            unavailable=cache.unavailable,
             quota_messages=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
         )
+
+    def _keda_hpa(self, key: Key) -> Object | None:
+        # It has the labels of the ScaledObject, and so ours.
+        entry = self._cache.find(AUTOSCALERS.kind, key.namespace, child_name(key.name))
+        if entry is None or entry.key != key:
+            return None
+        owner = controller_of(found := entry.object)
+        return found if owner is not None and owner["kind"] == SCALED_OBJECT else None
 
     def keep(self, resource: Resource, value: Object, *, reconciled: Key) -> None:
         """Store an answer of the API server, and wake the keys that it concerns, except the one being reconciled."""
@@ -136,6 +164,47 @@ class Observer:
                 # It is ours; its watch event has not arrived yet.
                 self.keep(BY_KIND[value["kind"]], value, reconciled=key)
         return existing
+
+    async def check_zero(self, planned: Plan) -> None:
+        """Raise Stale if the API server refuses a planned HPA because its minReplicas is 0: then it gets 1.
+
+        Whether 0 is allowed is a feature gate of the API server, which only a dry run tells.
+        """
+        for change in planned.changes:
+            if not isinstance(change, Apply) or change.object["kind"] != AUTOSCALERS.kind:
+                continue
+            if change.object["spec"].get("minReplicas") != 0:
+                continue
+            try:
+                await self._api.try_apply(change.object, is_new=change.is_new)
+            except ApiError as error:
+                if not any(cause.field == "spec.minReplicas" for cause in error.causes):
+                    raise
+                self._no_zero = clean(error.message, 256)
+                self._no_zero_until = self._clock() + NO_ZERO_S
+                raise Stale("the API server refuses an HPA with 0 as minReplicas") from error
+
+    async def without_rivals(self, planned: Plan) -> Plan:
+        """The plan, with a Conflict in place of a new scaler if another HPA scales the Deployment already.
+
+        Only objects with our label are watched, so the HPAs of the namespace are listed before a scaler is made.
+        """
+        changes = [await self._unless_rival(change) for change in planned.changes]
+        return dataclasses.replace(planned, changes=tuple(changes))
+
+    async def _unless_rival(self, change: Change) -> Change:
+        if not isinstance(change, Apply) or not change.is_new or change.object["kind"] not in SCALER_KINDS:
+            return change
+        namespace = change.object["metadata"]["namespace"]
+        rival = rival_of(change.object, await self._api.list_labelled(AUTOSCALERS, namespace, {}))
+        if rival is None:
+            return change
+        # Items of lists have neither apiVersion nor kind.
+        named = {"apiVersion": AUTOSCALERS.api_version, "kind": AUTOSCALERS.kind, "metadata": rival["metadata"]}
+        owner = controller_of(rival)
+        text = "somebody else" if owner is None else f"{owner['kind']} {owner['name']}"
+        target = rival["spec"]["scaleTargetRef"]
+        return Conflict(named, f"{text}, and scales {target.get('kind')} {target.get('name')}")
 
     async def _find(self, value: Object) -> Object | None:
         """The existing object of this kind and name, from the cache or else from the API server."""

@@ -15,6 +15,7 @@ from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
+from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key, RolloutPolicy
 from halimede_operator.core.api_errors import Meaning
 from halimede_operator.core.diff import Apply, Conflict, Delete
@@ -25,12 +26,12 @@ from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
-from halimede_operator.core.reading import condition, moment_at
+from halimede_operator.core.reading import condition, moment_at, moment_of
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed, Gone, Outcome
-from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter, Performed
+from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter, Performed, reference_of
 from halimede_operator.reconcile.interruptions import NameTaken, Stale, Vanished
 from halimede_operator.reconcile.observer import Observer
 from halimede_operator.reconcile.placer import Placer, waits_for_devices_s
@@ -64,6 +65,7 @@ class Reconciler:
         cache: Cache,
         indexes: Indexes,
         nodes: Nodes,
+        works: Works,
         placer: Placer,
         events: Events,
         other_operators: OtherOperators,
@@ -74,7 +76,7 @@ class Reconciler:
     ) -> None:
         """wake: enqueue a key. clock: monotonic seconds. today: the UTC time for statuses and events."""
         self._api = api
-        self._observer = Observer(api, cache, indexes, nodes, other_operators.ours, wake)
+        self._observer = Observer(api, cache, indexes, nodes, works, other_operators.ours, wake, clock)
         self._children = ChildWriter(api, cache, clock)
         self._placer = placer
         self._events = events
@@ -137,6 +139,8 @@ class Reconciler:
                 await self._observer.read_replica_sets(key)
                 if (after := self._observer.observe(key)) is not None:
                     planned = plan(after, self._platform, self._now(), name_holders, devices)
+            await self._observer.check_zero(planned)
+            planned = await self._observer.without_rivals(planned)
             performed = await self._children.perform_all(snapshot, planned)
             if performed == Performed():
                 await self._events.post(key, snapshot.object, planned.events, self._now())
@@ -265,7 +269,7 @@ class Reconciler:
         return OTHER_OPERATOR_AGAIN_S
 
     def _now(self) -> str:
-        return self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return moment_of(self._today())
 
     async def _new_children(self, key: Key) -> list[Object]:
         snapshot = self._observer.observe(key)
@@ -285,7 +289,7 @@ class Reconciler:
             snapshot,
             planned.spec,
             planned.problems,
-            [performed.failure] if performed.failure is not None else [],
+            [*_unavailable(snapshot, planned), *([performed.failure] if performed.failure is not None else [])],
             conflicts,
             today,
             is_postponed=performed.is_postponed,
@@ -316,6 +320,13 @@ class Reconciler:
             raise
         self._observer.keep(resource, answer, reconciled=key)
         await self._events.post(key, answer, events_of(old, new), today)
+
+
+def _unavailable(snapshot: Snapshot, planned: Plan) -> list[ApplyFailure]:
+    return [
+        ApplyFailure(reference_of(child), Meaning.UNAVAILABLE, snapshot.unavailable[child["kind"]])
+        for child in planned.unavailable
+    ]
 
 
 def _failed(failure: ApplyFailure, retry_after_s: float | None) -> Failed:

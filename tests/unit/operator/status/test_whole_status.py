@@ -78,6 +78,15 @@ def test_the_whole_status_of_a_model_that_serves():
         },
         "model": {"digest": DIGEST, "sizeBytes": 438, "fetchedAt": "2026-11-22T09:00:04Z"},
         "placements": [{"pod": "bert-1-a", "node": "node-1"}, {"pod": "bert-1-b", "node": "node-2"}],
+        "startup": {
+            "pod": "bert-1-b",
+            "created": "2026-11-22T09:00:00Z",
+            "scheduled": "2026-11-22T09:00:00Z",
+            "fetched": "2026-11-22T09:00:04Z",
+            "started": "2026-11-22T09:00:05Z",
+            "loaded": "2026-11-22T09:00:08Z",
+            "ready": "2026-11-22T09:00:08Z",
+        },
     }  # fmt: skip
 
 
