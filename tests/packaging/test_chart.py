@@ -163,10 +163,10 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "serviceAccount.annotations": ({"example.com/role": "models"}, {}),
     "rbac.create": (False, {}),
     "podDisruptionBudget.enabled": (False, {"operator": {"replicas": 2}}),
+    "monitoring.collectors": ([{"namespaceSelector": {}}], {}),
     "monitoring.podMonitor": ("Always", {}),
     "monitoring.interval": ("1m", MONITORED),
     "monitoring.labels": ({"release": "prometheus"}, MONITORED),
-    "monitoring.collectors": ([{"namespaceSelector": {}}], {}),
 }
 """For each value one that is not the default, with other values that it needs."""
 

@@ -73,7 +73,7 @@ def desired(
         children.append(service_account(key, uid))
     children += [pods_service(key, uid, workload.serving), service(key, uid, workload.serving)]
     if workload.network_policy:
-        children.append(network_policy(key, uid, workload, platform))
+        children.append(network_policy(key, uid, workload, platform.operator_namespace, platform.metrics_collectors))
     children.append(deployment(key, uid, workload, revision, config["metadata"]["name"], rolled_back, policy))
     if workload.replicas > 1 and workload.max_unavailable is not None:
         children.append(disruption_budget(key, uid, workload.max_unavailable))
