@@ -90,6 +90,8 @@ def _peers(context: click.Context, option: click.Parameter, values: tuple[str, .
     type=click.IntRange(min=0),
     help="Seconds until Kubernetes replaces the pods of a lost node; Kubernetes' 300 s by default.",
 )
+@click.option("--watch-namespace", multiple=True, help="Watch only this namespace; repeatable; all by default.")
+@click.option("--operator-namespace", help="Where the operator runs; the pod's by default.")
 @click.option(
     "--metrics-collector",
     multiple=True,
@@ -97,8 +99,6 @@ def _peers(context: click.Context, option: click.Parameter, values: tuple[str, .
     help="Peer of NetworkPolicies, as JSON, that may read the metrics of all pods; repeatable.",
 )
 @click.option("--prometheus-address", help="URL of Prometheus for KEDA, for objects that name none.")
-@click.option("--watch-namespace", multiple=True, help="Watch only this namespace; repeatable; all by default.")
-@click.option("--operator-namespace", help="Where the operator runs; the pod's by default.")
 @click.option("--lease-namespace", help="Where the operator's Lease is; its own namespace by default.")
 @click.option("--lease-name", default="halimede-operator")
 @click.option("--health-port", type=click.IntRange(0, 65535), default=8080, help="For /healthz and /readyz.")
@@ -120,10 +120,10 @@ def _command(
     s3_region: str | None,
     s3_secret: str | None,
     node_lost_toleration_seconds: int | None,
-    metrics_collector: tuple[Json, ...],
     prometheus_address: str | None,
     watch_namespace: tuple[str, ...],
     operator_namespace: str | None,
+    metrics_collector: tuple[Json, ...],
     lease_namespace: str | None,
     lease_name: str,
     health_port: int,

@@ -80,7 +80,7 @@ def desired(
         children.append(service_account(key, uid))
     children += [pods_service(key, uid, workload.serving), service(key, uid, workload.serving)]
     if workload.network_policy:
-        children.append(network_policy(key, uid, workload, platform))
+        children.append(network_policy(key, uid, workload, platform.operator_namespace, platform.metrics_collectors))
     config_name = config["metadata"]["name"]
     children.append(deployment(key, uid, workload, revision, config_name, rolled_back, policy, replicas.applied))
     if scaling is not None and not workload.suspend:

@@ -13,7 +13,7 @@ from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.sequences.plan import CorrelationControl
 from halimede.core.types import DataType, ErrorCode, InferenceError
-from halimede.core.types.statistics import FailureReason
+from halimede.core.types.statistics import FailureReason, SequenceCount
 from support.sequence_requests import direct, in_sequence, oldest
 
 ONE, TWO = Slot(0), Slot(1)
@@ -332,3 +332,19 @@ def test_the_wait_of_an_iterative_request_begins_at_each_execution() -> None:
     scheduler.completed(ONE, 1, [Outcome.AGAIN])
     assert (scheduler.poll(100), scheduler.oldest_enqueued_at(), scheduler.wake_at()) == ([], 100, 150)
     assert scheduler.poll(150) == [Execute(ONE, (1,), (0,))]
+
+
+@BOTH
+def test_open_sequences_have_a_seat_or_wait_for_one(policy: SequencePolicy) -> None:
+    scheduler = begun(policy, 1, 2, instances=2)
+    assert scheduler.sequences() == SequenceCount(open=2, seats=4)
+    for correlation in (3, 4, 5):
+        scheduler.enqueue(in_sequence(correlation, correlation, "S"), 0)
+    assert scheduler.sequences() == SequenceCount(open=5, seats=4)
+    scheduler.remove_slot(TWO, [], 0)
+    # The sequence that has begun there is lost; two others have not begun.
+    assert scheduler.sequences() == SequenceCount(open=4, seats=2)
+
+
+def test_requests_of_an_iterative_model_are_no_open_sequences() -> None:
+    assert SequenceScheduler(replace(oldest(2), iterative=True), 1).sequences() is None

@@ -5,26 +5,26 @@ collectors that the platform names may connect to the metrics alone. Peers of `a
 the chosen protocols and to the metrics. Probes come from the node, which no policy can block.
 """
 
+from collections.abc import Sequence
+
 from halimede_operator.core.api.spec import Json, Key, Serving, Workload
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.labels import selector_of
 from halimede_operator.core.names import child_name
-from halimede_operator.core.platform import Platform
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 
-def network_policy(key: Key, uid: str, workload: Workload, platform: Platform) -> Json:
-    operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: platform.operator_namespace}}}
+def network_policy(key: Key, uid: str, workload: Workload, operator_namespace: str, collectors: Sequence[Json]) -> Json:
+    operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: operator_namespace}}}
     # It reads from the metrics whether the pods are in use.
     is_asked = workload.autoscaling is not None and workload.autoscaling.sleeps
     asked = [workload.serving.http_port, *([workload.serving.metrics_port] if is_asked else [])]
     ingress: list[Json] = [{"from": [operator], "ports": _ports(*asked)}]
-    if platform.metrics_collectors:
-        ports = _ports(workload.serving.metrics_port)
-        ingress.append({"from": list(platform.metrics_collectors), "ports": ports})
     if workload.allow_from:
         ingress.append({"from": list(workload.allow_from), "ports": _open_ports(workload.serving)})
+    if collectors:
+        ingress.append({"from": list(collectors), "ports": _ports(workload.serving.metrics_port)})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
