@@ -107,9 +107,12 @@ def workload_in(snapshot: Snapshot, platform: Platform) -> Workload | None:
 
 
 def demand_in(snapshot: Snapshot, platform: Platform) -> Demand | None:
-    """What the object's pods need of nodes with devices; None if they need no devices, or if the spec has problems."""
+    """What the object's pods need of nodes with devices; None if the operator does not choose their devices, or if the
+    spec has problems."""
     spec, members, problems = _read(snapshot, platform)
     if problems or spec is None or members is None or not spec.workload.accelerator.is_wanted:
+        return None
+    if spec.workload.accelerator.claim is not None:
         return None
     template = template_without_devices(snapshot.key, spec, members, platform)
     return demand_of(snapshot.key, spec.workload, template)
@@ -163,16 +166,20 @@ def plan(
         existing,
         deployment,
         snapshot.pods,
-        _resource(deployment),
+        placement_in(deployment),
         devices.room,
         now=now,
         over_quota=bool(snapshot.quota_messages),
     )
     if strategy.policy is not kept:
         wanted = children(strategy.policy)
+    # What exists of an unavailable kind is not known, so it is not compared.
     unavailable = tuple(child for child in wanted if child["kind"] in snapshot.unavailable)
     wanted = tuple(child for child in wanted if child["kind"] not in snapshot.unavailable)
     changes = diff(wanted, (*snapshot.children, *name_holders), metadata["uid"], snapshot.replica_sets)
+    if any(child["kind"] == "ResourceClaimTemplate" for child in unavailable):
+        # New pods would wait for their claims forever.
+        changes = tuple(each for each in changes if not _is_of_deployment(each))
     return Plan(
         changes,
         spec,
@@ -187,9 +194,8 @@ def plan(
     )
 
 
-def _resource(deployment: Object) -> str:
-    placement = placement_in(deployment)
-    return placement.resource if placement is not None else ""
+def _is_of_deployment(change: Apply | Delete | Conflict) -> bool:
+    return isinstance(change, Apply) and bool(change.object["kind"] == "Deployment")
 
 
 def strategy_now(snapshot: Snapshot, planned: Plan, now: str) -> Strategy | None:
@@ -198,7 +204,7 @@ def strategy_now(snapshot: Snapshot, planned: Plan, now: str) -> Strategy | None
     if planned.spec is None or planned.strategy is None or deployment is None:
         return None
     found = strategy_of(
-        planned.spec.workload, deployment, deployment, snapshot.pods, _resource(deployment), None, now=now
+        planned.spec.workload, deployment, deployment, snapshot.pods, placement_in(deployment), None, now=now
     )
     # The plan knows why it is this one.
     return planned.strategy if found.reason and found.policy is planned.strategy.policy else found

@@ -188,6 +188,7 @@ def _effective(observed: Observed) -> Object | None:
     found = {
         "format": observed.spec.model.format if isinstance(observed.spec, ModelSpec) else None,
         "resourceName": name_at(placement, "resource") or None,
+        "deviceClassName": name_at(placement, "claim", "class") or None,
         "profile": shown_profile(name_at(placement, "profile")) or None,
         "nodes": _nodes(observed),
         "serverImage": next(images, None),
