@@ -89,6 +89,7 @@ def test_the_scheduler_allocates_the_first_free_alternative(place: Place, node: 
     )
     status = place.get("inferencemodel", "second")["status"]
     assert (status["effective"]["deviceClassName"], status["effective"]["nodes"]) == (DRIVER, node)
+    assert [each["allocated"] for each in status["placements"]] == [[f"{DRIVER}/{node}/large-0"]]
 
     # Nothing is left for a third one, until the first one goes.
     apply(place, "third", SMALL, LARGE)
@@ -116,6 +117,8 @@ def test_the_scheduler_allocates_the_first_free_alternative(place: Place, node: 
         lambda: {name for name in templates(place) if "/second-" in name} == both - {before},
         "the template of before to be deleted", 30, operator.check,
     )  # fmt: skip
+    made = {name: count for name, count in place.writes().items() if "resourceclaimtemplates" in name}
+    assert made == {"patch resourceclaimtemplates 201": 4, "delete resourceclaimtemplates 200": 1}
     refused = [entry for entry in place.audited() if entry["responseStatus"]["code"] in (401, 403)]
     assert refused == []
 

@@ -110,3 +110,30 @@ def test_without_the_kind_the_pods_stay_and_the_status_says_why(tmp_path: Path):
         assert used(harness) in harness.api.named("resourceclaimtemplates")
 
     run(scenario, tmp_path)
+
+
+def test_the_status_names_the_allocated_devices_and_reads_each_claim_once(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        api = harness.api
+        put(harness, "1g.10gb")
+        await harness.sync()
+        create_pod(harness, "digits-1-a", {"type": "PodScheduled", "status": "True"}, node="gpu-1")
+        claims = [{"name": "accelerator", "resourceClaimName": "digits-1-a-accelerator-x"}]
+        pod = api.objects["pods", "prod", "digits-1-a"]
+        api.put("pods", "prod", "digits-1-a", status={**pod["status"], "resourceClaimStatuses": claims})
+        await harness.sync()
+        assert "allocated" not in harness.digits()["status"]["placements"][0], "the claim cannot be read"
+        device = {"request": "device", "driver": "gpu.nvidia.com", "pool": "gpu-1", "device": "gpu-0-mig-19-0"}
+        allocation = {"devices": {"results": [device]}}
+        api.put("resourceclaims", "prod", "digits-1-a-accelerator-x", status={"allocation": allocation})
+        for _ in range(3):
+            await harness.sync()
+            [placement] = harness.digits()["status"]["placements"]
+            assert placement == {
+                "pod": "digits-1-a",
+                "node": "gpu-1",
+                "allocated": ["gpu.nvidia.com/gpu-1/gpu-0-mig-19-0"],
+            }
+        assert api.counted("GET .*/resourceclaims/") == 2
+
+    run(scenario, tmp_path)

@@ -148,7 +148,7 @@ def test_an_unknown_start_is_assumed_to_be_long() -> None:
     assert "for up to 160 s" in decided(pod("old", started=None), room=0).reason
 
 
-def test_with_a_claim_a_rollout_surges_because_only_the_scheduler_knows_what_is_free() -> None:
+def test_with_a_claim_a_rollout_surges_without_looking_at_devices() -> None:
     found = decided(pod("old", claim=True), placement=CLAIM, now=IN_PLACE)
     assert (found.policy, found.needs_room) == (SURGE, False)
     assert found.reason == (
@@ -157,7 +157,7 @@ def test_with_a_claim_a_rollout_surges_because_only_the_scheduler_knows_what_is_
     )
 
 
-def test_a_new_pod_whose_claim_finds_nothing_for_a_minute_takes_an_old_ones_place() -> None:
+def test_a_new_pod_without_a_claimed_device_for_a_minute_replaces_an_old_one() -> None:
     pods = pod("old", claim=True), pod("new", waits=True, claim=True)
     assert decided(*pods, live="new", placement=CLAIM, at=59).policy is SURGE
     found = decided(*pods, live="new", placement=CLAIM, at=60)
