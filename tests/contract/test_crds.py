@@ -112,6 +112,14 @@ OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
         {"spec.accelerator": {"type": "Shared"}},
         {"spec.accelerator.shared": {"resourceName": "nvidia.com/gpu"}},
     ),
+    "spec.accelerator.dra.deviceClassName": (
+        {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "gpu.nvidia.com"}}},
+        {"spec.accelerator.dra.deviceClassName": "mig.nvidia.com"},
+    ),
+    "spec.accelerator.dra.selectors[]": (
+        {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "gpu.nvidia.com", "selectors": ["true"]}}},
+        {"spec.accelerator.dra.selectors": ["false"]},
+    ),
     "spec.resources.requests[*]": {"spec.resources.requests[cpu]": 1},
     "spec.resources.limits[*]": {"spec.resources.limits[memory]": "9Gi"},
     "spec.scheduling.tolerations[].operator": {"spec.scheduling.tolerations[0].operator": ABSENT},

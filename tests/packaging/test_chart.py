@@ -186,7 +186,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "serviceAccount.name": ("other", {}),
     "serviceAccount.annotations": ({"example.com/role": "models"}, {}),
     "rbac.create": (False, {}),
-    "rbac.dra": (True, {}),
+    "rbac.dra": (False, {}),
     "rbac.keda": (True, {}),
     "podDisruptionBudget.enabled": (False, {"operator": {"replicas": 2}}),
     "monitoring.collectors": ([{"namespaceSelector": {}}], {}),

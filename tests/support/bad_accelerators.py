@@ -8,7 +8,7 @@ BAD_ACCELERATORS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     "accelerator-kind": (
         {"spec.accelerator": {"type": "TPU"}},
         "spec.accelerator.type",
-        'supported values: "None", "GPU", "MIG", "Shared"',
+        'supported values: "None", "GPU", "MIG", "Shared", "DRA"',
     ),
     "accelerator-count": (
         {"spec.accelerator": {"type": "GPU", "count": 0}},
@@ -66,6 +66,52 @@ BAD_ACCELERATORS: dict[str, tuple[Mapping[str, Any], str, str]] = {
         {"spec.accelerator": {"type": "Shared", "shared": {"resourceName": "amd.com/gpu"}}},
         "spec.accelerator.shared.resourceName",
         "must be a resource such as nvidia.com/gpu.shared",
+    ),
+    "dra-nothing": ({"spec.accelerator": {"type": "DRA"}}, "spec.accelerator", "type DRA needs dra"),
+    "dra-class": (
+        {"spec.accelerator": {"type": "DRA", "dra": {"selectors": ["true"]}}},
+        "spec.accelerator.dra.deviceClassName",
+        "Required value",
+    ),
+    "dra-class-name": (
+        {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "MIG"}}},
+        "spec.accelerator.dra.deviceClassName",
+        "must be a name of lower case letters",
+    ),
+    "dra-nine": (
+        {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "gpu", "selectors": ["true"] * 9}}},
+        "spec.accelerator.dra.selectors",
+        "must have at most 8 items",
+    ),
+    "dra-empty": (
+        {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "gpu", "selectors": [""]}}},
+        "spec.accelerator.dra.selectors[0]",
+        "should be at least 1 chars long",
+    ),
+    "dra-gpu": (
+        {"spec.accelerator": {"type": "GPU", "dra": {"deviceClassName": "gpu"}}},
+        "spec.accelerator",
+        "no other type may have it",
+    ),
+    "dra-mig": (
+        {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "gpu"}, "mig": {"profile": "1g.10gb"}}},
+        "spec.accelerator",
+        "no other type may have it",
+    ),
+    "dra-shared": (
+        {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "gpu"}, "shared": {}}},
+        "spec.accelerator",
+        "shared needs type Shared",
+    ),
+    "dra-memory": (
+        {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "gpu"}, "gpu": {"minMemory": "9Gi"}}},
+        "spec.accelerator",
+        "kube-scheduler chooses the devices",
+    ),
+    "dra-move": (
+        {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "gpu"}, "moveAfter": "1m"}},
+        "spec.accelerator",
+        "kube-scheduler chooses the devices",
     ),
     "gpu-product": (
         {"spec.accelerator": {"type": "GPU", "gpu": {"products": ["NVIDIA H100"]}}},

@@ -267,6 +267,26 @@ _MODELS: dict[str, Mapping[str, Any]] = {
         "spec.accelerator": {"type": "MIG", "count": 2, "processPerDevice": True, "mig": {"profile": "1g.10gb"}}
     },
     "a-shared-gpu": {"spec.accelerator": {"type": "Shared", "shared": {"resourceName": "nvidia.com/gpu"}}},
+    "any-device-of-a-class": {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "gpu.nvidia.com"}}},
+    "a-claim": {
+        "spec.accelerator": {
+            "type": "DRA",
+            "count": 2,
+            "processPerDevice": True,
+            "dra": {"deviceClassName": "mig.nvidia.com", "selectors": ["device.driver == 'gpu.nvidia.com'"]},
+        }
+    },
+    "a-claim-with-alternatives": {
+        "spec.accelerator": {
+            "type": "DRA",
+            "dra": {
+                "deviceClassName": "mig.nvidia.com",
+                "selectors": [
+                    f"device.attributes['gpu.nvidia.com'].profile == '{profile}'" for profile in ("1g.10gb", "2g.20gb")
+                ],
+            },
+        }
+    },
     "no-accelerator-by-name": {"spec.accelerator": {"type": "None"}},
     "a-slice-with-media-engines": {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb+me.all"}}},
     "amounts-as-numbers": {"spec.resources": {"limits": {"cpu": 2}}, "spec.cache": {"sizeLimit": 1000000000}},

@@ -30,7 +30,7 @@ GROUPS = (
     ("policy", "v1", {"poddisruptionbudgets": "PodDisruptionBudget"}),
     ("networking.k8s.io", "v1", {"networkpolicies": "NetworkPolicy"}),
     ("coordination.k8s.io", "v1", {"leases": "Lease"}),
-    ("resource.k8s.io", "v1", {"resourceclaimtemplates": "ResourceClaimTemplate"}),
+    ("resource.k8s.io", "v1", {"resourceclaimtemplates": "ResourceClaimTemplate", "resourceclaims": "ResourceClaim"}),
     ("apiextensions.k8s.io", "v1", {"customresourcedefinitions": "CustomResourceDefinition"}),
     (
         "",

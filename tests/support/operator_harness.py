@@ -49,6 +49,8 @@ class Harness:
     def relist(self, versions: Mapping[str, int] | None = None) -> None:
         """Deliver the current objects, or those of each plural at a version."""
         for resource in WATCHED:
+            if resource.kind in self.cache.unavailable:
+                continue
             version = (versions or {}).get(resource.plural, self.api.version)
             found = self.api.objects if version == self.api.version else self.api.objects_at(version)
             there = [value for (plural, _, _), value in found.items() if plural == resource.plural]

@@ -13,6 +13,7 @@ from halimede_operator.core.api.spec import (
     CaBundle,
     Cache,
     CacheMedium,
+    DeviceClaim,
     EnsembleSpec,
     EnsembleTensor,
     GpuFilter,
@@ -204,6 +205,16 @@ _ACCELERATORS = st.one_of(
     ),
     st.builds(Accelerator, st.just(AcceleratorType.MIG), mig_min_memory_mib=st.just(9216), allow_whole=st.booleans()),
     st.builds(Accelerator, st.just(AcceleratorType.SHARED), gpu=_GPUS),
+    st.builds(
+        Accelerator,
+        st.just(AcceleratorType.DRA),
+        claim=st.builds(
+            DeviceClaim,
+            st.just("gpu.nvidia.com"),
+            st.lists(st.sampled_from(["true", "device.driver == 'x'"]), max_size=3).map(tuple),
+            st.integers(1, 4),
+        ),
+    ),
 )
 _VARIABLES = st.sampled_from(
     [

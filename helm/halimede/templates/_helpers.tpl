@@ -75,5 +75,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [resource.k8s.io]
   resources: [resourceclaimtemplates]
   verbs: [get, list, watch, create, patch, delete]
+# Which devices pods were allocated.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims]
+  verbs: [get]
 {{- end }}
 {{- end }}

@@ -236,7 +236,8 @@ def _exact(data: bytes) -> bytes:
 def _used_by_pods(pod: dict[str, Any]) -> dict[str, Any]:
     """Of a ReplicaSet's pods, the names of the children that they use. The rest is in the revision's ConfigMap."""
     volumes = [{"configMap": volume["configMap"]} for volume in pod.get("volumes") or () if volume.get("configMap")]
-    return {"serviceAccountName": pod.get("serviceAccountName", ""), "volumes": volumes}
+    claims = {"resourceClaims": pod["resourceClaims"]} if pod.get("resourceClaims") else {}
+    return {"serviceAccountName": pod.get("serviceAccountName", ""), "volumes": volumes, **claims}
 
 
 def _kept(resource: Resource, metadata: dict[str, Any]) -> dict[str, Any]:

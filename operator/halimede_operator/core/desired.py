@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from halimede_operator.core.api.spec import Json, Key, ModelSpec, RolloutPolicy, Spec, Workload
 from halimede_operator.core.autoscaling.replicas import Replicas
 from halimede_operator.core.children.autoscaler import scaler
+from halimede_operator.core.children.claim_template import claim_template
 from halimede_operator.core.children.config_map import config_map, fetch_plan
 from halimede_operator.core.children.content import content_of, member_problems
 from halimede_operator.core.children.deployment import deployment
@@ -19,9 +20,9 @@ from halimede_operator.core.children.pod import pod_template
 from halimede_operator.core.children.service_account import service_account
 from halimede_operator.core.children.services import pods_service, service
 from halimede_operator.core.children.source import source_of
-from halimede_operator.core.labels import POD_SETTINGS
+from halimede_operator.core.labels import PLACEMENT, POD_SETTINGS
 from halimede_operator.core.names import child_name
-from halimede_operator.core.placement.choice import Placement
+from halimede_operator.core.placement.choice import Placement, read_placement
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pod_settings import written
 from halimede_operator.core.revisions.revision import Revision, revision
@@ -78,6 +79,9 @@ def desired(
     children: list[Json] = [config]
     if workload.service_account_name is None:
         children.append(service_account(key, uid))
+    placement = read_placement(revision.annotations.get(PLACEMENT, ""))
+    if placement is not None and placement.claim is not None:
+        children.append(claim_template(key, uid, placement.claim))
     children += [pods_service(key, uid, workload.serving), service(key, uid, workload.serving)]
     if workload.network_policy:
         children.append(network_policy(key, uid, workload, platform.operator_namespace, platform.metrics_collectors))

@@ -16,8 +16,9 @@ left alone and reported as a Conflict. There is one exception: an object without
 this owner is taken over, because its owner was deleted with `--cascade=orphan` and created again. An object that is
 being deleted is waited for.
 
-Children that are no longer wanted are deleted last, by uid and version. A ConfigMap or a ServiceAccount stays as long
-as the existing Deployment or one of its ReplicaSets names it, because pods of an earlier revision may still start.
+Children that are no longer wanted are deleted last, by uid and version. A ConfigMap, a ServiceAccount or a
+ResourceClaimTemplate stays as long as the existing Deployment or one of its ReplicaSets names it, because pods of an
+earlier revision may still start.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -135,11 +136,13 @@ def _owner_text(found: Object) -> str:
 
 
 def _named_by_pods(workloads: Iterable[Object]) -> set[tuple[str, str]]:
-    """Kind and name of the ConfigMaps and ServiceAccounts that the pods of Deployments and ReplicaSets need."""
+    """Kind and name of the children that new pods of Deployments and ReplicaSets need."""
     named: set[tuple[str, str]] = set()
     for workload in workloads:
         pod = workload["spec"]["template"]["spec"]
         named.add(("ServiceAccount", pod.get("serviceAccountName", "")))
+        for claim in pod.get("resourceClaims") or ():
+            named.add(("ResourceClaimTemplate", claim.get("resourceClaimTemplateName", "")))
         for volume in pod.get("volumes") or ():
             named.add(("ConfigMap", (volume.get("configMap") or {}).get("name", "")))
     return named

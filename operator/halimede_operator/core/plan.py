@@ -117,9 +117,12 @@ def workload_in(snapshot: Snapshot, platform: Platform) -> Workload | None:
 
 
 def demand_in(snapshot: Snapshot, platform: Platform) -> Demand | None:
-    """What the object's pods need of nodes with devices; None if they need no devices, or if the spec has problems."""
+    """What the object's pods need of nodes with devices; None if the operator does not choose their devices, or if the
+    spec has problems."""
     spec, members, problems = _read(snapshot, platform)
     if problems or spec is None or members is None or not spec.workload.accelerator.is_wanted:
+        return None
+    if spec.workload.accelerator.claim is not None:
         return None
     template = template_without_devices(snapshot.key, spec, members, platform)
     return demand_of(snapshot.key, spec.workload, template)
@@ -179,25 +182,31 @@ def plan(
     existing = deployment_in(snapshot)
     kept = strategy_at_rest(workload, existing)
     wanted = children(kept)
-    (deployment,) = (child for child in wanted if child["kind"] == "Deployment")
+    deployment = _deployment_of(wanted)
     strategy = strategy_of(
         workload,
         existing,
         deployment,
         snapshot.pods,
-        _resource(deployment),
+        placement_in(deployment),
         devices.room,
         now=now,
         over_quota=bool(snapshot.quota_messages),
     )
     if strategy.policy is not kept:
         wanted = children(strategy.policy)
+        deployment = _deployment_of(wanted)
+    # What exists of an unavailable kind is not known, so it is not compared.
     unavailable = tuple(child for child in wanted if child["kind"] in snapshot.unavailable)
     wanted = tuple(child for child in wanted if child["kind"] not in snapshot.unavailable)
     changes = diff(wanted, (*snapshot.children, *name_holders), metadata["uid"], snapshot.replica_sets)
+    ordered = _in_order(changes, existing, replicas, deployment)
+    if any(child["kind"] == "ResourceClaimTemplate" for child in unavailable):
+        # New pods would wait for their claims forever.
+        ordered = tuple(each for each in ordered if not _is_of_deployment(each))
     asleep_or_awake, told = _asleep_or_awake(snapshot, workload, now)
     return Plan(
-        (*_in_order(changes, existing, replicas, deployment), *asleep_or_awake),
+        (*ordered, *asleep_or_awake),
         spec,
         (),
         choice.revision.name,
@@ -257,13 +266,22 @@ def _resource(deployment: Object) -> str:
     return placement.resource if placement is not None else ""
 
 
+def _deployment_of(children: Sequence[Object]) -> Object:
+    (deployment,) = (child for child in children if child["kind"] == "Deployment")
+    return deployment
+
+
+def _is_of_deployment(change: Change) -> bool:
+    return isinstance(change, Hold) or (isinstance(change, Apply) and bool(change.object["kind"] == "Deployment"))
+
+
 def strategy_now(snapshot: Snapshot, planned: Plan, now: str) -> Strategy | None:
     """How old pods are being replaced, after the planned changes were made."""
     deployment = deployment_in(snapshot)
     if planned.spec is None or planned.strategy is None or deployment is None:
         return None
     found = strategy_of(
-        planned.spec.workload, deployment, deployment, snapshot.pods, _resource(deployment), None, now=now
+        planned.spec.workload, deployment, deployment, snapshot.pods, placement_in(deployment), None, now=now
     )
     # The plan knows why it is this one.
     return planned.strategy if found.reason and found.policy is planned.strategy.policy else found

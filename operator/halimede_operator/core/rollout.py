@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from halimede_operator.core.api.spec import RolloutPolicy, Workload
 from halimede_operator.core.labels import REVISION_LABEL, TEMPLATE_HASH
+from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.pods.placement import waits_for_devices
 from halimede_operator.core.reading import at, condition, decimal, moment_at, seconds_before, seconds_between, text_at
 from halimede_operator.core.snapshot import Object
@@ -43,15 +44,15 @@ def strategy_of(
     existing: Object | None,
     wanted: Object,
     pods: Iterable[Object],
-    resource: str,
+    placement: Placement | None,
     room: int | None,
     *,
     now: str,
     over_quota: bool = False,
 ) -> Strategy:
     """existing: the Deployment; None before there is one. wanted: the Deployment as it will be applied. pods: the
-    object's. resource: of the devices, "" without. room: how many further pods the free devices allow; None if that was
-    not asked. now: UTC time as `moment_at` writes it. over_quota: a quota refuses pods."""
+    object's. placement: the devices of the wanted pods; None without. room: how many further pods the free devices
+    allow; None if that was not asked. now: UTC time as `moment_at` writes it. over_quota: a quota refuses pods."""
     kept = strategy_at_rest(workload, existing)
     if existing is None or workload.suspend or workload.replicas == 0:
         return Strategy(kept)
@@ -64,7 +65,7 @@ def strategy_of(
     gap_s = _gap_s(wanted, pods)
     if workload.rollout.policy is not RolloutPolicy.AUTO:
         return Strategy(kept, f"spec.rollout.policy is {kept}: {_effect(kept, workload.replicas, gap_s)}")
-    if not resource:
+    if placement is None:
         return Strategy(RolloutPolicy.SURGE, _effect(RolloutPolicy.SURGE, workload.replicas, gap_s))
     # A rollout that has begun goes on as it is, unless its new pod waits for devices.
     waiting = [pod for pod in newest if waits_for_devices(pod)]
@@ -77,12 +78,17 @@ def strategy_of(
     if any((moment_at(condition(pod, "PodScheduled"), "lastTransitionTime") or now) <= since for pod in waiting):
         # Devices may be free that the pod cannot use, for instance on a node without its volume.
         return Strategy(
-            RolloutPolicy.IN_PLACE, f"the new pod has found no {resource} for {WAITS_AT_MOST_S} s: {effect}"
+            RolloutPolicy.IN_PLACE, f"the new pod has found no {placement.title} for {WAITS_AT_MOST_S} s: {effect}"
         )
+    if placement.claim is not None:
+        # Only the scheduler knows what is free.
+        effect = _effect(RolloutPolicy.SURGE, workload.replicas, gap_s)
+        unless = f"but an old pod goes first if its successor finds no {placement.title} for {WAITS_AT_MOST_S} s"
+        return Strategy(RolloutPolicy.SURGE, f"{effect}, {unless}")
     if room is None:
         return Strategy(kept, _effect(kept, workload.replicas, gap_s), needs_room=True)
     policy = RolloutPolicy.SURGE if room > 0 else RolloutPolicy.IN_PLACE
-    why = f"a further {resource} is free" if room > 0 else f"no further {resource} is free"
+    why = f"a further {placement.title} is free" if room > 0 else f"no further {placement.title} is free"
     return Strategy(policy, f"{why}: {_effect(policy, workload.replicas, gap_s)}")
 
 

@@ -117,5 +117,7 @@ class Snapshot:
     contenders: tuple[Contender, ...] = ()
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Kinds of children that cannot be created in this cluster, and why."""
+    allocated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By pod name, of pods whose ResourceClaims were read now: their devices, `driver/pool/device`."""
     free_devices: str = ""
     """For an object with pods that wait for devices: which ones are free, in words."""

@@ -7,7 +7,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.indexes import Indexes
-from halimede_operator.cluster.kinds import AUTOSCALERS, BY_KIND, DEPLOYMENTS, MODELS, PODS, REPLICA_SETS, Resource
+from halimede_operator.cluster.kinds import (
+    AUTOSCALERS,
+    BY_KIND,
+    DEPLOYMENTS,
+    MODELS,
+    PODS,
+    REPLICA_SETS,
+    RESOURCE_CLAIMS,
+    Resource,
+)
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key, Kind
@@ -20,12 +29,15 @@ from halimede_operator.core.name_collisions import contending_keys
 from halimede_operator.core.names import child_name
 from halimede_operator.core.operator_mark import other_operator
 from halimede_operator.core.plan import Change, Plan, member_names
+from halimede_operator.core.pods.claims import allocated, claim_of
 from halimede_operator.core.reading import clean
 from halimede_operator.core.snapshot import Contender, Object, Snapshot
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
 NO_ZERO_S = 600.0
 """How long an API server is believed to refuse 0 as minReplicas. Its feature gates may change with an upgrade."""
+MAX_CLAIMS_READ = 64
+"""Of one object at a time: as many pods as the status lists."""
 MAX_PODS_ASKED = 4
 """Of one object, when asking for events: all its pods have the same volumes."""
 
@@ -229,6 +241,20 @@ class Observer:
             return snapshot
         events = {**snapshot.kubelet_events, **dict(zip(uids, found, strict=True))}
         return dataclasses.replace(snapshot, kubelet_events=events)
+
+    async def with_claims(self, snapshot: Snapshot, pods: Sequence[Object]) -> Snapshot:
+        """The snapshot with what the ResourceClaims of these pods were allocated."""
+        asked = sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))[:MAX_CLAIMS_READ]
+        namespace = snapshot.key.namespace
+        try:
+            found = await asyncio.gather(*[self._api.get(RESOURCE_CLAIMS, namespace, claim_of(pod)) for pod in asked])
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            return snapshot
+        names = [pod["metadata"]["name"] for pod in asked]
+        claims = {name: allocated(claim) for name, claim in zip(names, found, strict=True) if claim is not None}
+        return dataclasses.replace(snapshot, allocated=claims)
 
     def _wake_all(self, keys: frozenset[Key], but: Key | None = None) -> None:
         for key in keys:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from halimede_operator.cluster.inventory import Inventories
 from halimede_operator.core.api.spec import Key
 from halimede_operator.core.placement.choice import WHOLE, Demand, Placement, better_than, choose, named, room_for
-from halimede_operator.core.placement.explain import CANNOT_SEE_NODES, NAME_THE_SLICE, explain
+from halimede_operator.core.placement.explain import CANNOT_SEE_NODES, NAME_THE_SLICE, claim_text, explain
 from halimede_operator.core.placement.inventory import Claim, Inventory
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.plan import (
@@ -88,6 +88,8 @@ class Placer:
             return Devices()
         if (failed := failed_placement(snapshot)) is not None:
             return Devices(failed)
+        if workload.accelerator.claim is not None:
+            return Devices(Placement("", claim=workload.accelerator.claim))
         kept = kept_placement(snapshot, workload)
         if kept is not None and waits_for_devices_s(snapshot, today) < workload.accelerator.move_after_seconds:
             return Devices(kept)
@@ -126,6 +128,9 @@ class Placer:
 
     async def explanation(self, snapshot: Snapshot, platform: Platform) -> str:
         """Which devices are free, and why they do not serve the object; "" if it needs none. Raises ApiError."""
+        placement = placement_in(deployment_in(snapshot))
+        if placement is not None and placement.claim is not None:
+            return claim_text(placement.claim)
         demand = demand_in(snapshot, platform)
         if demand is None:
             return ""

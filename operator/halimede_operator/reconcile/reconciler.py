@@ -23,6 +23,7 @@ from halimede_operator.core.merge_patch import merge_patch
 from halimede_operator.core.operator_mark import other_operator
 from halimede_operator.core.plan import Devices, Plan, plan, strategy_now
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.pods.claims import unread_claims
 from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
@@ -210,6 +211,8 @@ class Reconciler:
             again_in.append(min(60.0, max(EVENTS_AFTER_S, age_s / 4)))
         if pulling := [pod for pod in snapshot.pods if waits_for_pull_secrets(pod)]:
             snapshot = await self._observer.with_kubelet_events(snapshot, pulling, self._api.failed_pull_secrets)
+        if (unread := unread_claims(snapshot)) and "ResourceClaimTemplate" not in snapshot.unavailable:
+            snapshot = await self._observer.with_claims(snapshot, unread)
         if any(waits_for_scheduler(pod) for pod in snapshot.pods):
             again_in.append(SCHEDULER_LIMIT_S)
         late = [child for child in snapshot.children if _is_past_deadline(child)]

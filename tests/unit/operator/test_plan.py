@@ -1,10 +1,12 @@
 """The plan for a snapshot."""
 
+from dataclasses import replace
 from typing import Any
 
-from halimede_operator.core.api.spec import EnsembleSpec, Key, Kind, ModelSpec
+from halimede_operator.core.api.spec import DeviceClaim, EnsembleSpec, Key, Kind, ModelSpec
 from halimede_operator.core.diff import Apply, Conflict
-from halimede_operator.core.plan import Plan, member_names, plan
+from halimede_operator.core.placement.choice import Placement
+from halimede_operator.core.plan import Devices, Plan, member_names, plan
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.snapshot import Object, Snapshot
 
@@ -97,3 +99,19 @@ def test_member_names_are_read_from_invalid_objects_too():
         {"steps": "a"},
     ):
         assert member_names(thing(CHAIN, spec)) <= {"a"}
+
+
+def test_without_the_kind_of_its_claims_the_deployment_stays_as_it_is():
+    """Its new pods would wait for their claims forever. All other children are applied."""
+    claim = {"type": "DRA", "dra": {"deviceClassName": "gpu.nvidia.com"}}
+    dra = {**GOOD, "accelerator": claim, "networkPolicy": {"enabled": True}}
+    devices = Devices(Placement("", claim=DeviceClaim("gpu.nvidia.com")))
+    snapshot = replace(seen(DIGITS, dra), unavailable={"ResourceClaimTemplate": "it is missing"})
+    planned = plan(snapshot, PLATFORM, NOW, devices=devices)
+    assert [child["kind"] for child in planned.unavailable] == ["ResourceClaimTemplate"]
+    wanted = ["ConfigMap", "ServiceAccount", "Service", "Service", "NetworkPolicy"]
+    assert kinds(planned) == [("Apply", kind) for kind in wanted]
+    planned = plan(seen(DIGITS, dra), PLATFORM, NOW, devices=devices)
+    assert planned.unavailable == ()
+    wanted = ["ConfigMap", "ServiceAccount", "ResourceClaimTemplate", *wanted[2:], "Deployment"]
+    assert kinds(planned) == [("Apply", kind) for kind in wanted]

@@ -161,7 +161,8 @@ def test_applying_the_changes_leads_from_any_spec_to_any_other(one: Case, other:
     assert applied == {each for each, child in new.items() if old.get(each) != child}
     # What the Deployment still names goes when its pods have gone.
     deleted = {(change.kind, change.name) for change in changes if isinstance(change, Delete)}
-    assert deleted == {each for each in old.keys() - new.keys() if each[0] not in ("ConfigMap", "ServiceAccount")}
+    kept = ("ConfigMap", "ResourceClaimTemplate", "ServiceAccount")
+    assert deleted == {each for each in old.keys() - new.keys() if each[0] not in kept}
 
 
 @PROFILE

@@ -4,14 +4,17 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Rollout, RolloutPolicy, Workload
+from halimede_operator.core.api.spec import DeviceClaim, Rollout, RolloutPolicy, Workload
 from halimede_operator.core.children.deployment import STRATEGIES
 from halimede_operator.core.labels import REVISION_LABEL, TEMPLATE_HASH
+from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.rollout import Strategy, strategy_at_rest, strategy_of
 from halimede_operator.core.snapshot import Object
 from support.operator_pods import second
 
 GPU = "nvidia.com/mig-3g.40gb"
+SLICES = Placement(GPU)
+CLAIM = Placement("", claim=DeviceClaim("mig.nvidia.com"))
 AUTO, SURGE, IN_PLACE = RolloutPolicy.AUTO, RolloutPolicy.SURGE, RolloutPolicy.IN_PLACE
 
 
@@ -26,7 +29,9 @@ def deployment(template: str, policy: RolloutPolicy = SURGE) -> Object:
     }
 
 
-def pod(template: str, *, started: int | None = 11, waits: bool = False, phase: str = "Running") -> Object:
+def pod(
+    template: str, *, started: int | None = 11, waits: bool = False, phase: str = "Running", claim: bool = False
+) -> Object:
     """started: seconds from its creation to its readiness."""
     conditions = []
     if waits:
@@ -36,7 +41,9 @@ def pod(template: str, *, started: int | None = 11, waits: bool = False, phase: 
     elif started is not None:
         conditions.append({"type": "Ready", "status": "True", "lastTransitionTime": second(started)})
     metadata = {"labels": {REVISION_LABEL: template}, "creationTimestamp": second(0)}
-    spec = {"containers": [{"resources": {"limits": {GPU: "1"}}}]}
+    spec: Object = {"containers": [{"resources": {"limits": {GPU: "1"}}}]}
+    if claim:
+        spec = {"containers": [{}], "resourceClaims": [{"name": "accelerator"}]}
     return {"metadata": metadata, "spec": spec, "status": {"conditions": conditions, "phase": phase}}
 
 
@@ -47,7 +54,7 @@ def decided(
     now: RolloutPolicy = SURGE,
     policy: RolloutPolicy = AUTO,
     replicas: int = 1,
-    resource: str = GPU,
+    placement: Placement | None = SLICES,
     at: int = 30,
     over_quota: bool = False,
     **fields: Any,
@@ -59,7 +66,7 @@ def decided(
         deployment(live, now),
         deployment("new"),
         pods,
-        resource,
+        placement,
         room,
         now=second(at),
         over_quota=over_quota,
@@ -80,8 +87,8 @@ def test_a_rollout_surges_if_a_device_is_free_and_else_goes_in_place() -> None:
 
 
 def test_without_devices_a_rollout_surges() -> None:
-    assert decided(pod("old"), resource="").policy is SURGE
-    assert not decided(pod("old"), resource="").needs_room
+    assert decided(pod("old"), placement=None).policy is SURGE
+    assert not decided(pod("old"), placement=None).needs_room
 
 
 def test_a_rollout_that_has_begun_goes_on_as_it_is() -> None:
@@ -139,3 +146,22 @@ def test_the_policy_of_the_spec_is_the_strategy(policy: RolloutPolicy) -> None:
 
 def test_an_unknown_start_is_assumed_to_be_long() -> None:
     assert "for up to 160 s" in decided(pod("old", started=None), room=0).reason
+
+
+def test_with_a_claim_a_rollout_surges_without_looking_at_devices() -> None:
+    found = decided(pod("old", claim=True), placement=CLAIM, now=IN_PLACE)
+    assert (found.policy, found.needs_room) == (SURGE, False)
+    assert found.reason == (
+        "each old pod serves until its successor is ready, but an old pod goes first if its successor finds no device of "
+        "class mig.nvidia.com for 60 s"
+    )
+
+
+def test_a_new_pod_without_a_claimed_device_for_a_minute_replaces_an_old_one() -> None:
+    pods = pod("old", claim=True), pod("new", waits=True, claim=True)
+    assert decided(*pods, live="new", placement=CLAIM, at=59).policy is SURGE
+    found = decided(*pods, live="new", placement=CLAIM, at=60)
+    assert found.policy is IN_PLACE
+    assert found.reason.startswith("the new pod has found no device of class mig.nvidia.com for 60 s: the old pod goes")
+    assert decided(*pods, live="new", placement=CLAIM, now=IN_PLACE, at=70).policy is IN_PLACE
+    assert decided(pod("old", claim=True), live="new", placement=CLAIM, over_quota=True).policy is IN_PLACE

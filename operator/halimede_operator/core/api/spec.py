@@ -77,6 +77,7 @@ class AcceleratorType(StrEnum):
     GPU = "GPU"
     MIG = "MIG"
     SHARED = "Shared"
+    DRA = "DRA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,16 @@ class GpuFilter:
     min_memory_mib: int | None = None
     """Of the device that the pod gets, so of the slice if it gets one."""
     min_capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClaim:
+    """The devices of one pod, which kube-scheduler allocates (Dynamic Resource Allocation)."""
+
+    device_class: str
+    selectors: tuple[str, ...] = ()
+    """CEL expressions; the pod gets devices of the first one for which some are free. Empty: any of the class."""
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +116,8 @@ class Accelerator:
     allow_whole: bool = False
     gpu: GpuFilter = GpuFilter()
     shared_resource: str = "nvidia.com/gpu.shared"
+    claim: DeviceClaim | None = None
+    """With type DRA, and only then."""
 
     @property
     def is_wanted(self) -> bool:

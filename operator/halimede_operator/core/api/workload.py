@@ -24,6 +24,7 @@ from halimede_operator.core.api.spec import (
     AcceleratorType,
     Cache,
     CacheMedium,
+    DeviceClaim,
     GpuFilter,
     Image,
     Json,
@@ -63,6 +64,10 @@ _COMPUTE_CAPABILITY = Rule(
 )
 _MAX_GPUS = 64
 _MAX_PRODUCTS = 16
+_MAX_SELECTORS = 8
+"""Kubernetes' limit of alternatives in one request."""
+_MAX_SELECTOR_CHARACTERS = 2048
+"""Kubernetes allows 10 KiB. The operator keeps them in an annotation of each ReplicaSet."""
 _MAX_DEVICE_BYTES = 1 << 44
 
 
@@ -102,7 +107,7 @@ def read_workload(spec: Field, namespace: str, platform: Platform) -> Workload:
 def _accelerator(field: Field) -> Accelerator:
     kind = field.get("type")
     if field.given:
-        kind.required("None, GPU, MIG or Shared")
+        kind.required("None, GPU, MIG, Shared or DRA")
     wanted = kind.member(AcceleratorType.NONE)
     mig, gpu, shared = field.section("mig"), field.section("gpu"), field.section("shared")
     count = field.get("count").integer(1, 1, _MAX_GPUS)
@@ -127,6 +132,17 @@ def _accelerator(field: Field) -> Accelerator:
         for name in ("count", "processPerDevice", "gpu", "moveAfter"):
             if field.get(name).given:
                 field.get(name).refuse("needs an accelerator, got type None")
+    claim = _device_claim(field.section("dra"), count)
+    if wanted is AcceleratorType.DRA:
+        for name in ("gpu", "moveAfter"):
+            if field.get(name).given:
+                field.get(name).refuse(
+                    "must not be set with type DRA: kube-scheduler chooses the devices by dra.selectors"
+                )
+        if claim is None:
+            field.get("dra").required("the device class, for instance {deviceClassName: mig.nvidia.com}")
+    elif claim is not None and kind.given:
+        field.get("dra").refuse(f"needs type DRA, got {wanted}")
     move_after = field.get("moveAfter").microseconds("24h")
     if move_after is not None and move_after < 10_000_000:
         field.get("moveAfter").refuse(f"must be at least 10s, got {shown(field.get('moveAfter').value)}")
@@ -142,7 +158,17 @@ def _accelerator(field: Field) -> Accelerator:
         allow_whole=mig.get("allowWhole").boolean(False),
         gpu=_gpu_filter(gpu),
         shared_resource=shared.get("resourceName").text(Accelerator().shared_resource, _SHARED_RESOURCE),
+        claim=claim,
     )
+
+
+def _device_claim(field: Field, count: int) -> DeviceClaim | None:
+    if not field.given:
+        return None
+    device_class = field.get("deviceClassName").required("the DeviceClass, for instance mig.nvidia.com")
+    selectors = field.get("selectors").items(most=_MAX_SELECTORS)
+    texts = tuple(selector.text("", max_length=_MAX_SELECTOR_CHARACTERS) for selector in selectors)
+    return DeviceClaim(device_class.text("", DNS_NAME), texts, count)
 
 
 def _gpu_filter(field: Field) -> GpuFilter:

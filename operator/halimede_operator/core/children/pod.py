@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from halimede_operator.core.api.spec import CacheMedium, Json, Key, Serving, TopologySpread, Workload
+from halimede_operator.core.children.claim_template import claim_template_name
 from halimede_operator.core.children.config_map import CACHE
 from halimede_operator.core.children.source import Source, each_once
 from halimede_operator.core.labels import labels_of, selector_of
@@ -22,6 +23,8 @@ from halimede_operator.core.revisions.revision import CONFIG_VOLUME, PLAN_FILE, 
 
 FETCH = "fetch"
 SERVER = "server"
+CLAIM = "accelerator"
+"""The pod's name of its ResourceClaim."""
 
 CONFIG = "/etc/halimede"
 MODELS = "/models"
@@ -67,6 +70,7 @@ def pod_template(
             "securityContext": _pod_security(workload),
             "terminationGracePeriodSeconds": DRAIN_DELAY_SECONDS + workload.serving.drain_seconds + EXIT_SECONDS,
             **_scheduling(key, workload, platform),
+            "resourceClaims": _claims(key, placement),
             "initContainers": [_fetch(workload, platform, sources)],
             "containers": [_server(workload, platform, sources, placement)],
             "volumes": _volumes(workload, platform, sources),
@@ -90,6 +94,12 @@ def _scraped(serving: Serving) -> Json:
         "prometheus.io/port": str(serving.metrics_port),
         "prometheus.io/path": "/metrics",
     }
+
+
+def _claims(key: Key, placement: Placement | None) -> list[Json]:
+    if placement is None or placement.claim is None:
+        return []
+    return [{"name": CLAIM, "resourceClaimTemplateName": claim_template_name(key, placement.claim)}]
 
 
 def _pod_security(workload: Workload) -> Json:
@@ -263,6 +273,8 @@ def _resources(workload: Workload, placement: Placement | None) -> Json:
     """The server's resources. Devices are in the limits only: Kubernetes sets an equal request."""
     if placement is None:
         return workload.resources
+    if placement.claim is not None:
+        return {**workload.resources, "claims": [{"name": CLAIM}]}
     devices = {placement.resource: str(workload.accelerator.count)}
     return {**workload.resources, "limits": {**workload.resources.get("limits", {}), **devices}}
 

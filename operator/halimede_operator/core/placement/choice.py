@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFilter, Json, Key, Workload
+from halimede_operator.core.api.spec import Accelerator, AcceleratorType, DeviceClaim, GpuFilter, Json, Key, Workload
 from halimede_operator.core.devices import PREFIX
 from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.placement.inventory import (
@@ -23,7 +23,7 @@ from halimede_operator.core.placement.inventory import (
 )
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.placement.node_filter import NodeFilter, Term, filter_of
-from halimede_operator.core.reading import at, json_object, objects_at, text_at
+from halimede_operator.core.reading import at, decimal, json_object, objects_at, text_at
 
 WHOLE = f"{PREFIX}gpu"
 _SLICES = f"{PREFIX}gpu.slices.gi"
@@ -40,18 +40,29 @@ def with_headroom(memory_mib: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The devices that an object's pods request."""
+    """The devices that an object's pods request: of a resource, or with a claim."""
 
     resource: str
+    """"" with a claim."""
     profile: str = ""
     """Of a slice, as resource names have it."""
     terms: tuple[Term, ...] = ()
     """Conditions on nodes, one of which must be true; empty: none."""
     need: str = ""
     """Hash of what it was chosen for."""
+    claim: DeviceClaim | None = None
+    """kube-scheduler chooses the devices."""
+
+    @property
+    def title(self) -> str:
+        """For messages: what one pod needs."""
+        return f"device of class {self.claim.device_class}" if self.claim is not None else self.resource
 
     def written(self) -> str:
         """As text, for the annotation."""
+        if (claim := self.claim) is not None:
+            parts = {"class": claim.device_class, "selectors": claim.selectors, "count": claim.count}
+            return canonical_json({"claim": parts})
         terms = [list(term) for term in self.terms]
         return canonical_json({"resource": self.resource, "profile": self.profile, "terms": terms, "need": self.need})
 
@@ -59,12 +70,22 @@ class Placement:
 def read_placement(text: str) -> Placement | None:
     """The placement of an annotation, which anybody may have written; None if it is none."""
     found = json_object(text)
+    if (claim := _read_claim(at(found, "claim"))) is not None:
+        return Placement("", claim=claim)
     resource = text_at(found, "resource")
     if not resource.startswith(PREFIX):
         return None
     terms = found.get("terms") if found else None
     read = tuple(tuple(objects_at({"term": term}, "term")) for term in terms) if isinstance(terms, list) else ()
     return Placement(resource, text_at(found, "profile"), read, text_at(found, "need"))
+
+
+def _read_claim(found: object) -> DeviceClaim | None:
+    selectors, count = at(found, "selectors"), decimal(at(found, "count"))
+    device_class = text_at(found, "class")
+    if not device_class or not count or not isinstance(selectors, list):
+        return None
+    return DeviceClaim(device_class, tuple(text for text in selectors if isinstance(text, str)), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +214,8 @@ def kinds_of(accelerator: Accelerator, nodes: Iterable[Node]) -> Iterator[Placem
     match accelerator.type:
         case AcceleratorType.GPU:
             yield _whole(gpu, gpu.min_memory_mib)
+        case AcceleratorType.DRA:
+            yield Placement("", claim=accelerator.claim)
         case AcceleratorType.SHARED:
             yield _shared(accelerator.shared_resource, gpu)
         case AcceleratorType.MIG if accelerator.mig_profile is not None:

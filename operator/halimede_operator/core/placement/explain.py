@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, Key, Kind
+from halimede_operator.core.api.spec import Accelerator, AcceleratorType, DeviceClaim, Key, Kind
 from halimede_operator.core.placement.choice import Demand, Option, options_of, with_headroom
 from halimede_operator.core.placement.inventory import Device, Node, shown_profile
 from halimede_operator.core.placement.ledger import Ledger
@@ -29,6 +29,19 @@ def explain(demand: Demand, ledger: Ledger) -> str:
         parts.append("no node has devices that fit")
     parts += [f"node {node.name}: {node.misconfiguration}" for node in ledger.nodes if node.misconfiguration][:1]
     return clean("; ".join(parts), MAX_CHARACTERS)
+
+
+def claim_text(claim: DeviceClaim) -> str:
+    """What a pod with a claim needs; which devices are free is known to kube-scheduler alone."""
+    match len(claim.selectors):
+        case 0:
+            which = ""
+        case 1:
+            which = " that its selector matches"
+        case number:
+            which = f" that one of its {number} selectors matches"
+    need = f"need {claim.count}x device of class {claim.device_class}{which}"
+    return f"{need}; kubectl get resourceclaims -A lists what is taken"
 
 
 def _need_text(accelerator: Accelerator) -> str:

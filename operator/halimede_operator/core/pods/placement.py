@@ -36,7 +36,7 @@ def ended_pod_failure(pod: Object, name: str) -> Failure:
     return Failure(kind, clean(f"pod {name}{on}: {reason}: {text}"), Stage.PLACED, pod=name, time=time)
 
 
-_LACKS_DEVICE = re.compile(r"Insufficient nvidia\.com/")
+_LACKS_DEVICE = re.compile(r"Insufficient nvidia\.com/|cannot allocate all claims")
 _NO_SUCH_NODE = re.compile(r"node\(s\) didn't match Pod's node affinity/selector")
 
 
@@ -47,7 +47,7 @@ def scheduling_failures(pod: Object, name: str) -> Iterator[Failure]:
         return
     text = at_rest(text_at(scheduled, "message"))
     # The operator's own node affinity leaves out nodes without devices that fit.
-    is_affinity = requests_devices(pod) and _NO_SUCH_NODE.search(text) is not None
+    is_affinity = requests_resource(pod) and _NO_SUCH_NODE.search(text) is not None
     lacks = is_affinity or _LACKS_DEVICE.search(text) is not None
     reason = Reason.INSUFFICIENT_DEVICES if lacks else Reason.UNSCHEDULABLE
     why = "" if text_at(scheduled, "reason") == "Unschedulable" else f"{name_at(scheduled, 'reason')}: "
@@ -65,6 +65,11 @@ def waits_for_devices(pod: Object) -> bool:
 
 
 def requests_devices(pod: Object) -> bool:
+    """Of a resource, or with a claim."""
+    return requests_resource(pod) or bool(objects_at(pod, "spec", "resourceClaims"))
+
+
+def requests_resource(pod: Object) -> bool:
     return any(any(devices_in(at(each, "resources", "limits"))) for each in objects_at(pod, "spec", "containers"))
 
 

@@ -19,6 +19,7 @@ from halimede_operator.core.events import EventDraft, EventLimit, events_of
 from halimede_operator.core.labels import GENERATION, PLACEMENT, selector_of
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.inventory import shown_profile
+from halimede_operator.core.pods.claims import MAX_ALLOCATED
 from halimede_operator.core.pods.failure import Failure, NormalReason, Reason, Stage
 from halimede_operator.core.pods.fields import SERVER
 from halimede_operator.core.pods.view import DIGEST, FetchedModel, PodView
@@ -194,6 +195,7 @@ def _effective(observed: Observed) -> Object | None:
     found = {
         "format": observed.spec.model.format if isinstance(observed.spec, ModelSpec) else None,
         "resourceName": name_at(placement, "resource") or None,
+        "deviceClassName": name_at(placement, "claim", "class") or None,
         "profile": shown_profile(name_at(placement, "profile")) or None,
         "nodes": _nodes(observed),
         "serverImage": next(images, None),
@@ -256,10 +258,26 @@ def _placements(observed: Observed) -> Mapping[str, Any]:
     placed = sorted({pod.name: pod for pod in observed.active if pod.node and pod.name}.items())
     old = {text_at(each, "pod"): each for each in objects_at(observed.old, "placements")[:MAX_PLACEMENTS]}
     listed = [
-        _without_none({"pod": name, "node": pod.node, "devices": _devices(pod, old.get(name)) or None})
+        _without_none(
+            {
+                "pod": name,
+                "node": pod.node,
+                "devices": _devices(pod, old.get(name)) or None,
+                "allocated": _allocated(observed.snapshot, name, old.get(name)) or None,
+            }
+        )
         for name, pod in placed[:MAX_PLACEMENTS]
     ]
     return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACEMENTS else None}
+
+
+def _allocated(snapshot: Snapshot, name: str, old: object) -> list[str]:
+    """The devices of the pod's ResourceClaim; those of the old status if it was not read now."""
+    known = at(old, "allocated")
+    kept = known if isinstance(known, list) else []
+    return list(
+        snapshot.allocated.get(name) or [clean(each, 512) for each in kept[:MAX_ALLOCATED] if isinstance(each, str)]
+    )
 
 
 def _revisions(observed: Observed, wanted: str | None, ready: Condition) -> list[Object] | None:

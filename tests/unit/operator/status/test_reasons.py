@@ -42,8 +42,14 @@ JSON_LOG = (
 LOAD_SAID = (
     "failed to load 'bert' version 1: Internal: no weights; creating server: Internal - failed to load all models: bert"
 )
+NO_CLAIM = (
+    "0/2 nodes are available: 2 cannot allocate all claims. still not schedulable, preemption: 0/2 nodes are available."
+)
+NO_CLASS = "0/2 nodes are available: resourceclaim bert-1: request device: device class mig.nvidia.com does not exist."
 CASES = {
     "no node has the device": (unscheduled(NO_GPU), "Placed", "InsufficientDevices", f"pod {NAME}: {NO_GPU}"),
+    "no node has a device for its claim": (unscheduled(NO_CLAIM), "Placed", "InsufficientDevices", f"pod {NAME}: {NO_CLAIM}"),
+    "no such device class": (unscheduled(NO_CLASS), "Placed", "Unschedulable", f"pod {NAME}: {NO_CLASS}"),
     "taints": (
         unscheduled("0/2 nodes are available: 2 node(s) had untolerated taint(s)."),
         "Placed",

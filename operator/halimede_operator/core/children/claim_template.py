@@ -1,0 +1,49 @@
+"""The ResourceClaimTemplate: from it Kubernetes makes the ResourceClaim of each pod.
+
+Its spec is immutable, so its name has the hash of the spec. It is kept as long as a ReplicaSet names it.
+"""
+
+from collections.abc import Sequence
+
+from halimede_operator.core.api.spec import DeviceClaim, Json, Key
+from halimede_operator.core.children.metadata import metadata
+from halimede_operator.core.names import canonical_json, child_name, hash_of
+
+REQUEST = "device"
+
+
+def claim_template(key: Key, uid: str, claim: DeviceClaim) -> Json:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": metadata(key, uid, claim_template_name(key, claim)),
+        "spec": _spec(claim),
+    }
+
+
+def claim_template_name(key: Key, claim: DeviceClaim) -> str:
+    return child_name(key.name, hash_of(canonical_json(_spec(claim))))
+
+
+def _spec(claim: DeviceClaim) -> Json:
+    request: Json
+    if len(claim.selectors) <= 1:
+        request = {"name": REQUEST, "exactly": _devices(claim, claim.selectors)}
+    else:
+        # The scheduler takes the first alternative that it can allocate.
+        alternatives = [
+            {"name": f"{REQUEST}-{number}", **_devices(claim, [selector])}
+            for number, selector in enumerate(claim.selectors)
+        ]
+        request = {"name": REQUEST, "firstAvailable": alternatives}
+    return {"spec": {"devices": {"requests": [request]}}}
+
+
+def _devices(claim: DeviceClaim, selectors: Sequence[str]) -> Json:
+    # With Kubernetes' defaults, because the comparison with the existing object does not know them in lists.
+    return {
+        "deviceClassName": claim.device_class,
+        "selectors": [{"cel": {"expression": selector}} for selector in selectors],
+        "allocationMode": "ExactCount",
+        "count": claim.count,
+    }

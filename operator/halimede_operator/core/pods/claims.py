@@ -1,0 +1,31 @@
+"""What kube-scheduler allocated to the pods' ResourceClaims."""
+
+from halimede_operator.core.reading import clean, name_at, objects_at, text_at
+from halimede_operator.core.snapshot import Object, Snapshot
+
+MAX_ALLOCATED = 64
+"""Of one pod: the most devices that a spec may ask for."""
+
+
+def claim_of(pod: Object) -> str:
+    """The name of the pod's ResourceClaim; "" if it has none yet."""
+    return next((text_at(each, "resourceClaimName") for each in objects_at(pod, "status", "resourceClaimStatuses")), "")
+
+
+def unread_claims(snapshot: Snapshot) -> list[Object]:
+    """Pods that have a node, and whose devices are in no status yet. What a pod was allocated never changes."""
+    known = {
+        text_at(each, "pod") for each in objects_at(snapshot.object, "status", "placements") if each.get("allocated")
+    }
+    return [
+        pod
+        for pod in snapshot.pods
+        if claim_of(pod) and text_at(pod, "spec", "nodeName") and pod["metadata"]["name"] not in known
+    ]
+
+
+def allocated(claim: Object) -> tuple[str, ...]:
+    """The devices of a ResourceClaim, `driver/pool/device`."""
+    results = objects_at(claim, "status", "allocation", "devices", "results")[:MAX_ALLOCATED]
+    parts = (tuple(name_at(each, part) for part in ("driver", "pool", "device")) for each in results)
+    return tuple(clean("/".join(each), 512) for each in parts)
