@@ -12,6 +12,7 @@ from cluster.faults import Faults
 from cluster.given import REGISTRY, GivenCluster
 from cluster.gpus import Gpus
 from cluster.installed import Platform, Tenant, provide_images
+from cluster.metrics import ClusterPrometheus, PlayedMetrics
 from cluster.operators import Place, no_other_operator
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
@@ -83,6 +84,24 @@ def own(cluster: Cluster) -> OwnCluster:
     if not isinstance(cluster, OwnCluster):
         pytest.skip("this is about the clusters that are made here")
     return cluster
+
+
+@pytest.fixture
+def played_metrics(own: OwnCluster) -> Iterator[PlayedMetrics]:
+    """An API of custom metrics with the test's own values; no other serves them meanwhile."""
+    played = PlayedMetrics(own)
+    played.start()
+    yield played
+    played.stop()
+
+
+@pytest.fixture
+def prometheus(own: OwnCluster) -> Iterator[ClusterPrometheus]:
+    """Scrapes every second."""
+    running = ClusterPrometheus(own, interval_s=1)
+    running.start()
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="module")
