@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from halimede.core.observe.metrics import GpuSample, SystemSample
+from halimede.core.observe.samples import GpuSample, SystemSample
 from halimede.core.types import DeviceMemory
 from halimede.runtime.sampler import NvmlReader, Sample, Sampler, SystemReader
 

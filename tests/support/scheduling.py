@@ -22,7 +22,7 @@ def arrive(scheduler: DynamicBatchScheduler, request: Pending, now_ns: int) -> l
 
 
 def expired(key: int) -> Fail:
-    return Fail(key, InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired"), FailureReason.REJECTED)
+    return Fail(key, InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired"), FailureReason.EXPIRED)
 
 
 def busy_scheduler(policy: BatchPolicy) -> DynamicBatchScheduler:

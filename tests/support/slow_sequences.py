@@ -134,7 +134,7 @@ class SlowSequences:
         actions, self.due = self.due, []
         expired = [each for each in self.live if each.expires and each.expires[0] <= now]
         for one in sorted(expired, key=lambda one: one.expires or (0, 0)):
-            actions += self.end(one, EXPIRED, FailureReason.REJECTED)
+            actions += self.end(one, EXPIRED, FailureReason.EXPIRED)
         for one in self.rested:
             if self.policy.iterative and one.requests:
                 one.requests[0] = (one.requests[0][0], now)

@@ -6,7 +6,7 @@ from halimede.core.deadlines import Deadlines
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.scheduler import Outcome, Pending
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.statistics import FailureReason
+from halimede.core.types.statistics import FailureReason, SequenceCount
 
 EXPIRED = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
 FULL = InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
@@ -90,6 +90,9 @@ class Fifo:
     def queued(self) -> int:
         return len(self.waiting)
 
+    def sequences(self) -> SequenceCount | None:
+        return None
+
     def oldest_enqueued_at(self) -> int | None:
         return 0 if self.queued else None
 
@@ -120,7 +123,7 @@ class Priorities(Fifo):
         expired: list[Action] = []
         for key in self.deadlines.pop_due(now_ns):
             del self.waiting[key]
-            expired.append(Fail(key, EXPIRED, FailureReason.REJECTED))
+            expired.append(Fail(key, EXPIRED, FailureReason.EXPIRED))
         return expired + super().poll(now_ns)
 
     def next_batch(self, slot: Slot) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
-"""The batches that the workers of one model version have, by slot."""
+"""The batches that the workers of one model version have, by slot, and how long each instance is busy with them."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from halimede.core.observe.busy import Busy, BusyTime
 from halimede.core.schedule.actions import Slot
 from halimede.runtime.requests import InFlight
 
@@ -10,12 +11,14 @@ from halimede.runtime.requests import InFlight
 class RunningBatches:
     """`running` has the batch that each slot runs; only this class changes it."""
 
-    __slots__ = ("_ready", "running")
+    __slots__ = ("_busy", "_ready", "running")
 
     def __init__(self) -> None:
         self.running: dict[Slot, list[InFlight]] = {}
         self._ready: dict[Slot, deque[list[InFlight]]] = {}
         """Batches that the worker starts after the running one."""
+        self._busy: dict[int, BusyTime] = {}
+        """By the ordinal of the instance. It is kept while the instance is down."""
 
     def __repr__(self) -> str:
         return f"<Batches running={len(self.running)}>"
@@ -27,28 +30,40 @@ class RunningBatches:
             for batch in ready:
                 yield slot, batch
 
-    def begin(self, slot: Slot, batch: list[InFlight]) -> None:
+    def add(self, ordinal: int, now_ns: int) -> None:
+        """Add an instance."""
+        self._busy[ordinal] = BusyTime(now_ns)
+
+    def busy(self, now_ns: int) -> list[Busy]:
+        """How long each instance was busy, with the batches that it runs."""
+        return [time.value(ordinal, now_ns) for ordinal, time in self._busy.items()]
+
+    def begin(self, slot: Slot, batch: list[InFlight], now_ns: int) -> None:
         """The worker gets a batch, which runs at once or after the running one."""
+        self._busy[slot.instance].begin(now_ns)
         if slot in self.running:
             self._ready.setdefault(slot, deque()).append(batch)
         else:
             self.running[slot] = batch
 
-    def try_end(self, slot: Slot, first: int) -> bool:
+    def try_end(self, slot: Slot, first: int, now_ns: int) -> bool:
         """End the batch that runs in a slot; False when that is another one, or none."""
         batch = self.running.get(slot)
         if batch is None or batch[0].key != first:
             return False
         del self.running[slot]
+        self._busy[slot.instance].end(now_ns)
         if self._ready and (ready := self._ready.get(slot)):
             self.running[slot] = ready.popleft()
             if not ready:
                 del self._ready[slot]
         return True
 
-    def remove(self, slot: Slot) -> list[list[InFlight]]:
+    def remove(self, slot: Slot, now_ns: int) -> list[list[InFlight]]:
         """Remove a slot. Returns its batches in order."""
         batches = [batch for at, batch in self if at == slot]
+        for _ in batches:
+            self._busy[slot.instance].end(now_ns)
         self.running.pop(slot, None)
         self._ready.pop(slot, None)
         return batches

@@ -8,8 +8,9 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from halimede import __version__
 from halimede.core.config.model_view import ModelView
 from halimede.core.inventory import Inventory
-from halimede.core.observe import kv_cache, metrics, metrics_page
+from halimede.core.observe import kv_cache, metrics_page
 from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.observe.samples import InstanceSample, ModelSample
 from halimede.core.repository.layout import requested_name_problem
 from halimede.core.types import (
     DeviceReport,
@@ -273,17 +274,13 @@ class CoreServer:
         )
 
 
-def _sample_of(version: ModelVersion) -> metrics.ModelSample:
-    executor = version.executor
-    return metrics.ModelSample(
-        version.stats,
-        version.config.metric_tags,
-        pending=executor.queued,
-        executing=version.requests.count - executor.queued,
-        oldest_wait_ns=executor.oldest_wait_ns(),
-        load_seconds=version.load_seconds,
-        parked=executor.parked,
-    )
+def _sample_of(version: ModelVersion) -> ModelSample:
+    load = version.executor.load()
+    placed = {each.ordinal: each for each in version.placements}
+    instances = [
+        InstanceSample(placed[busy.ordinal].name, placed[busy.ordinal].device_name, busy) for busy in load.busy
+    ]
+    return ModelSample(version.stats, version.config.metric_tags, load, version.load_seconds, instances)
 
 
 def _version_number(text: str) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.ensemble.graph import Graph
 from halimede.core.ensemble.run import Acknowledge, CallStep, EnsembleRun, GiveAnswer, RunAction
+from halimede.core.observe.load import Load
 from halimede.core.schedule.wait_graph import Held, Place
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, Computed
@@ -109,10 +110,6 @@ class Ensemble:
         return len({waiting.key[0] for waiting in self._gates})
 
     @property
-    def parked(self) -> int:
-        return 0
-
-    @property
     def refusal(self) -> InferenceError | None:
         for member in self._members():
             if member is not None and member.refusal is not None:
@@ -123,10 +120,10 @@ class Ensemble:
     def worker_health(self) -> WorkerHealth:
         return WorkerHealth()
 
-    def oldest_wait_ns(self) -> int:
-        """How long the oldest call has waited at its gate; 0 when none waits."""
+    def load(self) -> Load:
+        """See `VersionExecutor.load`. What it executes are requests of its steps' models, which count them."""
         oldest = next(iter(self._gates), None)
-        return 0 if oldest is None else max(0, monotonic_ns() - oldest.since_ns)
+        return Load(self.queued, oldest_wait_ns=0 if oldest is None else max(0, monotonic_ns() - oldest.since_ns))
 
     def is_available(self) -> bool:
         return all(member is not None and member.is_available() for member in self._members())

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from halimede.core.observe.load import Load
 from halimede.core.types import InferenceError
 from halimede.core.types.server import WorkerHealth
 from halimede.runtime.requests import Executor
@@ -15,18 +16,14 @@ class VersionExecutor(Executor, Protocol):
         """How many requests wait to be executed."""
 
     @property
-    def parked(self) -> int:
-        """Number of instances that are no longer restarted."""
-
-    @property
     def refusal(self) -> InferenceError | None:
         """Why new requests are refused, because no instance will come up; None otherwise."""
 
     def worker_health(self) -> WorkerHealth:
         """The state of the instances' processes."""
 
-    def oldest_wait_ns(self) -> int:
-        """How long the oldest queued request has waited; 0 when none is queued."""
+    def load(self) -> Load:
+        """What it does now, for metrics."""
 
     def is_available(self) -> bool:
         """Whether a request would be executed."""

@@ -188,7 +188,7 @@ def make_ensemble(
     """
     config, graph = design.config, design.graph
     name, number = config.name, str(prepared.version)
-    stats = ModelStats(name, number, decoupled=graph.decoupled)
+    stats = ModelStats(name, number, decoupled=graph.decoupled, has_queue=False)
     checker = RequestChecker(config)
     requests = VersionRequests(name, number, table, stats)
     ensemble = Ensemble(graph, requests, inferences, members, checker, asyncio.get_running_loop())

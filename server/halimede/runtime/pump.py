@@ -21,6 +21,7 @@ import logging
 from collections.abc import Hashable
 
 from halimede.core.config.check_request import RequestChecker
+from halimede.core.observe.load import Load
 from halimede.core.schedule.actions import Fail, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Place
@@ -73,19 +74,23 @@ class Pump:
         return self._scheduler.queued
 
     @property
-    def parked(self) -> int:
-        return self._instances.parked
-
-    @property
     def refusal(self) -> InferenceError | None:
         return self._refusal
 
     def worker_health(self) -> WorkerHealth:
         return self._instances.health()
 
-    def oldest_wait_ns(self) -> int:
-        since = self._scheduler.oldest_enqueued_at()
-        return 0 if since is None else max(0, monotonic_ns() - since)
+    def load(self) -> Load:
+        now, scheduler = monotonic_ns(), self._scheduler
+        since = scheduler.oldest_enqueued_at()
+        return Load(
+            scheduler.queued,
+            self._requests.count - scheduler.queued,
+            0 if since is None else max(0, now - since),
+            self._instances.parked,
+            self._batches.busy(now),
+            scheduler.sequences(),
+        )
 
     def is_available(self) -> bool:
         """Whether an instance is up, or the model has only passive instances."""
@@ -95,6 +100,7 @@ class Pump:
         return await self._instances.is_ready()
 
     def add_worker(self, worker: Worker) -> None:
+        self._batches.add(worker.ordinal, monotonic_ns())
         if self._instances.add(worker):
             self._take_up(worker)
         else:
@@ -119,7 +125,7 @@ class Pump:
             # Alone in the model: no other request exists to share a batch with.
             slot = scheduler.try_start(flight.rows)
             if slot is not None:
-                self._execute(slot, [flight])
+                self._execute(slot, [flight], flight.queued_ns)
                 return
         turns = scheduler.enqueue(_pending(flight, compatible), flight.queued_ns)
         if turns is not None:
@@ -177,7 +183,7 @@ class Pump:
                 _repeat(event, self._requests)
             slot = self._instances.slots[event.worker.ordinal][event.slot]
             # After the end of its worker a batch frees no slot: the slot is removed, or runs another batch.
-            if self._batches.try_end(slot, event.items[0].key):
+            if self._batches.try_end(slot, event.items[0].key, monotonic_ns()):
                 outcomes = _outcomes(event, self._requests) if self._scheduler.follows_outcomes else ()
                 turns = self._scheduler.completed(slot, event.times.end - event.times.start, outcomes)
                 if turns is not None:
@@ -229,7 +235,8 @@ class Pump:
         self._turn_end.set(1)
 
     def _poll(self) -> None:
-        for action in self._scheduler.poll(monotonic_ns()):
+        now = monotonic_ns()
+        for action in self._scheduler.poll(now):
             if isinstance(action, Fail):
                 _fail(self._requests, action.request, action.error, action.reason)
                 continue
@@ -241,12 +248,14 @@ class Pump:
             if action.seats:
                 for flight, seat in zip(batch, action.seats, strict=True):
                     flight.seat = seat
-            self._execute(action.slot, batch)
+            self._execute(action.slot, batch, now)
         self._alarm.set(self._scheduler.wake_at())
 
-    def _execute(self, slot: Slot, batch: list[InFlight]) -> None:
+    def _execute(self, slot: Slot, batch: list[InFlight], now_ns: int) -> None:
         worker = self._instances.worker_of[slot]
-        self._batches.begin(slot, batch)
+        self._batches.begin(slot, batch, now_ns)
+        for flight in batch:
+            flight.begun_ns = now_ns
         if self._scheduler.follows_outcomes:
             for flight in batch:
                 if flight.opened is not None:
@@ -279,7 +288,7 @@ class Pump:
         requests are open until the worker's own events fail them.
         """
         unread: list[list[InFlight]] = []
-        for batch in self._batches.remove(slot):
+        for batch in self._batches.remove(slot, monotonic_ns()):
             unfinished = [flight for flight in batch if self._requests.find(flight.key) is not None]
             if batch[0].key in down.unread:
                 unread.append(unfinished)
@@ -299,6 +308,9 @@ class Pump:
             for batch in unread
         ]
         again = self._scheduler.remove_slot(slot, [batch for batch in waiting if batch], monotonic_ns())
+        for batch in unread:
+            for flight in batch:
+                flight.begun_ns = 0
         return [flight for batch in unread for flight in batch if flight.key not in again]
 
     def _refuse_if_parked(self) -> None:
@@ -359,6 +371,7 @@ def _repeat(done: BatchDone, requests: VersionRequests) -> None:
             continue
         # The time of an execution is no time in the queue.
         flight.queued_ns += done.times.end - done.times.start
+        flight.begun_ns = 0
         if flight.opened is None:
             flight.opened = Open(done.worker, done.items[0].key, Sent(done.times.input_end))
 

@@ -107,6 +107,8 @@ class InFlight(BatchItem):
     queued_ns: int
     size_bytes: int
     opened: Open | None = None
+    begun_ns: int = 0
+    """When its (last) execution began; 0 while it is queued."""
 
 
 class RequestTable:
@@ -268,7 +270,8 @@ class VersionRequests:
         if not self._table.try_remove(flight):
             return
         self.count -= 1
-        request_ns = monotonic_ns() - flight.received_ns
+        now = monotonic_ns()
+        request_ns = now - flight.received_ns
         caller = flight.caller
         if computed is not None and caller is not None and caller.computed is not None:
             # Before it is sent: it may be the last response that an ensemble waits for.
@@ -276,7 +279,8 @@ class VersionRequests:
         # Sent before it is counted: meanwhile the client continues.
         self.send(flight, response)
         if computed is None:
-            self.stats.record_failure(reason, request_ns)
+            waited_ns = (flight.begun_ns or now) - flight.queued_ns
+            self.stats.record_failure(reason, request_ns, max(0, waited_ns))
         else:
             self.stats.record_success(
                 flight.rows,

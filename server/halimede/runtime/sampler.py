@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from halimede.core.inventory import Inventory
-from halimede.core.observe.metrics import GpuSample, SystemSample
+from halimede.core.observe.samples import GpuSample, SystemSample
 from halimede.core.types import DeviceMemory
 
 T = TypeVar("T")

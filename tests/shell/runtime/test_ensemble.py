@@ -138,7 +138,7 @@ async def test_calls_of_a_step_are_limited_and_the_rest_run_in_order() -> None:
     while bench.server.calls:
         bench.server.take().answer()
     assert bench.answers == [(1, "ok", True), (2, "ok", True), (3, "ok", True)]
-    assert bench.stats.queue_ns > 0
+    assert bench.stats.queue.ns > 0
     bench.assert_at_rest()
 
 
@@ -148,7 +148,7 @@ async def test_requests_with_calls_at_gates_are_pending() -> None:
     ensemble = bench.ensemble
 
     def counted() -> tuple[int, int, bool]:
-        return ensemble.queued, bench.executing, ensemble.oldest_wait_ns() > 0
+        return ensemble.queued, bench.executing, ensemble.load().oldest_wait_ns > 0
 
     bench.submit(1)
     assert counted() == (0, 1, False)

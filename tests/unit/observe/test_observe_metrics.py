@@ -3,11 +3,13 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from halimede.core.observe.metrics import GpuSample, ModelSample, StateSample, SystemSample
+from halimede.core.observe.busy import Busy, BusyTime
+from halimede.core.observe.load import Load
 from halimede.core.observe.metrics_page import MODELS_PER_STEP, render
+from halimede.core.observe.samples import GpuSample, InstanceSample, ModelSample, StateSample, SystemSample
 from halimede.core.observe.stats import BUCKET_EDGES_NS, ModelStats
 from halimede.core.types import ModelReadyState
-from halimede.core.types.statistics import FailureReason
+from halimede.core.types.statistics import FailureReason, SequenceCount
 
 MS = 1_000_000
 
@@ -88,6 +90,10 @@ def test_every_family_is_announced_before_there_is_a_model():
         "halimede_queue_duration_seconds": "histogram",
         "halimede_worker_restarts": "counter",
         "halimede_parked_instances": "gauge",
+        "halimede_sequences_open": "gauge",
+        "halimede_sequence_slots": "gauge",
+        "halimede_instance_busy_seconds": "counter",
+        "halimede_instance_busy_ratio": "gauge",
         "halimede_model_version_state": "gauge",
         "halimede_log_dropped_lines": "counter",
     }
@@ -95,7 +101,8 @@ def test_every_family_is_announced_before_there_is_a_model():
 
 
 def test_a_model_has_every_series_from_the_moment_it_is_loaded():
-    body = page([ModelSample(ModelStats("m", "1"))])
+    idle = InstanceSample("m_0", "cpu", BusyTime(0).value(0, 0))
+    body = page([ModelSample(ModelStats("m", "1"), load=Load(sequences=SequenceCount(0, 0)), instances=[idle])])
 
     families = parse(body)
     del families["halimede_model_version_state"]
@@ -108,7 +115,7 @@ def test_a_model_has_every_series_from_the_moment_it_is_loaded():
 
 def test_the_failure_counter_has_its_four_reasons_from_the_start():
     stats = ModelStats("m", "1")
-    stats.record_failure(FailureReason.CANCELED, 5)
+    stats.record_failure(FailureReason.CANCELED, 5, 0)
 
     lines = page([ModelSample(stats)]).decode().splitlines()
     assert [line for line in lines if line.startswith("nv_inference_request_failure")] == [
@@ -125,7 +132,8 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
     stats.record_success(2, 30 * MS, 7 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
     stats.record_success(3, 25 * MS + 999, 2 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
     stats.worker_restarts = 6
-    body = page([ModelSample(stats, pending=4, executing=3, oldest_wait_ns=1_500 * MS, load_seconds=0.25, parked=2)])
+    load = Load(4, 3, 1_500 * MS, parked=2, sequences=SequenceCount(5, 8))
+    body = page([ModelSample(stats, load=load, load_seconds=0.25)])
 
     of_model = {
         name: values(body, name)[(("model", "m"), ("version", "1"))]
@@ -136,6 +144,8 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
             "halimede_queue_oldest_request_seconds",
             "halimede_worker_restarts",
             "halimede_parked_instances",
+            "halimede_sequences_open",
+            "halimede_sequence_slots",
         )
         if not name.startswith(("nv_gpu", "nv_cpu", "nv_energy", "nv_inference_request_failure"))
     }
@@ -155,6 +165,8 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
         "halimede_queue_oldest_request_seconds": 1.5,
         "halimede_worker_restarts": 6,
         "halimede_parked_instances": 2,
+        "halimede_sequences_open": 5,
+        "halimede_sequence_slots": 8,
     }
 
 
@@ -177,7 +189,11 @@ def test_histograms_are_in_seconds():
     families = parse(page([ModelSample(stats)]))
 
     request, queue = (
-        {(one.name.removeprefix(name), one.labels.get("le")): one.value for one in families[name].samples}
+        {
+            (one.name.removeprefix(name), one.labels.get("le")): one.value
+            for one in families[name].samples
+            if one.labels.get("outcome", "success") == "success"
+        }
         for name in ("halimede_request_duration_seconds", "halimede_queue_duration_seconds")
     )
     assert len(request) == len(BUCKET_EDGES_NS) + 3
@@ -185,6 +201,62 @@ def test_histograms_are_in_seconds():
     assert (request["_sum", None], request["_count", None]) == (0.01, 2)
     assert [queue["_bucket", le] for le in ("0.0001", "30", "+Inf")] == [1, 1, 2]
     assert (queue["_sum", None], queue["_count", None]) == (40, 2)
+
+
+def test_failed_requests_have_times_in_the_queue_by_outcome():
+    stats = ModelStats("m", "1")
+    stats.record_success(1, 9 * MS, 4 * MS, 0, 0, 0, 0)
+    stats.record_failure(FailureReason.EXPIRED, 2_000 * MS, 2_000 * MS)
+    stats.record_failure(FailureReason.REJECTED, 0, 0)
+    stats.record_failure(FailureReason.CANCELED, 700 * MS, 500 * MS)
+    stats.record_failure(FailureReason.BACKEND, 9 * MS, 3 * MS)
+    stats.record_failure(FailureReason.OTHER, 9 * MS, 5 * MS)
+    body = page([ModelSample(stats)])
+
+    samples = parse(body)["halimede_queue_duration_seconds"].samples
+    totals = {
+        (one.labels["outcome"], one.name.rpartition("_")[2]): one.value for one in samples if "le" not in one.labels
+    }
+    assert totals == {
+        ("success", "count"): 1,
+        ("success", "sum"): 0.004,
+        ("error", "count"): 2,
+        ("error", "sum"): 0.008,
+        ("timeout", "count"): 1,
+        ("timeout", "sum"): 2,
+        ("rejected", "count"): 1,
+        ("rejected", "sum"): 0,
+        ("cancelled", "count"): 1,
+        ("cancelled", "sum"): 0.5,
+    }
+    assert {one.labels["outcome"]: one.value for one in samples if one.labels.get("le") == "1"} == {
+        "success": 1,
+        "error": 2,
+        "timeout": 0,
+        "rejected": 1,
+        "cancelled": 1,
+    }
+    assert sum(values(body, "nv_inference_request_failure").values()) == 5
+
+
+def test_ensembles_count_no_waits_of_their_own():
+    stats = ModelStats("m", "1", has_queue=False)
+    stats.record_failure(FailureReason.EXPIRED, 5, 5)
+    stats.record_success(1, 9, 4, 0, 0, 0, 0)
+
+    assert parse(page([ModelSample(stats)]))["halimede_queue_duration_seconds"].samples == []
+
+
+def test_each_instance_has_its_busy_time_and_device():
+    instances = [InstanceSample("m_0", "GPU-7", Busy(0, 2_500 * MS, 0.25)), InstanceSample("m_1", "cpu", Busy(1, 0, 0))]
+    body = page([ModelSample(ModelStats("m", "1"), {"team": "a"}, instances=instances)])
+
+    labels = [
+        (("_team", "a"), ("device", device), ("instance", name), ("model", "m"), ("version", "1"))
+        for name, device in (("m_0", "GPU-7"), ("m_1", "cpu"))
+    ]
+    assert values(body, "halimede_instance_busy_seconds") == dict(zip(labels, (2.5, 0), strict=True))
+    assert values(body, "halimede_instance_busy_ratio") == dict(zip(labels, (0.25, 0), strict=True))
 
 
 def test_decoupled_models_have_a_histogram_of_the_time_to_their_first_answer():

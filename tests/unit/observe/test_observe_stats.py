@@ -56,9 +56,9 @@ def test_executions_are_counted_per_total_batch_size_in_ascending_order():
 
 def test_failures_are_counted_by_reason_and_not_as_inferences():
     stats = ModelStats("digits", "1")
-    stats.record_failure(FailureReason.REJECTED, 7)
-    stats.record_failure(FailureReason.REJECTED, 7)
-    stats.record_failure(FailureReason.BACKEND, 100)
+    stats.record_failure(FailureReason.REJECTED, 7, 0)
+    stats.record_failure(FailureReason.REJECTED, 7, 0)
+    stats.record_failure(FailureReason.BACKEND, 100, 0)
 
     assert stats.snapshot() == ModelStatistics("digits", "1", inference=InferStatistics(fail=Duration(3, 114)))
     assert stats.failures == {
@@ -77,7 +77,7 @@ def test_two_snapshots_can_be_subtracted():
     kept = copy.deepcopy(before)
     stats.record_execution(1, 1, 2, 3)
     stats.record_success(1, 10, 4, 1, 2, 3, 6)
-    stats.record_failure(FailureReason.OTHER, 1)
+    stats.record_failure(FailureReason.OTHER, 1, 0)
 
     assert before == kept
     assert stats.snapshot().batches[0].compute_infer == Duration(2, 4)
@@ -90,7 +90,7 @@ def test_durations_fall_into_the_bucket_whose_edge_they_do_not_exceed():
 
     edge = BUCKET_EDGES_NS.index(1 * MS)
     assert {i: count for i, count in enumerate(stats.request_buckets) if count} == {edge: 1, edge + 1: 1}
-    assert {i: count for i, count in enumerate(stats.queue_buckets) if count} == {0: 1, len(BUCKET_EDGES_NS): 1}
+    assert {i: count for i, count in enumerate(stats.queue.buckets) if count} == {0: 1, len(BUCKET_EDGES_NS): 1}
 
 
 def test_bucket_edges_ascend():
@@ -100,7 +100,7 @@ def test_bucket_edges_ascend():
 def test_repr_shows_what_was_counted():
     stats = ModelStats("digits", "1")
     stats.record_success(1, 1, 1, 1, 1, 1, 1)
-    stats.record_failure(FailureReason.OTHER, 1)
+    stats.record_failure(FailureReason.OTHER, 1, 0)
 
     assert repr(stats) == "<ModelStats digits:1 success=1 fail=1>"
 

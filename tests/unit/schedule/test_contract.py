@@ -300,10 +300,10 @@ def test_a_level_has_its_own_bound_and_timeout() -> None:
         scheduler.enqueue(Pending(4, 1, 4, priority=1), 0)
     assert refused.value is FULL
     assert scheduler.wake_at() == 5
-    assert scheduler.poll(5) == [Fail(3, EXPIRED, FailureReason.REJECTED)]
+    assert scheduler.poll(5) == [Fail(3, EXPIRED, FailureReason.EXPIRED)]
     assert scheduler.wake_at() == 10
     scheduler.add_slot(ONE)
-    assert scheduler.poll(10) == [Fail(2, EXPIRED, FailureReason.REJECTED), Execute(ONE, (1,))]
+    assert scheduler.poll(10) == [Fail(2, EXPIRED, FailureReason.EXPIRED), Execute(ONE, (1,))]
 
 
 def test_a_slot_of_depth_two_has_a_batch_ready_before_the_last_one_ends() -> None:

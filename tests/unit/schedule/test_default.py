@@ -72,8 +72,8 @@ def test_timeouts_reject_or_delay():
 
     timed_out = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
     assert rejecting.poll(100) == [
-        Fail(1, timed_out, FailureReason.REJECTED),
-        Fail(2, timed_out, FailureReason.REJECTED),
+        Fail(1, timed_out, FailureReason.EXPIRED),
+        Fail(2, timed_out, FailureReason.EXPIRED),
         Execute(Slot(0), (3,)),
     ]
     assert delaying.poll(100) == [Execute(Slot(0), (3,))]

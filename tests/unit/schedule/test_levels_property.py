@@ -102,7 +102,7 @@ class SlowLevels:
                 one.deadline, one.late_since = None, self.place()
             else:
                 self.waiting.remove(one)
-                actions.append(Fail(one.pending.key, TIMED_OUT, FailureReason.REJECTED))
+                actions.append(Fail(one.pending.key, TIMED_OUT, FailureReason.EXPIRED))
         broken: list[Action] = []
         while self.free:
             batch, error = self.next_batch(now)

@@ -86,7 +86,7 @@ class SlowScheduler:
             if self.policy.timeout_action is TimeoutAction.DELAY:
                 self.delayed.append(one)
             else:
-                actions.append(Fail(one.pending.key, TIMED_OUT, FailureReason.REJECTED))
+                actions.append(Fail(one.pending.key, TIMED_OUT, FailureReason.EXPIRED))
         while self.free and (batch := self.next_batch(now)):
             actions.append(Execute(self.free.pop(0), tuple(one.pending.key for one in batch)))
         return actions

@@ -149,7 +149,7 @@ def test_a_timeout_counts_in_the_backlog_only_and_ends_the_sequence() -> None:
     scheduler.poll(0)
     assert scheduler.wake_at() == 2000
     error = InferenceError(ErrorCode.UNAVAILABLE, "timeout of the corresponding sequence has been expired")
-    assert scheduler.poll(2000) == [Fail(key, error, FailureReason.REJECTED) for key in (2, 3)]
+    assert scheduler.poll(2000) == [Fail(key, error, FailureReason.EXPIRED) for key in (2, 3)]
     assert scheduler.queued == 1
     with pytest.raises(InferenceError, match="must specify the START flag"):
         scheduler.enqueue(in_sequence(5, 8), 2000)

@@ -5,61 +5,17 @@ A family is announced even if it has no series, except the one for decoupled mod
 are no `nv_pinned_memory_pool_*`, because this server has no such pool.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from halimede.core.observe.exposition import FamilyText, Number
-from halimede.core.observe.stats import ModelStats
+from halimede.core.observe.samples import GpuSample, InstanceSample, ModelSample, SystemSample
 from halimede.core.types import ModelReadyState
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
-
-
-@dataclass(slots=True)
-class ModelSample:
-    """One model version at the time of a scrape. `tags` are the configuration's metric_tags."""
-
-    stats: ModelStats
-    tags: Mapping[str, str] = field(default_factory=dict)
-    pending: int = 0
-    executing: int = 0
-    oldest_wait_ns: int = 0
-    load_seconds: float = 0.0
-    parked: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SystemSample:
-    """The machine, or the server's container. None if a value is unknown (yet). Utilization is from 0 to 1."""
-
-    cpu_utilization: float | None
-    memory_total_bytes: int | None
-    memory_used_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSample:
-    """One GPU; None if the driver reports no value. Utilization is from 0 to 1, energy since the server start."""
-
-    uuid: str
-    utilization: float | None
-    memory_total_bytes: int | None
-    memory_used_bytes: int | None
-    power_usage_watts: float | None
-    power_limit_watts: float | None
-    energy_joules: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class StateSample:
-    """The state of one model version in the repository index; `version` is "" if none is known."""
-
-    model: str
-    version: str
-    state: ModelReadyState
 
 
 STATES = (
@@ -154,7 +110,7 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
             "microseconds",
             "With each successful request: from its arrival until an instance gets its batch.",
         ),
-        lambda model: model.stats.queue_ns // NS_PER_US,
+        lambda model: model.stats.queue.ns // NS_PER_US,
     ),
     Valued(
         Family(
@@ -197,7 +153,7 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
             "requests",
             "At the scrape.",
         ),
-        lambda model: model.pending,
+        lambda model: model.load.queued,
     ),
     Valued(
         Family(
@@ -217,7 +173,7 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
             "requests",
             "At the scrape; the same as `nv_inference_pending_request_count`.",
         ),
-        lambda model: model.pending,
+        lambda model: model.load.queued,
     ),
     Valued(
         Family(
@@ -227,7 +183,7 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
             "requests",
             "At the scrape; a request of a decoupled model counts until its last answer.",
         ),
-        lambda model: model.executing,
+        lambda model: model.load.executing,
     ),
     Valued(
         Family(
@@ -237,7 +193,7 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
             "seconds",
             "At the scrape.",
         ),
-        lambda model: model.oldest_wait_ns / NS_PER_S,
+        lambda model: model.load.oldest_wait_ns / NS_PER_S,
     ),
     Valued(
         Family(
@@ -257,7 +213,50 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
             "instances",
             "From the fifth end of an instance's process within a minute to the next load of the model.",
         ),
-        lambda model: model.parked,
+        lambda model: model.load.parked,
+    ),
+    Valued(
+        Family(
+            "halimede_sequences_open",
+            "gauge",
+            "Sequences that have a slot of an instance or wait for one",
+            "sequences",
+            "At the scrape. Only models with `sequence_batching`, except iterative ones.",
+        ),
+        lambda model: None if model.load.sequences is None else model.load.sequences.open,
+    ),
+    Valued(
+        Family(
+            "halimede_sequence_slots",
+            "gauge",
+            "Sequences that the instances can have at a time",
+            "sequences",
+            "At the scrape; without instances whose process has ended. Models as above.",
+        ),
+        lambda model: None if model.load.sequences is None else model.load.sequences.seats,
+    ),
+)
+
+INSTANCE_FAMILIES: tuple[Valued[InstanceSample], ...] = (
+    Valued(
+        Family(
+            "halimede_instance_busy_seconds_total",
+            "counter",
+            "Time that the instance had an execution under way",
+            "seconds",
+            "At the scrape, so an execution counts while it runs. Executions of one instance that overlap count once.",
+        ),
+        lambda instance: instance.busy.total_ns / NS_PER_S,
+    ),
+    Valued(
+        Family(
+            "halimede_instance_busy_ratio",
+            "gauge",
+            "Part of the last 15 seconds that the instance had an execution under way [0.0 - 1.0]",
+            "ratio",
+            "At the scrape, over the last 15 to 16 s; over the time since the load if that is shorter.",
+        ),
+        lambda instance: instance.busy.ratio,
     ),
 )
 
@@ -375,9 +374,11 @@ DURATIONS = Family(
 WAITS = Family(
     "halimede_queue_duration_seconds",
     "histogram",
-    "Time that successful requests were queued",
+    "Time that requests were queued",
     "seconds",
-    "With each successful request, as `nv_inference_queue_duration_us`.",
+    "When a request ends. `outcome` is `success` (as `nv_inference_queue_duration_us`), `error` (its execution "
+    "failed), `timeout` (its timeout ended while it was queued), `cancelled` (its client has disconnected) or "
+    "`rejected` (refused; 0 s if the queue was full). Ensembles have none: the models of their steps count.",
 )
 FIRST_RESPONSES = Family(
     "nv_inference_first_response_histogram_ms",
@@ -408,7 +409,15 @@ GROUPS = (
         "Requests",
         "For each loaded model version and each ensemble. They start at 0 with each load.",
         ("model", "version"),
-        (*(valued.family for valued in MODEL_FAMILIES), DURATIONS, WAITS, FIRST_RESPONSES),
+        (*(valued.family for valued in MODEL_FAMILIES), DURATIONS, FIRST_RESPONSES),
+    ),
+    Group("Queues", "For each loaded model version.", ("model", "outcome", "version"), (WAITS,)),
+    Group(
+        "Instances",
+        "For each instance of a loaded model version. `instance` is its name, `device` the UUID of its GPU or MIG "
+        "slice, `cpu`, or `model` if the model chooses its devices.",
+        ("device", "instance", "model", "version"),
+        tuple(valued.family for valued in INSTANCE_FAMILIES),
     ),
     Group("Failures", "For each loaded model version.", ("model", "reason", "version"), (FAILURES,)),
     Group("States", "For each model version that is ready or should be.", ("model", "state", "version"), (STATE,)),

@@ -3,7 +3,7 @@
 `metrics` declares the families.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from halimede.core.observe.exposition import FamilyText, edge_texts, label_text
 from halimede.core.observe.metrics import (
@@ -12,6 +12,7 @@ from halimede.core.observe.metrics import (
     FAILURES,
     FIRST_RESPONSES,
     GPU_FAMILIES,
+    INSTANCE_FAMILIES,
     MODEL_FAMILIES,
     NS_PER_MS,
     NS_PER_S,
@@ -19,14 +20,12 @@ from halimede.core.observe.metrics import (
     STATES,
     SYSTEM_FAMILIES,
     WAITS,
-    GpuSample,
-    ModelSample,
     S,
-    StateSample,
-    SystemSample,
     Valued,
 )
-from halimede.core.observe.stats import BUCKET_EDGES_NS, FIRST_RESPONSE_EDGES_NS
+from halimede.core.observe.samples import GpuSample, ModelSample, StateSample, SystemSample
+from halimede.core.observe.stats import BUCKET_EDGES_NS, FIRST_RESPONSE_EDGES_NS, ModelStats
+from halimede.core.types.statistics import QueueOutcome
 
 MODELS_PER_STEP = 32
 """Number of models rendered in one turn of the event loop: a millisecond."""
@@ -57,6 +56,7 @@ def render(
     valued = [each for each in MODEL_FAMILIES if latencies or not each.family.name.endswith("_duration_us")]
     texts = [(each.value, each.family.text()) for each in valued]
     failures, durations, waits, state_text = FAILURES.text(), DURATIONS.text(), WAITS.text(), STATE.text()
+    busy_texts = [(each.value, each.family.text()) for each in INSTANCE_FAMILIES]
     first_text: FamilyText | None = None
     for number, model in enumerate(models, 1):
         names = _labels(model)
@@ -69,7 +69,12 @@ def render(
         for reason, count in stats.failures.items():
             failures.sample(label_text({**names, "reason": reason.value}), count)
         durations.histogram(labels, _EDGES, stats.request_buckets, stats.request_ns / NS_PER_S)
-        waits.histogram(labels, _EDGES, stats.queue_buckets, stats.queue_ns / NS_PER_S)
+        if stats.has_queue:
+            _add_waits(waits, names, stats)
+        for instance in model.instances:
+            of_instance = label_text({**names, "instance": instance.name, "device": instance.device})
+            for of, text in busy_texts:
+                text.sample(of_instance, of(instance) or 0)
         if first_responses and stats.first_response_buckets:
             first_text = first_text or FIRST_RESPONSES.text()
             first_text.histogram(labels, _EDGES_MS, stats.first_response_buckets, stats.first_response_ns / NS_PER_MS)
@@ -83,7 +88,7 @@ def render(
             yield
 
     parts: list[bytes] = []
-    of_models = [*(text for _, text in texts), failures, durations, waits, state_text]
+    of_models = [*(text for _, text in (*texts, *busy_texts)), failures, durations, waits, state_text]
     if first_text is not None:
         of_models.append(first_text)
     for text in of_models:
@@ -98,6 +103,14 @@ def render(
     if custom is not None:
         parts += yield from custom
     return parts
+
+
+def _add_waits(waits: FamilyText, names: Mapping[str, str], stats: ModelStats) -> None:
+    of_success = label_text({**names, "outcome": QueueOutcome.SUCCESS.value})
+    waits.histogram(of_success, _EDGES, stats.queue.buckets, stats.queue.ns / NS_PER_S)
+    for outcome, waited in stats.failed_waits.items():
+        of_outcome = label_text({**names, "outcome": outcome.value})
+        waits.histogram(of_outcome, _EDGES, waited.buckets, waited.ns / NS_PER_S)
 
 
 def _texts(families: Iterable[Valued[S]], subjects: Sequence[tuple[str, S]]) -> list[bytes]:

@@ -1,6 +1,7 @@
 """Counters of one model version: plain integers in one place, changed only on the event loop's thread."""
 
 from bisect import bisect_left
+from dataclasses import dataclass, field
 
 from halimede.core.types import ErrorCode, InferenceResponse
 from halimede.core.types.statistics import (
@@ -9,6 +10,7 @@ from halimede.core.types.statistics import (
     FailureReason,
     InferStatistics,
     ModelStatistics,
+    QueueOutcome,
     ResponseOutcome,
     ResponseStatistics,
 )
@@ -26,12 +28,32 @@ MAX_RESPONSE_INDICES = 1024
 """Maximum number of responses of a request with statistics of their own; all later ones share the last."""
 
 
+_OUTCOMES = {
+    FailureReason.REJECTED: QueueOutcome.REJECTED,
+    FailureReason.EXPIRED: QueueOutcome.TIMEOUT,
+    FailureReason.CANCELED: QueueOutcome.CANCELLED,
+    FailureReason.BACKEND: QueueOutcome.ERROR,
+    FailureReason.OTHER: QueueOutcome.ERROR,
+}
+
+
+@dataclass(slots=True)
+class Waits:
+    """How long requests were queued: a count per edge of BUCKET_EDGES_NS and one above all edges, and the sum."""
+
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKET_EDGES_NS) + 1))
+    ns: int = 0
+
+
 class ModelStats:
     """Counters for the requests of one model version since it was loaded.
 
     Durations are sums in nanoseconds, per successful request: each request of a batch adds the whole compute time of
     its batch, as in Triton, because `perf_analyzer` and dashboards divide them by the number of successes. The
-    `*_buckets` count successes by duration, one count per edge of BUCKET_EDGES_NS and one above all edges.
+    `request_buckets` count successes by duration, one count per edge of BUCKET_EDGES_NS and one above all edges.
+
+    `queue` has the times that successful requests were queued, `failed_waits` those of failed ones by outcome; none for
+    an ensemble (`has_queue` false), because its requests are queued as requests of its steps' models.
 
     `first_response_buckets` count the requests of a decoupled model by the time from their acceptance to their first
     response with outputs, and `first_response_ns` is the sum of these times; empty for any other model.
@@ -42,6 +64,7 @@ class ModelStats:
         "_responses",
         "decoupled",
         "fail_ns",
+        "failed_waits",
         "failures",
         "first_response_buckets",
         "first_response_ns",
@@ -51,8 +74,7 @@ class ModelStats:
         "last_inference_ms",
         "name",
         "output_ns",
-        "queue_buckets",
-        "queue_ns",
+        "queue",
         "request_buckets",
         "request_ns",
         "success_count",
@@ -60,7 +82,7 @@ class ModelStats:
         "worker_restarts",
     )
 
-    def __init__(self, name: str, version: str, *, decoupled: bool = False) -> None:
+    def __init__(self, name: str, version: str, *, decoupled: bool = False, has_queue: bool = True) -> None:
         self.name = name
         self.version = version
         self.decoupled = decoupled
@@ -68,14 +90,14 @@ class ModelStats:
         self.inference_count = 0
         self.success_count = 0
         self.request_ns = 0
-        self.queue_ns = 0
+        self.queue = Waits()
         self.input_ns = 0
         self.infer_ns = 0
         self.output_ns = 0
-        self.failures = dict.fromkeys(FailureReason, 0)
+        self.failures = {reason: 0 for reason in FailureReason if reason is not FailureReason.EXPIRED}
+        self.failed_waits = {outcome: Waits() for outcome in _OUTCOMES.values()} if has_queue else {}
         self.fail_ns = 0
         self.request_buckets = [0] * (len(BUCKET_EDGES_NS) + 1)
-        self.queue_buckets = [0] * (len(BUCKET_EDGES_NS) + 1)
         self.first_response_buckets = [0] * (len(FIRST_RESPONSE_EDGES_NS) + 1) if decoupled else []
         self.first_response_ns = 0
         self.worker_restarts = 0
@@ -87,6 +109,10 @@ class ModelStats:
     def __repr__(self) -> str:
         failed = sum(self.failures.values())
         return f"<ModelStats {self.name}:{self.version} success={self.success_count} fail={failed}>"
+
+    @property
+    def has_queue(self) -> bool:
+        return bool(self.failed_waits)
 
     @property
     def execution_count(self) -> int:
@@ -107,13 +133,13 @@ class ModelStats:
         self.success_count += 1
         self.inference_count += batch_size
         self.request_ns += request_ns
-        self.queue_ns += queue_ns
+        self.queue.ns += queue_ns
         self.input_ns += input_ns
         self.infer_ns += infer_ns
         self.output_ns += output_ns
         self.last_inference_ms = last_inference_ms
         self.request_buckets[bisect_left(BUCKET_EDGES_NS, request_ns)] += 1
-        self.queue_buckets[bisect_left(BUCKET_EDGES_NS, queue_ns)] += 1
+        self.queue.buckets[bisect_left(BUCKET_EDGES_NS, queue_ns)] += 1
 
     def record_execution(self, rows: int, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Record that an instance executed a batch of `rows` rows in total."""
@@ -125,10 +151,14 @@ class ModelStats:
         batch[2] += infer_ns
         batch[3] += output_ns
 
-    def record_failure(self, reason: FailureReason, request_ns: int) -> None:
-        """Record a request that was answered with an error."""
-        self.failures[reason] += 1
+    def record_failure(self, reason: FailureReason, request_ns: int, queue_ns: int) -> None:
+        """Record a request that was answered with an error. `queue_ns` is 0 for a request that was not queued."""
+        self.failures[FailureReason.REJECTED if reason is FailureReason.EXPIRED else reason] += 1
         self.fail_ns += request_ns
+        if self.has_queue:
+            waits = self.failed_waits[_OUTCOMES[reason]]
+            waits.ns += queue_ns
+            waits.buckets[bisect_left(BUCKET_EDGES_NS, queue_ns)] += 1
 
     def record_response(self, index: int, outcome: ResponseOutcome, infer_ns: int, output_ns: int) -> None:
         """Record response number `index`, from 0, of a request; no effect unless the model is decoupled."""
@@ -172,7 +202,7 @@ class ModelStats:
             inference=InferStatistics(
                 success=Duration(count, self.request_ns),
                 fail=Duration(sum(self.failures.values()), self.fail_ns),
-                queue=Duration(count, self.queue_ns),
+                queue=Duration(count, self.queue.ns),
                 compute_input=Duration(count, self.input_ns),
                 compute_infer=Duration(count, self.infer_ns),
                 compute_output=Duration(count, self.output_ns),

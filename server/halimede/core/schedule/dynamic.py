@@ -10,7 +10,7 @@ from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Outcome, Pending
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.statistics import FailureReason
+from halimede.core.types.statistics import FailureReason, SequenceCount
 
 
 class DynamicBatchScheduler:
@@ -78,7 +78,7 @@ class DynamicBatchScheduler:
         if self.may_expire:
             for key in queue.expire(now_ns):
                 error = InferenceError(ErrorCode.UNAVAILABLE, "Request timeout expired")
-                actions.append(Fail(key, error, FailureReason.REJECTED))
+                actions.append(Fail(key, error, FailureReason.EXPIRED))
         if self._begins_at:
             if len(queue.queued) < self._begins_at:
                 return actions
@@ -154,6 +154,9 @@ class DynamicBatchScheduler:
     @property
     def queued(self) -> int:
         return len(self._queue.queued)
+
+    def sequences(self) -> SequenceCount | None:
+        return None
 
     def oldest_enqueued_at(self) -> int | None:
         return self._queue.oldest_enqueued_at()

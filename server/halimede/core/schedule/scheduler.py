@@ -23,6 +23,7 @@ from typing import Protocol
 
 from halimede.core.schedule.actions import Action, Slot
 from halimede.core.types import InferenceRequest
+from halimede.core.types.statistics import SequenceCount
 
 
 @dataclass(slots=True)
@@ -140,6 +141,9 @@ class Scheduler(Protocol):
     @property
     def queued(self) -> int:
         """Requests accepted and not executing."""
+
+    def sequences(self) -> SequenceCount | None:
+        """The clients' sequences; None if requests belong to no sequence of a client."""
 
     def oldest_enqueued_at(self) -> int | None:
         """When the oldest queued request was enqueued, in ns; None when nothing is queued."""

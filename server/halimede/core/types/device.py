@@ -40,6 +40,11 @@ class Placement:
     profile: tuple[str, ...] = ()
     passive: bool = False
 
+    @property
+    def device_name(self) -> str:
+        """The UUID of its device; `cpu` or `model` without one."""
+        return self.kind.lower() if self.device is None else self.device.uuid
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:

@@ -5,12 +5,24 @@ from enum import Enum
 
 
 class FailureReason(Enum):
-    """Why a request failed: the `reason` label of `nv_inference_request_failure`."""
+    """Why a request failed. The value is the `reason` label of `nv_inference_request_failure`, except for EXPIRED."""
 
     REJECTED = "REJECTED"
+    EXPIRED = "EXPIRED"
+    """Its timeout ended while it was queued. It counts as REJECTED, as in Triton."""
     CANCELED = "CANCELED"
     BACKEND = "BACKEND"
     OTHER = "OTHER"
+
+
+class QueueOutcome(Enum):
+    """What became of a request: the `outcome` label of `halimede_queue_duration_seconds`."""
+
+    SUCCESS = "success"
+    ERROR = "error"
+    TIMEOUT = "timeout"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
 
 
 class ResponseOutcome(Enum):
@@ -20,6 +32,14 @@ class ResponseOutcome(Enum):
     FAIL = "fail"
     EMPTY = "empty_response"
     CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCount:
+    """`open` sequences have a seat of an instance or wait for one; the instances that are up have `seats` in all."""
+
+    open: int
+    seats: int
 
 
 @dataclass(slots=True)

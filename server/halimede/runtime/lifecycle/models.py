@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from halimede.core.observe.metrics import StateSample
+from halimede.core.observe.samples import StateSample
 from halimede.core.repository.plan import is_used
 from halimede.core.repository.status import ModelStatus, should_serve
 from halimede.core.types import InferenceError, ModelIndexEntry, ModelReadyState

@@ -82,6 +82,16 @@ class Places:
         return self.by_slot.pop(slot, None)
 
     @property
+    def seats(self) -> int:
+        """The seats of all slots, taken or not."""
+        return len(self.by_slot) * self._policy.seats
+
+    @property
+    def seated(self) -> int:
+        """The seats that sequences have."""
+        return sum(len(place.seated) for place in self.by_slot.values())
+
+    @property
     def has_room(self) -> bool:
         return bool(self._roomy)
 

@@ -39,7 +39,7 @@ from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
 from halimede.core.schedule.sequences.places import Places
 from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.types import InferenceError
-from halimede.core.types.statistics import FailureReason
+from halimede.core.types.statistics import FailureReason, SequenceCount
 
 
 class SequenceScheduler:
@@ -72,9 +72,9 @@ class SequenceScheduler:
 
     def __repr__(self) -> str:
         places = self._places.by_slot.values()
-        seated, running = sum(len(each.seated) for each in places), sum(bool(each.batch) for each in places)
+        running = sum(bool(each.batch) for each in places)
         return (
-            f"<SequenceScheduler queue={self.queued} running={running}/{len(places)} seated={seated} "
+            f"<SequenceScheduler queue={self.queued} running={running}/{len(places)} seated={self._places.seated} "
             f"backlog={len(self._backlog)}>"
         )
 
@@ -92,7 +92,7 @@ class SequenceScheduler:
             self._idle.discard(sequence)
             if pending.sequence_start:
                 self._due.append(Warn(conflict(pending.correlation, self._policy)))
-        if not self._ends(pending):
+        if not (pending.sequence_end or self.is_iterative):
             self._open[pending.correlation] = sequence
         elif live is not None:
             del self._open[pending.correlation]
@@ -118,7 +118,7 @@ class SequenceScheduler:
     def poll(self, now_ns: int) -> Sequence[Action]:
         actions, self._due = self._due, []
         for sequence in self._backlog.due(now_ns):
-            actions += self._fail(sequence, EXPIRED, FailureReason.REJECTED)
+            actions += self._fail(sequence, EXPIRED, FailureReason.EXPIRED)
         if self._rested:
             self._rest(now_ns)
         for sequence in self._idle.pop_due(now_ns, others_wait=bool(self._backlog)):
@@ -222,6 +222,11 @@ class SequenceScheduler:
     def queued(self) -> int:
         return len(self._queued)
 
+    def sequences(self) -> SequenceCount | None:
+        if self.is_iterative:
+            return None
+        return SequenceCount(self._places.seated + len(self._backlog), self._places.seats)
+
     def oldest_enqueued_at(self) -> int | None:
         return next((queued.enqueued_at for queued in self._queued.values()), None)
 
@@ -248,9 +253,6 @@ class SequenceScheduler:
             self._backlog.append(sequence)
         return sequence
 
-    def _ends(self, pending: Pending) -> bool:
-        return pending.sequence_end or self.is_iterative
-
     def _run(self, sequence: LiveSequence) -> int:
         """The first queued request of the sequence executes. Returns its key."""
         request = sequence.running = sequence.queue.popleft()
@@ -270,7 +272,7 @@ class SequenceScheduler:
             request.pending.sequence_start = False
             self._queue_again(request, sequence)
             self._rested.append(sequence)
-        elif self._ends(request.pending):
+        elif request.pending.sequence_end or self.is_iterative:
             self._close(sequence)
         else:
             self._rested.append(sequence)

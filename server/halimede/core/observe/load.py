@@ -1,0 +1,23 @@
+"""What the executor of a model version does at the time of a scrape."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from halimede.core.observe.busy import Busy
+from halimede.core.types.statistics import SequenceCount
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`queued` requests wait, the oldest one since `oldest_wait_ns`, and instances execute `executing` requests.
+
+    `parked` is how many instances are no longer restarted. `busy` has each scheduled instance. `sequences` is None for
+    a model without sequences.
+    """
+
+    queued: int = 0
+    executing: int = 0
+    oldest_wait_ns: int = 0
+    parked: int = 0
+    busy: Sequence[Busy] = ()
+    sequences: SequenceCount | None = None
