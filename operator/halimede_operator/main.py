@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Coroutine, Sequence
 
-import orjson
 from kubernetes.aio.config import ConfigException
 
 from halimede_operator.cluster.cache import Cache
@@ -30,7 +29,9 @@ from halimede_operator.core.api.spec import Key
 from halimede_operator.handlers.probes import serve_metrics, serve_probes
 from halimede_operator.handlers.watch import Watches, kopf_settings
 from halimede_operator.lease import Leadership, LostError
+from halimede_operator.log import set_up_logging
 from halimede_operator.metrics import Metrics
+from halimede_operator.metrics_api.main import main as metrics_api
 from halimede_operator.queue import Done, Failed, Gone, Outcome, Queue
 from halimede_operator.reconcile.placer import Placer
 from halimede_operator.reconcile.reconciler import Reconciler
@@ -43,7 +44,13 @@ EXIT_LEASE_LOST = 3
 DRAIN_S = 10.0
 
 
+METRICS_API = "metrics-api"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == [METRICS_API]:
+        sys.exit(metrics_api(arguments[1:]))
     settings = parse(arguments)
     set_up_logging(settings.log_format)
     sys.exit(asyncio.run(Operator(settings).run()))
@@ -214,26 +221,3 @@ async def _wait_unless_stopped(stopping: asyncio.Event, awaitable: Coroutine[Non
     with contextlib.suppress(asyncio.CancelledError):
         await wanted
     return False
-
-
-class JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line).decode()
-
-
-def set_up_logging(log_format: str) -> None:
-    handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    # kopf logs each failed request. We log the error that ended kopf ourselves.
-    logging.getLogger("kopf").setLevel(logging.CRITICAL)
-    logging.getLogger("kopf._cogs.clients").setLevel(logging.ERROR)

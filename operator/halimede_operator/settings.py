@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from halimede_operator.core.platform import Platform
+
+T = TypeVar("T")
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -30,12 +33,17 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
 
     Exits as click does, for --help and for invalid flags.
     """
+    return run_command(_command, Settings, arguments, "halimede-operator")
+
+
+def run_command(command: click.Command, kind: type[T], arguments: Sequence[str] | None, program: str) -> T:
+    """The settings that `command` returns, which are of `kind`. Exits for --help and for invalid flags."""
     try:
-        settings = _command.main(args=arguments, prog_name="halimede-operator", standalone_mode=False)
+        settings = command.main(args=arguments, prog_name=program, standalone_mode=False)
     except click.ClickException as error:
         error.show()
         raise SystemExit(error.exit_code) from None
-    if not isinstance(settings, Settings):
+    if not isinstance(settings, kind):
         # --help was shown.
         raise SystemExit(0)
     return settings
@@ -94,8 +102,11 @@ def _command(
     log_format: str,
     kubeconfig: str | None,
 ) -> Settings:
-    """Creates serving pods for InferenceModels and ModelEnsembles."""
-    own_namespace = operator_namespace or _pods_namespace()
+    """Creates serving pods for InferenceModels and ModelEnsembles.
+
+    `halimede-operator metrics-api` is another process: it serves the metrics of HorizontalPodAutoscalers.
+    """
+    own_namespace = operator_namespace or pods_namespace()
     schemes = frozenset(scheme) if scheme else Platform("", "").schemes
     platform = Platform(
         server_image=server_image,
@@ -124,7 +135,8 @@ def _command(
     )
 
 
-def _pods_namespace() -> str:
+def pods_namespace() -> str:
+    """The namespace that this process runs in; `default` outside of a cluster."""
     try:
         return NAMESPACE_FILE.read_text().strip()
     except FileNotFoundError:

@@ -1,6 +1,7 @@
 """The chart: rendered objects, values that its schema refuses, the effect of each value, and agreement with manifests
 and CRDs."""
 
+import base64
 import importlib.util
 import json
 import os
@@ -14,8 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
 from cluster.programs import provide_programs
+from halimede_operator.core.metrics_api.rules import Rules, parse_rules
+from halimede_operator.metrics_api.settings import parse as parse_metrics_api
+from halimede_operator.metrics_api.tls import Tls
 from halimede_operator.settings import parse
 from support.custom_resources import changed, model
 from support.image import REPOSITORY_ROOT, Unavailable
@@ -94,6 +99,13 @@ def test_rendered_objects_of_values(helm: str, values: str) -> None:
     assert made == list(yaml.safe_load_all((GOLDEN / f"{name}.golden.yaml").read_text()))
 
 
+METRICS_API: dict[str, Any] = {
+    "metricsApi": {"enabled": "Always", "tls": {"secretName": "tls", "caBundle": "Q0E="}},
+    "prometheus": {"url": "http://prometheus:9090"},
+}
+"""With a certificate, because the chart would make another one each time."""
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -108,6 +120,14 @@ def test_rendered_objects_of_values(helm: str, values: str) -> None:
         ({"stores": {"s3": {"endpoint": "minio:9000"}}}, "stores/s3/endpoint"),
         ({"watchNamespaces": ["Prod"]}, "watchNamespaces/0"),
         ({"monitoring": {"podMonitor": "Sometimes"}}, "monitoring/podMonitor"),
+        ({"prometheus": {"url": "prometheus:9090"}}, "prometheus/url"),
+        ({"metricsApi": {"enabled": "Always"}}, "metricsApi.enabled: Always needs prometheus.url"),
+        ({"metricsApi": {"enabled": True}}, "metricsApi/enabled"),
+        ({**METRICS_API, "watchNamespaces": ["prod"]}, "Always needs cluster-wide rights"),
+        (
+            {**METRICS_API, "metricsApi": {"enabled": "Always", "tls": {"secretName": "tls"}}},
+            "secretName needs metricsApi.tls.caBundle",
+        ),
         ({"replicas": 2}, "additional properties 'replicas' not allowed"),
     ],
 )
@@ -161,6 +181,26 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "monitoring.podMonitor": ("Always", {}),
     "monitoring.interval": ("1m", MONITORED),
     "monitoring.labels": ({"release": "prometheus"}, MONITORED),
+    "prometheus.url": ("http://other:9090", METRICS_API),
+    "prometheus.tokenSecret.name": ("prometheus", METRICS_API),
+    "prometheus.tokenSecret.key": (
+        "bearer",
+        {**METRICS_API, "prometheus": {"url": "http://p", "tokenSecret": {"name": "p"}}},
+    ),
+    "prometheus.caConfigMap.name": ("prometheus", METRICS_API),
+    "prometheus.caConfigMap.key": (
+        "ca",
+        {**METRICS_API, "prometheus": {"url": "http://p", "caConfigMap": {"name": "p"}}},
+    ),
+    "metricsApi.enabled": ("Never", METRICS_API),
+    "metricsApi.replicas": (2, METRICS_API),
+    "metricsApi.resources.requests.cpu": ("1", METRICS_API),
+    "metricsApi.resources.requests.memory": ("1Gi", METRICS_API),
+    "metricsApi.resources.limits.memory": ("1Gi", METRICS_API),
+    "metricsApi.tls.secretName": ("other", METRICS_API),
+    "metricsApi.tls.caBundle": ("QUM=", METRICS_API),
+    "metricsApi.apiServiceAnnotations": ({"cert-manager.io/inject-ca-from": "a/b"}, METRICS_API),
+    "metricsApi.adapterRulesNamespace": ("monitoring", {}),
 }
 """For each value one that is not the default, with other values that it needs."""
 
@@ -206,7 +246,7 @@ def installed(helm: str, folder: Path, *values: dict[str, Any]) -> tuple[list[di
         (folder / f"{number}.json").write_text(json.dumps(given))
         files.append(f"--values={folder / f'{number}.json'}")
     made = generate.rendered(helm, *files)
-    (deployment,) = (each for each in made if each["kind"] == "Deployment")
+    deployment = next(each for each in made if named(each) == ("Deployment", "halimede", "halimede"))
     return made, deployment["spec"]["template"]["spec"]["containers"][0].pop("args")
 
 
@@ -278,6 +318,40 @@ def test_a_pod_monitor_needs_its_kind_in_the_cluster(helm: str, wanted: str, is_
     known = ["--api-versions", "monitoring.coreos.com/v1/PodMonitor"] if is_known else []
     made = generate.rendered(helm, "--set", f"monitoring.podMonitor={wanted}", *known)
     assert ("PodMonitor" in {each["kind"] for each in made}) is is_made
+
+
+def test_the_metrics_api_is_off_without_a_cluster_to_look_into(helm: str) -> None:
+    made = {named(each) for each in generate.rendered(helm, "--set=prometheus.url=http://prometheus:9090")}
+    assert not [name for name in made if "metrics" in name[2]]
+
+
+def test_the_charts_own_certificate_is_of_its_service_and_its_ca(helm: str, tmp_path: Path) -> None:
+    made = generate.rendered(helm, "--set=metricsApi.enabled=Always,prometheus.url=http://prometheus:9090")
+    (secret,) = (each for each in made if each["kind"] == "Secret")
+    (api,) = (each for each in made if each["kind"] == "APIService")
+    assert api["spec"]["caBundle"] == secret["data"]["ca.crt"]
+    authority, certificate = (
+        x509.load_pem_x509_certificate(base64.b64decode(secret["data"][name])) for name in ("ca.crt", "tls.crt")
+    )
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    service = api["spec"]["service"]
+    assert names.get_values_for_type(x509.DNSName) == [f"{service['name']}.{service['namespace']}.svc"]
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).write_bytes(base64.b64decode(secret["data"][name]))
+    Tls(tmp_path / "tls.crt", tmp_path / "tls.key")
+
+
+def test_the_metrics_apis_flags_are_those_that_it_takes(helm: str, tmp_path: Path) -> None:
+    (tmp_path / "values.json").write_text(json.dumps(METRICS_API))
+    made = {named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}")}
+    pod = made["Deployment", "halimede", "halimede-metrics-api"]["spec"]["template"]["spec"]
+    settings = parse_metrics_api(pod["containers"][0]["args"][1:])
+    assert ("Service", settings.service_namespace and "halimede", settings.service_name) in made
+    config = made["ConfigMap", "halimede", "halimede-metrics-api-rules"]["data"][settings.rules.name]
+    rules = parse_rules(yaml.safe_load(config))
+    assert isinstance(rules, Rules), rules
+    assert config == (CHART / "files" / "metrics-rules.yaml").read_text()
 
 
 def test_the_chart_can_be_packaged_with_all_its_files(helm: str, tmp_path: Path) -> None:

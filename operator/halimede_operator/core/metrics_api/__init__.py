@@ -1,0 +1,1 @@
+"""The custom metrics API: rules, queries, callers and answers. No I/O."""
