@@ -17,7 +17,7 @@ from halimede_operator.core.api.uris import read_uri
 from halimede_operator.core.platform import Platform
 from halimede_spec.uri import parse_uri
 from support.bad_custom_resources import BAD, Bad
-from support.custom_resources import ABSENT, CRDS, FULL, FULL_MODEL, GOOD, MORE, Json, changed, schema_of
+from support.custom_resources import ABSENT, BY_METRICS, CRDS, FULL, FULL_MODEL, GOOD, MORE, Json, changed, schema_of
 
 PLATFORM = Platform(server_image="server", gpu_server_image="gpu-server")
 KINDS = tuple(CRDS)
@@ -58,7 +58,7 @@ def test_fields_for_pods_are_the_same_in_both_kinds() -> None:
 
     of_model, of_ensemble = shared("spec", OWN_FIELDS)
     assert of_model == of_ensemble
-    assert len(of_model) == 14
+    assert len(of_model) == 15
     of_model, of_ensemble = shared("status", OWN_STATUS)
     assert of_model == of_ensemble
 
@@ -92,6 +92,7 @@ def test_every_rule_has_a_message(kind: str) -> None:
     assert [rule for rule in rules if not rule.get("message")] == []
 
 
+METRICS = BY_METRICS["metrics"]
 Changes = Mapping[str, Any]
 _BY_MEMORY: Changes = {"spec.accelerator": {"type": "MIG", "mig": {"minMemory": "9Gi"}}}
 OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
@@ -133,6 +134,25 @@ OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
     },
     "spec.cache.medium": ({"spec.cache": {"medium": "HostPath"}}, {"spec.cache.medium": "EmptyDir"}),
     "spec.cache.sizeLimit": {"spec.cache.sizeLimit": "51Gi"},
+    "spec.autoscaling.provider": (
+        {"spec.autoscaling": {"maxReplicas": 4}},
+        {"spec.autoscaling.provider": "External"},
+    ),
+    "spec.autoscaling.target": {"spec.autoscaling.target": 7},
+    "spec.autoscaling.scaleToZero.idleFor": {"spec.autoscaling.scaleToZero.idleFor": "11m"},
+    "spec.autoscaling.scaleToZero.zeroBy": (
+        {"spec.autoscaling": {"maxReplicas": 4, "scaleToZero": {"idleFor": "10m"}}},
+        {"spec.autoscaling.scaleToZero.zeroBy": "HPA"},
+    ),
+    "spec.autoscaling.behavior": {"spec.autoscaling.behavior": {"scaleUp": {"selectPolicy": "Min"}}},
+    "spec.autoscaling.metrics[].type": {"spec.autoscaling": BY_METRICS, "spec.autoscaling.metrics[0]": METRICS[3]},
+    **{
+        f"spec.autoscaling.metrics[].{field}": (
+            {"spec.autoscaling": {"maxReplicas": 4, "metrics": [METRICS[i]]}},
+            {f"spec.autoscaling.metrics[0].{field}.other": 1},
+        )
+        for i, field in enumerate(("pods", "object", "external", "resource", "containerResource"))
+    },
     "spec.inputs[].name": {"spec.inputs[0].name": "WORDS", "spec.steps[0].inputs[text]": "request.WORDS"},
     "spec.outputs[].from": {"spec.steps[2].outputs[v]": "vec", "spec.outputs[0].from": "pool.vec"},
     "spec.steps[].name": {"spec.steps[2].name": "pooling", "spec.outputs[0].from": "pooling.vector"},
@@ -220,7 +240,8 @@ def test_every_field_that_the_operator_reads_is_in_the_schema(kind: str) -> None
     for example in (*GOOD.values(), *(bad.object for bad in BAD)):
         if example["kind"] == kind:
             parse(Kind(kind), recorded(example, "", asked), PLATFORM)
-    unknown = {path for path in asked if path not in known and not path.startswith("spec.podTemplate.spec.")}
+    free = ("spec.podTemplate.spec.", "spec.autoscaling.behavior.")
+    unknown = {path for path in asked if path not in known and not path.startswith(free)}
     # The operator's cache sets this for objects that are too large; the API server would remove it.
     assert unknown == {"metadata.name", "metadata.namespace", UNREAD}
     assert {path for path, node in leaves(kind) if "[" not in path and path not in asked} == set()

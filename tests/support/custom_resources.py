@@ -153,6 +153,40 @@ WORKLOAD: Json = {
         ],
     },
     "cache": {"medium": "PVC", "pvc": {"claimName": "models", "subPath": "cache"}, "sizeLimit": "50Gi"},
+    "autoscaling": {
+        "provider": "HPA",
+        "preset": "concurrency",
+        "target": "6",
+        "minReplicas": 2,
+        "maxReplicas": 8,
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}},
+        "scaleToZero": {"idleFor": "10m", "zeroBy": "Operator"},
+    },
+}
+BY_KEDA: Json = {
+    "provider": "KEDA",
+    "maxReplicas": 4,
+    "scaleToZero": {"idleFor": "10m", "zeroBy": "KEDA"},
+    "prometheus": {"serverAddress": "http://prometheus.monitoring:9090", "authenticationRef": "prom-auth"},
+}
+_AVERAGE: Json = {"type": "AverageValue", "averageValue": "10"}
+_RESOURCE: Json = {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}}
+BY_METRICS: Json = {
+    "maxReplicas": 4,
+    "metrics": [
+        {"type": "Pods", "pods": {"metric": {"name": "mine"}, "target": _AVERAGE}},
+        {
+            "type": "Object",
+            "object": {
+                "describedObject": {"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "name": "main"},
+                "metric": {"name": "requests"},
+                "target": _AVERAGE,
+            },
+        },
+        {"type": "External", "external": {"metric": {"name": "queue_length"}, "target": _AVERAGE}},
+        {"type": "Resource", "resource": _RESOURCE},
+        {"type": "ContainerResource", "containerResource": {**_RESOURCE, "container": "server"}},
+    ],
 }
 FULL_MODEL = _object(
     "InferenceModel",
@@ -192,6 +226,7 @@ MORE: dict[str, Json] = {
             "metadata.name": "more",
             "spec.accelerator": {"type": "MIG", "count": 1, "mig": {"profile": "1g.10gb"}},
             "spec.disruption": {"disabled": True},
+            "spec.autoscaling": BY_KEDA,
             "spec.cache": {"medium": "HostPath"},
             "spec.model.versionPolicy": {"specific": [1, 3]},
         },
@@ -202,6 +237,7 @@ MORE: dict[str, Json] = {
             "metadata.name": "more-ensemble",
             "spec.accelerator": {"type": "MIG", "count": 1, "mig": {"profile": "1g.10gb"}},
             "spec.disruption": {"disabled": True},
+            "spec.autoscaling": BY_KEDA,
             "spec.cache": {"medium": "HostPath"},
         },
     ),
@@ -219,6 +255,11 @@ _MODELS: dict[str, Mapping[str, Any]] = {
         "spec.model.config": {"instances": [{"kind": "CPU"}, {"count": 2}, {"kind": "Auto", "count": 1}]}
     },
     "no-replicas": {"spec.replicas": 0},
+    "autoscaled-in-five-lines": {"spec.autoscaling": {"maxReplicas": 4}},
+    "autoscaled-by-keda": {"spec.autoscaling": BY_KEDA},
+    "autoscaled-by-metrics": {"spec.autoscaling": BY_METRICS},
+    "autoscaled-by-others": {"spec.autoscaling": {"provider": "External", "minReplicas": 2, "maxReplicas": 4}},
+    "zero-by-the-hpa": {"spec.autoscaling": {"maxReplicas": 4, "scaleToZero": {"idleFor": "10m", "zeroBy": "HPA"}}},
     "suspended": {"spec.suspend": True},
     "one-gpu": {"spec.accelerator": {"type": "GPU"}},
     "slices-by-memory": {"spec.accelerator": {"type": "MIG", "mig": {"minMemory": "9Gi", "allowWhole": True}}},

@@ -1,7 +1,7 @@
 """A small API server for tests that inject faults or break streams: list, watch, apply, status, delete.
 
 It implements what matters to a client: uids, increasing resource versions, generations, paged lists, watches from a version with
-bookmarks, server-side apply by one manager, preconditions. It has no schemas, no defaults and no other controllers: what depends
+bookmarks, server-side apply by one manager (of `spec.replicas` by several, with the default 1), preconditions. It has no schemas, no defaults and no other controllers: what depends
 on those is tested against the real API server.
 """
 
@@ -26,6 +26,7 @@ CUSTOM = ("halimede.dev", "v1alpha1", {"inferencemodels": "InferenceModel", "mod
 GROUPS = (
     CUSTOM,
     ("apps", "v1", {"deployments": "Deployment", "replicasets": "ReplicaSet"}),
+    ("autoscaling", "v2", {"horizontalpodautoscalers": "HorizontalPodAutoscaler"}),
     ("policy", "v1", {"poddisruptionbudgets": "PodDisruptionBudget"}),
     ("networking.k8s.io", "v1", {"networkpolicies": "NetworkPolicy"}),
     ("coordination.k8s.io", "v1", {"leases": "Lease"}),
@@ -105,11 +106,14 @@ class KubeApi:
         """Create or change an object, as another client."""
         known = self.objects.get((plural, namespace, name))
         value = copy.deepcopy(known) if known else self._new(plural, namespace, name)
+        before = (value.get("spec") or {}).get("replicas")
         generation = value["metadata"]["generation"]
         metadata = rest.pop("metadata", {})
         changed = "spec" in rest and rest["spec"] != value.get("spec")
         value.update(copy.deepcopy(rest))
         value["metadata"].update(metadata)
+        if (value.get("spec") or {}).get("replicas") != before and "managedFields" not in metadata:
+            value["metadata"].pop("managedFields", None)
         value["metadata"]["generation"] = generation + int(changed and known is not None)
         return self._store(plural, value, "MODIFIED" if known else "ADDED")
 
@@ -270,7 +274,7 @@ class KubeApi:
         if is_apply and request.query.get("dryRun"):
             return _response(body)
         if is_apply:
-            return self._apply(plural, namespace, name, known, body)
+            return self._apply(plural, namespace, name, known, body, request.query["fieldManager"])
         if known is None:
             return _failure(404, "NotFound", f"{plural} {name!r} not found")
         if request.method == "PATCH" and not status:
@@ -375,8 +379,12 @@ class KubeApi:
             return _failure(409, "AlreadyExists", f"{plural} {name!r} already exists")
         return _response(self.put(plural, namespace, name, **body), status=201)
 
-    def _apply(self, plural: str, namespace: str, name: str, known: Object | None, body: Object) -> web.Response:
+    def _apply(
+        self, plural: str, namespace: str, name: str, known: Object | None, body: Object, manager: str = ""
+    ) -> web.Response:
         before = copy.deepcopy(known)
+        if plural == "deployments" and manager:
+            body = _with_managers(known, body, manager)
         if known is not None and _merged(known, body) == known:
             return _response(known)
         value = self.put(plural, namespace, name, **_merged(before or {}, body))
@@ -399,6 +407,24 @@ async def kube_api() -> AsyncIterator[KubeApi]:
         yield api
     finally:
         await api.stop()
+
+
+def _with_managers(known: Object | None, body: Object, manager: str) -> Object:
+    """The body, with the owners of `spec.replicas` after its apply, and with the default if it has none any more."""
+    entries = {entry["manager"]: entry for entry in (known or {}).get("metadata", {}).get("managedFields") or ()}
+    before = ((known or {}).get("spec") or {}).get("replicas")
+    number = body["spec"].get("replicas")
+    was_owned = manager in entries
+    if number is None:
+        entries.pop(manager, None)
+    else:
+        if number != before:
+            entries.clear()
+        entry = {"manager": manager, "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+        entries[manager] = entry
+    falls_back = number is None and (known is None or (was_owned and not entries))
+    spec = {**body["spec"], "replicas": 1} if falls_back else body["spec"]
+    return {**body, "metadata": {**body["metadata"], "managedFields": list(entries.values())}, "spec": spec}
 
 
 def _selector(request: web.Request, name: str) -> dict[str, str]:

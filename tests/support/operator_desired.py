@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from halimede_operator.core.api.spec import Key, ModelSpec, Spec
+from halimede_operator.core.autoscaling.replicas import replicas_of
 from halimede_operator.core.desired import build, desired, template_without_devices
 from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT
 from halimede_operator.core.placement.choice import Placement, demand_of, named
@@ -25,4 +26,5 @@ def children_of_spec(
         placement = named(demand_of(key, workload, template)) or CHOSEN
         annotations[PLACEMENT] = placement.written()
     revision = build(key, spec, members, platform, placement, annotations)
-    return desired(key, uid, workload, platform, revision, strategy_at_rest(workload, None))
+    policy, replicas = strategy_at_rest(workload, None), replicas_of(workload, None, scaler_exists=False)
+    return desired(key, uid, workload, platform, revision, policy, replicas)

@@ -15,8 +15,10 @@ from typing import Any
 
 import orjson
 
-from halimede_operator.cluster.kinds import ENSEMBLES, MODELS, REPLICA_SETS, Resource
+from halimede_operator.cluster.kinds import AUTOSCALERS, DEPLOYMENTS, ENSEMBLES, MODELS, REPLICA_SETS, Resource
 from halimede_operator.core.api.spec import API_VERSION, UNREAD, Key, Kind
+from halimede_operator.core.autoscaling.hpa import decision_of
+from halimede_operator.core.autoscaling.replicas import IS_OURS, are_ours
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MODEL_LABEL
 from halimede_operator.core.plan import member_names
 from halimede_operator.core.snapshot import Object
@@ -103,6 +105,8 @@ class Cache:
             return frozenset()
         if known is None and not listed and entry.version < self._floor(entry):
             return frozenset()
+        # An HPA's status has the values of its metrics, which change all the time.
+        is_same = known is not None and _is_same_decision(known, entry)
         namesake = self.find(entry.kind, entry.namespace, entry.name)
         if namesake is not None and namesake.uid != entry.uid:
             if namesake.version > entry.version:
@@ -117,7 +121,7 @@ class Cache:
         if entry.uses and entry.key is not None:
             for name in entry.uses:
                 self._users.setdefault((entry.namespace, name), set()).add(entry.key)
-        return self._woken(entry)
+        return frozenset() if is_same else self._woken(entry)
 
     def delete(self, uid: str, version: int) -> frozenset[Key]:
         """Forget an object that was deleted at this version. Return the keys to wake."""
@@ -176,6 +180,10 @@ class Cache:
                 del self._users[entry.namespace, name]
 
 
+def _is_same_decision(known: Entry, entry: Entry) -> bool:
+    return entry.kind == AUTOSCALERS.kind and decision_of(known.object) == decision_of(entry.object)
+
+
 def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
     """The entry for an object; raises KeyError, TypeError, AttributeError or ValueError if it is malformed."""
     metadata = value["metadata"]
@@ -184,6 +192,8 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
     whole = {"apiVersion": resource.api_version, "kind": resource.kind, **value, "metadata": _kept(resource, metadata)}
     if resource is REPLICA_SETS and "spec" in value:
         whole["spec"] = {"template": {"spec": _used_by_pods(value["spec"]["template"]["spec"])}}
+    if resource is DEPLOYMENTS:
+        whole[IS_OURS] = are_ours(metadata.get("managedFields") or ())
     if resource.ours and (size := len(orjson.dumps(value.get("spec")))) > MAX_SPEC_BYTES:
         whole |= {"spec": {}, UNREAD: f"has {size} bytes as JSON; at most {MAX_SPEC_BYTES} are read"}
     owner = next((ref for ref in metadata.get("ownerReferences") or () if ref.get("controller")), None)

@@ -14,6 +14,7 @@ from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.decoding import decode, decode_list
 from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, Resource
 from halimede_operator.core.api_errors import Cause, Meaning, meaning_of
+from halimede_operator.core.autoscaling.replicas import HOLDER
 from halimede_operator.core.platform import FIELD_MANAGER
 from halimede_operator.core.pods.kubelet_events import NO_PULL_SECRET
 from halimede_operator.core.snapshot import Object
@@ -83,6 +84,10 @@ class KubeApi(Protocol):
         """Dry run of `apply`: the API server checks the object and writes nothing."""
         ...
 
+    async def hold(self, value: Object) -> Object:
+        """Apply with the field manager that holds replicas (`core.autoscaling.replicas`)."""
+        ...
+
     async def set_owners(self, value: Object, managed_fields: list[Object]) -> None:
         """Replace the managedFields of an object. Its values do not change.
 
@@ -147,6 +152,10 @@ class KubeClient:
     async def try_apply(self, value: Object, *, is_new: bool = False) -> None:
         _, path, body = _apply_request(value, is_new)
         await self._request("PATCH", path, body, {**_APPLY_QUERY, "dryRun": "All"}, _APPLY)
+
+    async def hold(self, value: Object) -> Object:
+        resource, path, body = _apply_request(value, is_new=False)
+        return await self._write("PATCH", resource, path, body, {**_APPLY_QUERY, "fieldManager": HOLDER}, _APPLY)
 
     async def set_owners(self, value: Object, managed_fields: list[Object]) -> None:
         resource, metadata = BY_KIND[value["kind"]], value["metadata"]

@@ -38,6 +38,7 @@ ENSEMBLES = Resource(GROUP, VERSION, Kind.MODEL_ENSEMBLE, Kind.MODEL_ENSEMBLE.pl
 DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments")
 REPLICA_SETS = Resource("apps", "v1", "ReplicaSet", "replicasets")
 PODS = Resource("", "v1", "Pod", "pods")
+AUTOSCALERS = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 WATCHED = (
     MODELS,
     ENSEMBLES,
@@ -48,6 +49,7 @@ WATCHED = (
     Resource("", "v1", "ConfigMap", "configmaps"),
     Resource("", "v1", "ServiceAccount", "serviceaccounts"),
     Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    AUTOSCALERS,
     Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
 )
 NODES = Resource("", "v1", "Node", "nodes")

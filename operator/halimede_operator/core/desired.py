@@ -7,6 +7,8 @@ NetworkPolicy, so that no pod is ever reachable that should not be.
 from collections.abc import Mapping
 
 from halimede_operator.core.api.spec import Json, Key, ModelSpec, RolloutPolicy, Spec, Workload
+from halimede_operator.core.autoscaling.replicas import Replicas
+from halimede_operator.core.children.autoscaler import scaler
 from halimede_operator.core.children.config_map import config_map, fetch_plan
 from halimede_operator.core.children.content import content_of, member_problems
 from halimede_operator.core.children.deployment import deployment
@@ -61,12 +63,14 @@ def desired(
     platform: Platform,
     revision: Revision,
     policy: RolloutPolicy,
+    replicas: Replicas,
     rolled_back: RolledBack | None = None,
 ) -> tuple[Object, ...]:
     """The children. Equal arguments give equal objects.
 
     uid: of the object. policy: not Auto. rolled_back: what was rolled back to this revision.
     """
+    scaling = workload.autoscaling
     config = config_map(key, uid, revision)
     children: list[Json] = [config]
     if workload.service_account_name is None:
@@ -74,8 +78,12 @@ def desired(
     children += [pods_service(key, uid, workload.serving), service(key, uid, workload.serving)]
     if workload.network_policy:
         children.append(network_policy(key, uid, workload, platform.operator_namespace))
-    children.append(deployment(key, uid, workload, revision, config["metadata"]["name"], rolled_back, policy))
-    if workload.replicas > 1 and workload.max_unavailable is not None:
+    config_name = config["metadata"]["name"]
+    children.append(deployment(key, uid, workload, revision, config_name, rolled_back, policy, replicas.applied))
+    if scaling is not None and not workload.suspend and (made := scaler(key, uid, scaling)) is not None:
+        children.append(made)
+    most = workload.replicas if scaling is None else scaling.max_replicas
+    if most > 1 and workload.max_unavailable is not None:
         children.append(disruption_budget(key, uid, workload.max_unavailable))
     return tuple(sealed(child) for child in children)
 

@@ -58,6 +58,13 @@ class Conflict:
     owner: str
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Server-side apply of a Deployment's replicas alone, by their second field manager."""
+
+    object: Object
+
+
 Change = Apply | Delete | Conflict
 
 Identity = tuple[str, str, str]
@@ -141,7 +148,7 @@ def _named_by_pods(workloads: Iterable[Object]) -> set[tuple[str, str]]:
 # Any, below: JSON.
 
 _WHOLE_MAPS = frozenset({"labelSelector", "namespaceSelector", "nodeSelector", "podSelector", "selector"})
-_LISTS_WITH_DEFAULTS = frozenset({"items", "sources"})
+_LISTS_WITH_DEFAULTS = frozenset({"items", "metrics", "sources"})
 
 
 def holds(wanted: Any, found: Any, field: str = "", within: str = "") -> bool:

@@ -15,8 +15,9 @@ STRING_MAPS = frozenset(
 )
 """Fields whose keys are chosen by users. In them an empty string is a value like any other."""
 
-QUANTITY_MAPS = frozenset({"capacity", "limits", "overhead", "requests"})
-QUANTITIES = frozenset({"divisor", "sizeLimit"})
+QUANTITY_MAPS = frozenset({"capacity", "limits", "overhead", "requests", "target"})
+"""`target`: of a metric that an HPA scales on."""
+QUANTITIES = frozenset({"divisor", "sizeLimit", "tolerance"})
 
 _EMPTY_IS_ABSENT = STRING_MAPS | QUANTITY_MAPS
 _ZERO_IS_ABSENT = frozenset(

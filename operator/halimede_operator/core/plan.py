@@ -1,13 +1,17 @@
 """Turns a snapshot into the changes to make to the children: parse, desired, diff."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from halimede_operator.core.api.ensemble import MAX_STEPS
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, RolloutPolicy, Spec, Workload
+from halimede_operator.core.autoscaling.replicas import Replicas, held, replicas_of
+from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
+from halimede_operator.core.autoscaling.scalers import scalers_in, without_second
 from halimede_operator.core.desired import build, desired, member_problems, template_without_devices
-from halimede_operator.core.diff import Apply, Conflict, Delete, diff
+from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, diff
 from halimede_operator.core.events import EventDraft
 from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT
 from halimede_operator.core.name_collisions import name_collision
@@ -21,6 +25,8 @@ from halimede_operator.core.revisions.rollback import RolledBack, rolled_back_in
 from halimede_operator.core.rollout import Strategy, strategy_at_rest, strategy_of
 from halimede_operator.core.snapshot import Object, Snapshot
 
+S = TypeVar("S", ModelSpec, EnsembleSpec)
+
 
 @dataclass(frozen=True, slots=True)
 class Devices:
@@ -33,11 +39,14 @@ class Devices:
     """How many further pods the free devices allow; None if that was not asked."""
 
 
+Change = Apply | Delete | Conflict | Hold
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The changes to make, and what the status needs to know about the spec."""
 
-    changes: tuple[Apply | Delete | Conflict, ...]
+    changes: tuple[Change, ...]
     """In the order in which they are made. Empty if the spec has problems or a member is missing: what runs goes on
     running."""
     spec: Spec | None
@@ -140,6 +149,7 @@ def plan(
     origin = {INPUTS: inputs_of(snapshot.object, snapshot.members), PLACEMENT: placement.written() if placement else ""}
     made_from = {**origin, GENERATION: str(metadata["generation"])}
     annotations = {name: text for name, text in made_from.items() if text}
+    replicas = _replicas(snapshot, workload)
     choice = choose(
         snapshot,
         spec,
@@ -150,7 +160,10 @@ def plan(
     )
 
     def children(policy: RolloutPolicy) -> tuple[Object, ...]:
-        return desired(snapshot.key, metadata["uid"], workload, platform, choice.revision, policy, choice.rolled_back)
+        made = desired(
+            snapshot.key, metadata["uid"], workload, platform, choice.revision, policy, replicas, choice.rolled_back
+        )
+        return without_second(made, snapshot)
 
     existing = deployment_in(snapshot)
     kept = strategy_at_rest(workload, existing)
@@ -170,7 +183,7 @@ def plan(
         wanted = children(strategy.policy)
     changes = diff(wanted, (*snapshot.children, *name_holders), metadata["uid"], snapshot.replica_sets)
     return Plan(
-        changes,
+        _in_order(changes, existing, replicas, deployment),
         spec,
         (),
         choice.revision.name,
@@ -180,6 +193,31 @@ def plan(
         strategy=strategy,
         placement=placement_in(deployment),
     )
+
+
+def _in_order(
+    changes: Sequence[Apply | Delete | Conflict], existing: Object | None, replicas: Replicas, deployment: Object
+) -> tuple[Change, ...]:
+    """A scaler that is no longer wanted goes first. The replicas are held before the Deployment is applied without."""
+    first = [change for change in changes if isinstance(change, Delete) and change.kind in SCALER_KINDS]
+    rest: list[Change] = [change for change in changes if change not in first]
+    if replicas.held is not None and existing is not None:
+        places = [i for i, change in enumerate(rest) if isinstance(change, Apply) and change.object == deployment]
+        place = places[0] if places else 0
+        # `kubectl rollout undo` may have brought back the annotation that says that it was applied already.
+        apply = [] if places else [Apply(deployment)]
+        rest[place:place] = [Hold(held(existing, replicas.held)), *apply]
+    return (*first, *rest)
+
+
+def _replicas(snapshot: Snapshot, workload: Workload) -> Replicas:
+    return replicas_of(workload, deployment_in(snapshot), bool(scalers_in(snapshot)))
+
+
+def _counted(spec: S, snapshot: Snapshot) -> S:
+    """The spec, with the replicas that the Deployment has if others set them."""
+    workload = spec.workload
+    return replace(spec, workload=replace(workload, replicas=_replicas(snapshot, workload).counted))
 
 
 def _resource(deployment: Object) -> str:
@@ -216,8 +254,11 @@ def _read(
 ) -> tuple[Spec | None, Mapping[str, ModelSpec] | None, tuple[Problem, ...]]:
     """The spec, its members (None if one is missing or invalid) and its problems."""
     spec, problems = parse(snapshot.key.kind, snapshot.object, platform)
+    if spec is None:
+        return None, {}, problems
     if not isinstance(spec, EnsembleSpec):
-        return spec, {}, problems
+        return _counted(spec, snapshot), {}, problems
+    spec = _counted(spec, snapshot)
     members: dict[str, ModelSpec] = {}
     for name in {step.model for step in spec.steps}:
         member = snapshot.members.get(name)

@@ -29,3 +29,5 @@ class Platform:
     """NetworkPolicies let this namespace read the pods' index."""
     watch_namespaces: tuple[str, ...] = ()
     """Empty: all namespaces."""
+    prometheus_address: str | None = None
+    """URL that KEDA queries for objects that name none."""

@@ -92,6 +92,8 @@ class Snapshot:
     pods: tuple[Object, ...]
     indexes: Mapping[str, PodIndex]
     """By pod uid, of pods whose server container runs."""
+    keda_hpa: Object | None = None
+    """The HPA that KEDA made from the object's ScaledObject, also if that is deleted."""
     quota_messages: tuple[str, ...] = ()
     """Messages of ReplicaSets about pods that they may not create (condition ReplicaFailure)."""
     kubelet_events: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)

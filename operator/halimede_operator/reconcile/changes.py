@@ -9,10 +9,10 @@ from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS
 from halimede_operator.core.api.spec import Key
 from halimede_operator.core.api_errors import Meaning, message_for_author
-from halimede_operator.core.diff import Apply, Conflict, Delete, may_be_applied
+from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, may_be_applied
 from halimede_operator.core.labels import TEMPLATE_HASH
 from halimede_operator.core.ownership import taken_over
-from halimede_operator.core.plan import Plan
+from halimede_operator.core.plan import Change, Plan
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure
 from halimede_operator.reconcile.interruptions import NameTaken, Vanished
@@ -49,7 +49,7 @@ class ChildWriter:
     async def perform_all(self, snapshot: Snapshot, planned: Plan) -> Performed:
         """Make the planned changes in order, up to the first one that fails."""
         key = snapshot.key
-        change: Apply | Delete | Conflict
+        change: Change
         try:
             for change in planned.changes:
                 if planned.has_unchecked_parts and self._changes_template(change):
@@ -71,7 +71,7 @@ class ChildWriter:
             return _report_failure(change, error, snapshot)
         return Performed()
 
-    def _is_rollout(self, change: Apply | Delete | Conflict) -> bool:
+    def _is_rollout(self, change: Change) -> bool:
         """Whether it changes the pod template of a Deployment that exists."""
         return self._changes_template(change) and not change.is_new
 
@@ -85,7 +85,7 @@ class ChildWriter:
             return False
         return True
 
-    def _changes_template(self, change: Apply | Delete | Conflict) -> TypeGuard[Apply]:
+    def _changes_template(self, change: Change) -> TypeGuard[Apply]:
         """Whether it creates a Deployment or changes its pod template."""
         if not isinstance(change, Apply) or change.object["kind"] != DEPLOYMENTS.kind:
             return False
@@ -101,13 +101,15 @@ class ChildWriter:
             if await self._conflicting_edits(value, error) is None:
                 raise
 
-    async def _perform(self, change: Apply | Delete | Conflict) -> None:
+    async def _perform(self, change: Change) -> None:
         match change:
             case Apply(value, is_new):
                 answer = await (self._api.apply(value, is_new=True) if is_new else self._apply(value))
                 self._cache.put(BY_KIND[value["kind"]], answer)
             case Delete(_, kind, namespace, name, uid, version):
                 await self._api.delete(BY_KIND[kind], namespace, name, uid, version)
+            case Hold(value):
+                self._cache.put(BY_KIND[value["kind"]], await self._api.hold(value))
             case Conflict():
                 pass
 
@@ -136,7 +138,7 @@ class ChildWriter:
         return None if owners is None else (found, owners)
 
 
-def _report_failure(change: Apply | Delete | Conflict, error: ApiError, snapshot: Snapshot) -> Performed:
+def _report_failure(change: Change, error: ApiError, snapshot: Snapshot) -> Performed:
     """How to report that the API server refused a change. Raises if the error is no failure of the change itself."""
     match error.meaning:
         case Meaning.NAMESPACE_TERMINATING:
@@ -157,9 +159,9 @@ def _annotation(value: Object, name: str) -> str | None:
     return text
 
 
-def _reference(change: Apply | Delete | Conflict) -> str:
+def _reference(change: Change) -> str:
     match change:
         case Delete(_, kind, namespace, name):
             return f"{kind} {namespace}/{name}"
-        case Apply(value) | Conflict(value):
+        case Apply(value) | Conflict(value) | Hold(value):
             return f"{value['kind']} {value['metadata']['namespace']}/{value['metadata']['name']}"

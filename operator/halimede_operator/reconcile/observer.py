@@ -7,11 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.indexes import Indexes
-from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS, MODELS, PODS, REPLICA_SETS, Resource
+from halimede_operator.cluster.kinds import AUTOSCALERS, BY_KIND, DEPLOYMENTS, MODELS, PODS, REPLICA_SETS, Resource
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.labels import selector_of
+from halimede_operator.core.autoscaling.scalers import SCALED_OBJECT
+from halimede_operator.core.labels import controller_of, selector_of
 from halimede_operator.core.name_collisions import contending_keys
+from halimede_operator.core.names import child_name
 from halimede_operator.core.operator_mark import other_operator
 from halimede_operator.core.plan import member_names
 from halimede_operator.core.snapshot import Contender, Object, Snapshot
@@ -79,8 +81,17 @@ class Observer:
             indexes=self._indexes.of(key, pod_objects),
             shortages=self._nodes.short_of(key, pod_objects),
             contenders=contenders,
+            keda_hpa=self._keda_hpa(key),
             quota_messages=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
         )
+
+    def _keda_hpa(self, key: Key) -> Object | None:
+        # It has the labels of the ScaledObject, and so ours.
+        entry = self._cache.find(AUTOSCALERS.kind, key.namespace, child_name(key.name))
+        if entry is None or entry.key != key:
+            return None
+        owner = controller_of(found := entry.object)
+        return found if owner is not None and owner["kind"] == SCALED_OBJECT else None
 
     def keep(self, resource: Resource, value: Object, *, reconciled: Key) -> None:
         """Store an answer of the API server, and wake the keys that it concerns, except the one being reconciled."""

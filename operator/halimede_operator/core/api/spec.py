@@ -197,6 +197,66 @@ class Rollout:
     upgrade_policy: UpgradePolicy = UpgradePolicy.ON_SPEC_CHANGE
 
 
+class Provider(StrEnum):
+    """Who changes the number of replicas."""
+
+    HPA = "HPA"
+    """A HorizontalPodAutoscaler that the operator makes."""
+    KEDA = "KEDA"
+    """A ScaledObject that the operator makes, from which KEDA makes a HorizontalPodAutoscaler."""
+    EXTERNAL = "External"
+    """Somebody else, with whatever writes the Deployment's scale."""
+
+
+class Preset(StrEnum):
+    """What to scale on (`core.autoscaling.presets`)."""
+
+    QUEUE = "queue"
+    CONCURRENCY = "concurrency"
+    GPU = "gpu"
+
+
+class ZeroBy(StrEnum):
+    """Who takes the last replica away, and gives the first one back."""
+
+    OPERATOR = "Operator"
+    HPA = "HPA"
+    KEDA = "KEDA"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleToZero:
+    idle_seconds: int
+    """How long the object must be idle."""
+    by: ZeroBy = ZeroBy.OPERATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """`spec.autoscaling`."""
+
+    max_replicas: int
+    min_replicas: int = 1
+    provider: Provider = Provider.HPA
+    preset: Preset | None = Preset.QUEUE
+    """None with `metrics`, and with the provider External."""
+    target: str | None = None
+    """Of the preset's first metric, as a quantity; None: the preset's."""
+    metrics: tuple[Json, ...] = ()
+    """MetricSpecs of autoscaling/v2."""
+    behavior: Json = field(default_factory=dict)
+    scale_to_zero: ScaleToZero | None = None
+    prometheus_address: str | None = None
+    """URL that KEDA queries; None: the platform's."""
+    prometheus_authentication: str | None = None
+    """Name of KEDA's TriggerAuthentication for it."""
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the operator sets the Deployment to 0 when the object is idle."""
+        return self.scale_to_zero is not None and self.scale_to_zero.by is ZeroBy.OPERATOR
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """The settings of pods that both kinds have."""
@@ -219,6 +279,7 @@ class Workload:
     network_policy: bool = False
     allow_from: tuple[Json, ...] = ()
     """NetworkPolicyPeers that may connect to the ports, in addition to the operator."""
+    autoscaling: Autoscaling | None = None
 
     @property
     def has_unchecked_parts(self) -> bool:

@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
+from halimede_operator.core.api.autoscaling import read_autoscaling
 from halimede_operator.core.api.overlay import NO_DEVICE_VARIABLE, NVIDIA_DEVICES, PORT_NAMES, read_overlay
 from halimede_operator.core.api.reading import (
     DNS_NAME,
@@ -95,6 +96,7 @@ def read_workload(spec: Field, namespace: str, platform: Platform) -> Workload:
         max_unavailable=_max_unavailable(spec.section("disruption")),
         network_policy=network_policy,
         allow_from=allow_from,
+        autoscaling=read_autoscaling(spec.section("autoscaling"), platform),
     )
 
 

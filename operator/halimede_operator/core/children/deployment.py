@@ -1,4 +1,4 @@
-"""The Deployment. The operator owns its `replicas`: only the object's `spec.replicas` scales it."""
+"""The Deployment. It has `replicas` only if the object's spec decides on them (`core.autoscaling.replicas`)."""
 
 from halimede_operator.core.api.spec import Json, Key, RolloutPolicy, Workload
 from halimede_operator.core.children.metadata import metadata
@@ -24,8 +24,9 @@ def deployment(
     config_map: str,
     rolled_back: RolledBack | None,
     policy: RolloutPolicy,
+    replicas: int | None,
 ) -> Json:
-    """config_map: name of the revision's. policy: not Auto."""
+    """config_map: name of the revision's. policy: not Auto. replicas: None if others set them."""
     head = metadata(key, uid, child_name(key.name))
     annotations = {
         **revision.annotations,
@@ -39,7 +40,7 @@ def deployment(
         "kind": "Deployment",
         "metadata": {**head, "annotations": annotations},
         "spec": {
-            "replicas": 0 if workload.suspend else workload.replicas,
+            **({"replicas": replicas} if replicas is not None else {}),
             "selector": {"matchLabels": stable_selector_of(key)},
             "strategy": STRATEGIES[policy],
             "revisionHistoryLimit": REVISIONS_KEPT,

@@ -6,7 +6,7 @@ from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.reading import at
 from halimede_operator.core.snapshot import Object
 
-_OUTSIDE = frozenset({"disruption", "networkPolicy", "replicas", "rollout", "suspend"})
+_OUTSIDE = frozenset({"autoscaling", "disruption", "networkPolicy", "replicas", "rollout", "suspend"})
 
 
 def inputs_of(object_: Object, members: Mapping[str, Object]) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Spec
+from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Spec, Workload
+from halimede_operator.core.autoscaling.replicas import present_of
 from halimede_operator.core.labels import REVISION_LABEL
 from halimede_operator.core.pods.failure import Failure, Reason, Stage
 from halimede_operator.core.pods.read import read_pod
@@ -127,7 +128,7 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "")
     is_newest_of_spec = template_hash != "" and revision == wanted
     newest = tuple(pod for pod in active if template_hash in {"", pod.template_hash})
     asked = at(deployment, "spec", "replicas")
-    desired = (decimal(asked) or 0) if spec is None else 0 if spec.workload.suspend else spec.workload.replicas
+    desired = (decimal(asked) or 0) if spec is None else _desired(spec.workload, deployment)
     ended = [p for p in pods if p.has_ended and not p.is_terminating and p.template_hash == template_hash]
     old = at(snapshot.object, "status")
     serving = [pod for pod in newest if pod.stage == Stage.SERVING]
@@ -153,6 +154,13 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "")
         deadline=_deadline(deployment, newest, now),
         memory=measured(old, spec, serving, template_hash, now),
     )
+
+
+def _desired(workload: Workload, deployment: Object | None) -> int:
+    if workload.suspend:
+        return 0
+    is_scaled = workload.autoscaling is not None and deployment is not None
+    return present_of(deployment) if is_scaled and deployment is not None else workload.replicas
 
 
 def _deadline(deployment: Object | None, newest: Sequence[PodView], now: str) -> str:

@@ -236,6 +236,10 @@ def _idle(observed: Observed) -> ConditionState:
     """The state of a condition if no replicas are wanted."""
     if observed.spec is not None and observed.spec.workload.suspend:
         return ConditionState(UNKNOWN, NormalReason.SUSPENDED, "spec.suspend is true: there are no replicas")
+    if observed.spec is not None and observed.spec.workload.autoscaling is not None:
+        name = name_at(observed.deployment, "metadata", "name")
+        text = f"the Deployment has 0 replicas; kubectl scale deployment/{name} --replicas=1 starts one"
+        return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, text)
     return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, "spec.replicas is 0")
 
 

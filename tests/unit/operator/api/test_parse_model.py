@@ -8,6 +8,7 @@ from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import (
     Accelerator,
     AcceleratorType,
+    Autoscaling,
     CaBundle,
     Cache,
     CacheMedium,
@@ -16,9 +17,11 @@ from halimede_operator.core.api.spec import (
     Kind,
     Model,
     ModelSpec,
+    Preset,
     Problem,
     Rollout,
     RolloutPolicy,
+    ScaleToZero,
     Scheduling,
     Serving,
     TopologySpread,
@@ -115,6 +118,14 @@ def test_every_field_of_a_model_is_parsed() -> None:
             pod_template=spec["podTemplate"],
             rollout=Rollout(RolloutPolicy.IN_PLACE, 5400, auto_rollback=False, upgrade_policy=UpgradePolicy.AUTO),
             max_unavailable="25%",
+            autoscaling=Autoscaling(
+                max_replicas=8,
+                min_replicas=2,
+                preset=Preset.CONCURRENCY,
+                target="6",
+                behavior={"scaleDown": {"stabilizationWindowSeconds": 60}},
+                scale_to_zero=ScaleToZero(600),
+            ),
             network_policy=True,
             allow_from=tuple(spec["networkPolicy"]["allowFrom"]),
         ),
@@ -190,9 +201,7 @@ def test_parse_returns_either_a_spec_or_problems() -> None:
 
 
 def test_null_means_absent_and_unknown_fields_are_ignored() -> None:
-    resource = changed(
-        model(), {"spec.replicas": None, "spec.model.name": None, "spec.autoscaling": {"provider": "KEDA"}}
-    )
+    resource = changed(model(), {"spec.replicas": None, "spec.model.name": None, "spec.routing": {"ingress": "KEDA"}})
     assert spec_of(resource) == spec_of(model())
 
 
