@@ -285,7 +285,7 @@ def test_an_ensemble_has_the_sums_of_its_steps(stage: Stage) -> None:
     steps = [Figures(stage.server, name) for name in ("step_one", "step_two")]
     for step in steps:
         step.check(took - QUEUE - COMPUTE, queue=QUEUE, compute_infer=COMPUTE)
-    both = Figures(stage.server, "both")
+    both = Figures(stage.server, "both", is_ensemble=True)
     both.check(took, compute_infer=2 * COMPUTE)
     both.check_batch()
     assert both.secs["success"] >= 2 * (QUEUE + COMPUTE)
@@ -300,9 +300,9 @@ def test_an_ensemble_of_ensembles_has_the_sums_of_all_steps(stage: Stage) -> Non
     deploy(stage, "outer_step", ANSWER)
     deploy_ensemble(stage, "outer", "inner", "outer_step")
     took = ask(stage.server, "outer")
-    outer = Figures(stage.server, "outer")
+    outer = Figures(stage.server, "outer", is_ensemble=True)
     outer.check(took, compute_infer=3 * COMPUTE)
-    steps = [Figures(stage.server, name) for name in ("inner", "outer_step")]
+    steps = [Figures(stage.server, "inner", is_ensemble=True), Figures(stage.server, "outer_step")]
     for part in COMPUTES:
         sums = sum(step.stats["inference_stats"][part]["ns"] for step in steps)
         assert outer.stats["inference_stats"][part]["ns"] == sums
@@ -313,7 +313,7 @@ def test_durations_of_an_ensemble_with_a_decoupled_step(stage: Stage) -> None:
     deploy(stage, "sink", ANSWER, extra="")
     deploy_ensemble(stage, "flow", "source", "sink")
     took, answers = ask_stream(stage.server, "flow")
-    figures = Figures(stage.server, "flow")
+    figures = Figures(stage.server, "flow", is_ensemble=True)
     assert figures.counts["success"] == 1
     steps = [Figures(stage.server, name) for name in ("source", "sink")]
     for part in COMPUTES:

@@ -35,13 +35,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     repository = directory / "models"
     repository.mkdir()
     add_python(repository, "plain")
+    add_python(repository, "session", extra="sequence_batching { direct { } }")
     add_python(repository, "stream", decoupled=True, extra='metric_tags { key: "team" value: "a" }')
     (repository / "pipeline" / "1").mkdir(parents=True)
     write_config(repository / "pipeline", ENSEMBLE)
     (repository / "broken" / "1").mkdir(parents=True)
     write_config(repository / "broken", 'name: "broken" backend: "python" max_batch_size: many')
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--exit-on-error=false"]
-    names = ("plain", "stream", "pipeline", "broken")
+    names = ("plain", "session", "stream", "pipeline", "broken")
     running = start_server(directory, [*arguments, *(f"--load-model={name}" for name in names)], ready=False)
     wait_until(lambda: all(states(running, name) for name in names), "every model", running)
     wait_until(lambda: "LOADING" not in [states(running, name).get("1") for name in names], "the loads", running)

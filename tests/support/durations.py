@@ -201,21 +201,22 @@ IN_US = {
 }
 
 
-IN_SECONDS = {
-    "halimede_request_duration_seconds_sum": "success",
-    "halimede_queue_duration_seconds_sum": "queue",
-}
+IN_SECONDS = {"halimede_request_duration_seconds_sum": ("success", "")}
+IN_SECONDS_OF_MODELS = {**IN_SECONDS, "halimede_queue_duration_seconds_sum": ("queue", 'outcome="success",')}
+"""Part and further labels of each metric. An ensemble has no queue."""
 
 
 class Figures:
     """All durations that the server reports for one model, in seconds. They must agree with one another."""
 
-    def __init__(self, server: RunningServer, model: str) -> None:
+    def __init__(self, server: RunningServer, model: str, *, is_ensemble: bool = False) -> None:
+        in_seconds = IN_SECONDS if is_ensemble else IN_SECONDS_OF_MODELS
         # A decoupled model's answers arrive before its batch is counted: read until two reads in sequence are equal.
         after = statistics(server, model)
         while True:
             self.stats = after
-            metrics = {name: metric(server, name, model) for name in [*IN_US, *IN_SECONDS]}
+            metrics = {name: metric(server, name, model) for name in IN_US}
+            metrics |= {name: metric(server, name, model, labels) for name, (_, labels) in in_seconds.items()}
             over_grpc = grpc_statistics(server, model)
             if (after := statistics(server, model)) == self.stats:
                 break
@@ -229,7 +230,7 @@ class Figures:
         ]
         for name, part in IN_US.items():
             assert metrics[name] == ns[part] // 1000
-        for name, part in IN_SECONDS.items():
+        for name, (part, _) in in_seconds.items():
             assert metrics[name] == pytest.approx(self.secs[part])
         check_grpc(over_grpc, self.stats)
 

@@ -236,6 +236,12 @@ def test_failed_requests_have_times_in_the_queue_by_outcome():
         "rejected": 1,
         "cancelled": 1,
     }
+    unused = parse(page([ModelSample(ModelStats("m", "1"))]))["halimede_queue_duration_seconds"].samples
+    assert [(one.name.rpartition("_")[2], one.value) for one in unused if one.labels["outcome"] == "timeout"] == [
+        ("bucket", 0),
+        ("sum", 0),
+        ("count", 0),
+    ]
     assert sum(values(body, "nv_inference_request_failure").values()) == 5
 
 

@@ -32,6 +32,7 @@ MODELS_PER_STEP = 32
 PART_PER_STEP_BYTES = 64 << 10
 
 _EDGES = edge_texts(edge / NS_PER_S for edge in BUCKET_EDGES_NS)
+_NO_EDGES, _NO_EVENTS = edge_texts(()), (0,)
 _EDGES_MS = edge_texts(edge / NS_PER_MS for edge in FIRST_RESPONSE_EDGES_NS)
 
 
@@ -106,11 +107,18 @@ def render(
 
 
 def _add_waits(waits: FamilyText, names: Mapping[str, str], stats: ModelStats) -> None:
+    """Add a histogram for each outcome. Until the first failure with an outcome, the one for it has a single bucket.
+
+    Sum and count exist from the start, so no rate of them lacks the first failure. All buckets would double the page.
+    """
     of_success = label_text({**names, "outcome": QueueOutcome.SUCCESS.value})
     waits.histogram(of_success, _EDGES, stats.queue.buckets, stats.queue.ns / NS_PER_S)
     for outcome, waited in stats.failed_waits.items():
         of_outcome = label_text({**names, "outcome": outcome.value})
-        waits.histogram(of_outcome, _EDGES, waited.buckets, waited.ns / NS_PER_S)
+        if any(waited.buckets):
+            waits.histogram(of_outcome, _EDGES, waited.buckets, waited.ns / NS_PER_S)
+        else:
+            waits.histogram(of_outcome, _NO_EDGES, _NO_EVENTS, 0)
 
 
 def _texts(families: Iterable[Valued[S]], subjects: Sequence[tuple[str, S]]) -> list[bytes]:
