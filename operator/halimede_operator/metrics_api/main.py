@@ -25,7 +25,7 @@ from halimede_operator.metrics_api.tls import Tls
 log = logging.getLogger(__name__)
 
 EXIT_USAGE = 2
-REFRESH_S = 30.0
+REFRESH_S = 10.0
 RETRY_S = 2.0
 
 
