@@ -20,9 +20,10 @@ from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.inventory import Inventories
-from halimede_operator.cluster.kinds import ENSEMBLES, MODELS, WATCHED
+from halimede_operator.cluster.kinds import ENSEMBLES, MODELS, REQUIRED, Resource
 from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.nodes import Nodes
+from halimede_operator.cluster.optional_kinds import why_unavailable
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.watch_health import Collection, WatchHealth
 from halimede_operator.core.api.spec import Key
@@ -128,11 +129,13 @@ class Operator:
             return
         spaces = self._settings.platform.watch_namespaces or (None,)
         self._watch_health = WatchHealth(
-            [Collection(resource, space) for resource in WATCHED for space in spaces], time.monotonic()
+            [Collection(resource, space) for resource in REQUIRED for space in spaces], time.monotonic()
         )
         feed = CacheFeed(self._cache, self._watch_health, self._queue.add)
         namespaces = self._settings.platform.watch_namespaces
-        watches = Watches(self._settings.kubeconfig, namespaces, feed, self._are_kinds_there, kopf_settings())
+        watches = Watches(
+            self._settings.kubeconfig, namespaces, feed, self._are_kinds_there, self._why_unavailable, kopf_settings()
+        )
         tasks = [asyncio.create_task(watches.run())]
         stop = asyncio.create_task(stopping.wait())
         try:
@@ -191,6 +194,9 @@ class Operator:
             return True
         log.warning("the API server does not know %s; are the CRDs installed?", MODELS.api_version)
         return False
+
+    async def _why_unavailable(self, resource: Resource) -> str:
+        return await why_unavailable(self._client, resource, self._settings.platform.watch_namespaces)
 
     def _may_write(self) -> bool:
         return self._leadership.may_act()

@@ -70,6 +70,7 @@ def run_command(command: click.Command, kind: type[T], arguments: Sequence[str] 
     type=click.IntRange(min=0),
     help="Seconds until Kubernetes replaces the pods of a lost node; Kubernetes' 300 s by default.",
 )
+@click.option("--prometheus-address", help="URL of Prometheus for KEDA, for objects that name none.")
 @click.option("--watch-namespace", multiple=True, help="Watch only this namespace; repeatable; all by default.")
 @click.option("--operator-namespace", help="Where the operator runs; the pod's by default.")
 @click.option("--lease-namespace", help="Where the operator's Lease is; its own namespace by default.")
@@ -93,6 +94,7 @@ def _command(
     s3_region: str | None,
     s3_secret: str | None,
     node_lost_toleration_seconds: int | None,
+    prometheus_address: str | None,
     watch_namespace: tuple[str, ...],
     operator_namespace: str | None,
     lease_namespace: str | None,
@@ -123,6 +125,7 @@ def _command(
         node_lost_toleration_seconds=node_lost_toleration_seconds,
         operator_namespace=own_namespace,
         watch_namespaces=watch_namespace,
+        prometheus_address=prometheus_address,
     )
     return Settings(
         platform=platform,

@@ -177,6 +177,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "serviceAccount.name": ("other", {}),
     "serviceAccount.annotations": ({"example.com/role": "models"}, {}),
     "rbac.create": (False, {}),
+    "rbac.dra": (True, {}),
     "podDisruptionBudget.enabled": (False, {"operator": {"replicas": 2}}),
     "monitoring.podMonitor": ("Always", {}),
     "monitoring.interval": ("1m", MONITORED),

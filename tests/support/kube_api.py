@@ -22,14 +22,15 @@ from aiohttp import web
 
 Object = dict[str, Any]
 
-CUSTOM = ("halimede.dev", "v1alpha1", {"inferencemodels": "InferenceModel", "modelensembles": "ModelEnsemble"})
 GROUPS = (
-    CUSTOM,
+    ("halimede.dev", "v1alpha1", {"inferencemodels": "InferenceModel", "modelensembles": "ModelEnsemble"}),
     ("apps", "v1", {"deployments": "Deployment", "replicasets": "ReplicaSet"}),
     ("autoscaling", "v2", {"horizontalpodautoscalers": "HorizontalPodAutoscaler"}),
+    ("keda.sh", "v1alpha1", {"scaledobjects": "ScaledObject"}),
     ("policy", "v1", {"poddisruptionbudgets": "PodDisruptionBudget"}),
     ("networking.k8s.io", "v1", {"networkpolicies": "NetworkPolicy"}),
     ("coordination.k8s.io", "v1", {"leases": "Lease"}),
+    ("resource.k8s.io", "v1", {"resourceclaimtemplates": "ResourceClaimTemplate"}),
     ("apiextensions.k8s.io", "v1", {"customresourcedefinitions": "CustomResourceDefinition"}),
     (
         "",
@@ -98,7 +99,8 @@ class KubeApi:
         self._open: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
         self._port = 0
-        self.has_custom_kinds = True
+        self.missing_groups: set[str] = set()
+        """API groups that are not served."""
 
     # For tests.
 
@@ -251,7 +253,7 @@ class KubeApi:
         match = re.fullmatch(
             r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?(/status)?", request.path
         )
-        if match is None or (match[2] in CUSTOM[2] and not self.has_custom_kinds):
+        if match is None or request.path.split("/")[2] in self.missing_groups:
             return _failure(404, "NotFound", "the server could not find the requested resource")
         namespace, plural, name, status = match.groups()
         if name is None:
@@ -287,7 +289,7 @@ class KubeApi:
     def _discovery(self, path: str) -> Object | None:
         if path == "/api":
             return {"versions": ["v1"]}
-        groups = [group for group in GROUPS if group is not CUSTOM or self.has_custom_kinds]
+        groups = [group for group in GROUPS if group[0] not in self.missing_groups]
         if path == "/apis":
             versions = [
                 (group, {"groupVersion": f"{group}/{version}", "version": version}) for group, version, _ in groups

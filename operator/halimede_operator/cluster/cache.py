@@ -9,7 +9,7 @@ the events that our own writes cause.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,8 @@ class Cache:
         again."""
         self._floors: dict[tuple[str, str | None], int] = {}
         """Version of the last complete list of a kind, in one namespace or (None) in all."""
+        self.unavailable: Mapping[str, str] = {}
+        """Optional kinds that cannot be watched, and why. The cache has no objects of them."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -150,6 +152,21 @@ class Cache:
             and entry.version <= version
         ]
         return frozenset().union(*[self.delete(entry.uid, version) for entry in gone])
+
+    def set_unavailable(self, kinds: Mapping[str, str]) -> frozenset[Key]:
+        """Only these kinds cannot be watched: forget their objects. kinds: with the reasons. Return the keys to wake.
+
+        Any of our objects may want a child of a kind that comes or goes, so all are woken.
+        """
+        if kinds == self.unavailable:
+            return frozenset()
+        self.unavailable = kinds
+        for entry in [entry for entry in self._entries.values() if entry.kind in kinds]:
+            # Not as deleted: the same objects come back if only the operator's rights were missing.
+            self._drop(entry)
+        return frozenset(
+            entry.key for entry in self._entries.values() if entry.kind in tuple(Kind) and entry.key is not None
+        )
 
     def _floor(self, entry: Entry) -> int:
         return max(self._floors.get((entry.kind, None), 0), self._floors.get((entry.kind, entry.namespace), 0))

@@ -12,7 +12,7 @@ import orjson
 
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.decoding import decode, decode_list
-from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, Resource
+from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, SELECTOR, Resource
 from halimede_operator.core.api_errors import Cause, Meaning, meaning_of
 from halimede_operator.core.autoscaling.replicas import HOLDER
 from halimede_operator.core.platform import FIELD_MANAGER
@@ -220,6 +220,10 @@ class KubeClient:
         """Whether the API server serves these kinds. root: the path of the group's version."""
         answer = await self._get(root)
         return answer is not None and plurals <= {entry["name"] for entry in answer.get("resources") or ()}
+
+    async def list_one(self, resource: Resource, namespace: str | None) -> None:
+        """List at most one labelled object of a kind, as a test whether the kind can be listed."""
+        await self._call("GET", resource.path(namespace), query={"labelSelector": SELECTOR, "limit": "1"})
 
     async def get_lease(self, namespace: str, name: str, timeout_s: float) -> Object | None:
         return await self._get(LEASES.path(namespace, name), timeout_s)

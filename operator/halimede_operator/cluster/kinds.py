@@ -16,6 +16,13 @@ class Resource:
     plural: str
     ours: bool = False
     """Our own kind: all its objects are watched. Of other kinds, only those with our label."""
+    chart_value: str = ""
+    """For an optional kind: the chart's value that gives the operator its rights. The kind may be missing from the
+    cluster, and the operator may have no rights for it: nothing waits for it, and it is watched when it appears."""
+
+    @property
+    def is_optional(self) -> bool:
+        return bool(self.chart_value)
 
     @property
     def api_version(self) -> str:
@@ -39,6 +46,10 @@ DEPLOYMENTS = Resource("apps", "v1", "Deployment", "deployments")
 REPLICA_SETS = Resource("apps", "v1", "ReplicaSet", "replicasets")
 PODS = Resource("", "v1", "Pod", "pods")
 AUTOSCALERS = Resource("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+RESOURCE_CLAIM_TEMPLATES = Resource(
+    "resource.k8s.io", "v1", "ResourceClaimTemplate", "resourceclaimtemplates", chart_value="rbac.dra"
+)
+SCALED_OBJECTS = Resource("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects", chart_value="rbac.keda")
 WATCHED = (
     MODELS,
     ENSEMBLES,
@@ -51,7 +62,11 @@ WATCHED = (
     Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     AUTOSCALERS,
     Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+    RESOURCE_CLAIM_TEMPLATES,
+    SCALED_OBJECTS,
 )
+REQUIRED = tuple(resource for resource in WATCHED if not resource.is_optional)
+OPTIONAL = tuple(resource for resource in WATCHED if resource.is_optional)
 NODES = Resource("", "v1", "Node", "nodes")
 EVENTS = Resource("", "v1", "Event", "events")
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -44,6 +44,22 @@ class CacheFeed:
         """How many objects of a list kopf has not reported yet."""
         self.complete = asyncio.Event()
         """Set when the cache has all objects of the first list of every watch."""
+
+    @property
+    def unavailable(self) -> Mapping[str, str]:
+        """Optional kinds that are not watched, and why."""
+        return self._cache.unavailable
+
+    def start(self, watches: Iterable[Collection], unavailable: Mapping[str, str]) -> None:
+        """kopf is about to list these collections. Called in the cache's loop, while kopf does not run.
+
+        unavailable: the kinds that cannot be watched, and why.
+        """
+        self.watch_health.expect(watches, time.monotonic())
+        self._listed.clear()
+        self._unreported.clear()
+        for key in self._cache.set_unavailable(unavailable):
+            self._wake(key)
 
     def page(self, where: Collection, page: dict[str, Any], is_first: bool) -> None:
         """A page of a list was read. kopf reports its objects one by one afterwards."""

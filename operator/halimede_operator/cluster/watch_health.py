@@ -38,6 +38,8 @@ class WatchHealth:
         self._requested_at = dict(self._received_at)
         """When the last request was sent, whether it was answered or not."""
         self._listed: set[Collection] = set()
+        self._requested: set[Collection] = set()
+        """Those for which kopf sent a request since it was started."""
 
     def record_answer(self, where: Collection, now: float) -> None:
         """The API server sent something: a list, an event or a bookmark."""
@@ -46,6 +48,14 @@ class WatchHealth:
     def record_request(self, where: Collection, now: float) -> None:
         """A request is about to be sent."""
         self._requested_at[where] = now
+        self._requested.add(where)
+
+    def expect(self, watches: Iterable[Collection], now: float) -> None:
+        """These are watched from now on, and no others. Called while kopf does not run."""
+        self._received_at = {where: self._received_at.get(where, now) for where in watches}
+        self._requested_at = dict.fromkeys(self._received_at, now)
+        self._listed &= self._received_at.keys()
+        self._requested.clear()
 
     def restarted(self, now: float) -> None:
         """kopf is about to start all watches."""
@@ -58,6 +68,13 @@ class WatchHealth:
     def unlisted(self) -> list[Collection]:
         """Collections that have never been listed completely."""
         return [where for where in self._received_at if where not in self._listed]
+
+    def ignored(self) -> list[Collection]:
+        """Collections for which kopf sends no requests, although it sends some for others.
+
+        It did not find their kind when it started.
+        """
+        return [where for where in self._received_at if where not in self._requested] if self._requested else []
 
     def ages(self, now: float) -> dict[str, float]:
         """Seconds since the API server last sent anything about a kind; with several namespaces, the longest time."""

@@ -35,6 +35,8 @@ class Meaning(Enum):
     OVER_QUOTA = "QuotaExceeded"
     REFUSED = "ApplyRefused"
     """The object is invalid, or an admission rule forbids it."""
+    UNAVAILABLE = "FeatureUnavailable"
+    """The cluster does not have the kind, or the operator was given no rights for it."""
     CONFLICT = "Conflict"
     """The object was changed by another write, or another object has the name."""
     TRANSIENT = "ApplyFailed"
@@ -45,7 +47,7 @@ class Meaning(Enum):
     @property
     def is_refusal(self) -> bool:
         """Whether the same request is refused again until a user changes something."""
-        return self in (Meaning.FORBIDDEN, Meaning.OVER_QUOTA, Meaning.REFUSED)
+        return self in (Meaning.FORBIDDEN, Meaning.OVER_QUOTA, Meaning.REFUSED, Meaning.UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ class Plan:
     strategy: Strategy | None = None
     placement: Placement | None = None
     """The devices of the pods that the Deployment will have."""
+    unavailable: tuple[Object, ...] = ()
+    """Wanted children of kinds that this cluster does not have. The others are applied."""
 
     @property
     def has_unchecked_parts(self) -> bool:
@@ -181,6 +183,8 @@ def plan(
     )
     if strategy.policy is not kept:
         wanted = children(strategy.policy)
+    unavailable = tuple(child for child in wanted if child["kind"] in snapshot.unavailable)
+    wanted = tuple(child for child in wanted if child["kind"] not in snapshot.unavailable)
     changes = diff(wanted, (*snapshot.children, *name_holders), metadata["uid"], snapshot.replica_sets)
     return Plan(
         _in_order(changes, existing, replicas, deployment),
@@ -192,6 +196,7 @@ def plan(
         _events(snapshot, choice),
         strategy=strategy,
         placement=placement_in(deployment),
+        unavailable=unavailable,
     )
 
 

@@ -102,5 +102,7 @@ class Snapshot:
     shortages: Mapping[str, tuple[Shortage, ...]] = field(default_factory=dict)
     """By node, of devices that pods of this object hold."""
     contenders: tuple[Contender, ...] = ()
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of children that cannot be created in this cluster, and why."""
     free_devices: str = ""
     """For an object with pods that wait for devices: which ones are free, in words."""

@@ -1,5 +1,7 @@
 """Runs kopf, which lists and watches. When kopf ends it is restarted; cache and queue stay as they are.
 
+Optional kinds are watched as long as they can be: when one comes or goes, kopf is restarted.
+
 kopf gets `on.event` handlers alone: it sets no finalizers and no annotations and posts no events. DESIGN.md lists what
 kopf retries by itself and what ends it. kopf runs in its own event loop, in a thread, for two reasons: when kopf ends,
 all tasks of its loop have to be cancelled (test_kopf_is_ended_with_its_loop in
@@ -10,14 +12,15 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import kopf
 
+from halimede_operator.cluster.client import ApiError
 from halimede_operator.cluster.connection import Connection
-from halimede_operator.cluster.kinds import SELECTOR, WATCHED, Resource
+from halimede_operator.cluster.kinds import OPTIONAL, SELECTOR, WATCHED, Resource
 from halimede_operator.cluster.kopf_adapter import CacheFeed, watch_session
 from halimede_operator.cluster.watch_health import Collection
 
@@ -53,7 +56,11 @@ class Watches:
     feed: CacheFeed
     are_kinds_there: Callable[[], Awaitable[bool]]
     """Called before each start, because kopf looks for kinds once and ignores those that it does not find."""
+    why_unavailable: Callable[[Resource], Awaitable[str]]
+    """Why an optional kind cannot be watched; "" if it can."""
     settings: kopf.OperatorSettings
+    look_again_s: float = 60.0
+    """How often to look whether optional kinds came or went."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -63,7 +70,7 @@ class Watches:
             self.feed.watch_health.restarted(begun)
             try:
                 if await self.are_kinds_there():
-                    await asyncio.to_thread(asyncio.run, self._run_kopf(stop))
+                    await self._watch(stop)
             except Exception as error:  # noqa: BLE001 - any answer of the API server may end kopf
                 log.warning("kopf ended and is started again: %r", error)
             finally:
@@ -72,14 +79,51 @@ class Watches:
             backoffs = tuple(self.settings.networking.error_backoffs)  # type: ignore[arg-type]  # or one number, not here
             await asyncio.sleep(backoffs[min(failures, len(backoffs)) - 1])
 
-    async def _run_kopf(self, stop: threading.Event) -> None:
+    async def _watch(self, stop: threading.Event) -> None:
+        """Run kopf for the kinds that can be watched, until it ends, or until other kinds can be watched."""
+        unavailable = {resource.kind: why for resource in OPTIONAL if (why := await self._look(resource))}
+        if unavailable != self.feed.unavailable:
+            log.info("optional kinds that cannot be used: %s", "; ".join(unavailable.values()) or "none")
+        kinds = [resource for resource in WATCHED if resource.kind not in unavailable]
+        spaces = self.namespaces or (None,)
+        self.feed.start([Collection(resource, space) for resource in kinds for space in spaces], unavailable)
+        look = asyncio.create_task(self._stop_at_change(unavailable, stop))
+        try:
+            await asyncio.to_thread(asyncio.run, self._run_kopf(stop, kinds))
+        finally:
+            look.cancel()
+            await asyncio.wait({look})
+
+    async def _stop_at_change(self, unavailable: Mapping[str, str], stop: threading.Event) -> None:
+        """Stop kopf when optional kinds came or went. unavailable: those that are not watched, and why."""
+        is_same = True
+        while is_same:
+            await asyncio.sleep(self.look_again_s)
+            is_same = not self.feed.watch_health.ignored()
+            for resource in OPTIONAL:
+                known = unavailable.get(resource.kind, "")
+                is_same &= known == await self._look(resource, known)
+        stop.set()
+
+    async def _look(self, resource: Resource, known: str | None = None) -> str:
+        """Why an optional kind cannot be watched; "" if it can.
+
+        known: the last answer, which stays if the API server fails. Without one a failure is an answer: other kinds do
+        not wait for a kind whose API fails.
+        """
+        try:
+            return await self.why_unavailable(resource)
+        except ApiError as error:
+            return str(error) if known is None else known
+
+    async def _run_kopf(self, stop: threading.Event, kinds: Sequence[Resource]) -> None:
         # When one watch ends kopf, the others fail too, each in its own way. Only the first error is logged.
         asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
         connection = Connection(self.kubeconfig)
         await connection.refresh()
         async with watch_session(connection, self.feed, self.settings.watching.reconnect_backoff) as session:
             tasks = await kopf.spawn_tasks(
-                registry=self._registry(kopf.AiohttpSession(server=connection.host, aiohttp_session=session)),
+                registry=self._registry(kinds, kopf.AiohttpSession(server=connection.host, aiohttp_session=session)),
                 settings=self.settings,
                 # Without it kopf would look up the user's name, and a pod's user has none.
                 identity="halimede-operator",  # type: ignore[arg-type]  # its type is not exported
@@ -99,7 +143,7 @@ class Watches:
         for task in done:
             task.result()
 
-    def _registry(self, *credentials: kopf.AiohttpSession) -> kopf.OperatorRegistry:
+    def _registry(self, kinds: Sequence[Resource], *credentials: kopf.AiohttpSession) -> kopf.OperatorRegistry:
         registry, offered = kopf.OperatorRegistry(), iter(credentials)
 
         async def login(**_: Any) -> kopf.AiohttpSession | None:
@@ -107,7 +151,7 @@ class Watches:
             return next(offered, None)
 
         kopf.on.login(registry=registry)(login)
-        for resource in WATCHED:
+        for resource in kinds:
 
             async def on_event(event: Any, namespace: str | None, _of: Resource = resource, **_: Any) -> None:
                 self.feed.event(Collection(_of, namespace if self.namespaces else None), event["type"], event["object"])

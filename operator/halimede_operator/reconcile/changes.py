@@ -165,3 +165,10 @@ def _reference(change: Change) -> str:
             return f"{kind} {namespace}/{name}"
         case Apply(value) | Conflict(value) | Hold(value):
             return f"{value['kind']} {value['metadata']['namespace']}/{value['metadata']['name']}"
+        case Apply(value) | Conflict(value):
+            return reference_of(value)
+
+
+def reference_of(value: Object) -> str:
+    """An object in a message: `Deployment prod/digits`."""
+    return f"{value['kind']} {value['metadata']['namespace']}/{value['metadata']['name']}"

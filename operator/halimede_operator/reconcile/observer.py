@@ -10,12 +10,14 @@ from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import AUTOSCALERS, BY_KIND, DEPLOYMENTS, MODELS, PODS, REPLICA_SETS, Resource
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.autoscaling.scalers import SCALED_OBJECT
+from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
+from halimede_operator.core.autoscaling.scalers import SCALED_OBJECT, rival_of
+from halimede_operator.core.diff import Apply, Conflict
 from halimede_operator.core.labels import controller_of, selector_of
 from halimede_operator.core.name_collisions import contending_keys
 from halimede_operator.core.names import child_name
 from halimede_operator.core.operator_mark import other_operator
-from halimede_operator.core.plan import member_names
+from halimede_operator.core.plan import Change, Plan, member_names
 from halimede_operator.core.snapshot import Contender, Object, Snapshot
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
@@ -82,6 +84,7 @@ class Observer:
             shortages=self._nodes.short_of(key, pod_objects),
             contenders=contenders,
             keda_hpa=self._keda_hpa(key),
+            unavailable=cache.unavailable,
             quota_messages=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
         )
 
@@ -147,6 +150,28 @@ class Observer:
                 # It is ours; its watch event has not arrived yet.
                 self.keep(BY_KIND[value["kind"]], value, reconciled=key)
         return existing
+
+    async def without_rivals(self, planned: Plan) -> Plan:
+        """The plan, with a Conflict in place of a new scaler if another HPA scales the Deployment already.
+
+        Only objects with our label are watched, so the HPAs of the namespace are listed before a scaler is made.
+        """
+        changes = [await self._unless_rival(change) for change in planned.changes]
+        return dataclasses.replace(planned, changes=tuple(changes))
+
+    async def _unless_rival(self, change: Change) -> Change:
+        if not isinstance(change, Apply) or not change.is_new or change.object["kind"] not in SCALER_KINDS:
+            return change
+        target = change.object["spec"]["scaleTargetRef"]["name"]
+        namespace = change.object["metadata"]["namespace"]
+        rival = rival_of(change.object, await self._api.list_labelled(AUTOSCALERS, namespace, {}))
+        if rival is None:
+            return change
+        # Items of lists have neither apiVersion nor kind.
+        named = {"apiVersion": AUTOSCALERS.api_version, "kind": AUTOSCALERS.kind, "metadata": rival["metadata"]}
+        owner = controller_of(rival)
+        text = "somebody else" if owner is None else f"{owner['kind']} {owner['name']}"
+        return Conflict(named, f"{text}, and scales Deployment {target}")
 
     async def _find(self, value: Object) -> Object | None:
         """The existing object of this kind and name, from the cache or else from the API server."""

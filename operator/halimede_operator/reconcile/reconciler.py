@@ -30,7 +30,7 @@ from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed, Gone, Outcome
-from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter, Performed
+from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter, Performed, reference_of
 from halimede_operator.reconcile.interruptions import NameTaken, Stale, Vanished
 from halimede_operator.reconcile.observer import Observer
 from halimede_operator.reconcile.placer import Placer, waits_for_devices_s
@@ -137,6 +137,7 @@ class Reconciler:
                 await self._observer.read_replica_sets(key)
                 if (after := self._observer.observe(key)) is not None:
                     planned = plan(after, self._platform, self._now(), name_holders, devices)
+            planned = await self._observer.without_rivals(planned)
             performed = await self._children.perform_all(snapshot, planned)
             if performed == Performed():
                 await self._events.post(key, snapshot.object, planned.events, self._now())
@@ -285,7 +286,7 @@ class Reconciler:
             snapshot,
             planned.spec,
             planned.problems,
-            [performed.failure] if performed.failure is not None else [],
+            [*_unavailable(snapshot, planned), *([performed.failure] if performed.failure is not None else [])],
             conflicts,
             today,
             is_postponed=performed.is_postponed,
@@ -316,6 +317,13 @@ class Reconciler:
             raise
         self._observer.keep(resource, answer, reconciled=key)
         await self._events.post(key, answer, events_of(old, new), today)
+
+
+def _unavailable(snapshot: Snapshot, planned: Plan) -> list[ApplyFailure]:
+    return [
+        ApplyFailure(reference_of(child), Meaning.UNAVAILABLE, snapshot.unavailable[child["kind"]])
+        for child in planned.unavailable
+    ]
 
 
 def _failed(failure: ApplyFailure, retry_after_s: float | None) -> Failed:

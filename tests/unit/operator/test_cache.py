@@ -218,3 +218,16 @@ def test_the_cache_ends_with_the_true_state_in_any_order_of_events(
     }
     assert known == there
     assert len(cache) == len(there)
+
+
+def test_objects_of_an_unavailable_kind_are_forgotten_and_may_come_back():
+    cache = Cache()
+    family(cache)
+    put(cache, "ModelEnsemble", "chain", "chain", 5)
+    put(cache, "ResourceClaimTemplate", "t", "t", 6, owner=("InferenceModel", "digits", "model"))
+    assert cache.set_unavailable({"ResourceClaimTemplate": "why"}) == {DIGITS, CHAIN}
+    assert cache.set_unavailable({"ResourceClaimTemplate": "why"}) == frozenset()
+    assert [entry.kind for entry in cache.owned_by("model")] == ["Deployment"]
+    assert cache.set_unavailable({}) == {DIGITS, CHAIN}
+    put(cache, "ResourceClaimTemplate", "t", "t", 6, owner=("InferenceModel", "digits", "model"))
+    assert [entry.kind for entry in cache.owned_by("model")] == ["Deployment", "ResourceClaimTemplate"]

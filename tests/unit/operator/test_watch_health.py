@@ -32,3 +32,23 @@ def test_a_watch_is_unlisted_until_its_first_complete_list():
     assert (watch_health.unlisted(), str(B)) == ([B], "pods in b")
     watch_health.listed(B)
     assert watch_health.unlisted() == []
+
+
+def test_kinds_that_are_no_longer_expected_count_no_more():
+    watch_health = WatchHealth([A, B], now=0.0)
+    watch_health.listed(A)
+    watch_health.record_answer(B, 50.0)
+    watch_health.expect([B, C], now=100.0)
+    assert watch_health.unlisted() == [B, C]
+    assert watch_health.ages(110.0) == {"Pod": 60.0, "InferenceModel": 10.0}
+    assert watch_health.stuck(100 + STUCK_S) == []
+
+
+def test_kopf_ignores_what_it_does_not_ask_for_when_it_asks_for_others():
+    watch_health = WatchHealth([A, B], now=0.0)
+    watch_health.expect([A, B], now=0.0)
+    assert watch_health.ignored() == []
+    watch_health.record_request(A, 1.0)
+    assert watch_health.ignored() == [B]
+    watch_health.expect([A, B], now=2.0)
+    assert watch_health.ignored() == []

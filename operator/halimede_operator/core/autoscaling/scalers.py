@@ -20,6 +20,21 @@ def scaler_in(snapshot: Snapshot) -> Object | None:
     return next((child for child in snapshot.children if child["kind"] in KINDS), None)
 
 
+def rival_of(made: Object, hpas: Sequence[Object]) -> Object | None:
+    """Another HPA that scales the same Deployment as the scaler that is to be made; None if there is none.
+
+    hpas: of the namespace. KEDA makes one for each ScaledObject, so these need not be asked for.
+    """
+    target = made["spec"]["scaleTargetRef"]
+
+    def is_rival(hpa: Object) -> bool:
+        other = hpa["spec"]["scaleTargetRef"]
+        is_same = (other.get("kind"), other.get("name")) == (target["kind"], target["name"])
+        return is_same and hpa["metadata"]["name"] != made["metadata"]["name"]
+
+    return next((hpa for hpa in hpas if is_rival(hpa)), None)
+
+
 def without_second(wanted: Sequence[Object], snapshot: Snapshot) -> tuple[Object, ...]:
     """The wanted children, without a scaler whose predecessor of the other kind still exists."""
 

@@ -50,6 +50,8 @@ from halimede_operator.core.status.rules import (
     upgrade_state,
     versions_of,
 )
+from halimede_operator.core.status.scaling import scaling_json, scaling_state
+from halimede_operator.core.status.startup import startup_json
 from halimede_operator.core.status.steps import Member, MemberState, members_of
 
 __all__ = ["ApplyFailure", "EventDraft", "EventLimit", "TakenName", "events_of", "status_of"]
@@ -92,6 +94,8 @@ def status_of(
     conditions = conditions_of(observed, Obstacles(problems, failures, conflicts), members)
     if waiting:
         conditions.append(upgrade_state(observed, waiting).of("UpgradeAvailable", observed.generation))
+    if (state := scaling_state(observed)) is not None:
+        conditions.append(state.of("AutoscalingActive", observed.generation))
     if (state := strategy_state(strategy, observed)) is not None:
         conditions.append(state.of("RolloutStrategy", observed.generation))
     return _without_none({
@@ -111,6 +115,8 @@ def status_of(
         **_placements(observed),
         "revisions": _revisions(observed, revision, {condition.type: condition for condition in conditions}["Ready"]),
         "upgradeAvailable": None if waiting is None else bool(waiting),
+        "autoscaling": scaling_json(observed),
+        "startup": startup_json(observed),
         "memory": memory_json(observed.memory),
         "lastFailure": _last_failure(observed, now),
     })  # fmt: skip

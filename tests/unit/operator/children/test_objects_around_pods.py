@@ -155,7 +155,7 @@ def test_the_progress_deadline_is_the_startup_probes_too() -> None:
 
     probe = made["template"]["spec"]["containers"][0]["startupProbe"]
     assert made["progressDeadlineSeconds"] == 42
-    assert (probe["periodSeconds"], probe["failureThreshold"]) == (5, 9)
+    assert (probe["periodSeconds"], probe["failureThreshold"]) == (1, 42)
 
 
 def test_a_rollout_is_paused_by_the_spec_or_left_to_others() -> None:

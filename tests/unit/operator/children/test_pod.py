@@ -113,9 +113,9 @@ def test_the_pod_of_a_minimal_spec() -> None:
                 ],
                 "startupProbe": {
                     "httpGet": {"path": "/v2/health/ready", "port": "http"},
-                    "periodSeconds": 5,
+                    "periodSeconds": 1,
                     "timeoutSeconds": 5,
-                    "failureThreshold": 120,
+                    "failureThreshold": 600,
                 },
                 "readinessProbe": {
                     "httpGet": {"path": "/v2/health/ready", "port": "http"},

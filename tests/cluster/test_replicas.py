@@ -1,0 +1,139 @@
+"""Who sets a Deployment's replicas, with real server-side apply and a real HPA: no other number in between."""
+
+import json
+from typing import Any
+
+from cluster.operators import Operator, Place
+from cluster.spaces import eventually
+
+NOWHERE = {"nodeSelector": {"nowhere": "yes"}}
+
+
+def scaled(place: Place, **spec: Any) -> None:
+    place.model("digits", suspend=False, scheduling=NOWHERE, **spec)
+
+
+def numbers_since(place: Place, version: str) -> list[int]:
+    """The replicas that the Deployment asked for since a version, without repetitions."""
+    path = f"/apis/apps/v1/namespaces/{place.namespace}/deployments?watch=1&resourceVersion={version}&timeoutSeconds=1"
+    events = [json.loads(line) for line in place.own.kubectl("get", "--raw", path).splitlines()]
+    found = [event["object"]["spec"]["replicas"] for event in events]
+    return [number for i, number in enumerate(found) if i == 0 or number != found[i - 1]]
+
+
+def deployment(place: Place) -> dict[str, Any]:
+    return place.get("deployment", "digits")
+
+
+def replicas(place: Place) -> int:
+    number: int = deployment(place)["spec"]["replicas"]
+    return number
+
+
+def hpas(place: Place) -> set[str]:
+    return set(place.kubectl("get", "hpa", "--output=name").split())
+
+
+def settled(place: Place, operator: Operator) -> None:
+    eventually(lambda: place.settled("digits"), "the status", 30, operator.check)
+
+
+def test_replicas_are_handed_over_and_back_without_another_number(place: Place) -> None:
+    operator = place.start().ready()
+    scaled(place, replicas=3)
+    settled(place, operator)
+    begun = deployment(place)["metadata"]["resourceVersion"]
+
+    scaled(place, replicas=3, autoscaling={"maxReplicas": 6, "minReplicas": 2})
+    settled(place, operator)
+    eventually(lambda: hpas(place), "an HPA", 30, operator.check)
+    place.kubectl("annotate", "deployment", "digits", "mark=1")
+    assert numbers_since(place, begun) == [3]
+
+    # Another number by hand stays, also when the operator applies another template.
+    place.kubectl("scale", "deployment", "digits", "--replicas=5")
+    scaled(place, replicas=3, autoscaling={"maxReplicas": 6, "minReplicas": 2}, env=[{"name": "A", "value": "1"}])
+    settled(place, operator)
+    eventually(lambda: '"A"' in json.dumps(deployment(place)), "another template", 30, operator.check)
+    assert numbers_since(place, begun) == [3, 5]
+
+    # The scaler goes first, then the spec's number is applied.
+    scaled(place, replicas=3)
+    eventually(lambda: replicas(place) == 3, "the spec's replicas", 30, operator.check)
+    assert hpas(place) == set()
+    assert numbers_since(place, begun) == [3, 5, 3]
+    eventually(
+        lambda: (
+            not any(
+                each["type"] == "AutoscalingActive"
+                for each in place.get("inferencemodel", "digits")["status"]["conditions"]
+            )
+        ),
+        "the condition gone",
+        30,
+        operator.check,
+    )
+
+
+def test_suspend_wins_and_the_object_comes_back_with_min_replicas(place: Place) -> None:
+    operator = place.start().ready()
+    autoscaling = {"maxReplicas": 6, "minReplicas": 2}
+    scaled(place, autoscaling=autoscaling)
+    settled(place, operator)
+    eventually(lambda: hpas(place), "an HPA", 30, operator.check)
+    assert replicas(place) == 2
+    begun = deployment(place)["metadata"]["resourceVersion"]
+
+    place.model("digits", suspend=True, scheduling=NOWHERE, autoscaling=autoscaling)
+    eventually(lambda: replicas(place) == 0, "no replicas", 30, operator.check)
+    assert hpas(place) == set()
+    scaled(place, autoscaling=autoscaling)
+    eventually(lambda: hpas(place), "the HPA again", 30, operator.check)
+    assert numbers_since(place, begun)[-2:] == [0, 2]
+
+
+def test_condition_quotes_the_hpa_and_rests(place: Place) -> None:
+    operator = place.start().ready()
+    scaled(place, autoscaling={"maxReplicas": 6})
+
+    def reported() -> dict[str, Any] | None:
+        conditions = (place.get("inferencemodel", "digits").get("status") or {}).get("conditions") or ()
+        found = [each for each in conditions if each["type"] == "AutoscalingActive"]
+        return found[0] if found and found[0]["reason"] == "FailedGetPodsMetric" else None
+
+    # No server of custom.metrics.k8s.io is installed here.
+    eventually(lambda: reported() is not None, "the HPA's own words", 60, operator.check)
+    found = reported()
+    assert found is not None
+    assert found["status"] == "False"
+    assert "halimede_queue_requests" in found["message"]
+    assert replicas(place) == 1
+    before = place.writes()
+    hpa = place.get("hpa", "digits")["metadata"]["resourceVersion"]
+    place.kubectl("annotate", "hpa", "digits", "theirs=1")
+    eventually(lambda: place.get("hpa", "digits")["metadata"]["resourceVersion"] != hpa, "a change", 20)
+    assert place.writes() - before == {}
+
+
+def test_another_hpa_of_the_deployment_is_reported_and_left_alone(place: Place) -> None:
+    theirs = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "theirs"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "digits"},
+            "maxReplicas": 4,
+        },
+    }
+    place.kubectl("create", "-f", "-", given=json.dumps(theirs))
+    operator = place.start().ready()
+    scaled(place, autoscaling={"maxReplicas": 6})
+    settled(place, operator)
+    accepted = next(
+        each for each in place.get("inferencemodel", "digits")["status"]["conditions"] if each["type"] == "Accepted"
+    )
+    assert (accepted["status"], accepted["reason"]) == ("False", "Conflict")
+    assert "HorizontalPodAutoscaler theirs exists" in accepted["message"]
+    assert hpas(place) == {"horizontalpodautoscaler.autoscaling/theirs"}
+    place.kubectl("delete", "hpa", "theirs")
+    eventually(lambda: "digits" in str(hpas(place)), "our HPA", 40, operator.check)

@@ -1,0 +1,65 @@
+"""The operator as a process, against the API server of `kube_api`."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from support.image import REPOSITORY_ROOT
+from support.kube_api import KubeApi
+from support.ports import free_port
+
+
+@dataclass
+class Running:
+    api: KubeApi
+    process: asyncio.subprocess.Process
+    health: int
+    metrics: int
+    log: Path
+    http: aiohttp.ClientSession
+
+    async def probe(self, which: str) -> tuple[int, str]:
+        try:
+            async with self.http.get(f"http://127.0.0.1:{self.health}/{which}") as answer:
+                return answer.status, await answer.text()
+        except aiohttp.ClientError:
+            return 0, ""
+
+    async def metric(self, line: str) -> float:
+        async with self.http.get(f"http://127.0.0.1:{self.metrics}/metrics") as answer:
+            for found in (await answer.text()).splitlines():
+                if found.startswith(line + " "):
+                    return float(found.rpartition(" ")[2])
+        return 0.0
+
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(60):
+            while (await self.probe("readyz"))[0] != 200 or not await self.metric("halimede_operator_leader"):
+                await asyncio.sleep(0.05)
+
+    async def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.wait_for(self.process.wait(), 40)
+
+
+@asynccontextmanager
+async def running(api: KubeApi, folder: Path, *arguments: str) -> AsyncIterator[Running]:
+    health, metrics = free_port(), free_port()
+    log = folder / f"log-{health}"
+    with log.open("w") as out:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "halimede_operator", "--server-image=server:1", f"--kubeconfig={api.kubeconfig(folder)}",
+            "--lease-namespace=halimede", f"--health-port={health}", f"--metrics-port={metrics}", *arguments,
+            stdout=out, stderr=out, cwd=REPOSITORY_ROOT / "operator",
+        )  # fmt: skip
+    async with aiohttp.ClientSession() as http:
+        yield Running(api, process, health, metrics, log, http)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
