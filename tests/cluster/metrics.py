@@ -11,13 +11,14 @@ from typing import Any
 import yaml
 
 from cluster.commands import ask
-from cluster.control import ADDRESS
+from cluster.control import ADDRESS, PORT
 from cluster.own import OwnCluster
 from cluster.played_metrics import VERSION
 from cluster.spaces import LIMIT_S, eventually, python
 from support.prometheus import provide_prometheus
 
 PROMETHEUS_PORT = 9090
+TARGETS_PORT = 9091
 PLAYED_PORT = 6444
 MONITORING = "monitoring"
 PROMETHEUS_URL = f"http://prometheus.{MONITORING}.svc:{PROMETHEUS_PORT}"
@@ -26,14 +27,14 @@ OBJECTS = {"inferencemodel": "halimede_dev_model", "modelensemble": "halimede_de
 """The target labels by which an object's pods are found, and the pods' own labels that they come from."""
 
 
-def scrape_config(interval_s: int, kubeconfig: str) -> dict[str, Any]:
-    """Scrapes the pods of models and ensembles."""
+def scrape_config(interval_s: int) -> dict[str, Any]:
+    """Scrapes the pods of models and ensembles. In another cluster `kubernetes_sd_configs: [{role: pod}]` finds them."""
     pod = "__meta_kubernetes_pod"
     return {
         "global": {"scrape_interval": f"{interval_s}s", "scrape_timeout": f"{interval_s}s"},
         "scrape_configs": [{
             "job_name": "halimede",
-            "kubernetes_sd_configs": [{"role": "pod", "kubeconfig_file": kubeconfig}],
+            "http_sd_configs": [{"url": f"http://{ADDRESS}:{TARGETS_PORT}", "refresh_interval": "1s"}],
             "relabel_configs": [
                 {
                     "source_labels": [f"{pod}_label_{label}" for label in OBJECTS.values()],
@@ -66,9 +67,11 @@ class ClusterPrometheus:
         program = provide_prometheus() / "prometheus"
         control = self._cluster.control
         self._folder.mkdir(exist_ok=True)
-        login = control.write_login("prometheus", "system:masters")
+        if "pod-targets" not in control.space.programs:
+            api = f"https://{ADDRESS}:{PORT}"
+            control.space.start("pod-targets", *python("pod_targets", ADDRESS, TARGETS_PORT, api, control.pki))
         configuration = self._folder / "prometheus.yml"
-        configuration.write_text(yaml.safe_dump(scrape_config(self._interval_s, str(login)), sort_keys=False))
+        configuration.write_text(yaml.safe_dump(scrape_config(self._interval_s), sort_keys=False))
         started = control.space.start(
             "prometheus",
             program,

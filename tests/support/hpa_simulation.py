@@ -9,11 +9,14 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
-from support.hpa import Autoscaler, Behavior, Controller, Metric, Phase, Pod, Samples, Target
+from halimede_operator.core.api.spec import Preset
+from halimede_operator.core.autoscaling.presets import BEHAVIOR, PRESETS
+from support.hpa import Autoscaler, Behavior, Controller, Metric, Phase, Pod, Samples, Target, milli
 
 BUSY_WINDOW_S = 15.0
 MAX_SAMPLE_AGE_S = 30.0
@@ -234,15 +237,13 @@ def day(low: float, high: float) -> Load:
     return lambda now_s: low + (high - low) * (1 - math.cos(2 * math.pi * now_s / 86_400)) / 2
 
 
-PRESETS = {
-    "queue": (Metric("halimede_queue_requests", 4000), Metric("halimede_instance_busy_ratio", 800)),
-    "concurrency": (Metric("halimede_inflight_requests", 8000),),
-    "gpu": (Metric("halimede_instance_busy_ratio", 700),),
-}
+def preset(name: Preset, max_replicas: int = 8, behavior: Mapping[str, Any] = BEHAVIOR) -> Autoscaler:
+    """The HPA of a preset. behavior: as in its spec; an empty one has Kubernetes' defaults."""
+    metrics = tuple(Metric(goal.metric, milli(goal.target)) for goal in PRESETS[name])
+    return Autoscaler(metrics, max_replicas, behavior=Behavior.parse(behavior))
 
 
 def main() -> None:
-    behaviors: dict[str, Behavior | None] = {"none": None, "default": Behavior()}
     loads: dict[str, tuple[Load, float]] = {
         "steady 0.6": (steps((0, 6.0)), 3600),
         "steady 2.4": (steps((0, 24.0)), 3600),
@@ -250,15 +251,15 @@ def main() -> None:
         "spike 10 s": (steps((0, 6.0), (300, 60.0), (310, 6.0)), 1500),
         "ramp 10 min": (ramp(4.0, 40.0, 300, 900), 1800),
     }
-    print(f"{'preset':12} {'behavior':9} {'load':12} late    most ups-after-downs want4 ready4 pod-s  changes")
-    for preset, metrics in PRESETS.items():
-        for name, behavior in behaviors.items():
-            for title, (load, seconds) in loads.items():
-                found = simulate(Autoscaler(metrics, 8, behavior=behavior), load, seconds=seconds)
+    print(f"{'preset':12} {'behavior':9} {'load':12}   late most ups-after-downs wanted ready pod-s  changes")
+    for name in Preset:
+        for title, behavior in (("ours", BEHAVIOR), ("default", {})):
+            for kind, (load, seconds) in loads.items():
+                found = simulate(preset(name, behavior=behavior), load, seconds=seconds)
                 changes = " ".join(f"{at:.0f}:{count}" for at, count in found.changes[1:14])
                 print(
-                    f"{preset:12} {name:9} {title:12} {found.late_share:6.2%} {found.most:4} {found.reversals:3} "
-                    f"{found.wanted_by(4, 300):6.0f} {found.ready_by(4, 300):6.0f} {found.pod_seconds:7.0f}  {changes}"
+                    f"{name:12} {title:9} {kind:12} {found.late_share:6.2%} {found.most:4} {found.reversals:15} "
+                    f"{found.wanted_by(3, 300):6.0f} {found.ready_by(3, 300):5.0f} {found.pod_seconds:6.0f}  {changes}"
                 )
 
 
