@@ -261,9 +261,9 @@ def test_connections_are_bounded(world: World) -> None:
             break
     assert 50 < served <= 256
     assert callers[0].get(ROOT)[0] == 200
-    for connection in world.api.connections:
-        connection.close()
-    world.api.until(lambda: as_user(world.api, world.cluster, "ada").get(ROOT)[0] == 200)
+    while world.api.connections:
+        world.api.connections.pop().close()
+    world.api.until(lambda: answers_as(world.api, world.cluster, world.api.serving))
 
 
 def test_a_token_for_prometheus_is_read_for_each_query(cluster: PlayedCluster, tmp_path: Path) -> None:
