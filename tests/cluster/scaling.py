@@ -18,11 +18,12 @@ EXECUTING = "halimede_executing_requests"
 BUSY = "halimede_instance_busy_ratio"
 METRICS_PORT = 8002
 
+ZEROS = "".join(f'{name}{{model="m",version="1"}} 0\n' for name in (QUEUE, EXECUTING, BUSY))
 # Answers every probe, and at the metrics' port what was posted there.
 PLAYED_POD = f"""
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-page = [{"".join(f'{name}{{model="m",version="1"}} 0{chr(92)}n' for name in (QUEUE, EXECUTING, BUSY))!r}]
+page = [{ZEROS!r}]
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         shown = page[0] if self.path == "/metrics" else "ready"

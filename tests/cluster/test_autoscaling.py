@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.control import HpaTiming
+from cluster.control import QUICK, HpaTiming
 from cluster.hpa_objects import autoscaler, pods_metric
-from cluster.installed import CHART, Platform, Tenant
-from cluster.metrics import PROMETHEUS_URL, ClusterPrometheus
+from cluster.installed import Platform, Tenant
+from cluster.metrics import ClusterPrometheus
 from cluster.models import START_LIMIT_S, apply
 from cluster.scaling import History, OfferedLoad, PlayedPods, played_model
 from cluster.spaces import eventually
@@ -26,23 +26,6 @@ DOWN_SOON = {"scaleDown": {"stabilizationWindowSeconds": 5}}
 ONE_BUSY = {"queue": 11, "executing": 1, "busy": 1.0}
 """Of one pod: three are needed."""
 QUIET = {"queue": 0, "executing": 0, "busy": 0.1}
-
-
-@pytest.fixture(scope="module")
-def metrics(platform: Platform) -> Iterator[ClusterPrometheus]:
-    """A Prometheus that scrapes every second, and the chart's metrics API that asks it."""
-    prometheus = ClusterPrometheus(platform.cluster, interval_s=1)
-    prometheus.start()
-    values = platform.values()
-    upgrade = ("upgrade", "halimede", str(CHART), *values)
-    sources = (f"--set=prometheus.url={PROMETHEUS_URL}", "--set=metricsApi.enabled=Always")
-    platform.cluster.helm(*upgrade, *sources, "--wait", "--timeout=2m", limit_s=150)
-    platform.cluster.kubectl(
-        "wait", "--for=condition=Available", "apiservice/v1beta2.custom.metrics.k8s.io", "--timeout=60s"
-    )
-    yield prometheus
-    platform.cluster.helm(*upgrade, "--wait", "--timeout=2m", limit_s=150)
-    prometheus.stop()
 
 
 @pytest.fixture
@@ -94,6 +77,8 @@ def test_replicas_follow_metrics_and_come_back(tenant: Tenant, pods: PlayedPods,
         assert active["status"] == "True", active
 
 
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
 def test_bad_metrics_change_nothing(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     with serving(tenant, pods, scaled) as history:
         pods.show_all(**ONE_BUSY)
@@ -117,6 +102,8 @@ def test_bad_metrics_change_nothing(tenant: Tenant, pods: PlayedPods, scaled: st
             stays(history, 1, 3)
 
 
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
 def test_a_lying_pod_adds_at_most_max_replicas(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     with serving(tenant, pods, scaled) as history:
         pods.show_all(queue=1e15, executing=1, busy=1.0)
@@ -126,6 +113,8 @@ def test_a_lying_pod_adds_at_most_max_replicas(tenant: Tenant, pods: PlayedPods,
         assert max(history.values) == 6
 
 
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
 def test_replicas_by_hand_are_corrected_by_the_hpa(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     with serving(tenant, pods, scaled) as history:
         pods.show_all(**ONE_BUSY)
@@ -157,6 +146,8 @@ def test_switching_autoscaling_changes_no_replicas(tenant: Tenant, pods: PlayedP
         assert tenant.names("hpa") == set()
 
 
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
 def test_suspend_and_rollout_during_autoscaling(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     with serving(tenant, pods, scaled) as history:
         pods.show_all(**ONE_BUSY)
@@ -182,6 +173,8 @@ def test_suspend_and_rollout_during_autoscaling(tenant: Tenant, pods: PlayedPods
         assert history.values == [1, 3, 0, 1]
 
 
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
 def test_a_second_autoscaler_is_reported(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     with serving(tenant, pods, scaled) as history:
         second = autoscaler(NAME, [pods_metric("halimede_queue_requests", "4")], maxReplicas=9)
@@ -200,6 +193,8 @@ def test_a_second_autoscaler_is_reported(tenant: Tenant, pods: PlayedPods, scale
         has(pods, 3)
 
 
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
 def test_operator_scales_to_zero_and_wakes(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     apply(tenant, played_model(NAME, scaled, scaling(scaleToZero={"idleFor": "10s"})))
     eventually(pods.running, "the first pod", START_LIMIT_S)
@@ -214,6 +209,37 @@ def test_operator_scales_to_zero_and_wakes(tenant: Tenant, pods: PlayedPods, sca
         stays(history, 1, 0)
         tenant.kubectl("scale", f"deployment/{NAME}", "--replicas=1")
         has(pods, 1)
+
+
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
+def test_hpa_scales_to_zero(platform: Platform, tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
+    document = played_model(NAME, scaled, {"maxReplicas": 6, "scaleToZero": {"idleFor": "10s", "zeroBy": "HPA"}})
+    apply(tenant, document)
+
+    def is_refused() -> bool:
+        active = tenant.condition(f"im/{NAME}", "AutoscalingActive")
+        return active.get("status") == "False" and "HPAScaleToZero" in active["message"]
+
+    eventually(is_refused, "AutoscalingActive to name the feature gate", SCALE_LIMIT_S)
+    tenant.kubectl("delete", "im", NAME)
+    platform.cluster.set_autoscaling(QUICK, ["HPAScaleToZero=true"])
+    try:
+        apply(tenant, document)
+        eventually(pods.running, "the first pod", START_LIMIT_S)
+        pods.show_all(queue=0, executing=0, busy=0)
+        with History(tenant, NAME) as history:
+            has(pods, 0)
+            stays(history, 1, 0)
+            # Without pods there is no metric: somebody has to start one, and the HPA goes on from there.
+            tenant.kubectl("scale", f"deployment/{NAME}", "--replicas=1")
+            has(pods, 1)
+            pods.show_all(**ONE_BUSY)
+            has(pods, 3)
+            counts = history.values
+            assert counts[-2:] == [1, 3], counts
+    finally:
+        platform.cluster.set_autoscaling()
 
 
 @pytest.mark.load
