@@ -26,7 +26,9 @@ from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.optional_kinds import why_unavailable
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.watch_health import Collection, WatchHealth
+from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key
+from halimede_operator.core.reading import moment_of
 from halimede_operator.handlers.probes import serve_metrics, serve_probes
 from halimede_operator.handlers.watch import Watches, kopf_settings
 from halimede_operator.lease import Leadership, LostError
@@ -144,11 +146,13 @@ class Operator:
             indexes = Indexes(self._queue.add, time.monotonic)
             may_read_nodes = not self._settings.platform.watch_namespaces
             nodes = Nodes(self._client, self._queue.add, may_read=may_read_nodes)
+            works = Works(self._queue.add, lambda: moment_of(datetime.datetime.now(datetime.UTC)))
             self._reconcile = Reconciler(
                 self._client,
                 self._cache,
                 indexes,
                 nodes,
+                works,
                 Placer(
                     Inventories(self._client, time.monotonic, may_read=may_read_nodes),
                     time.monotonic,
@@ -164,7 +168,8 @@ class Operator:
             )
             log.info("%d objects known, reconciling", len(self._cache))
             tasks += [
-                asyncio.create_task(each) for each in (indexes.run(), nodes.run(), self._queue.run(self._reconcile_one))
+                asyncio.create_task(each)
+                for each in (indexes.run(), nodes.run(), works.run(), self._queue.run(self._reconcile_one))
             ]
             await asyncio.wait({*tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
             await self._queue.stop(DRAIN_S)

@@ -17,8 +17,10 @@ from halimede_operator.cluster.inventory import Inventories
 from halimede_operator.cluster.kinds import WATCHED
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
+from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.reading import moment_of
 from halimede_operator.queue import Outcome
 from halimede_operator.reconcile.placer import Placer
 from halimede_operator.reconcile.reconciler import Reconciler
@@ -38,6 +40,7 @@ class Harness:
     reconcile: Reconciler
     folder: Path
     nodes: Nodes
+    works: Works
     now: float = 1000.0
     today: datetime.datetime = TODAY
     leads: bool = True
@@ -84,6 +87,7 @@ async def open_harness(folder: Path) -> AsyncIterator[Harness]:
         connection = Connection(str(api.kubeconfig(folder)))
         await connection.refresh()
         cache, woken = Cache(), list[Key]()
+        works = Works(woken.append, lambda: moment_of(harness.today), period_s=0.01)
         client = KubeClient(connection, lambda: harness.leads)
         nodes = Nodes(client, woken.append, may_read=True, period_s=0.01)
         reconciler = Reconciler(
@@ -91,6 +95,7 @@ async def open_harness(folder: Path) -> AsyncIterator[Harness]:
             cache,
             Indexes(woken.append, lambda: harness.now),
             nodes,
+            works,
             _placer(client, lambda: harness.now),
             Events(client, "this-operator", lambda: harness.now),
             OtherOperators(client, "halimede/this", lambda: harness.now),
@@ -99,7 +104,7 @@ async def open_harness(folder: Path) -> AsyncIterator[Harness]:
             lambda: harness.now,
             lambda: harness.today,
         )
-        harness = Harness(api, cache, reconciler, folder, nodes, woken=woken)
+        harness = Harness(api, cache, reconciler, folder, nodes, works, woken=woken)
         api.put("inferencemodels", "prod", "digits", spec=SPEC)
         try:
             yield harness
@@ -126,12 +131,14 @@ async def second_operator(harness: Harness, lease: str = "halimede/this") -> Asy
         Nodes(client, lambda _key: None, may_read=True),
         Events(client, "other", lambda: harness.now),
     )
+    works = Works(lambda _key: None, lambda: moment_of(TODAY))
     other_operators = OtherOperators(client, lease, lambda: harness.now)
     reconciler = Reconciler(
         client,
         cache,
         indexes,
         nodes,
+        works,
         _placer(client, lambda: harness.now),
         events,
         other_operators,
@@ -141,7 +148,7 @@ async def second_operator(harness: Harness, lease: str = "halimede/this") -> Asy
         lambda: TODAY,
     )
     try:
-        yield Harness(harness.api, cache, reconciler, harness.folder, nodes, harness.now)
+        yield Harness(harness.api, cache, reconciler, harness.folder, nodes, works, harness.now)
     finally:
         await client.close()
 

@@ -18,6 +18,7 @@ import orjson
 from halimede_operator.cluster.kinds import AUTOSCALERS, DEPLOYMENTS, ENSEMBLES, MODELS, REPLICA_SETS, Resource
 from halimede_operator.core.api.spec import API_VERSION, UNREAD, Key, Kind
 from halimede_operator.core.autoscaling.hpa import decision_of
+from halimede_operator.core.autoscaling.idle import MAX_WAKE, WAKE
 from halimede_operator.core.autoscaling.replicas import IS_OURS, are_ours
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MODEL_LABEL
 from halimede_operator.core.plan import member_names
@@ -241,7 +242,9 @@ def _used_by_pods(pod: dict[str, Any]) -> dict[str, Any]:
 def _kept(resource: Resource, metadata: dict[str, Any]) -> dict[str, Any]:
     """The metadata to keep. Of our own kinds only the fields that are used, because users may make the others large."""
     if resource.ours:
-        return {field: metadata[field] for field in OWN_METADATA if field in metadata}
+        kept = {field: metadata[field] for field in OWN_METADATA if field in metadata}
+        wake = (metadata.get("annotations") or {}).get(WAKE)
+        return {**kept, "annotations": {WAKE: str(wake)[:MAX_WAKE]}} if wake is not None else kept
     kept = {field: part for field, part in metadata.items() if field != "managedFields"}
     annotations = metadata.get("annotations")
     if annotations and LAST_APPLIED in annotations:

@@ -175,8 +175,8 @@ class Indexes:
         self._changed.set()
 
 
-def server_url(pod: Object) -> str | None:
-    """URL of a pod's server; None if it does not run or has no HTTP port."""
+def server_url(pod: Object, port_name: str = "http") -> str | None:
+    """URL of a port of a pod's server; None if it does not run or has no such port."""
     status = pod.get("status") or {}
     address = status.get("podIP")
     runs = any(
@@ -187,7 +187,7 @@ def server_url(pod: Object) -> str | None:
         return None
     for container in pod["spec"]["containers"]:
         for port in container.get("ports") or ():
-            if container["name"] == "server" and port.get("name") == "http":
+            if container["name"] == "server" and port.get("name") == port_name:
                 host = f"[{address}]" if ":" in address else address
                 return f"http://{host}:{port['containerPort']}"
     return None
@@ -196,7 +196,7 @@ def server_url(pod: Object) -> str | None:
 async def ask(session: aiohttp.ClientSession, url: str, timeout_s: float) -> PodIndex:
     """Request the index of one pod. A failure becomes the index's `error`."""
     try:
-        status, data = await _request(session, "POST", url + INDEX_PATH, timeout_s)
+        status, data = await request(session, "POST", url + INDEX_PATH, timeout_s)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return PodIndex(error=f"{type(error).__name__}: {error}" if str(error) else "no answer in time")
     return parse_index(data) if status == 200 else PodIndex(error=f"HTTP {status}")
@@ -205,13 +205,13 @@ async def ask(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Pod
 async def ask_devices(session: aiohttp.ClientSession, url: str, timeout_s: float) -> PodDevices | None:
     """Request the devices of one pod; None if it gives no valid report."""
     try:
-        status, data = await _request(session, "GET", url + DEVICES_PATH, timeout_s)
+        status, data = await request(session, "GET", url + DEVICES_PATH, timeout_s)
     except (aiohttp.ClientError, TimeoutError, OSError):
         return None
     return parse_devices(data) if status == 200 else None
 
 
-async def _request(session: aiohttp.ClientSession, method: str, url: str, timeout_s: float) -> tuple[int, bytes]:
+async def request(session: aiohttp.ClientSession, method: str, url: str, timeout_s: float) -> tuple[int, bytes]:
     """Status and body; of a body that is too long, only so much that this can be seen."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     data = b"{}" if method == "POST" else None

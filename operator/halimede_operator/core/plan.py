@@ -7,7 +7,8 @@ from typing import TypeVar
 from halimede_operator.core.api.ensemble import MAX_STEPS
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, RolloutPolicy, Spec, Workload
-from halimede_operator.core.autoscaling.replicas import Replicas, held, replicas_of
+from halimede_operator.core.autoscaling.idle import WAKE, asleep, falls_asleep, wakes
+from halimede_operator.core.autoscaling.replicas import IS_OURS, Replicas, held, present_of, replicas_of
 from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
 from halimede_operator.core.autoscaling.scalers import scalers_in, without_second
 from halimede_operator.core.desired import build, desired, member_problems, template_without_devices
@@ -186,14 +187,15 @@ def plan(
     unavailable = tuple(child for child in wanted if child["kind"] in snapshot.unavailable)
     wanted = tuple(child for child in wanted if child["kind"] not in snapshot.unavailable)
     changes = diff(wanted, (*snapshot.children, *name_holders), metadata["uid"], snapshot.replica_sets)
+    asleep_or_awake, told = _asleep_or_awake(snapshot, workload, now)
     return Plan(
-        _in_order(changes, existing, replicas, deployment),
+        (*_in_order(changes, existing, replicas, deployment), *asleep_or_awake),
         spec,
         (),
         choice.revision.name,
         choice.rolled_back,
         choice.waiting,
-        _events(snapshot, choice),
+        (*_events(snapshot, choice), *told),
         strategy=strategy,
         placement=placement_in(deployment),
         unavailable=unavailable,
@@ -213,6 +215,23 @@ def _in_order(
         apply = [] if places else [Apply(deployment)]
         rest[place:place] = [Hold(held(existing, replicas.held)), *apply]
     return (*first, *rest)
+
+
+def _asleep_or_awake(
+    snapshot: Snapshot, workload: Workload, now: str
+) -> tuple[tuple[Hold, ...], tuple[EventDraft, ...]]:
+    """The last step of `scaleToZero` by the operator, or the first one back; with what to tell about it."""
+    existing, scaling = deployment_in(snapshot), workload.autoscaling
+    if existing is None or scaling is None or workload.suspend or existing.get(IS_OURS):
+        return (), ()
+    present = present_of(existing)
+    if falls_asleep(scaling, snapshot.idle, present, now) and snapshot.idle is not None:
+        text = f"idle since {snapshot.idle.since}: the Deployment is set to 0 replicas"
+        return (Hold(held(existing, 0, asleep(snapshot.object))),), (EventDraft("Normal", "FellAsleep", text),)
+    if present == 0 and wakes(scaling, snapshot.object, existing):
+        text = f"the annotation {WAKE} has a new value: the Deployment gets {scaling.min_replicas} replicas"
+        return (Hold(held(existing, scaling.min_replicas)),), (EventDraft("Normal", "WokenUp", text),)
+    return (), ()
 
 
 def _replicas(snapshot: Snapshot, workload: Workload) -> Replicas:

@@ -69,6 +69,11 @@ def moment_at(value: object, *path: str) -> str | None:
         return None
 
 
+def moment_of(time: datetime) -> str:
+    """A UTC time in the format of `moment_at`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def seconds_before(moment: str, seconds: float) -> str:
     """The moment this many seconds earlier, in the format of `moment_at`; "" for ""."""
     if not moment:

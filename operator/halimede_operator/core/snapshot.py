@@ -61,6 +61,15 @@ class PodIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """An object has had no request since then."""
+
+    since: str
+    of: str
+    """A hash of its pods, and of how many requests each had answered."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shortage:
     """A node has fewer devices of a resource than our pods hold there."""
 
@@ -94,6 +103,8 @@ class Snapshot:
     """By pod uid, of pods whose server container runs."""
     keda_hpa: Object | None = None
     """The HPA that KEDA made from the object's ScaledObject, also if that is deleted."""
+    idle: Idle | None = None
+    """None if it is not idle, if that is not known, or if nobody asks."""
     quota_messages: tuple[str, ...] = ()
     """Messages of ReplicaSets about pods that they may not create (condition ReplicaFailure)."""
     kubelet_events: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)

@@ -9,7 +9,9 @@ from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import AUTOSCALERS, BY_KIND, DEPLOYMENTS, MODELS, PODS, REPLICA_SETS, Resource
 from halimede_operator.cluster.nodes import Nodes
+from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.autoscaling.idle import kept_idle, may_sleep
 from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
 from halimede_operator.core.autoscaling.scalers import SCALED_OBJECT, rival_of
 from halimede_operator.core.diff import Apply, Conflict
@@ -34,6 +36,7 @@ class Observer:
         cache: Cache,
         indexes: Indexes,
         nodes: Nodes,
+        works: Works,
         own_lease: str,
         wake: Callable[[Key], None],
     ) -> None:
@@ -42,6 +45,7 @@ class Observer:
         self._cache = cache
         self._indexes = indexes
         self._nodes = nodes
+        self._works = works
         self._own_lease = own_lease
         self._wake = wake
 
@@ -52,6 +56,7 @@ class Observer:
         if entry is None:
             self._indexes.of(key, ())
             self._nodes.short_of(key, ())
+            self._works.forget(key)
             return None
         value = entry.object
         names = member_names(value) if key.kind is Kind.MODEL_ENSEMBLE else frozenset()
@@ -84,6 +89,7 @@ class Observer:
             shortages=self._nodes.short_of(key, pod_objects),
             contenders=contenders,
             keda_hpa=self._keda_hpa(key),
+            idle=self._works.idle(key, pod_objects if may_sleep(value) else (), kept_idle(value)),
             unavailable=cache.unavailable,
             quota_messages=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
         )

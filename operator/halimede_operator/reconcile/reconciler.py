@@ -15,6 +15,7 @@ from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
+from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key, RolloutPolicy
 from halimede_operator.core.api_errors import Meaning
 from halimede_operator.core.diff import Apply, Conflict, Delete
@@ -25,7 +26,7 @@ from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
-from halimede_operator.core.reading import condition, moment_at
+from halimede_operator.core.reading import condition, moment_at, moment_of
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
 from halimede_operator.core.workqueue import Failure
@@ -64,6 +65,7 @@ class Reconciler:
         cache: Cache,
         indexes: Indexes,
         nodes: Nodes,
+        works: Works,
         placer: Placer,
         events: Events,
         other_operators: OtherOperators,
@@ -74,7 +76,7 @@ class Reconciler:
     ) -> None:
         """wake: enqueue a key. clock: monotonic seconds. today: the UTC time for statuses and events."""
         self._api = api
-        self._observer = Observer(api, cache, indexes, nodes, other_operators.ours, wake)
+        self._observer = Observer(api, cache, indexes, nodes, works, other_operators.ours, wake)
         self._children = ChildWriter(api, cache, clock)
         self._placer = placer
         self._events = events
@@ -266,7 +268,7 @@ class Reconciler:
         return OTHER_OPERATOR_AGAIN_S
 
     def _now(self) -> str:
-        return self._today().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return moment_of(self._today())
 
     async def _new_children(self, key: Key) -> list[Object]:
         snapshot = self._observer.observe(key)

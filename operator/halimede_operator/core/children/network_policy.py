@@ -15,7 +15,10 @@ NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 def network_policy(key: Key, uid: str, workload: Workload, operator_namespace: str) -> Json:
     operator = {"namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: operator_namespace}}}
-    ingress: list[Json] = [{"from": [operator], "ports": _ports(workload.serving.http_port)}]
+    # It reads from the metrics whether the pods are in use.
+    is_asked = workload.autoscaling is not None and workload.autoscaling.sleeps
+    asked = [workload.serving.http_port, *([workload.serving.metrics_port] if is_asked else [])]
+    ingress: list[Json] = [{"from": [operator], "ports": _ports(*asked)}]
     if workload.allow_from:
         ingress.append({"from": list(workload.allow_from), "ports": _open_ports(workload.serving)})
     return {

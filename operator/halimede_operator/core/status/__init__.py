@@ -115,7 +115,7 @@ def status_of(
         **_placements(observed),
         "revisions": _revisions(observed, revision, {condition.type: condition for condition in conditions}["Ready"]),
         "upgradeAvailable": None if waiting is None else bool(waiting),
-        "autoscaling": scaling_json(observed),
+        "autoscaling": scaling_json(observed, now),
         "startup": startup_json(observed),
         "memory": memory_json(observed.memory),
         "lastFailure": _last_failure(observed, now),

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from halimede_operator.core.api.conditions import FALSE, TRUE, UNKNOWN, Condition
-from halimede_operator.core.api.spec import Problem, UpgradePolicy
+from halimede_operator.core.api.spec import Autoscaling, Problem, UpgradePolicy
 from halimede_operator.core.api_errors import Meaning
+from halimede_operator.core.autoscaling.idle import WAKE
 from halimede_operator.core.pods.failure import NormalReason, Stage
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import at, clean, condition, name_at, text_at
@@ -238,9 +239,15 @@ def _idle(observed: Observed) -> ConditionState:
         return ConditionState(UNKNOWN, NormalReason.SUSPENDED, "spec.suspend is true: there are no replicas")
     if observed.spec is not None and observed.spec.workload.autoscaling is not None:
         name = name_at(observed.deployment, "metadata", "name")
-        text = f"the Deployment has 0 replicas; kubectl scale deployment/{name} --replicas=1 starts one"
+        text = f"the Deployment has 0 replicas; {how_to_wake(observed.spec.workload.autoscaling, name)}"
         return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, text)
     return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, "spec.replicas is 0")
+
+
+def how_to_wake(scaling: Autoscaling, deployment: str) -> str:
+    """How users start the first pod of an object without any."""
+    by_annotation = f", or another value of the annotation {WAKE}," if scaling.sleeps else ""
+    return f"kubectl scale deployment/{deployment} --replicas=1{by_annotation} starts the first one"
 
 
 def available_state(observed: Observed, ready: ConditionState) -> ConditionState:

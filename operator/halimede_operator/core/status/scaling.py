@@ -7,12 +7,13 @@ of the last one, and of the HPA's conditions only those are quoted that say why 
 from halimede_operator.core.api.conditions import FALSE, TRUE, UNKNOWN
 from halimede_operator.core.api.spec import Autoscaling, Provider
 from halimede_operator.core.autoscaling.hpa import desired_replicas, last_scaled, metrics_text
+from halimede_operator.core.autoscaling.idle import idle_json
 from halimede_operator.core.autoscaling.scalers import HPA, SCALED_OBJECT, scaler_in, scalers_in
 from halimede_operator.core.names import child_name
 from halimede_operator.core.reading import at, clean, condition, decimal, moment_at, text_at
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status.observed import Observed
-from halimede_operator.core.status.rules import ConditionState
+from halimede_operator.core.status.rules import ConditionState, how_to_wake
 
 _KINDS = {Provider.HPA: HPA, Provider.KEDA: SCALED_OBJECT}
 
@@ -45,7 +46,7 @@ def scaling_state(observed: Observed) -> ConditionState | None:
     if made is None:
         return ConditionState(FALSE, "NoScaler", f"{kind} {name} does not exist yet")
     if observed.desired == 0 and scaling.min_replicas > 0:
-        text = f"the Deployment has 0 replicas, so that {kind} {name} does nothing"
+        text = f"the Deployment has 0 replicas, so that {kind} {name} does nothing; {how_to_wake(scaling, name)}"
         return ConditionState(FALSE, "ScaledToZero", text)
     if (problem := _problem(made, snapshot.keda_hpa)) is not None:
         return problem
@@ -89,7 +90,7 @@ def _hpa_of(snapshot: Snapshot) -> Object | None:
     return made if made is not None and made["kind"] == HPA else snapshot.keda_hpa
 
 
-def scaling_json(observed: Observed) -> Object | None:
+def scaling_json(observed: Observed, now: str) -> Object | None:
     """`status.autoscaling`; None without autoscaling."""
     scaling: Autoscaling | None = observed.spec.workload.autoscaling if observed.spec is not None else None
     if scaling is None:
@@ -107,6 +108,7 @@ def scaling_json(observed: Observed) -> Object | None:
         "target": child_name(observed.snapshot.key.name),
         "desiredReplicas": before if desired is None else desired,
         "lastDecision": decision or None,
+        "idle": idle_json(observed.snapshot.idle, scaling, now),
         "lastScaleTime": last_scaled(hpa) or moment_at(old, "lastScaleTime"),
     }
     return {name: value for name, value in found.items() if value is not None}
