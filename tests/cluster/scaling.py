@@ -5,6 +5,7 @@ import json
 import subprocess
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from cluster.installed import Tenant
@@ -16,6 +17,7 @@ Object = dict[str, Any]
 QUEUE = "halimede_queue_requests"
 EXECUTING = "halimede_executing_requests"
 BUSY = "halimede_instance_busy_ratio"
+SEQUENCES = "halimede_sequences_open"
 METRICS_PORT = 8002
 
 ZEROS = "".join(f'{name}{{model="m",version="1"}} 0\n' for name in (QUEUE, EXECUTING, BUSY))
@@ -74,26 +76,23 @@ class PlayedPods:
             and any((c["type"], c["status"]) == ("Ready", "True") for c in pod["status"].get("conditions", ()))
         )
 
-    def show(self, pod: str, **values: float | str | None) -> None:
+    def show(self, pod: str, **values: float | str) -> None:
         """The values of the pod's metrics from now on: queue, executing, busy; without any it has no metrics at all."""
         names = {"queue": QUEUE, "executing": EXECUTING, "busy": BUSY}
-        lines = [
-            f'{names[each]}{{model="m",version="1"{_of_instance(each)}}} {value}\n' for each, value in values.items()
-        ]
-        self.post(pod, "".join(lines))
+        lines = [f'{names[each]}{{model="m",version="1"}} {value}\n' for each, value in values.items()]
+        # A pod that received nothing new since it is looked at.
+        others = [f'{name}{{model="m",version="1"}} 0\n' for name in ("nv_inference_request_success", SEQUENCES)]
+        self.post(pod, "".join(lines + others if lines else ()))
 
     def post(self, pod: str, page: str) -> None:
         address = self._tenant.cluster.forward(f"pod/{pod}", METRICS_PORT, self._tenant.namespace)
         request = urllib.request.Request(f"http://{address}/", page.encode(), method="POST")
         urllib.request.urlopen(request, timeout=LIMIT_S).close()
 
-    def show_all(self, **values: float | str | None) -> None:
-        for pod in self.running():
-            self.show(pod, **values)
-
-
-def _of_instance(metric: str) -> str:
-    return ',instance="m_0",device="cpu"' if metric == "busy" else ""
+    def show_all(self, **values: float | str) -> None:
+        """All at once, since the controller may look in between."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda pod: self.show(pod, **values), self.running()))
 
 
 class History:

@@ -22,7 +22,7 @@ NAME = "played"
 SCALE_LIMIT_S = 60.0
 STAYS_S = 20.0
 """How long nothing must happen; the controller looks every second."""
-DOWN_SOON = {"scaleDown": {"stabilizationWindowSeconds": 5}}
+DOWN_SOON = {"scaleDown": {"stabilizationWindowSeconds": 10}}
 ONE_BUSY = {"queue": 11, "executing": 1, "busy": 1.0}
 """Of one pod: three are needed."""
 QUIET = {"queue": 0, "executing": 0, "busy": 0.1}
@@ -68,7 +68,7 @@ def test_replicas_follow_metrics_and_come_back(tenant: Tenant, pods: PlayedPods,
         eventually(lambda: hpa_condition(tenant, "ScalingActive").get("status") == "True", "metrics", SCALE_LIMIT_S)
         pods.show_all(**ONE_BUSY)
         has(pods, 3)
-        pods.show_all(queue=0, executing=1, busy=0.8)
+        # 11 requests in three pods are near enough to the target.
         stays(history, 1, 3)
         pods.show_all(**QUIET)
         has(pods, 1)

@@ -66,7 +66,7 @@ BEHAVIOR: Json = {
     "scaleDown": {
         "stabilizationWindowSeconds": 300,
         "policies": [{"type": "Percent", "value": 50, "periodSeconds": 60}],
-    }
+    },
 }
 """Of all presets, if the spec has no `behavior`. Up when two decisions in a row want it, so that a queue which a few
 requests made by chance adds no pod; then as fast as Kubernetes does it, at most twice as many pods or four more within
