@@ -121,9 +121,11 @@ class History:
 
     def __exit__(self, *_: object) -> None:
         assert self._process
+        assert self._process.stdout
         self._process.kill()
         self._thread.join()
         self._process.wait()
+        self._process.stdout.close()
 
     @property
     def values(self) -> list[int]:
