@@ -57,7 +57,7 @@ rollouts: .venv  ## updates and lost pods, nodes and operators under load, in a 
 autoscaling: .venv  ## replicas follow offered load, in a cluster on this machine with Prometheus and the real controller
 	$(BIN)/python -m pytest -s -m "load or not load" tests/cluster/test_autoscaling.py
 
-test-keda: .venv  ## KEDA scales a model, in a cluster on this machine; compiles KEDA once, which takes an hour
+test-keda: .venv  ## KEDA scales a model, in a cluster on this machine; compiles KEDA once, for a quarter of an hour
 	$(BIN)/python -m pytest -m keda tests/cluster/test_keda.py
 
 interop: .venv  ## gRPC clients of other languages (Go, Node.js, Java), grpcurl and ghz; CI runs those of Python and Go

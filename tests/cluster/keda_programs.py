@@ -18,7 +18,7 @@ KINDS = ("scaledobjects", "scaledjobs", "triggerauthentications", "clustertrigge
 
 
 def provide_keda() -> Path:
-    """The folder with `operator` and `adapter`. Raises Unavailable. The first build takes an hour of one core."""
+    """The folder with `operator` and `adapter`. Raises Unavailable. The first build takes a quarter of an hour of one core."""
     check_machine()
     folder = folder_of(MODULE)
     with only_one(folder.with_suffix(".lock"), "KEDA's programs"):
