@@ -27,7 +27,7 @@ DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file $(1) \
   --tag $(2) --build-arg VERSION=$(VERSION) $(3) $(BUILD_FLAGS) .
 endef
 
-.PHONY: demo test check quick coverage bench bench-operator load rollouts interop fuzz docs image image-operator cluster cluster-down .venv
+.PHONY: demo test check quick coverage bench bench-operator load rollouts autoscaling test-keda interop fuzz docs image image-operator cluster cluster-down .venv
 
 demo: .venv  ## train a small model, serve it, measure it; serve python models, kill the process of one
 	$(BIN)/python -m halimede.demo
@@ -53,6 +53,12 @@ load: .venv  ## tests that take minutes each: overload, many connections, many m
 
 rollouts: .venv  ## updates and lost pods, nodes and operators under load, in a cluster on this machine
 	$(BIN)/python -m pytest -m "load or not load" tests/cluster/test_rollouts.py
+
+autoscaling: .venv  ## replicas follow offered load, in a cluster on this machine with Prometheus and the real controller
+	$(BIN)/python -m pytest -s -m "load or not load" tests/cluster/test_autoscaling.py
+
+test-keda: .venv  ## KEDA scales a model, in a cluster on this machine; compiles KEDA once, for a quarter of an hour
+	$(BIN)/python -m pytest -m keda tests/cluster/test_keda.py
 
 interop: .venv  ## gRPC clients of other languages (Go, Node.js, Java), grpcurl and ghz; CI runs those of Python and Go
 	$(BIN)/python -m pytest -m interop tests/conformance

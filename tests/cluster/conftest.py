@@ -11,7 +11,8 @@ from cluster.access import Cluster
 from cluster.faults import Faults
 from cluster.given import REGISTRY, GivenCluster
 from cluster.gpus import Gpus
-from cluster.installed import Platform, Tenant, provide_images
+from cluster.installed import CHART, Platform, Tenant, provide_images
+from cluster.metrics import PROMETHEUS_URL, ClusterPrometheus, PlayedMetrics
 from cluster.operators import Place, no_other_operator
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
@@ -85,6 +86,24 @@ def own(cluster: Cluster) -> OwnCluster:
     return cluster
 
 
+@pytest.fixture
+def played_metrics(own: OwnCluster) -> Iterator[PlayedMetrics]:
+    """An API of custom metrics with the test's own values; no other serves them meanwhile."""
+    played = PlayedMetrics(own)
+    played.start()
+    yield played
+    played.stop()
+
+
+@pytest.fixture
+def prometheus(own: OwnCluster) -> Iterator[ClusterPrometheus]:
+    """Scrapes every second."""
+    running = ClusterPrometheus(own, interval_s=1)
+    running.start()
+    yield running
+    running.stop()
+
+
 @pytest.fixture(scope="module")
 def crds(cluster: Cluster) -> Iterator[None]:
     """The CRDs, installed while the tests of a file run. CRDs that helm installed stay, because helm takes over no others."""
@@ -144,3 +163,20 @@ def scaled(platform: Platform, tmp_path: Path) -> str:
     """The URI of a model that doubles four numbers."""
     add_scaled(tmp_path, "twice", 2)
     return platform.store.put("twice", tmp_path / "twice")
+
+
+@pytest.fixture(scope="module")
+def metrics(platform: Platform) -> Iterator[ClusterPrometheus]:
+    """A Prometheus that scrapes every second, and the chart's metrics API that asks it."""
+    prometheus = ClusterPrometheus(platform.cluster, interval_s=1)
+    prometheus.start()
+    values = platform.values()
+    upgrade = ("upgrade", "halimede", str(CHART), *values)
+    sources = (f"--set=prometheus.url={PROMETHEUS_URL}", "--set=metricsApi.enabled=Always")
+    platform.cluster.helm(*upgrade, *sources, "--wait", "--timeout=2m", limit_s=150)
+    platform.cluster.kubectl(
+        "wait", "--for=condition=Available", "apiservice/v1beta2.custom.metrics.k8s.io", "--timeout=60s"
+    )
+    yield prometheus
+    platform.cluster.helm(*upgrade, "--wait", "--timeout=2m", limit_s=150)
+    prometheus.stop()

@@ -1,6 +1,7 @@
 """The control plane: etcd, API server, controllers, scheduler, DNS, and access to Services from its own namespace."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,28 @@ API_HOSTS = (
     *(ADDRESS, "127.0.0.1", API_SERVICE, "localhost"),
     *("kubernetes", "kubernetes.default", "kubernetes.default.svc", f"kubernetes.default.svc.{DOMAIN}"),
 )
+
+
+@dataclass(frozen=True)
+class HpaTiming:
+    """The flags of the controller of HorizontalPodAutoscalers; by default those of Kubernetes."""
+
+    sync_period_s: int = 15
+    downscale_stabilization_s: int = 300
+    initial_readiness_delay_s: int = 30
+    cpu_initialization_period_s: int = 300
+
+    def flags(self) -> tuple[str, ...]:
+        prefix = "--horizontal-pod-autoscaler"
+        return (
+            f"{prefix}-sync-period={self.sync_period_s}s",
+            f"{prefix}-downscale-stabilization={self.downscale_stabilization_s}s",
+            f"{prefix}-initial-readiness-delay={self.initial_readiness_delay_s}s",
+            f"{prefix}-cpu-initialization-period={self.cpu_initialization_period_s}s",
+        )
+
+
+QUICK = HpaTiming(1, 5, 1, 1)
 COREFILE = f""".:53 {{
   bind {ADDRESS}
   errors
@@ -77,7 +100,7 @@ class ControlPlane:
         identity = self.authority.issue(user, organization)
         return write_kubeconfig(path, f"https://{ADDRESS}:{PORT}", self.authority.certificate, identity)
 
-    def start_api(self) -> None:
+    def start_store(self) -> None:
         clients, peers = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
         self.space.start(
             "etcd",
@@ -90,6 +113,9 @@ class ControlPlane:
             f"--initial-cluster=default={peers}",
             "--unsafe-no-fsync",
         )
+
+    def start_api(self, gates: Sequence[str] = ()) -> None:
+        """gates: feature gates, such as `HPAScaleToZero=true`."""
         policy = self.state / "audit-policy.json"
         rules = [{"level": "Metadata"}]
         policy.write_text(json.dumps({
@@ -99,7 +125,7 @@ class ControlPlane:
         self.space.start(
             "kube-apiserver",
             self.programs / "kube-apiserver",
-            f"--etcd-servers={clients}",
+            "--etcd-servers=http://127.0.0.1:2379",
             f"--bind-address={ADDRESS}",
             f"--advertise-address={ADDRESS}",
             f"--secure-port={PORT}",
@@ -128,10 +154,22 @@ class ControlPlane:
             f"--audit-policy-file={policy}",
             f"--audit-log-path={self.state / 'audit.log'}",
             "--profiling=false",
+            *_gates(gates),
         )
 
     def start_controllers(self) -> None:
         """What would end at once were the API server not ready."""
+        self.start_manager()
+        self.space.start(
+            "kube-scheduler",
+            self.programs / "kube-scheduler",
+            *_logins(self.write_login("system:kube-scheduler")),
+            "--bind-address=127.0.0.1",
+            "--leader-elect=false",
+        )
+
+    def start_manager(self, timing: HpaTiming = QUICK, gates: Sequence[str] = ()) -> None:
+        """The process with the controllers. Like `start_api` it replaces one that was stopped."""
         manager = self.write_login("system:kube-controller-manager")
         self.space.start(
             "kube-controller-manager",
@@ -145,19 +183,10 @@ class ControlPlane:
             "--allocate-node-cidrs=false",
             "--node-monitor-period=1s",
             "--node-monitor-grace-period=10s",
-            "--horizontal-pod-autoscaler-sync-period=1s",
-            "--horizontal-pod-autoscaler-initial-readiness-delay=1s",
-            "--horizontal-pod-autoscaler-downscale-stabilization=5s",
-            "--horizontal-pod-autoscaler-cpu-initialization-period=1s",
+            *timing.flags(),
             "--kube-api-qps=200",
             "--kube-api-burst=400",
-        )
-        self.space.start(
-            "kube-scheduler",
-            self.programs / "kube-scheduler",
-            *_logins(self.write_login("system:kube-scheduler")),
-            "--bind-address=127.0.0.1",
-            "--leader-elect=false",
+            *_gates(gates),
         )
 
     def start_network(self, node: str) -> None:
@@ -206,3 +235,7 @@ def write_proxy_config(path: Path, node: str, address: str, login: Path) -> Path
 
 def _logins(kubeconfig: Path) -> tuple[str, ...]:
     return tuple(f"--{kind}kubeconfig={kubeconfig}" for kind in ("", "authentication-", "authorization-"))
+
+
+def _gates(gates: Sequence[str]) -> tuple[str, ...]:
+    return (f"--feature-gates={','.join(gates)}",) if gates else ()

@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +15,7 @@ from typing import Any, Self
 from cluster.access import CommandLines
 from cluster.api import Api, Refused
 from cluster.commands import ask
-from cluster.control import ADDRESS, FAULTY_PORT, PORT, ControlPlane
+from cluster.control import ADDRESS, FAULTY_PORT, PORT, QUICK, ControlPlane, HpaTiming
 from cluster.fake_nodes import FakeNodes
 from cluster.faults import Faults
 from cluster.gpus import Gpus
@@ -45,6 +46,7 @@ class OwnCluster(CommandLines):
         self._keeper = keeper
         self._doors: dict[tuple[str, int], str] = {}
         self._loaded: set[str] = set()
+        self._autoscaling: tuple[HpaTiming, tuple[str, ...]] = (QUICK, ())
 
     @classmethod
     def start(cls, standing: bool = False) -> Self:
@@ -107,6 +109,20 @@ class OwnCluster(CommandLines):
             self._doors[address, port] = f"127.0.0.1:{door}"
         return self._doors[address, port]
 
+    def set_autoscaling(self, timing: HpaTiming = QUICK, gates: Sequence[str] = ()) -> None:
+        """Start the controllers again with these settings of autoscaling; the API server too if the gates change."""
+        if (timing, tuple(gates)) == self._autoscaling:
+            return
+        programs = self.control.space.programs
+        # First, since it ends by itself when the API server goes while it starts.
+        programs["kube-controller-manager"].stop()
+        if tuple(gates) != self._autoscaling[1]:
+            programs["kube-apiserver"].stop()
+            self.control.start_api(gates)
+            eventually(self.api.is_ready, "the API server", check=programs["kube-apiserver"].check)
+        self.control.start_manager(timing, gates)
+        self._autoscaling = (timing, tuple(gates))
+
     def audit_events(self, containing: str = "") -> list[dict[str, Any]]:
         """The requests so far whose line in the audit log contains a text: `verb`, `user`, `objectRef` and more.
 
@@ -144,6 +160,7 @@ class OwnCluster(CommandLines):
         control.prepare_network()
         forwarder = control.space.start("forwarder", *python("forwarder", self.state / "forwarder.sock"))
         control.write_pki()
+        control.start_store()
         control.start_api()
         with ThreadPoolExecutor() as pool:
             booted = [pool.submit(node.boot) for node in self.nodes.values()]

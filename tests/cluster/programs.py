@@ -47,23 +47,23 @@ def check_machine() -> None:
     """Unavailable where no cluster can be."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("it takes namespaces and mounts: root on Linux")
-    if shutil.which("go") is None and not _folder().exists():
+    if shutil.which("go") is None and not folder_of(TOOLS).exists():
         raise Unavailable("Kubernetes' programs are built with Go, which is not installed")
 
 
 def provide_programs() -> Path:
     """The folder with Kubernetes' programs; Unavailable where they cannot be made."""
     check_machine()
-    folder = _folder()
+    folder = folder_of(TOOLS)
     with only_one(folder.with_suffix(".lock"), "Kubernetes' programs"):
         if not folder.exists():
             _build(folder)
     return folder
 
 
-def _folder() -> Path:
-    """Of these versions of the programs."""
-    files = sorted(path for path in TOOLS.rglob("*") if path.is_file())
+def folder_of(module: Path) -> Path:
+    """The folder for the programs of a Go module, of this version of it."""
+    files = sorted(path for path in module.rglob("*") if path.is_file())
     return cache() / hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
@@ -79,29 +79,33 @@ def _build(folder: Path) -> None:
     }
     flags = "-s -w " + " ".join(f"-X {name}={value}" for name, value in values.items())
     partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    programs = ("tool", "./...")
-    with phase("Downloading the sources of Kubernetes' programs"):
-        packages = len(_go("list", "-deps", *programs).splitlines())
-    with phase(f"Compiling Kubernetes' programs, {packages:,} packages of Go, on {os.cpu_count()} cores"):
-        _compile(packages, "-trimpath", COMPILER_FLAGS, "-ldflags", flags, "-o", f"{partial}/", *programs)
+    compile_programs(TOOLS, "Kubernetes", partial, flags, "tool", "./...")
     (partial / "server").rename(partial / "etcd")
     # How kwok's nodes and pods live comes in files beside its program.
-    kwok = Path(_go("list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok").strip()) / "kustomize" / "stage"
+    kwok = Path(go(TOOLS, "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok").strip()) / "kustomize" / "stage"
     stages = [path.read_text() for kind in KWOK_STAGES for path in sorted((kwok / kind).glob(f"{kind[:3]}*.yaml"))]
     (partial / KWOK_CONFIG).write_text("\n---\n".join(stages))
     partial.rename(folder)
 
 
-def _compile(packages: int, *arguments: str) -> None:
+def compile_programs(module: Path, whose: str, folder: Path, linker_flags: str, *programs: str) -> None:
+    """Compile programs of a Go module into a new folder. Raises Unavailable."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    with phase(f"Downloading the sources of the programs of {whose}"):
+        packages = len(go(module, "list", "-deps", *programs).splitlines())
+    with phase(f"Compiling the programs of {whose}, {packages:,} packages of Go, on {os.cpu_count()} cores"):
+        _compile(module, packages, "-trimpath", COMPILER_FLAGS, "-ldflags", linker_flags, "-o", f"{folder}/", *programs)
+
+
+def _compile(module: Path, packages: int, *arguments: str) -> None:
     """`go build`, which tells now and then how far it is."""
     output: list[str] = []
     compiled = 0
     tell_at = time.monotonic() + TELL_EVERY_S
     with subprocess.Popen(
         ["nice", "go", "build", "-v", "-buildvcs=false", *arguments],
-        cwd=TOOLS,
+        cwd=module,
         env={**os.environ, **BUILD_ENVIRONMENT},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -118,13 +122,14 @@ def _compile(packages: int, *arguments: str) -> None:
                 tell_at = time.monotonic() + TELL_EVERY_S
         limit.cancel()
     if process.returncode:
-        raise Unavailable(f"Kubernetes' programs could not be built: {''.join(output)[-2000:]}")
+        raise Unavailable(f"the programs of {module} could not be built: {''.join(output)[-2000:]}")
 
 
-def _go(*arguments: str) -> str:
+def go(module: Path, *arguments: str) -> str:
+    """The output of a command of Go in a module. Raises Unavailable."""
     done = subprocess.run(
         ["nice", "go", *arguments],
-        cwd=TOOLS,
+        cwd=module,
         env={**os.environ, **BUILD_ENVIRONMENT},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -133,5 +138,5 @@ def _go(*arguments: str) -> str:
         check=False,
     )
     if done.returncode:
-        raise Unavailable(f"Kubernetes' programs could not be built: {done.stderr[-2000:]}")
+        raise Unavailable(f"{module}: go {arguments[0]}: {done.stderr[-2000:]}")
     return done.stdout

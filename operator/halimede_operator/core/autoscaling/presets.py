@@ -1,8 +1,8 @@
 """The presets of `spec.autoscaling`: what each one scales on, for an HPA and for KEDA.
 
 The HPA computes a number of replicas for each metric and takes the highest. A preset may have several metrics for that
-reason: a queue alone would flap, because it is empty as soon as there is enough capacity. The busy fraction of the
-instances then keeps the replicas that are needed.
+reason: a queue alone would flap, because it is empty as soon as there is enough capacity, and so would the requests in
+flight, which are few then. The busy fraction of the instances keeps the replicas that are needed.
 
     metric of a pod (Pods)               replicas = ceil(sum over the pods / target)
     sum over the pods (Object, KEDA)     replicas = ceil(sum / target)
@@ -38,7 +38,7 @@ class Goal:
 
 PRESETS: Mapping[Preset, tuple[Goal, ...]] = {
     Preset.QUEUE: (Goal(QUEUE, "4"), Goal(BUSY, "800m")),
-    Preset.CONCURRENCY: (Goal(INFLIGHT, "8"),),
+    Preset.CONCURRENCY: (Goal(INFLIGHT, "8"), Goal(BUSY, "800m")),
     Preset.GPU: (Goal(BUSY, "700m"),),
 }
 """`spec.autoscaling.target` replaces the target of a preset's first metric."""
@@ -62,13 +62,15 @@ _TOTALS = {
 
 
 BEHAVIOR: Json = {
+    "scaleUp": {"stabilizationWindowSeconds": 20},
     "scaleDown": {
         "stabilizationWindowSeconds": 300,
         "policies": [{"type": "Percent", "value": 50, "periodSeconds": 60}],
-    }
+    },
 }
-"""Of all presets, if the spec has no `behavior`: up as fast as Kubernetes does it, at most twice as many pods or four
-more within 15 s. Down more slowly than Kubernetes, because a pod takes long to come back."""
+"""Of all presets, if the spec has no `behavior`. Up when two decisions in a row want it, so that a queue which a few
+requests made by chance adds no pod; then as fast as Kubernetes does it, at most twice as many pods or four more within
+15 s. Down more slowly than Kubernetes, because a pod takes long to come back."""
 
 
 def goals_of(preset: Preset | None, target: str | None) -> tuple[Goal, ...]:

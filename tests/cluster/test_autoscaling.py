@@ -1,0 +1,327 @@
+"""Autoscaling with a real Prometheus, the metrics API that the chart installs, and the real controller of HPAs."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.control import QUICK, HpaTiming
+from cluster.hpa_objects import autoscaler, pods_metric
+from cluster.installed import Platform, Tenant
+from cluster.metrics import ClusterPrometheus
+from cluster.models import START_LIMIT_S, apply
+from cluster.scaling import History, OfferedLoad, PlayedPods, played_model
+from cluster.spaces import eventually
+from support.hpa_simulation import Served
+from support.served import add_python
+
+NAME = "played"
+SCALE_LIMIT_S = 60.0
+STAYS_S = 20.0
+"""How long nothing must happen; the controller looks every second."""
+DOWN_SOON = {"scaleDown": {"stabilizationWindowSeconds": 10}}
+ONE_BUSY = {"queue": 11, "executing": 1, "busy": 1.0}
+"""Of one pod: three are needed."""
+QUIET = {"queue": 0, "executing": 0, "busy": 0.1}
+
+
+@pytest.fixture
+def pods(tenant: Tenant, metrics: ClusterPrometheus) -> PlayedPods:
+    return PlayedPods(tenant, NAME)
+
+
+def scaling(**more: object) -> dict[str, object]:
+    return {"maxReplicas": 6, "behavior": DOWN_SOON, **more}
+
+
+@contextmanager
+def serving(tenant: Tenant, pods: PlayedPods, scaled: str, **fields: object) -> Iterator[History]:
+    """A played model with its first pod, and the history of its replicas from then on."""
+    apply(tenant, played_model(NAME, scaled, scaling(), **fields))
+    eventually(pods.running, "the first pod", START_LIMIT_S)
+    with History(tenant, NAME) as history:
+        yield history
+
+
+def has(pods: PlayedPods, count: int) -> None:
+    eventually(lambda: len(pods.running()) == count, f"{count} pods", START_LIMIT_S)
+
+
+def stays(history: History, *values: int) -> None:
+    """The values are these, and no other follows."""
+    deadline = time.monotonic() + STAYS_S
+    while time.monotonic() < deadline:
+        assert history.values == list(values)
+        time.sleep(0.5)
+
+
+def hpa_condition(tenant: Tenant, kind: str) -> dict[str, str]:
+    conditions = tenant.get("hpa", NAME).get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == kind), {})
+
+
+def has_metrics(tenant: Tenant) -> None:
+    try:
+        eventually(lambda: hpa_condition(tenant, "ScalingActive").get("status") == "True", "metrics", START_LIMIT_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {hpa_condition(tenant, 'ScalingActive')}") from None
+
+
+def test_replicas_follow_metrics_and_come_back(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
+    with serving(tenant, pods, scaled) as history:
+        has_metrics(tenant)
+        pods.show_all(**ONE_BUSY)
+        has(pods, 3)
+        # 11 requests in three pods are near enough to the target.
+        stays(history, 1, 3)
+        pods.show_all(**QUIET)
+        has(pods, 1)
+        assert history.values == [1, 3, 1]
+        active = tenant.condition(f"im/{NAME}", "AutoscalingActive")
+        assert active["status"] == "True", active
+
+
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
+def test_bad_metrics_change_nothing(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
+    with serving(tenant, pods, scaled) as history:
+        pods.show_all(**ONE_BUSY)
+        has(pods, 3)
+        pods.show_all(queue=4, executing=1, busy=0.8)
+        first, *others = pods.running()
+        # A pod without samples counts as one at its target.
+        for bad in ({"queue": "NaN", "busy": "NaN"}, {"queue": "+Inf"}, {"queue": -5, "busy": -1}, {}):
+            pods.show(first, **bad)
+            stays_with = [1, 3]
+            stays(history, *stays_with)
+        # Where no pod has any, nothing is removed.
+        for pod in (first, *others):
+            pods.show(pod, queue="NaN", executing=0, busy=0.1)
+        stays(history, 1, 3)
+        # Samples of another time: the pods' clocks are an hour late, or early.
+        for hours in (-1, 1):
+            at_ms = int((time.time() + 3600 * hours) * 1000)
+            for pod in (first, *others):
+                pods.post(pod, f'halimede_queue_requests{{model="m",version="1"}} 0 {at_ms}\n')
+            stays(history, 1, 3)
+
+
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
+def test_a_lying_pod_adds_at_most_max_replicas(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
+    with serving(tenant, pods, scaled) as history:
+        pods.show_all(queue=1_000_000, executing=1, busy=1.0)
+        has(pods, 6)
+        pods.show_all(**QUIET)
+        has(pods, 1)
+        assert max(history.values) == 6
+
+
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
+def test_replicas_by_hand_are_corrected_by_the_hpa(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
+    with serving(tenant, pods, scaled) as history:
+        pods.show_all(**ONE_BUSY)
+        has(pods, 3)
+        pods.show_all(queue=4, executing=1, busy=0.8)
+        tenant.kubectl("scale", f"deployment/{NAME}", "--replicas=5")
+        # Five pods, three of them with 4 requests: 12 / 4.
+        eventually(lambda: history.values[-2:] == [5, 3], "three pods again", SCALE_LIMIT_S)
+        stays(history, 1, 3, 5, 3)
+
+
+def test_switching_autoscaling_changes_no_replicas(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
+    document = played_model(NAME, scaled, scaling(), replicas=3)
+    without = json.loads(json.dumps(document))
+    del without["spec"]["autoscaling"]
+    apply(tenant, without)
+    has(pods, 3)
+    pods.show_all(queue=4, executing=1, busy=0.8)
+    with History(tenant, NAME) as history:
+        apply(tenant, document)
+        has_metrics(tenant)
+        stays(history, 3)
+        pods.show_all(queue=6, executing=1, busy=0.8)
+        has(pods, 5)
+        # Off: from the HPA's number to that of the spec, without another one in between.
+        tenant.kubectl("patch", f"im/{NAME}", "--type=json", '--patch=[{"op": "remove", "path": "/spec/autoscaling"}]')
+        has(pods, 3)
+        stays(history, 3, 5, 3)
+        assert tenant.names("hpa") == set()
+
+
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
+def test_suspend_and_rollout_during_autoscaling(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
+    with serving(tenant, pods, scaled) as history:
+        pods.show_all(**ONE_BUSY)
+        has(pods, 3)
+        pods.show_all(queue=4, executing=1, busy=0.8)
+        # A rollout: its new pods begin at 0, and 3 stay, since the busy ones among them count.
+        old = set(pods.running())
+        change = {"spec": {"serving": {"drainTimeout": "7s"}}}
+        tenant.kubectl("patch", f"im/{NAME}", "--type=merge", f"--patch={json.dumps(change)}")
+
+        def keep_busy_until_replaced() -> bool:
+            pods.show_all(queue=4, executing=1, busy=0.8)
+            now = pods.running()
+            return len(now) == 3 and not old & set(now)
+
+        eventually(keep_busy_until_replaced, "three new pods", START_LIMIT_S)
+        assert history.values == [1, 3]
+        tenant.kubectl("patch", f"im/{NAME}", "--type=merge", '--patch={"spec": {"suspend": true}}')
+        has(pods, 0)
+        stays(history, 1, 3, 0)
+        tenant.kubectl("patch", f"im/{NAME}", "--type=merge", '--patch={"spec": {"suspend": false}}')
+        has(pods, 1)
+        assert history.values == [1, 3, 0, 1]
+
+
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
+def test_a_second_autoscaler_is_reported(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
+    with serving(tenant, pods, scaled) as history:
+        second = autoscaler(NAME, [pods_metric("halimede_queue_requests", "4")], maxReplicas=9)
+        second["metadata"]["name"] = "second"
+        apply(tenant, second)
+
+        def is_told() -> bool:
+            active = tenant.condition(f"im/{NAME}", "AutoscalingActive")
+            return active["status"] == "False" and "second" in active["message"]
+
+        eventually(is_told, "AutoscalingActive to name the second one", SCALE_LIMIT_S)
+        # The controller itself lets neither of both scale.
+        pods.show_all(**ONE_BUSY)
+        stays(history, 1)
+        tenant.kubectl("delete", "hpa", "second")
+        has(pods, 3)
+
+
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
+def test_operator_scales_to_zero_and_wakes(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
+    apply(tenant, played_model(NAME, scaled, scaling(scaleToZero={"idleFor": "10s"})))
+    eventually(pods.running, "the first pod", START_LIMIT_S)
+    with History(tenant, NAME) as history:
+        pods.show_all(queue=0, executing=0, busy=0.5)
+        stays(history, 1)
+        # Without metrics it is unknown whether it is idle.
+        pods.show(pods.running()[0])
+        stays(history, 1)
+        pods.show_all(queue=0, executing=0, busy=0)
+        has(pods, 0)
+        stays(history, 1, 0)
+        tenant.kubectl("scale", f"deployment/{NAME}", "--replicas=1")
+        has(pods, 1)
+
+
+@pytest.mark.load
+@pytest.mark.timeout(600, func_only=True)
+def test_hpa_scales_to_zero(platform: Platform, tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
+    document = played_model(NAME, scaled, {"maxReplicas": 6, "scaleToZero": {"idleFor": "10s", "zeroBy": "HPA"}})
+    apply(tenant, document)
+
+    def is_refused() -> bool:
+        active = tenant.condition(f"im/{NAME}", "AutoscalingActive")
+        return active.get("status") == "False" and "HPAScaleToZero" in active["message"]
+
+    eventually(is_refused, "AutoscalingActive to name the feature gate", SCALE_LIMIT_S)
+    tenant.kubectl("delete", "im", NAME)
+    platform.cluster.set_autoscaling(QUICK, ["HPAScaleToZero=true"])
+    try:
+        apply(tenant, document)
+        eventually(pods.running, "the first pod", START_LIMIT_S)
+        pods.show_all(queue=0, executing=0, busy=0)
+        with History(tenant, NAME) as history:
+            has(pods, 0)
+            stays(history, 1, 0)
+            # Without pods there is no metric: somebody has to start one, and the HPA goes on from there.
+            tenant.kubectl("scale", f"deployment/{NAME}", "--replicas=1")
+            has(pods, 1)
+            pods.show_all(**ONE_BUSY)
+            has(pods, 3)
+            counts = history.values
+            assert counts[-2:] == [1, 3], counts
+    finally:
+        platform.cluster.set_autoscaling()
+
+
+@pytest.mark.load
+@pytest.mark.timeout(900, func_only=True)
+def test_replicas_stay_while_prometheus_is_stopped(
+    tenant: Tenant, pods: PlayedPods, metrics: ClusterPrometheus, scaled: str
+) -> None:
+    with serving(tenant, pods, scaled) as history:
+        pods.show_all(**ONE_BUSY)
+        has(pods, 3)
+        metrics.stop()
+        pods.show_all(**QUIET)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            assert history.values == [1, 3]
+            time.sleep(1)
+        assert hpa_condition(tenant, "ScalingActive")["status"] == "False"
+        assert tenant.condition(f"im/{NAME}", "AutoscalingActive")["status"] == "False"
+        metrics.start()
+        has(pods, 1)
+        assert history.values == [1, 3, 1]
+
+
+SLEEPS_S = 0.25
+SLEEPS = f"""
+import time
+time.sleep({SLEEPS_S})
+return [pb.InferenceResponse([pb.Tensor("OUT", r.input_tensors()[0].as_numpy())]) for r in requests]
+"""
+
+
+@pytest.mark.load
+@pytest.mark.timeout(1500, func_only=True)
+@pytest.mark.parametrize("preset", ["queue", "concurrency", "gpu"])
+def test_replicas_follow_offered_load(
+    platform: Platform, tenant: Tenant, metrics: ClusterPrometheus, tmp_path: Path, preset: str
+) -> None:
+    """1x, 4x, 1x of a model that sleeps, with the timing of Kubernetes; the time to Ready is printed."""
+    add_python(tmp_path, "sleeps", SLEEPS, max_batch_size=0, dims="4")
+    uri = platform.store.put("sleeps", tmp_path / "sleeps")
+    one = 2.4
+    needed = Served(service_s=SLEEPS_S).needed(4 * one)
+    platform.cluster.set_autoscaling(HpaTiming())
+    document = {
+        "apiVersion": "halimede.dev/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": {"name": "sleeps"},
+        "spec": {"model": {"uri": uri}, "autoscaling": {"maxReplicas": 6, "preset": preset}},
+    }
+    try:
+        apply(tenant, document)
+        tenant.wait_ready("im/sleeps", START_LIMIT_S)
+        address = tenant.cluster.forward("service/sleeps", 8000, tenant.namespace)
+        body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}
+        with OfferedLoad(address, "/v2/models/sleeps/infer", body) as load, History(tenant, "sleeps") as history:
+            load.offer(one)
+            time.sleep(60)
+            assert history.values == [1]
+            load.offer(4 * one)
+            begun = time.monotonic()
+            eventually(lambda: max(history.values) >= needed, f"{needed} replicas to be wanted", SCALE_LIMIT_S)
+            wanted_s = time.monotonic() - begun
+            eventually(
+                lambda: tenant.get("deployment", "sleeps")["status"].get("readyReplicas", 0) >= needed, "capacity", 300
+            )
+            print(
+                f"\n{preset}: {needed} replicas wanted after {wanted_s:.0f} s, Ready after {time.monotonic() - begun:.0f} s"
+            )
+            time.sleep(90)
+            load.offer(one)
+            eventually(lambda: history.values[-1] == 1, "one replica again", 900)
+            counts = history.values
+            highest = counts.index(max(counts))
+            assert counts[: highest + 1] == sorted(counts[: highest + 1]), counts
+            assert counts[highest:] == sorted(counts[highest:], reverse=True), counts
+            print(f"{preset}: {counts}, answers {load.answers}")
+    finally:
+        platform.cluster.set_autoscaling()
