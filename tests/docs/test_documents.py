@@ -100,7 +100,7 @@ def test_no_command_hides_in_a_block_without_a_language(document: Path) -> None:
     text = document.read_text()
     opened = re.findall(r"^```(\w*)$", text, re.MULTILINE)[::2]
     # Commands that need a cluster are `console`, only in the pages on Kubernetes.
-    elsewhere = {"console"} if document.name.startswith("kubernetes") else set()
+    elsewhere = {"console"} if document.name.startswith(("autoscaling", "kubernetes")) else set()
     assert set(opened) <= {"sh", "text", "json", "yaml", "protobuf", "dockerfile"} | elsewhere, opened
 
 
