@@ -36,8 +36,8 @@ Responder = Callable[[str, str, Mapping[str, str], bytes], Answer]
 
 
 @contextmanager
-def http_server(respond: Responder) -> Iterator[str]:
-    """Serve on a free port of this machine, on threads; the URL, without a slash at the end."""
+def http_server(respond: Responder, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Serve on a free port of this machine, on threads; the URL, without a slash at the end. tls: of HTTPS."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -63,10 +63,12 @@ def http_server(respond: Responder) -> Iterator[str]:
             """A client that does not wait for its answer is no error."""
 
     with Listener(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
             thread.join()

@@ -270,6 +270,24 @@ def test_a_token_for_prometheus_is_read_for_each_query(cluster: PlayedCluster, t
         assert caller.values(PATH) == {"digits-0": "3"}
 
 
+def test_a_prometheus_with_a_certificate_needs_its_ca(cluster: PlayedCluster, tmp_path: Path) -> None:
+    """The file of CAs is read again when it changes."""
+    authority, other, cas = Authority("prometheus-ca"), Authority("other-ca"), tmp_path / "prometheus-ca.crt"
+    authority.issue("prometheus", "", "127.0.0.1").write(tmp_path / "prometheus")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "prometheus.crt", tmp_path / "prometheus.key")
+    cas.write_bytes(other.certificate)
+    with (
+        http_server(PlayedPrometheus().respond, tls) as url,
+        metrics_api(cluster, url, tmp_path, f"--prometheus-ca-file={cas}") as api,
+    ):
+        caller = as_user(api, cluster, "ada")
+        status, message = caller.refusal(PATH)
+        assert (status, "certificate verify failed" in message) == (503, True)
+        cas.write_bytes(authority.certificate)
+        assert caller.values(PATH) == {"digits-0": "3"}
+
+
 def test_a_bad_rules_file_ends_the_process(cluster: PlayedCluster, tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
     rules.write_text(RULES.read_text().replace("seriesQuery", "seriesQueries", 1))
