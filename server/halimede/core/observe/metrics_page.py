@@ -138,7 +138,8 @@ def _texts(families: Iterable[Valued[S]], subjects: Sequence[tuple[str, S]]) -> 
 def _labels(model: ModelSample) -> tuple[str, str, str]:
     """The labels of a model's tags with a comma behind them, those up to `model`, and `version`.
 
-    Labels are in alphabetical order: further ones go behind the tags, which begin with an underscore, or before `version`.
+    Labels are in alphabetical order: further ones go after the tags, which begin with an underscore, or before
+    `version`.
     """
     tags = label_text({_tag_label(tag): value for tag, value in model.tags.items()})
     before = f"{tags}," if tags else ""
