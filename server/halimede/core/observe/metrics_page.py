@@ -3,7 +3,7 @@
 `metrics` declares the families.
 """
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 from halimede.core.observe.exposition import FamilyText, edge_texts, label_text
 from halimede.core.observe.metrics import (
@@ -60,20 +60,22 @@ def render(
     busy_texts = [(each.value, each.family.text()) for each in INSTANCE_FAMILIES]
     first_text: FamilyText | None = None
     for number, model in enumerate(models, 1):
-        names = _labels(model)
-        labels = label_text(names)
+        tags, head, tail = _labels(model)
+        labels = f"{head},{tail}"
         for value, text in texts:
             known = value(model)
             if known is not None:
                 text.sample(labels, known)
         stats = model.stats
         for reason, count in stats.failures.items():
-            failures.sample(label_text({**names, "reason": reason.value}), count)
+            failures.sample(f'{head},reason="{reason.value}",{tail}', count)
         durations.histogram(labels, _EDGES, stats.request_buckets, stats.request_ns / NS_PER_S)
         if stats.has_queue:
-            _add_waits(waits, names, stats)
+            _add_waits(waits, head, tail, stats)
         for instance in model.instances:
-            of_instance = label_text({**names, "instance": instance.name, "device": instance.device})
+            of_instance = (
+                f"{tags}{label_text({'device': instance.device, 'instance': instance.name})},{labels[len(tags) :]}"
+            )
             for of, text in busy_texts:
                 text.sample(of_instance, of(instance) or 0)
         if first_responses and stats.first_response_buckets:
@@ -106,15 +108,15 @@ def render(
     return parts
 
 
-def _add_waits(waits: FamilyText, names: Mapping[str, str], stats: ModelStats) -> None:
+def _add_waits(waits: FamilyText, head: str, tail: str, stats: ModelStats) -> None:
     """Add a histogram for each outcome. Until the first failure with an outcome, the one for it has a single bucket.
 
     Sum and count exist from the start, so no rate of them lacks the first failure. All buckets would double the page.
     """
-    of_success = label_text({**names, "outcome": QueueOutcome.SUCCESS.value})
+    of_success = f'{head},outcome="{QueueOutcome.SUCCESS.value}",{tail}'
     waits.histogram(of_success, _EDGES, stats.queue.buckets, stats.queue.ns / NS_PER_S)
     for outcome, waited in stats.failed_waits.items():
-        of_outcome = label_text({**names, "outcome": outcome.value})
+        of_outcome = f'{head},outcome="{outcome.value}",{tail}'
         if any(waited.buckets):
             waits.histogram(of_outcome, _EDGES, waited.buckets, waited.ns / NS_PER_S)
         else:
@@ -133,9 +135,15 @@ def _texts(families: Iterable[Valued[S]], subjects: Sequence[tuple[str, S]]) -> 
     return parts
 
 
-def _labels(model: ModelSample) -> dict[str, str]:
-    tags = {_tag_label(tag): value for tag, value in model.tags.items()}
-    return {**tags, "model": model.stats.name, "version": model.stats.version}
+def _labels(model: ModelSample) -> tuple[str, str, str]:
+    """The labels of a model's tags with a comma behind them, those up to `model`, and `version`.
+
+    Labels are in alphabetical order: further ones go after the tags, which begin with an underscore, or before
+    `version`.
+    """
+    tags = label_text({_tag_label(tag): value for tag, value in model.tags.items()})
+    before = f"{tags}," if tags else ""
+    return before, before + label_text({"model": model.stats.name}), label_text({"version": model.stats.version})
 
 
 def _tag_label(tag: str) -> str:
