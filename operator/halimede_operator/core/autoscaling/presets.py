@@ -56,7 +56,8 @@ _TOTALS = {
     QUEUE: "sum({halimede_queue_requests})",
     INFLIGHT: "sum({halimede_queue_requests}) + sum({halimede_executing_requests})",
     BUSY: "sum(max by (pod) (avg by (pod, model, version) ({halimede_instance_busy_ratio})))",
-    SEQUENCES: "sum({halimede_sequences_open})",
+    # Only models with sequences have this series. Without any, the other one tells that the pods are there.
+    SEQUENCES: "sum({halimede_sequences_open}) or 0 * sum({halimede_queue_requests})",
 }
 """The sum over an object's pods, in PromQL. In braces: the samples of a series."""
 

@@ -48,15 +48,23 @@ def test_work_is_summed_over_all_models():
     assert read_work(PAGE) == Work(requests=6, waiting=7)
 
 
-@pytest.mark.parametrize("name", ["halimede_queue_requests", "halimede_executing_requests", "halimede_sequences_open"])
+@pytest.mark.parametrize(
+    "name", ["halimede_queue_requests", "halimede_executing_requests", "nv_inference_request_success"]
+)
 def test_page_without_a_needed_metric_is_no_report(name):
     lines = [line for line in PAGE.splitlines(keepends=True) if not line.startswith(name.encode())]
     assert read_work(b"".join(lines)) is None
 
 
+def test_only_models_with_sequences_have_open_ones():
+    page = PAGE.replace(b'halimede_sequences_open{model="a",version="1"} 4\n', b"")
+    assert read_work(page) == Work(requests=6, waiting=3)
+
+
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "1e999", "-1", "x"])
-def test_impossible_values_are_no_report(value):
-    page = PAGE.replace(b'open{model="a",version="1"} 4', b'open{model="a",version="1"} ' + value.encode())
+@pytest.mark.parametrize("line", [b'executing_requests{model="a",version="1"} 1', b'open{model="a",version="1"} 4'])
+def test_impossible_values_are_no_report(value, line):
+    page = PAGE.replace(line, line[:-1] + value.encode())
     assert read_work(page) is None
 
 
