@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from halimede_operator.core.reading import text_at
 from halimede_operator.core.snapshot import Object, Snapshot
 
 HPA = "HorizontalPodAutoscaler"
@@ -11,13 +12,13 @@ KINDS = frozenset({HPA, SCALED_OBJECT})
 
 def scalers_in(snapshot: Snapshot) -> tuple[Object, ...]:
     """The existing scalers, also those that are being deleted, and the HPA that KEDA made."""
-    found = [child for child in snapshot.children if child["kind"] in KINDS]
+    found = [child for child in snapshot.children if text_at(child, "kind") in KINDS]
     return (*found, *([snapshot.keda_hpa] if snapshot.keda_hpa is not None else []))
 
 
 def scaler_in(snapshot: Snapshot) -> Object | None:
     """The HPA or the ScaledObject of the operator."""
-    return next((child for child in snapshot.children if child["kind"] in KINDS), None)
+    return next((child for child in snapshot.children if text_at(child, "kind") in KINDS), None)
 
 
 def rival_of(made: Object, hpas: Sequence[Object]) -> Object | None:

@@ -16,7 +16,7 @@ def startup_json(observed: Observed) -> Object | None:
     """
     old = at(observed.old, "startup")
     newest = max(observed.serving, key=lambda pod: pod.age, default=None)
-    if newest is None or newest.name == text_at(old, "pod"):
+    if newest is None or not newest.name or newest.name == text_at(old, "pod"):
         return _kept(old)
     pod = next(each for each in observed.snapshot.pods if text_at(each, "metadata", "uid") == newest.uid)
     times = {

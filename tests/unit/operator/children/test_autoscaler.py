@@ -123,7 +123,7 @@ def test_quantities_in_another_notation_are_no_change():
     hpa = children(autoscaling=scaling)["HorizontalPodAutoscaler"]
     returned = stored(hpa)
     returned["spec"]["metrics"][0]["pods"]["target"]["averageValue"] = "500m"
-    returned["spec"]["behavior"]["scaleUp"] = {"selectPolicy": "Max"}
+    returned["spec"]["behavior"]["scaleUp"]["selectPolicy"] = "Max"
     assert diff([hpa], [returned], UID) == ()
     returned["spec"]["metrics"][0]["pods"]["target"]["averageValue"] = "600m"
     assert len(diff([hpa], [returned], UID)) == 1
