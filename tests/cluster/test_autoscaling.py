@@ -18,6 +18,9 @@ from cluster.spaces import eventually
 from support.hpa_simulation import Served
 from support.served import add_python
 
+# Minutes of a whole cluster: not in CI.
+pytestmark = pytest.mark.load
+
 NAME = "played"
 SCALE_LIMIT_S = 60.0
 STAYS_S = 20.0
@@ -84,7 +87,6 @@ def test_replicas_follow_metrics_and_come_back(tenant: Tenant, pods: PlayedPods,
         assert active["status"] == "True", active
 
 
-@pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
 def test_bad_metrics_change_nothing(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     with serving(tenant, pods, scaled) as history:
@@ -109,7 +111,6 @@ def test_bad_metrics_change_nothing(tenant: Tenant, pods: PlayedPods, scaled: st
             stays(history, 1, 3)
 
 
-@pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
 def test_a_lying_pod_adds_at_most_max_replicas(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     with serving(tenant, pods, scaled) as history:
@@ -120,7 +121,6 @@ def test_a_lying_pod_adds_at_most_max_replicas(tenant: Tenant, pods: PlayedPods,
         assert max(history.values) == 6
 
 
-@pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
 def test_replicas_by_hand_are_corrected_by_the_hpa(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     with serving(tenant, pods, scaled) as history:
@@ -156,7 +156,6 @@ def test_switching_autoscaling_changes_no_replicas(tenant: Tenant, pods: PlayedP
         assert tenant.names("hpa") == set()
 
 
-@pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
 def test_suspend_and_rollout_during_autoscaling(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     with serving(tenant, pods, scaled) as history:
@@ -183,7 +182,6 @@ def test_suspend_and_rollout_during_autoscaling(tenant: Tenant, pods: PlayedPods
         assert history.values == [1, 3, 0, 1]
 
 
-@pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
 def test_a_second_autoscaler_is_reported(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     with serving(tenant, pods, scaled) as history:
@@ -203,7 +201,6 @@ def test_a_second_autoscaler_is_reported(tenant: Tenant, pods: PlayedPods, scale
         has(pods, 3)
 
 
-@pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
 def test_operator_scales_to_zero_and_wakes(tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     apply(tenant, played_model(NAME, scaled, scaling(scaleToZero={"idleFor": "10s"})))
@@ -221,7 +218,6 @@ def test_operator_scales_to_zero_and_wakes(tenant: Tenant, pods: PlayedPods, sca
         has(pods, 1)
 
 
-@pytest.mark.load
 @pytest.mark.timeout(600, func_only=True)
 def test_hpa_scales_to_zero(platform: Platform, tenant: Tenant, pods: PlayedPods, scaled: str) -> None:
     document = played_model(NAME, scaled, {"maxReplicas": 6, "scaleToZero": {"idleFor": "10s", "zeroBy": "HPA"}})
@@ -252,7 +248,6 @@ def test_hpa_scales_to_zero(platform: Platform, tenant: Tenant, pods: PlayedPods
         platform.cluster.set_autoscaling()
 
 
-@pytest.mark.load
 @pytest.mark.timeout(900, func_only=True)
 def test_replicas_stay_while_prometheus_is_stopped(
     tenant: Tenant, pods: PlayedPods, metrics: ClusterPrometheus, scaled: str
@@ -281,7 +276,6 @@ return [pb.InferenceResponse([pb.Tensor("OUT", r.input_tensors()[0].as_numpy())]
 """
 
 
-@pytest.mark.load
 @pytest.mark.timeout(1500, func_only=True)
 @pytest.mark.parametrize("preset", ["queue", "concurrency", "gpu"])
 def test_replicas_follow_offered_load(
