@@ -361,7 +361,8 @@ def traces(state: Path, namespaces: set[str]) -> list[str]:
         if process_namespace(process.pid) in namespaces or state.name in " ".join(process.info["cmdline"] or ())
     ]  # fmt: skip
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if state.name in line]
-    groups = [str(path) for path in Path("/sys/fs/cgroup").rglob(state.name)]
+    # os.walk, because groups of other programs may go meanwhile, which rglob does not bear.
+    groups = [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if Path(folder).name == state.name]
     return [*processes, *mounts, *groups, *([str(state)] if state.exists() else [])]
 
 

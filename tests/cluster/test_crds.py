@@ -46,10 +46,10 @@ def test_an_invalid_object_is_refused_with_path_and_valid_values(bad: Bad, api: 
 
 
 def test_an_unknown_field_is_refused(api: client.CustomObjectsApi) -> None:
-    misspelt = changed(model(), {"spec.model.versionPolice": {}, "spec.autoscaling": {"provider": "HPA"}})
+    misspelt = changed(model(), {"spec.model.versionPolice": {}, "spec.autoscalling": {"provider": "HPA"}})
     message = dry_run(api, misspelt)
     assert 'unknown field "spec.model.versionPolice"' in message
-    assert 'unknown field "spec.autoscaling"' in message
+    assert 'unknown field "spec.autoscalling"' in message
 
 
 @pytest.mark.parametrize(

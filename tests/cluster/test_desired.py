@@ -80,7 +80,7 @@ def test_fields_no_longer_wanted_are_removed(cluster: Cluster, namespace: str) -
     deployment = next(child for child in apply(cluster, wanted) if child["kind"] == "Deployment")
 
     template = deployment["spec"]["template"]
-    assert "annotations" not in template["metadata"]
+    assert "gone" not in template["metadata"]["annotations"]
     assert "hostAliases" not in template["spec"]
     assert all(variable["name"] != "GONE" for variable in template["spec"]["containers"][0]["env"])
 

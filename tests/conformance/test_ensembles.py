@@ -320,7 +320,7 @@ def test_fifty_requests_for_a_step_with_a_queue_of_one_are_all_answered(server: 
     errors = {answer for status, answer in answers if status == 503}
     assert errors == {"in ensemble 'tight', [request id: <id_unknown>] Exceeds maximum queue size"}
     assert {status for status, _ in answers} == {200, 503}
-    assert [metric(server, "halimede_executing_requests", name) for name in ("tight", "narrow")] == [0, 0]
+    assert [executing(server, name) for name in ("tight", "narrow")] == [0, 0]
     assert metric(server, "nv_inference_pending_request_count", "tight") == 0
 
 

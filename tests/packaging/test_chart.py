@@ -187,7 +187,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "serviceAccount.annotations": ({"example.com/role": "models"}, {}),
     "rbac.create": (False, {}),
     "rbac.dra": (False, {}),
-    "rbac.keda": (False, {}),
+    "rbac.keda": (True, {}),
     "podDisruptionBudget.enabled": (False, {"operator": {"replicas": 2}}),
     "monitoring.collectors": ([{"namespaceSelector": {}}], {}),
     "monitoring.podMonitor": ("Always", {}),

@@ -53,7 +53,13 @@ def metric(server: RunningServer, name: str, model: str, labels: str = "") -> fl
 
 
 def executing(server: RunningServer, model: str) -> float:
-    return metric(server, "halimede_executing_requests", model)
+    """The requests that a model executes, or whose steps an ensemble executes."""
+    page = server.metrics()
+    names = ("halimede_executing_requests", "halimede_ensemble_requests")
+    heads = [f'{name}{{model="{model}",version="1"}} ' for name in names]
+    found = [float(line.removeprefix(head)) for head in heads for line in page.splitlines() if line.startswith(head)]
+    assert found, (heads, page)
+    return sum(found)
 
 
 def pending(server: RunningServer, model: str) -> float:

@@ -258,6 +258,8 @@ def _replicas(snapshot: Snapshot, workload: Workload) -> Replicas:
 def _counted(spec: S, snapshot: Snapshot) -> S:
     """The spec, with the replicas that the Deployment has if others set them."""
     workload = spec.workload
+    if workload.suspend:
+        return spec
     return replace(spec, workload=replace(workload, replicas=_replicas(snapshot, workload).counted))
 
 

@@ -123,7 +123,8 @@ class Ensemble:
     def load(self) -> Load:
         """See `VersionExecutor.load`. What it executes are requests of its steps' models, which count them."""
         oldest = next(iter(self._gates), None)
-        return Load(self.queued, oldest_wait_ns=0 if oldest is None else max(0, monotonic_ns() - oldest.since_ns))
+        oldest_wait_ns = 0 if oldest is None else max(0, monotonic_ns() - oldest.since_ns)
+        return Load(self.queued, oldest_wait_ns=oldest_wait_ns, in_steps=self._requests.count - self.queued)
 
     def is_available(self) -> bool:
         return all(member is not None and member.is_available() for member in self._members())

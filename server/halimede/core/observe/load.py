@@ -12,7 +12,7 @@ class Load:
     """`queued` requests wait, the oldest one since `oldest_wait_ns`, and instances execute `executing` requests.
 
     `parked` is how many instances are no longer restarted. `busy` has each scheduled instance. `sequences` is None for
-    a model without sequences.
+    a model without sequences, `in_steps` the number of requests whose steps an ensemble executes; None for a model.
     """
 
     queued: int = 0
@@ -21,3 +21,4 @@ class Load:
     parked: int = 0
     busy: Sequence[Busy] = ()
     sequences: SequenceCount | None = None
+    in_steps: int | None = None

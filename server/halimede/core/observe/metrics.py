@@ -219,6 +219,16 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
     ),
     Valued(
         Family(
+            "halimede_ensemble_requests",
+            "gauge",
+            "Requests of the ensemble whose steps are executed",
+            "requests",
+            "At the scrape. Only ensembles: the requests of their steps count at the steps' models.",
+        ),
+        lambda model: model.load.in_steps,
+    ),
+    Valued(
+        Family(
             "halimede_sequences_open",
             "gauge",
             "Sequences that have a slot of an instance or wait for one",
