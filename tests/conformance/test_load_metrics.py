@@ -225,7 +225,8 @@ def test_an_ensemble_adds_nothing_to_the_sums_over_a_server(stage: Stage) -> Non
     server = stage.server
     call = in_background(lambda: infer(server, "pipeline"))
     wait_until(lambda: executing(server, "steps") == 1, "the step", server)
-    assert executing(server, "pipeline") == 0
+    assert series(server, "halimede_executing_requests")[("pipeline",)] == 0
+    assert series(server, "halimede_ensemble_requests") == {("pipeline",): 1}
     assert call.result(30) == 200
     waits = series(server, "halimede_queue_duration_seconds_count", "outcome")
     assert {key: value for key, value in waits.items() if key[0] in ("pipeline", "steps") and value} == {

@@ -84,6 +84,7 @@ def test_every_family_is_announced_before_there_is_a_model():
     assert {name: announced[name] for name in TRITON_FAMILIES} == TRITON_FAMILIES
     assert {name: kind for name, (kind, _) in announced.items() if name not in TRITON_FAMILIES} == {
         "halimede_executing_requests": "gauge",
+        "halimede_ensemble_requests": "gauge",
         "halimede_queue_requests": "gauge",
         "halimede_queue_oldest_request_seconds": "gauge",
         "halimede_request_duration_seconds": "histogram",
@@ -106,11 +107,21 @@ def test_a_model_has_every_series_from_the_moment_it_is_loaded():
 
     families = parse(body)
     del families["halimede_model_version_state"]
+    assert families.pop("halimede_ensemble_requests").samples == []
     not_of_models = ("nv_gpu", "nv_cpu", "nv_energy")
     assert [
         name for name, family in families.items() if not family.samples and not name.startswith(not_of_models)
     ] == []
     assert {sample.value for family in families.values() for sample in family.samples} == {0}
+
+
+def test_requests_in_the_steps_of_an_ensemble_do_not_count_as_executing():
+    body = page([ModelSample(ModelStats("pipeline", "1"), load=Load(2, in_steps=3))])
+
+    key = (("model", "pipeline"), ("version", "1"))
+    assert values(body, "halimede_ensemble_requests") == {key: 3}
+    assert values(body, "halimede_executing_requests")[key] == 0
+    assert values(body, "halimede_queue_requests")[key] == 2
 
 
 def test_the_failure_counter_has_its_four_reasons_from_the_start():
