@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halimede_operator.cluster.cache import Cache, entry_of
-from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS, ENSEMBLES, MODELS, PODS, REPLICA_SETS
+from halimede_operator.cluster.kinds import AUTOSCALERS, BY_KIND, DEPLOYMENTS, ENSEMBLES, MODELS, PODS, REPLICA_SETS
 from halimede_operator.core.api.spec import Key, Kind
 
 DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
@@ -51,6 +51,26 @@ def test_objects_are_found_by_name_and_by_owner():
     assert [entry.kind for entry in cache.owned_by("model")] == ["Deployment"]
     assert [entry.name for entry in cache.owned_by("rs")] == ["digits-1-x"]
     assert list(cache.owned_by("nobody")) == []
+
+
+def test_hpa_wakes_its_object_when_a_metric_gets_or_loses_its_value():
+    """And not when a value changes: under load that is every 15 s."""
+    cache = Cache()
+    family(cache)
+    owner = ("InferenceModel", "digits", "model")
+    metric = {"type": "Pods", "pods": {"metric": {"name": "halimede_queue_requests"}}}
+
+    def told(version: int, current: Any) -> frozenset[Key]:
+        status = {"currentMetrics": [current]}
+        return put(
+            cache, AUTOSCALERS.kind, "digits", "hpa", version, owner=owner, spec={"metrics": [metric]}, status=status
+        )
+
+    def value(number: str) -> Any:
+        return {"type": "Pods", "pods": {"current": {"averageValue": number}}}
+
+    woken = [told(10, value("4")), told(11, value("5")), told(12, {"type": ""}), told(13, {"type": ""})]
+    assert [*woken[1:], told(14, value("5"))] == [frozenset(), {DIGITS}, frozenset(), {DIGITS}]
 
 
 def test_of_a_replica_set_only_what_its_pods_need_is_kept():

@@ -10,14 +10,15 @@ _SHOWN_METRICS = 4
 
 
 def decision_of(hpa: Object) -> Any:
-    """The parts of an HPA that a reconcile uses, without the values of metrics. Equal if nothing was decided.
+    """The parts of an HPA that a reconcile uses, without the values of metrics. Equal if nothing was decided and the same
+    metrics have a value.
 
     Any: JSON, only to be compared.
     """
     metadata, status = hpa["metadata"], hpa.get("status") or {}
     parts = {name: part for name, part in metadata.items() if name != "resourceVersion"}
     decided = [status.get(name) for name in ("conditions", "desiredReplicas", "lastScaleTime")]
-    return [parts, hpa.get("spec"), decided]
+    return [parts, hpa.get("spec"), decided, list(without_value(hpa))]
 
 
 def desired_replicas(hpa: Object | None) -> int | None:
@@ -27,6 +28,18 @@ def desired_replicas(hpa: Object | None) -> int | None:
 
 def last_scaled(hpa: Object | None) -> str | None:
     return moment_at(at(hpa, "status"), "lastScaleTime")
+
+
+def without_value(hpa: Object | None) -> tuple[str, ...]:
+    """The metrics that the controller got no value of in its last decision, which it made by the others.
+
+    Its condition ScalingActive stays True then, unless the others want fewer replicas. In `currentMetrics` it leaves an
+    empty entry at the place of such a metric; without any entries it did not ask for metrics.
+    """
+    metrics, current = objects_at(hpa, "spec", "metrics"), objects_at(hpa, "status", "currentMetrics")
+    if len(metrics) != len(current):
+        return ()
+    return tuple(_name(metric) for metric, found in zip(metrics, current, strict=True) if _part(found) is None)
 
 
 def metrics_text(hpa: Object | None) -> str:

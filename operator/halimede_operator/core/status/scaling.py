@@ -6,7 +6,7 @@ of the last one, and of the HPA's conditions only those are quoted that say why 
 
 from halimede_operator.core.api.conditions import FALSE, TRUE, UNKNOWN
 from halimede_operator.core.api.spec import Autoscaling, Provider
-from halimede_operator.core.autoscaling.hpa import desired_replicas, last_scaled, metrics_text
+from halimede_operator.core.autoscaling.hpa import desired_replicas, last_scaled, metrics_text, without_value
 from halimede_operator.core.autoscaling.idle import idle_json
 from halimede_operator.core.autoscaling.scalers import HPA, SCALED_OBJECT, scaler_in, scalers_in
 from halimede_operator.core.names import child_name
@@ -50,9 +50,9 @@ def scaling_state(observed: Observed) -> ConditionState | None:
         return ConditionState(FALSE, "ScaledToZero", text)
     if (problem := _problem(made, snapshot.keda_hpa)) is not None:
         return problem
-    return ConditionState(
-        TRUE, "Scaling", f"{kind} {name} scales {bounds}{_limit(_hpa_of(snapshot))}{_no_zero(scaling, snapshot)}"
-    )
+    hpa = _hpa_of(snapshot)
+    text = f"{kind} {name} scales {bounds}{_without_value(hpa)}{_limit(hpa)}{_no_zero(scaling, snapshot)}"
+    return ConditionState(TRUE, "Scaling", text)
 
 
 def _problem(made: Object, keda_hpa: Object | None) -> ConditionState | None:
@@ -84,6 +84,14 @@ def _no_zero(scaling: Autoscaling, snapshot: Snapshot) -> str:
     if scaling.provider is not Provider.HPA or scaling.min_replicas > 0 or not snapshot.no_zero:
         return ""
     return f"; the HPA has 1 as minReplicas, because the API server refuses 0: {snapshot.no_zero}"
+
+
+def _without_value(hpa: Object | None) -> str:
+    names = clean(", ".join(without_value(hpa)), 512)
+    if hpa is None or not names:
+        return ""
+    how = f"kubectl describe hpa {hpa['metadata']['name']}"
+    return f"; it gets no value of {names} and decides by its other metrics: `{how}` has the cause"
 
 
 def _limit(hpa: Object | None) -> str:

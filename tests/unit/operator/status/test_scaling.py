@@ -76,6 +76,21 @@ def test_problem_of_the_hpa_is_quoted(condition, reason):
     assert message(status, "AutoscalingActive") == f"HorizontalPodAutoscaler bert, {condition[0]}: {condition[3]}"
 
 
+def test_metric_without_a_value_is_named_while_the_hpa_decides_by_the_others():
+    """The controller reports it by an event only: ScalingActive stays True."""
+    made = hpa(WORKS, desiredReplicas=2, currentMetrics=[*current("4"), {"type": ""}])
+    made["spec"]["metrics"].append({"type": "Pods", "pods": {"metric": {"name": "halimede_instance_busy_ratio"}}})
+    status = status_for(seen(made), spec())
+    assert active(status) == ("True", "Scaling")
+    assert message(status, "AutoscalingActive") == (
+        "HorizontalPodAutoscaler bert scales from 1 to 8 replicas; spec.replicas is not applied; it gets no value of "
+        "halimede_instance_busy_ratio and decides by its other metrics: `kubectl describe hpa bert` has the cause"
+    )
+    for known in ([*current("4"), *current("1")], [], current("4")):
+        made["status"]["currentMetrics"] = known
+        assert "no value" not in message(status_for(seen(made), spec()), "AutoscalingActive"), known
+
+
 def test_limit_is_told_only_if_more_are_needed():
     few = ("ScalingLimited", "True", "TooFewReplicas", "less than the minimum")
     many = ("ScalingLimited", "True", "TooManyReplicas", "more than the maximum")
