@@ -99,7 +99,7 @@ class Operator:
             lambda: len(self._other_operators.left),
         )
         servers = [
-            await serve_metrics(self._settings.metrics_port, self._metrics),
+            await serve_metrics(self._settings.metrics_port, self._metrics.text),
             await serve_probes(self._settings.health_port, self._liveness_problem, self._readiness_problem),
         ]
         lead = asyncio.create_task(self._leadership.run(regained=self._queue.retry))

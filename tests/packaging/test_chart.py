@@ -402,6 +402,30 @@ def test_the_metrics_apis_flags_are_those_that_it_takes(helm: str, tmp_path: Pat
     assert config == (CHART / "files" / "metrics-rules.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({}, set()),
+        ({"operator": {"replicas": 2}}, {"halimede"}),
+        ({"metricsApi": {"replicas": 2}}, set()),
+        (METRICS_API, set()),
+        ({**METRICS_API, "metricsApi": {**METRICS_API["metricsApi"], "replicas": 2}}, {"halimede-metrics-api"}),
+    ],
+)
+def test_several_replicas_have_a_disruption_budget(
+    helm: str, tmp_path: Path, values: dict[str, Any], wanted: set[str]
+) -> None:
+    (tmp_path / "values.json").write_text(json.dumps(values))
+    made = generate.rendered(helm, f"--values={tmp_path / 'values.json'}", *WITHOUT_CRDS)
+    budgets = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "PodDisruptionBudget"}
+    assert budgets.keys() == wanted
+    for each in made:
+        if each["kind"] == "Deployment" and each["metadata"]["name"] in budgets:
+            budget = budgets[each["metadata"]["name"]]
+            assert budget["selector"] == each["spec"]["selector"]
+            assert budget["maxUnavailable"] < each["spec"]["replicas"]
+
+
 def pod_monitors(helm: str, *arguments: str) -> dict[tuple[str, str], Any]:
     """The spec of each PodMonitor by namespace and name."""
     made = generate.rendered(helm, "--set", "monitoring.podMonitor=Always", *arguments)
@@ -421,6 +445,17 @@ def test_pod_monitors_find_the_pods_of_all_models(helm: str) -> None:
     assert of_models["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     ports = template["spec"]["containers"][0]["ports"]
     assert endpoint["port"] in [port["name"] for port in ports]
+
+
+def test_the_metrics_api_has_a_pod_monitor_that_finds_its_port(helm: str, tmp_path: Path) -> None:
+    (tmp_path / "values.json").write_text(json.dumps({**METRICS_API, **MONITORED}))
+    made = {named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}")}
+    monitor = made["PodMonitor", "halimede", "halimede-metrics-api"]["spec"]
+    pod = made["Deployment", "halimede", "halimede-metrics-api"]["spec"]["template"]
+    assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert ports[endpoint["port"]] == parse_metrics_api(pod["spec"]["containers"][0]["args"][1:]).metrics_port
 
 
 def test_a_release_for_some_namespaces_has_a_pod_monitor_in_each(helm: str) -> None:
@@ -443,11 +478,12 @@ def test_the_scrape_configuration_has_the_labels_of_the_pod_monitors(helm: str) 
     jobs = yaml.safe_load((REPOSITORY_ROOT / "manifests" / "prometheus" / "scrape.yaml").read_text())["scrape_configs"]
     of_prometheus_operator = {"__meta_kubernetes_namespace": "namespace", "__meta_kubernetes_pod_name": "pod"}
     container = {"__meta_kubernetes_pod_container_name": "container"}
-    for job, monitor in zip(jobs, ("halimede-models", "halimede"), strict=True):
+    settings = ["--set=prometheus.url=http://prometheus:9090,metricsApi.enabled=Always", *WITHOUT_CRDS]
+    for job, monitor in zip(jobs, ("halimede-models", "halimede", "halimede-metrics-api"), strict=True):
         found = target_labels(job["relabel_configs"], "source_labels", "target_label")
         assert found == TARGET_LABELS | of_prometheus_operator | container
         selector = job["kubernetes_sd_configs"][0]["selectors"][0]["label"]
-        wanted = pod_monitors(helm)["halimede", monitor]["selector"]["matchLabels"]
+        wanted = pod_monitors(helm, *settings)["halimede", monitor]["selector"]["matchLabels"]
         # The name of the release is not part of the file.
         assert dict(each.split("=") for each in selector.split(",")).items() <= wanted.items()
 

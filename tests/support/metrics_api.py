@@ -159,6 +159,7 @@ class MetricsApi:
 
     port: int
     health: int
+    metrics: int
     process: subprocess.Popen[bytes]
     serving: Authority
     folder: Path
@@ -186,6 +187,12 @@ class MetricsApi:
             return error.code, error.read().decode()
         except OSError as error:
             return 0, str(error)
+
+    def figures(self) -> dict[str, float]:
+        """The values of its own metrics, by name and labels as they are written."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
     def until(self, is_so: Callable[[], bool]) -> None:
         give_up_at = time.monotonic() + START_LIMIT_S
@@ -258,16 +265,16 @@ def metrics_api_process(
     kubeconfig: Path, prometheus_url: str, folder: Path, serving: Authority, *arguments: str, is_ready: bool = True
 ) -> Iterator[MetricsApi]:
     """folder: has serving.crt and serving.key, and gets other files. serving: the CA of that certificate."""
-    port, health, log = free_port(), free_port(), folder / "log"
+    port, health, metrics, log = free_port(), free_port(), free_port(), folder / "log"
     command = [
         sys.executable, "-m", "halimede_operator", "metrics-api", f"--kubeconfig={kubeconfig}", f"--rules={RULES}",
         f"--prometheus-url={prometheus_url}", f"--tls-cert-file={folder / 'serving.crt'}",
         f"--tls-key-file={folder / 'serving.key'}", f"--service-namespace={SERVICE[0]}", f"--service-name={SERVICE[1]}",
-        f"--port={port}", f"--health-port={health}", "--log-format=text", *arguments,
+        f"--port={port}", f"--health-port={health}", f"--metrics-port={metrics}", "--log-format=text", *arguments,
     ]  # fmt: skip
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    api = MetricsApi(port, health, process, serving, folder, log)
+    api = MetricsApi(port, health, metrics, process, serving, folder, log)
     try:
         if is_ready:
             api.until(lambda: api.probe()[0] == 200)
@@ -280,16 +287,24 @@ def metrics_api_process(
     assert status == 0, log.read_text()[-4000:]
 
 
+CHECK = b"query=vector%281%29"
+
+
 class PlayedPrometheus:
-    """Answers all queries alike."""
+    """Answers the queries of all rules alike, and apart from these the one that only checks whether it answers."""
 
     def __init__(self) -> None:
         result = [{"metric": {"pod": "digits-0"}, "value": [1000, "3"]}]
         self.good = 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
         self.answer: Callable[[], Answer] = lambda: self.good
+        self.answer_to_check = self.good
+        self.checks = 0
 
-    def respond(self, _method: str, _path: str, _query: Mapping[str, str], _body: bytes) -> Answer:
-        return self.answer()
+    def respond(self, _method: str, _path: str, _query: Mapping[str, str], body: bytes) -> Answer:
+        if CHECK not in body:
+            return self.answer()
+        self.checks += 1
+        return self.answer_to_check
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A server under load, an operator, and a Prometheus that scrapes both: what dashboards and alerts are made for."""
+"""A server under load, an operator, a metrics API, and a Prometheus that scrapes them: for dashboards and alerts."""
 
 import asyncio
 import http.server
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.pki import Authority
 from support.device_nodes import node
 from support.image import REPOSITORY_ROOT
 from support.kube_api import KubeApi, kube_api
 from support.loop_thread import LoopThread
+from support.metrics_api import PlayedCluster, PlayedPrometheus, http_server, metrics_api
 from support.models import add_identity, add_simple, delay, write_config
 from support.played_driver import PlayedDriver, PlayedGpu, two_slices
 from support.ports import free_port
@@ -30,7 +32,8 @@ MODEL = {"namespace": NAMESPACE, "inferencemodel": "zoo", "pod": "zoo-5d4f8c7b9-
 ENSEMBLE = {"namespace": NAMESPACE, "modelensemble": "pipeline", "pod": "pipeline-7c9d8f6b5-q8q9w"}
 """The labels of two targets. One server is behind both: it has models and an ensemble."""
 OPERATOR = {"namespace": "halimede", "pod": "halimede-6f5d4c3b2-k7k8l"}
-TARGETS = 4
+METRICS_API = {"namespace": "halimede", "pod": "halimede-metrics-api-7b6c5d4f3-m3n3p"}
+TARGETS = 5
 
 PIPELINE = """
     name: "pipeline"
@@ -76,12 +79,14 @@ def monitored(folder: Path) -> Iterator[Prometheus]:
     with ExitStack() as stack:
         # It starts while the server does.
         operator_port = stack.enter_context(_operator(folder))
+        metrics_api_port = stack.enter_context(_metrics_api(folder / "metrics-api"))
         server = stack.enter_context(_server(folder))
         kube_state_port = stack.enter_context(_page(KUBE_STATE_METRICS))
         stack.enter_context(_load(server))
         jobs = [
             _job("halimede", (server.metrics_port, MODEL), (server.metrics_port, ENSEMBLE)),
             _job("halimede-operator", (operator_port, OPERATOR)),
+            _job("halimede-metrics-api", (metrics_api_port, METRICS_API)),
             _job("kube-state-metrics", (kube_state_port, {})) | {"honor_labels": True},
         ]
         configuration = {
@@ -204,6 +209,15 @@ def _operator(folder: Path) -> Iterator[int]:
         process.wait()
         loop.run(serving.__aexit__(None, None, None))
         loop.stop()
+
+
+@contextmanager
+def _metrics_api(folder: Path) -> Iterator[int]:
+    """The port of its own metrics."""
+    folder.mkdir()
+    cluster, prometheus = PlayedCluster(Authority("front-proxy-ca")), PlayedPrometheus()
+    with http_server(prometheus.respond) as url, metrics_api(cluster, url, folder, is_ready=False) as api:
+        yield api.metrics
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from halimede_operator.metrics import CONTENT_TYPE, Metrics
+from halimede_operator.metrics import CONTENT_TYPE
 
 Check = Callable[[], str | None]
 """Returns what is wrong; None if nothing is."""
@@ -18,14 +18,14 @@ async def serve_probes(port: int, is_alive: Check, is_ready: Check) -> web.AppRu
     return await _serve(app, port)
 
 
-async def serve_metrics(port: int, metrics: Metrics) -> web.AppRunner:
-    """Serve GET /metrics in Prometheus' text format."""
+async def serve_metrics(port: int, text: Callable[[], bytes]) -> web.AppRunner:
+    """Serve GET /metrics. text: what it answers, in Prometheus' text format."""
 
-    async def text(_request: web.Request) -> web.Response:
-        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=text(), headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application()
-    app.router.add_get("/metrics", text)
+    app.router.add_get("/metrics", answer)
     return await _serve(app, port)
 
 

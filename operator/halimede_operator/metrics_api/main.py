@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import yaml
@@ -11,11 +12,13 @@ from kubernetes.aio.config import ConfigException
 from halimede_operator.cluster.client import ApiError
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.core.metrics_api import ownership
+from halimede_operator.core.metrics_api.errors import MetricsError
 from halimede_operator.core.metrics_api.identity import read_front_proxy
 from halimede_operator.core.metrics_api.rules import Rules, parse_rules
-from halimede_operator.handlers.probes import serve_probes
+from halimede_operator.handlers.probes import serve_metrics, serve_probes
 from halimede_operator.log import set_up_logging
 from halimede_operator.metrics_api.cluster import Cluster
+from halimede_operator.metrics_api.metrics import Metrics
 from halimede_operator.metrics_api.prometheus import Prometheus
 from halimede_operator.metrics_api.server import Server
 from halimede_operator.metrics_api.service import Service
@@ -61,13 +64,17 @@ class MetricsApi:
             return EXIT_USAGE
         self._cluster = Cluster(self._connection)
         settings = self._settings
-        prometheus = Prometheus(settings.prometheus_url, settings.prometheus_token_file, settings.prometheus_ca_file)
-        self._service = Service(rules, prometheus, self._cluster)
-        closers: list[Callable[[], Awaitable[None]]] = [self._cluster.close, prometheus.close]
+        metrics = Metrics(time.monotonic)
+        self._prometheus = Prometheus(
+            settings.prometheus_url, settings.prometheus_token_file, settings.prometheus_ca_file, metrics
+        )
+        self._service = Service(rules, self._prometheus, self._cluster)
+        closers: list[Callable[[], Awaitable[None]]] = [self._cluster.close, self._prometheus.close]
         try:
             probes = await serve_probes(settings.health_port, lambda: None, lambda: self._unread)
             closers.insert(0, probes.cleanup)
-            closers.insert(0, await Server(self._service, self._tls).start(settings.port))
+            closers.insert(0, (await serve_metrics(settings.metrics_port, metrics.text)).cleanup)
+            closers.insert(0, await Server(self._service, self._tls, metrics).start(settings.port))
             await self._refresh_until(stopping)
         except OSError as error:
             log.error("a port cannot be opened: %s", error)
@@ -78,9 +85,11 @@ class MetricsApi:
         return 0
 
     async def _refresh_until(self, stopping: asyncio.Event) -> None:
-        """Keep up with certificates and with the owner of the API."""
+        """Keep up with certificates, with the owner of the API and with Prometheus."""
         while not stopping.is_set():
             await self._refresh()
+            if self._unread is None:
+                await self._check_prometheus()
             try:
                 async with asyncio.timeout(REFRESH_S if self._unread is None else RETRY_S):
                     await stopping.wait()
@@ -114,6 +123,14 @@ class MetricsApi:
             self._unread = None
         else:
             self._unread = self._told.get("front proxy") or self._told.get("owner")
+
+    async def _check_prometheus(self) -> None:
+        """Also while nobody asks for a metric, so that the first HPA is not the one to find out."""
+        try:
+            await self._prometheus.check()
+            self._tell("Prometheus", None)
+        except MetricsError as error:
+            self._tell("Prometheus", error.message)
 
     def _tell(self, subject: str, what: str | None) -> None:
         if what != self._told.get(subject):

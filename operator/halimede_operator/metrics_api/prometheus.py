@@ -1,20 +1,24 @@
 """Instant queries of Prometheus' HTTP API."""
 
 import ssl
+import time
 from pathlib import Path
 
 import aiohttp
 
 from halimede_operator.core.metrics_api.errors import MetricsError, Reason
+from halimede_operator.core.metrics_api.results import has_samples
+from halimede_operator.metrics_api.metrics import Metrics
 
 TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
 
 class Prometheus:
-    def __init__(self, url: str, token_file: Path | None, ca_file: Path | None) -> None:
+    def __init__(self, url: str, token_file: Path | None, ca_file: Path | None, metrics: Metrics) -> None:
         self._url = f"{url}/api/v1/query"
         self._token_file, self._ca_file = token_file, ca_file
+        self._metrics = metrics
         # Proxies and passwords of the environment are not meant for Prometheus.
         self._session = aiohttp.ClientSession(
             trust_env=False, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), cookie_jar=aiohttp.DummyCookieJar()
@@ -28,6 +32,18 @@ class Prometheus:
 
     async def query(self, expression: str) -> tuple[int, bytes]:
         """The status and the body of the answer. Raises MetricsError if there is none."""
+        begun_s = time.monotonic()
+        try:
+            return await self._query(expression)
+        finally:
+            self._metrics.queried(time.monotonic() - begun_s)
+
+    async def check(self) -> None:
+        """Ask for a constant. Raises MetricsError if Prometheus does not answer, or with an error."""
+        has_samples(*await self._query("vector(1)"))
+        self._metrics.answered()
+
+    async def _query(self, expression: str) -> tuple[int, bytes]:
         # Sent as a form, because a query may name more pods than an address has room for.
         form = {"query": expression, "timeout": f"{TIMEOUT_S:g}s"}
         try:

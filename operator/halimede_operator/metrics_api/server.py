@@ -13,6 +13,7 @@ from halimede_operator.cluster.client import ApiError
 from halimede_operator.core.metrics_api import answers
 from halimede_operator.core.metrics_api.errors import MetricsError, Reason
 from halimede_operator.core.metrics_api.requests import parse_request
+from halimede_operator.metrics_api.metrics import SUCCESS, Metrics
 from halimede_operator.metrics_api.service import Service, as_metrics_error
 from halimede_operator.metrics_api.tls import Tls
 
@@ -28,8 +29,8 @@ LOG_EVERY_S = 10.0
 
 
 class Server:
-    def __init__(self, service: Service, tls: Tls) -> None:
-        self._service, self._tls = service, tls
+    def __init__(self, service: Service, tls: Tls, metrics: Metrics) -> None:
+        self._service, self._tls, self._metrics = service, tls, metrics
         self._active = asyncio.Semaphore(MAX_ACTIVE)
         self._requests = 0
         """Active and waiting. Changed by `_handle` alone."""
@@ -70,6 +71,7 @@ class Server:
         except Exception:
             log.exception("a request failed: %s", request.path)
             return self._failed(MetricsError(Reason.InternalError, "internal error"))
+        self._metrics.requested(SUCCESS)
         return _json(200, answer)
 
     async def _within_limits(self, request: web.Request) -> dict[str, object]:
@@ -91,6 +93,7 @@ class Server:
     def _failed(self, error: MetricsError) -> web.Response:
         if error.reason in (Reason.ServiceUnavailable, Reason.InternalError):
             self._say(error.message)
+        self._metrics.requested(error.reason.name)
         answer = _json(error.reason.value, answers.status(error))
         match error.reason:
             case Reason.Unauthorized:

@@ -25,6 +25,7 @@ class Settings:
     service_name: str
     port: int
     health_port: int
+    metrics_port: int
     log_format: str
     kubeconfig: str | None
     """None: use the pod's service account."""
@@ -61,6 +62,7 @@ def _url(_context: click.Context, _parameter: click.Parameter, value: str) -> st
 @click.option("--service-namespace", help="Namespace of that Service; the pod's by default.")
 @click.option("--port", type=click.IntRange(0, 65535), default=6443)
 @click.option("--health-port", type=click.IntRange(0, 65535), default=8080, help="For /healthz and /readyz.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=9090, help="For /metrics.")
 @click.option("--log-format", type=click.Choice(["json", "text"]), default="json")
 @click.option(
     "--kubeconfig", envvar="KUBECONFIG", help="Credentials outside of a cluster; the pod's service account by default."

@@ -1,11 +1,14 @@
 """Who may ask the metrics API, over which certificates, and its errors while something else fails."""
 
+import asyncio
 import http.client
 import json
+import re
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +18,9 @@ from pathlib import Path
 import pytest
 
 from cluster.pki import Authority
+from halimede_operator.core.metrics_api.errors import MetricsError
+from halimede_operator.metrics_api.metrics import RESULTS, Metrics
+from halimede_operator.metrics_api.prometheus import Prometheus
 from support.background import in_background
 from support.metrics_api import (
     FRONT_PROXY,
@@ -205,9 +211,76 @@ def test_a_prometheus_that_is_not_there_is_an_outage(cluster: PlayedCluster, tmp
         )
 
 
+def test_its_own_metrics_have_each_result_and_the_queries(cluster: PlayedCluster, tmp_path: Path) -> None:
+    with running(cluster, tmp_path) as (api, prometheus):
+        ada = as_user(api, cluster, "ada")
+        ada.values(PATH)
+        assert ada.refusal("team-a/pods/digits-1/halimede_queue_requests")[0] == 404
+        assert ada.refusal("team-b/pods/digits-0/halimede_queue_requests")[0] == 403
+        prometheus.answer = lambda: (502, b"")
+        assert [ada.refusal(PATH)[0] for _ in range(2)] == [503, 503]
+        figures = api.figures()
+        results = {
+            name.partition('"')[2].rstrip('"}'): value
+            for name, value in figures.items()
+            if name.startswith("halimede_metrics_api_requests_total{")
+        }
+        assert results == {
+            **dict.fromkeys(RESULTS, 0),
+            "Success": 1,
+            "NotFound": 1,
+            "Forbidden": 1,
+            "ServiceUnavailable": 2,
+        }
+        # Of the second one there is a query more, to say why it has no value.
+        assert figures["halimede_metrics_api_query_seconds_count"] == 5
+        # Nobody had to ask for a metric.
+        api.until(lambda: prometheus.checks > 0)
+        assert figures["halimede_metrics_api_prometheus_answer_age_seconds"] >= 0
+
+
+def test_a_prometheus_that_does_not_answer_is_logged_without_a_request(cluster: PlayedCluster, tmp_path: Path) -> None:
+    with metrics_api(cluster, "http://127.0.0.1:1", tmp_path) as api:
+        api.until(lambda: "Prometheus cannot be asked: http://127.0.0.1:1/api/v1/query" in api.log.read_text())
+        assert api.probe() == (200, "ok")
+
+
+def test_the_age_is_that_of_the_last_good_answer() -> None:
+    now_s, prometheus = 100.0, PlayedPrometheus()
+    metrics = Metrics(lambda: now_s)
+
+    def age_s() -> float:
+        found = re.search(
+            r"^halimede_metrics_api_prometheus_answer_age_seconds (\S+)$", metrics.text().decode(), re.MULTILINE
+        )
+        assert found is not None
+        return float(found[1])
+
+    async def check(answer: Answer) -> None:
+        prometheus.answer_to_check = answer
+        with http_server(prometheus.respond) as url:
+            client = Prometheus(url, None, None, metrics)
+            try:
+                await client.check()
+            finally:
+                await client.close()
+
+    now_s = 130.0
+    assert age_s() == 30, "since the start"
+    asyncio.run(check(prometheus.good))
+    now_s = 142.0
+    assert age_s() == 12
+    for bad in ((503, b'{"status":"error","errorType":"timeout","error":"too slow"}'), (200, b"<html>Log in</html>")):
+        with pytest.raises(MetricsError):
+            asyncio.run(check(bad))
+        assert age_s() == 12
+    asyncio.run(check(prometheus.good))
+    assert age_s() == 0
+
+
 def test_requests_at_a_time_are_bounded(world: World) -> None:
     """16 are answered at a time, 128 wait, and others are told to come again."""
-    refused, active, most = threading.Event(), 0, 0
+    refused, full, active, most = threading.Event(), threading.Event(), 0, 0
     lock = threading.Lock()
 
     def slow() -> Answer:
@@ -215,7 +288,12 @@ def test_requests_at_a_time_are_bounded(world: World) -> None:
         with lock:
             active += 1
             most = max(most, active)
-        refused.wait(4)
+            if active == 16:
+                full.set()
+        # Shorter than the time that a query has. One of both alone may come before the second query does.
+        deadline = time.monotonic() + 4
+        for event in (refused, full):
+            event.wait(max(0.0, deadline - time.monotonic()))
         with lock:
             active -= 1
         return world.prometheus.good

@@ -10,8 +10,8 @@ _SHOWN_METRICS = 4
 
 
 def decision_of(hpa: Object) -> Any:
-    """The parts of an HPA that a reconcile uses, without the values of metrics. Equal if nothing was decided and the same
-    metrics have a value.
+    """The parts of an HPA that a reconcile uses, without the values of metrics. Equal if nothing was decided and if the
+    same metrics have a value.
 
     Any: JSON, only to be compared.
     """
