@@ -82,14 +82,7 @@ sum by (model) (rate(halimede_queue_duration_seconds_sum{outcome!="rejected"}[1m
 histogram_quantile(0.99, sum by (le, model) (rate(halimede_request_duration_seconds_bucket[5m])))
 ```
 
-Conditions for alerts: model versions that should be ready and are not, processes that die repeatedly, and instances
-that are no longer restarted.
-
-```text
-halimede_model_version_state{state="READY"} == 0
-increase(halimede_worker_restarts_total[10m]) > 3
-halimede_parked_instances > 0
-```
+The chart has [alerts and dashboards](alerts.md) with further ones.
 """
 
 

@@ -3,9 +3,11 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,9 +20,11 @@ from halimede_operator.core.platform import Platform
 from halimede_spec.uri import parse_uri
 from support.bad_custom_resources import BAD, Bad
 from support.custom_resources import ABSENT, BY_METRICS, CRDS, FULL, FULL_MODEL, GOOD, MORE, Json, changed, schema_of
+from support.image import REPOSITORY_ROOT
 
 PLATFORM = Platform(server_image="server", gpu_server_image="gpu-server")
 KINDS = tuple(CRDS)
+EXAMPLES = sorted((REPOSITORY_ROOT / "manifests" / "examples").glob("*.yaml"))
 OWN_FIELDS = {"InferenceModel": {"model"}, "ModelEnsemble": {"maxBatchSize", "inputs", "outputs", "steps", "placement"}}
 OWN_STATUS = {"InferenceModel": {"model"}, "ModelEnsemble": {"members", "readySteps"}}
 
@@ -265,6 +269,14 @@ def test_the_operator_refuses_what_the_schema_refuses(bad: Bad) -> None:
     spec, problems = parse(Kind(bad.object["kind"]), bad.object, PLATFORM)
     assert spec is None
     assert any(problem.path.startswith(bad.path) or bad.path.startswith(problem.path) for problem in problems), problems
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_named_after_its_kind_and_feature(path: Path) -> None:
+    (example,) = yaml.safe_load_all(path.read_text())
+    kind, _, feature = path.stem.partition("-")
+    assert kind == example["kind"].lower()
+    assert feature == "" or example["metadata"]["name"].endswith(feature)
 
 
 def test_the_server_reads_the_configuration_of_a_spec() -> None:

@@ -23,7 +23,7 @@ _WITHOUT_PODS = ("Object", "External")
 _MAX_METRICS = 16
 _OF_A_SCALER = ("preset", "target", "metrics", "behavior", "scaleToZero")
 _LEAST_IDLE_SECONDS = 10
-_LONGEST_WINDOW_SECONDS = 3600
+LONGEST_WINDOW_SECONDS = 3600
 """The longest stabilizationWindowSeconds that the API server accepts."""
 
 
@@ -121,7 +121,7 @@ def _check_zero_by_hpa(field: Field, zero: ScaleToZero, metrics: tuple[Json, ...
         field.get("metrics").refuse(
             "must have one of type Object or External with scaleToZero.zeroBy HPA: without pods there is no other"
         )
-    if zero.idle_seconds > _LONGEST_WINDOW_SECONDS:
+    if zero.idle_seconds > LONGEST_WINDOW_SECONDS:
         idle = field.get("scaleToZero").get("idleFor")
         idle.refuse(f"must be at most 1h with zeroBy HPA, got {shown(idle.value)}")
     window = field.section("behavior").section("scaleDown").get("stabilizationWindowSeconds")
