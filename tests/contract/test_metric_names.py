@@ -165,6 +165,14 @@ def test_a_document_names_what_is_exported(path: Any) -> None:
     assert set(NAME.findall(path.read_text())) <= known
 
 
+@pytest.mark.parametrize("page", ["metrics.md", "scaling-metrics.md"])
+def test_the_queries_of_a_page_read_what_is_exported(page: str) -> None:
+    text = (REPOSITORY_ROOT / "docs" / "pages" / page).read_text()
+    for block in re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for query in re.split(r"\n(?=\S)", block.strip()):
+            assert labels_of(query, SERIES)
+
+
 @pytest.mark.parametrize(
     ("expression", "problem"),
     [
