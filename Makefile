@@ -27,7 +27,7 @@ DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file $(1) \
   --tag $(2) --build-arg VERSION=$(VERSION) $(3) $(BUILD_FLAGS) .
 endef
 
-.PHONY: demo test check quick coverage bench bench-operator load rollouts autoscaling test-keda interop fuzz docs image image-operator cluster cluster-down .venv
+.PHONY: demo test check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image image-operator cluster cluster-down .venv
 
 demo: .venv  ## train a small model, serve it, measure it; serve python models, kill the process of one
 	$(BIN)/python -m halimede.demo
@@ -88,6 +88,9 @@ bench: .venv  ## measure ratios and CPU per request; prints JSON
 
 bench-operator: .venv  ## measure the operator with a thousand models, in a cluster on this machine; prints JSON
 	$(BIN)/python tests/cluster/bench_operator.py
+
+startup: .venv  ## measure the start of a model from no replica, TIMES times, in a cluster on this machine; prints JSON
+	$(BIN)/python tests/cluster/bench_startup.py --times=$(or $(TIMES),10)
 
 .venv: .venv/.stamp
 
