@@ -63,7 +63,7 @@ def page(
 
 
 class Waiting:
-    """A pod whose requests waited 0.25 s each, and half as many were rejected after 1 s."""
+    """A pod whose requests waited 0.25 s each; half as many were refused after 1 s, and do not count."""
 
     def __init__(self) -> None:
         self._scrapes = 0
@@ -200,11 +200,11 @@ def test_a_metric_of_an_object_is_the_sum_or_mean_of_its_pods(world: World) -> N
     }
 
 
-def test_waits_are_means_over_all_outcomes_and_0_without_requests(world: World) -> None:
+def test_waits_are_means_without_refused_requests_and_0_without_any(world: World) -> None:
     waits = world.hpa.values(of_pods("halimede_queue_wait_seconds"), labelSelector="halimede.dev/model=waiting")
-    assert waits == {"waiting-0": "500m", "waiting-1": "0"}
+    assert waits == {"waiting-0": "250m", "waiting-1": "0"}
     of_object = world.hpa.values("team-a/inferencemodels.halimede.dev/waiting/halimede_queue_wait_seconds")
-    assert of_object == {"waiting": "250m"}
+    assert of_object == {"waiting": "125m"}
 
 
 @pytest.mark.parametrize("metric", METRICS)
