@@ -14,11 +14,13 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from halimede.core.observe import metrics
+from halimede.core.observe.busy import Busy
 from halimede.core.observe.kv_cache import FAMILY as KV_CACHE
 from halimede.core.observe.load import Load
 from halimede.core.observe.metrics_page import render
-from halimede.core.observe.samples import ModelSample
+from halimede.core.observe.samples import GpuSample, InstanceSample, ModelSample, StateSample, SystemSample
 from halimede.core.observe.stats import ModelStats
+from halimede.core.types import ModelReadyState
 from halimede.core.types.statistics import SequenceCount
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.autoscaling.idle import Work, read_work
@@ -49,7 +51,8 @@ def of_server() -> Series:
         labels = OF_MODELS | {"exported_instance" if label == "instance" else label for label in group.labels}
         for family in group.families:
             for name in metrics.sample_names(family.name, family.kind):
-                found[name] = labels | ({"le"} if name.endswith("_bucket") else set())
+                if not (family.kind == "histogram" and name == family.name):
+                    found[name] = labels | ({"le"} if name.endswith("_bucket") else set())
     return found
 
 
@@ -140,17 +143,38 @@ def test_every_metric_of_a_preset_is_one_of_the_metrics_api() -> None:
     assert {goal.metric for goals in PRESETS.values() for goal in goals} <= rules_of_metrics_api().keys()
 
 
-def test_the_operator_reads_the_work_of_a_pod_from_the_servers_page() -> None:
-    stats = ModelStats("m", "1")
+def server_page() -> bytes:
+    """With every kind of series: of a decoupled model with sequences, a GPU and a machine, and of a second model."""
+    stats = ModelStats("m", "1", decoupled=True)
     stats.success_count = 5
-    load = Load(queued=2, executing=1, sequences=SequenceCount(open=4, seats=8))
-    parts = render([ModelSample(stats, load=load), ModelSample(ModelStats("n", "1"))], None, ())
+    load = Load(queued=2, executing=1, sequences=SequenceCount(open=4, seats=8), in_steps=0)
+    instances = [InstanceSample("m_0", "GPU-0", Busy(0, 0, 0.5))]
+    models = [ModelSample(stats, load=load, instances=instances), ModelSample(ModelStats("n", "1"))]
+    states = [StateSample("m", "1", ModelReadyState.READY)]
+    parts = render(models, SystemSample(0.5, 1, 1), [GpuSample("GPU-0", 0.5, 1, 1, 1.0, 1.0, 1.0)], states=states)
     try:
         while True:
             next(parts)
     except StopIteration as done:
-        page = b"".join(done.value)
-    assert read_work(page) == Work(requests=5, waiting=7)
+        return b"".join(done.value)
+
+
+def test_the_servers_list_of_families_is_what_its_page_has() -> None:
+    # The client library's parser would add _total to Triton's names of counters.
+    samples = re.findall(r"^(\w+)(?:{(.*)})? ", server_page().decode(), re.MULTILINE)
+    found = {name: frozenset(re.findall(r'(\w+)="', labels)) for name, labels in samples}
+    listed = {
+        name: frozenset(group.labels) | ({"le"} if name.endswith("_bucket") else set())
+        for group in metrics.GROUPS
+        for family in group.families
+        for name in metrics.sample_names(family.name, family.kind)
+    }
+    # A histogram's own name is no series.
+    assert found == {name: labels for name, labels in listed.items() if f"{name}_bucket" not in listed}
+
+
+def test_the_operator_reads_the_work_of_a_pod_from_the_servers_page() -> None:
+    assert read_work(server_page()) == Work(requests=5, waiting=7)
 
 
 NAME = re.compile(r"(?<![\w./-])(?:halimede|nv)_[a-z0-9_]*[a-z0-9](?![\w*/.…{}-])")
