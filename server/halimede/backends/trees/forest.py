@@ -167,6 +167,9 @@ def _shape_problem(forest: Forest) -> str | None:
         return f"it has {forest.features} features, {forest.targets} targets and {forest.classes} classes"
     if forest.outputs > 2**20 or len(forest.base_scores) != forest.outputs:
         return f"it has {forest.outputs} outputs and {len(forest.base_scores)} base scores"
+    counts = forest.class_counts
+    if len(counts) != forest.targets or (counts < 1).any() or (counts > forest.classes).any():
+        return "the numbers of classes of its targets are wrong"
     if (forest.target_id < -1).any() or (forest.target_id >= forest.targets).any():
         return "a tree belongs to a target that does not exist"
     if (forest.class_id < -1).any() or (forest.class_id >= forest.classes).any():
@@ -219,7 +222,9 @@ def _reachable(forest: Forest, model: str) -> Forest:
             raise InferenceError(ErrorCode.INVALID_ARG, text)
         seen[level] = True
     else:
-        text = f"model '{model}': a tree of the model file is deeper than {MOST_DEPTH} levels, the most that can be served"
+        text = (
+            f"model '{model}': a tree of the model file is deeper than {MOST_DEPTH} levels, the most that can be served"
+        )
         raise InferenceError(ErrorCode.UNSUPPORTED, text)
     if seen.all():
         return forest

@@ -45,7 +45,7 @@ def onnx_bytes(forest: Forest) -> bytes:
 
     The input is FP64 where the file has thresholds of that type, else FP32; the output is FP32.
     """
-    kind, dtype = (_DOUBLE, np.float64) if forest.is_double else (_FLOAT, np.float32)
+    kind = _DOUBLE if forest.is_double else _FLOAT
     nodes = _with_category_chains(forest, _plain_nodes(forest))
     leaves = _leaf_attributes(forest)
     modes = {**MODES, 0: LEAF}
@@ -55,15 +55,15 @@ def onnx_bytes(forest: Forest) -> bytes:
         _ints("nodes_nodeids", nodes.number),
         _ints("nodes_featureids", nodes.feature),
         _strings("nodes_modes", [modes[each] for each in nodes.mode.tolist()]),
-        _tensor("nodes_values_as_tensor", nodes.value.astype(dtype), kind),
+        _tensor("nodes_values_as_tensor", nodes.value, kind),
         _ints("nodes_truenodeids", nodes.when_true),
         _ints("nodes_falsenodeids", nodes.when_false),
         _ints("nodes_missing_value_tracks_true", nodes.missing_is_true),
         _ints("target_treeids", leaves[0]),
         _ints("target_nodeids", leaves[1]),
         _ints("target_ids", leaves[2]),
-        _tensor("target_weights_as_tensor", leaves[3].astype(dtype), kind),
-        _tensor("base_values_as_tensor", forest.base_scores.astype(dtype), kind),
+        _tensor("target_weights_as_tensor", leaves[3], kind),
+        _tensor("base_values_as_tensor", forest.base_scores, kind),
     ]
     node = b"".join(
         (
@@ -129,7 +129,9 @@ def _with_category_chains(forest: Forest, nodes: _Nodes) -> _Nodes:
             added.append((tree, nexts[position], feature, value, hit, nexts[position + 1], missing))
     if not added:
         return nodes
-    tree_ids, numbers, features, values_, trues, falses, missings = (np.array(each) for each in zip(*added, strict=True))
+    tree_ids, numbers, features, values_, trues, falses, missings = (
+        np.array(each) for each in zip(*added, strict=True)
+    )
     joined = _Nodes(
         np.concatenate([nodes.tree, tree_ids]),
         np.concatenate([nodes.number, numbers]),
@@ -181,8 +183,9 @@ def _strings(name: str, values: Iterable[bytes]) -> bytes:
     return _text(1, name) + b"".join(encoded[each] for each in values) + _number(20, _ATTRIBUTE_STRINGS)
 
 
-def _tensor(name: str, values: NDArray[np.float64] | NDArray[np.float32], kind: int) -> bytes:
-    tensor = _number(1, len(values)) + _number(2, kind) + _text(8, name) + _field(9, values.tobytes())
+def _tensor(name: str, values: NDArray[np.float64], kind: int) -> bytes:
+    content = values.tobytes() if kind == _DOUBLE else values.astype(np.float32).tobytes()
+    tensor = _number(1, len(values)) + _number(2, kind) + _text(8, name) + _field(9, content)
     return _text(1, name) + _field(5, tensor) + _number(20, _ATTRIBUTE_TENSOR)
 
 
@@ -214,4 +217,5 @@ def varints(values: NDArray[np.int64]) -> bytes:
     lengths = np.maximum(1, (values[:, None] >> shifts > 0).sum(axis=1))
     places = np.arange(len(shifts))
     digits |= np.where(places < lengths[:, None] - 1, 128, 0)
-    return digits.astype(np.uint8)[places < lengths[:, None]].tobytes()
+    encoded: NDArray[np.uint8] = digits.astype(np.uint8)[places < lengths[:, None]]
+    return encoded.tobytes()

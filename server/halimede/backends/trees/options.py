@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from halimede.backends.trees.files import FILENAMES
 from halimede.core.config.model_config import ModelConfig
@@ -101,7 +102,7 @@ class _Reader:
             value = float(text)
         except ValueError:
             value = float("nan")
-        if value != value or abs(value) == float("inf"):
+        if not isfinite(value):
             self.problem(key, "a number")
             return None
         return value

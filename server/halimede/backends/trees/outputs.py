@@ -73,8 +73,8 @@ def _classes(threshold: float | None, values: Floats) -> Floats:
     outputs = values.shape[1]
     if outputs == 1 or (outputs == 2 and threshold is not None):
         limit = np.float32(DEFAULT_THRESHOLD if threshold is None else threshold)
-        return (values[:, -1:] > limit).astype(np.float32)
-    return values.argmax(axis=1).astype(np.float32)[:, None]
+        return np.asarray(values[:, -1:] > limit, np.float32)
+    return np.asarray(values.argmax(axis=1), np.float32)[:, None]
 
 
 def postprocess(forest: Forest) -> Callable[[Floats], Floats]:
@@ -97,13 +97,15 @@ def postprocess(forest: Forest) -> Callable[[Floats], Floats]:
 
 def _exponential(sums: Floats) -> Floats:
     with np.errstate(over="ignore"):
-        return np.exp(sums)
+        powers: Floats = np.exp(sums)
+    return powers
 
 
 def _sigmoid(sums: Floats, alpha: np.float32) -> Floats:
     # Infinity is right for exp of a large number: the result is 0.
     with np.errstate(over="ignore"):
-        return np.reciprocal(1 + np.exp(sums * -alpha))
+        values: Floats = np.reciprocal(1 + np.exp(sums * -alpha))
+    return values
 
 
 def _softmax(forest: Forest, sums: Floats) -> Floats:

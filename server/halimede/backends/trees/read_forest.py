@@ -12,6 +12,9 @@ from halimede.backends.trees.forest import Forest
 CATEGORICAL = 2
 FLOAT64 = 3
 
+ZERO_IS_MISSING = 1
+"""LightGBM's number of this kind of missing values, in bits 2 and 3 of a decision type."""
+
 
 def read_forest(path: Path, model_type: str, *, allow_unknown_field: bool) -> Forest:
     """The forest of a file; `model_type` as in `files`. Raises whatever Treelite raises."""
@@ -24,6 +27,8 @@ def read_forest(path: Path, model_type: str, *, allow_unknown_field: bool) -> Fo
             path, format_choice=xgboost[model_type], allow_unknown_field=allow_unknown_field
         )
     elif model_type == "lightgbm":
+        if takes_zero_as_missing(path):
+            raise ValueError("it was trained with zero_as_missing, and would be read as if it was not")
         model = frontend.load_lightgbm_model(path)
     elif model_type == "treelite_checkpoint":
         model = treelite.Model.deserialize(path)
@@ -90,6 +95,13 @@ def _forest(model: Any) -> Forest:  # Any: treelite has no complete types
         task=int(header("task_type")[0]),
         is_double=int(header("threshold_type")[0]) == FLOAT64,
     )
+
+
+def takes_zero_as_missing(path: Path) -> bool:
+    """Whether a split of a LightGBM file sends zeros the way of missing values, which Treelite ignores."""
+    with path.open("rb") as file:
+        splits = (line.partition(b"=")[2].split() for line in file if line.startswith(b"decision_type="))
+        return any(int(each) >> 2 & 3 == ZERO_IS_MISSING for line in splits for each in line)
 
 
 def _padded(array: NDArray[Any], size: int, dtype: Any) -> NDArray[Any]:

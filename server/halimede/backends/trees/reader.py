@@ -4,7 +4,6 @@ The process sends the forest as arrays, which are checked before they are used. 
 """
 
 import errno
-import json
 import os
 import re
 import resource
@@ -59,7 +58,9 @@ def read_file(path: Path, model_type: str, model: str, *, allow_unknown_field: b
                     with np.load(answer, allow_pickle=False) as arrays:
                         forest = from_arrays(dict(arrays))
                 except (ValueError, KeyError, zipfile.BadZipFile) as error:
-                    raise InferenceError(ErrorCode.INTERNAL, f"{about}: the reader's answer is damaged: {error}") from error
+                    raise InferenceError(
+                        ErrorCode.INTERNAL, f"{about}: the reader's answer is damaged: {error}"
+                    ) from error
                 return checked(forest, model)
             case 3:
                 raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{model}': {said}; install halimede[trees]")

@@ -65,7 +65,9 @@ class TreeShap:
             text = f"model '{model}': treeshap_output needs a model with one target, the file has {forest.targets}"
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
         if len(forest.cover) == 0:
-            text = f"model '{model}': treeshap_output needs the number of training rows of each node, which the file lacks"
+            text = (
+                f"model '{model}': treeshap_output needs the number of training rows of each node, which the file lacks"
+            )
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
         self._forest = forest
         factors = forest.weights()
@@ -169,9 +171,7 @@ def _leaves(forest: Forest, tree: int) -> list[_Leaf]:
     return found
 
 
-def _leaf_outputs(
-    forest: Forest, tree: int, leaves: list[_Leaf], factors: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _leaf_outputs(forest: Forest, tree: int, leaves: list[_Leaf], factors: NDArray[np.float64]) -> NDArray[np.float64]:
     """What each leaf adds to each output: [leaves, outputs]."""
     ids = forest.output_ids(tree)
     starts = forest.leaf_start[[leaf.node for leaf in leaves]]
@@ -180,12 +180,14 @@ def _leaf_outputs(
     return values
 
 
-def _paths(
-    forest: Forest, group: list[tuple[int, list[_Leaf]]], factors: NDArray[np.float64]
-) -> list[_Paths]:
+def _paths(forest: Forest, group: list[tuple[int, list[_Leaf]]], factors: NDArray[np.float64]) -> list[_Paths]:
     """The paths of a group of trees; none if no tree of it has a split."""
     conditions: list[tuple[int, bool]] = []
-    element_start, share, element_leaf, feature, leaf_start = [], [], [], [], []
+    element_start: list[int] = []
+    share: list[float] = []
+    element_leaf: list[int] = []
+    feature: list[int] = []
+    leaf_start: list[int] = []
     values = []
     for tree, leaves in group:
         with_paths = [leaf for leaf in leaves if leaf.conditions]
