@@ -11,8 +11,9 @@ from halimede.core.types import ErrorCode, InferenceError
 LT, LE, EQ, GT, GE = range(2, 7)
 """Treelite's numbers of the comparisons that lead to the left child."""
 
-MOST_DEPTH = 2048
-"""Levels of a tree. ONNX Runtime reads trees recursively, so a deeper one could use up the stack of its thread."""
+MOST_STEPS = 4096
+"""Tests on a path, where a test for several categories counts as many. ONNX Runtime reads trees recursively, and about
+20,000 tests use up the stack of a thread, which ends the process."""
 
 MOST_CATEGORY = 2**24
 """Larger categories are not exact as float32, so no value matches them."""
@@ -210,10 +211,16 @@ def _node_problem(forest: Forest) -> str | None:
 def _reachable(forest: Forest, model: str) -> Forest:
     base = forest.starts[:-1][forest.tree_of_node()]
     seen = np.zeros(len(forest.left), np.bool_)
+    tests = np.maximum(1, forest.category_stop - forest.category_start)
+    steps = np.zeros(len(forest.left), np.int64)
     level = forest.starts[:-1]
     seen[level] = True
-    for _ in range(MOST_DEPTH):
+    while True:
         inner = level[forest.left[level] >= 0]
+        own = steps[inner] + tests[inner]
+        if own.max(initial=0) > MOST_STEPS:
+            text = f"model '{model}': a path of a tree has more than {MOST_STEPS} tests (each category is one)"
+            raise InferenceError(ErrorCode.UNSUPPORTED, text)
         level = np.concatenate([forest.left[inner] + base[inner], forest.right[inner] + base[inner]])
         if len(level) == 0:
             break
@@ -221,11 +228,7 @@ def _reachable(forest: Forest, model: str) -> Forest:
             text = f"model '{model}': the model file is damaged: a node has two parents"
             raise InferenceError(ErrorCode.INVALID_ARG, text)
         seen[level] = True
-    else:
-        text = (
-            f"model '{model}': a tree of the model file is deeper than {MOST_DEPTH} levels, the most that can be served"
-        )
-        raise InferenceError(ErrorCode.UNSUPPORTED, text)
+        steps[level] = np.concatenate([own, own])
     if seen.all():
         return forest
     new = np.cumsum(seen) - 1

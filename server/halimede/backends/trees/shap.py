@@ -22,6 +22,9 @@ from halimede.core.types import ErrorCode, InferenceError
 MOST_ELEMENTS = 1 << 20
 """Bounds the temporary arrays: elements of one chunk of rows and path features."""
 
+MOST_CONDITIONS = 10_000_000
+"""Splits on the paths to all leaves; they take about a gigabyte and a minute to prepare."""
+
 _TINY = 1e-30
 """In place of a share of 0, which would be a division by 0."""
 
@@ -74,13 +77,17 @@ class TreeShap:
         self._expected = forest.base_scores.copy()
         self._groups: list[_Paths] = []
         group: list[tuple[int, list[_Leaf]]] = []
-        size = 0
+        size = total = 0
         for tree in range(forest.trees):
-            leaves = _leaves(forest, tree)
+            leaves = _leaves(forest, tree, MOST_CONDITIONS - total)
+            if leaves is None:
+                text = f"model '{model}': treeshap_output needs trees with at most {MOST_CONDITIONS} splits on their paths"
+                raise InferenceError(ErrorCode.UNSUPPORTED, text)
             values = _leaf_outputs(forest, tree, leaves, factors)
             self._expected += np.array([leaf.share for leaf in leaves]) @ values
             group.append((tree, leaves))
-            size += sum(len(leaf.conditions) for leaf in leaves)
+            conditions = sum(len(leaf.conditions) for leaf in leaves)
+            size, total = size + conditions, total + conditions
             if size > MOST_ELEMENTS // 4:
                 self._groups += _paths(forest, group, factors)
                 group, size = [], 0
@@ -151,8 +158,8 @@ class _Leaf:
     conditions: list[tuple[int, bool, float]]
 
 
-def _leaves(forest: Forest, tree: int) -> list[_Leaf]:
-    """Nodes are counted over all trees."""
+def _leaves(forest: Forest, tree: int, most: int) -> list[_Leaf] | None:
+    """The leaves, with nodes counted over all trees; None if their paths have more than `most` conditions."""
     base = int(forest.starts[tree])
     cover = forest.cover
     found: list[_Leaf] = []
@@ -161,6 +168,9 @@ def _leaves(forest: Forest, tree: int) -> list[_Leaf]:
         here = open_nodes.pop()
         if forest.left[here.node] < 0:
             found.append(here)
+            most -= len(here.conditions)
+            if most < 0:
+                return None
             continue
         children = (base + int(forest.left[here.node]), True), (base + int(forest.right[here.node]), False)
         total = float(cover[here.node])
