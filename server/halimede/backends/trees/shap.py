@@ -81,7 +81,9 @@ class TreeShap:
         for tree in range(forest.trees):
             leaves = _leaves(forest, tree, MOST_CONDITIONS - total)
             if leaves is None:
-                text = f"model '{model}': treeshap_output needs trees with at most {MOST_CONDITIONS} splits on their paths"
+                text = (
+                    f"model '{model}': treeshap_output needs trees with at most {MOST_CONDITIONS} splits on their paths"
+                )
                 raise InferenceError(ErrorCode.UNSUPPORTED, text)
             values = _leaf_outputs(forest, tree, leaves, factors)
             self._expected += np.array([leaf.share for leaf in leaves]) @ values

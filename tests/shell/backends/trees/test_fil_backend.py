@@ -1,5 +1,6 @@
 """Files, read by the reader's process."""
 
+import contextlib
 import os
 import random
 import resource
@@ -87,7 +88,10 @@ def test_autocomplete_fills_in_tensors_and_batching(tmp_path, files):
     )
     asks = replace(config(None, shap=()), max_batch_size=0, input=())
     completed = BACKEND.autocomplete(asks, source(where.artifact, **{"default-max-batch-size": "7"}))
-    assert (completed.max_batch_size, [each.dims for each in (*completed.input, *completed.output)]) == (7, [(5,), (6,)])
+    assert (completed.max_batch_size, [each.dims for each in (*completed.input, *completed.output)]) == (
+        7,
+        [(5,), (6,)],
+    )
 
 
 def test_a_missing_file_is_named_with_what_is_there(tmp_path, files):
@@ -141,10 +145,8 @@ def test_a_reader_that_crashes_is_one_error(tmp_path, files):
 def test_reading_leaves_no_descriptors_behind(files):
     before = len(os.listdir("/proc/self/fd"))
     for name, kind in (("xgboost.json", "xgboost_json"), ("xgboost.json", "lightgbm")):
-        try:
+        with contextlib.suppress(InferenceError):
             read_file(files[0] / name, kind, "m", allow_unknown_field=False)
-        except InferenceError:
-            pass
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -175,7 +177,7 @@ def read_in_fork(path, kind):
             code = 1
             try:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(2)
+                signal.alarm(1)
                 silent = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(silent, 1)
                 os.dup2(silent, 2)
@@ -216,5 +218,5 @@ def fuzzed(path, kind, content, seeds):
 
 @pytest.mark.parametrize("kind", ["xgboost_json", "xgboost_ubj", "lightgbm", "treelite_checkpoint"])
 def test_what_treelite_makes_of_damaged_files_is_safe_to_run(tmp_path, files, kind):
-    found, passed = fuzzed(tmp_path / "m", kind, (files[0] / FILENAMES[kind]).read_bytes(), range(60))
+    found, passed = fuzzed(tmp_path / "m", kind, (files[0] / FILENAMES[kind]).read_bytes(), range(25))
     assert found >= passed > 0

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import lightgbm
 import numpy as np
+import psutil
 import pytest
 import treelite
 import xgboost
@@ -141,6 +142,25 @@ def test_instances_share_a_session_unless_they_have_threads_of_their_own(binary)
         assert (first._session is second._session) is share
         outputs = [each.run({"input__0": TEST}, ["output__0"], context(32))["output__0"] for each in (first, second)]
         assert outputs[0].tobytes() == outputs[1].tobytes()
+
+
+def test_loads_and_unloads_leave_no_memory_behind(multiclass):
+    settings = config([3], shap=[3, 6])
+
+    def cycles(count):
+        for _ in range(count):
+            model = TreeModel(settings, multiclass[1], read_options(settings, "m"), "m")
+            instances = [model.create_instance(CPU) for _ in range(2)]
+            for each in instances:
+                each.run({"input__0": TEST}, ["output__0", "treeshap_output"], context(32))
+                each.close()
+            model.close()
+        return psutil.Process().memory_info().rss
+
+    before = cycles(20)
+    threads = psutil.Process().num_threads()
+    assert cycles(20) - before <= 2 << 20
+    assert psutil.Process().num_threads() == threads
 
 
 def test_shap_values_are_those_of_xgboost_and_add_up(binary, multiclass):

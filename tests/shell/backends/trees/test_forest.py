@@ -146,7 +146,9 @@ def categories(found, right=False, default_left=False) -> Forest:
 
 @pytest.mark.parametrize("default_left", [False, True])
 @pytest.mark.parametrize("right", [False, True])
-@pytest.mark.parametrize("found", [[], [0], [1, 5], [0, 1, 2, 3, 63, 64, 2000], list(range(1500)), [2**32 - 1, 3]], ids=len)
+@pytest.mark.parametrize(
+    "found", [[], [0], [1, 5], [0, 1, 2, 3, 63, 64, 2000], list(range(1500)), [2**32 - 1, 3]], ids=len
+)
 def test_categories_lead_to_their_side(found, right, default_left):
     made = categories(found, right, default_left)
     values = [0, 1, 1.9, 2, 3, 5, 64, 2000, 1e9, -0.5, -1, -2, np.inf, -np.inf]
@@ -187,4 +189,6 @@ def test_thresholds_of_double_precision_are_exact():
 
 
 def test_varints_are_those_of_protobuf():
-    assert varints(np.array([0, 1, 127, 128, 300, 2**31 - 1, 2**32])) == bytes.fromhex("00 01 7f 8001 ac02 ffffffff07 8080808010")
+    assert varints(np.array([0, 1, 127, 128, 300, 2**31 - 1, 2**32])) == bytes.fromhex(
+        "00 01 7f 8001 ac02 ffffffff07 8080808010"
+    )
