@@ -21,7 +21,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 BASE_SECONDS, BYTES_PER_SECOND = 60, 1_000_000
-BASE_MEMORY, MEMORY_PER_BYTE = 4 << 30, 32
+BASE_MEMORY, MEMORY_PER_BYTE = 1 << 30, 32
 
 _MISSING, _REFUSED = 3, 4
 """Exit codes: a library is missing; the file was refused."""
@@ -29,10 +29,12 @@ _MISSING, _REFUSED = 3, 4
 _PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: |^\S+\.(?:cc|h):\d+: ")
 
 
-def read_file(path: Path, model_type: str, model: str, *, allow_unknown_field: bool) -> Forest:
+def read_file(
+    path: Path, model_type: str, model: str, *, allow_unknown_field: bool, base_seconds: int = BASE_SECONDS
+) -> Forest:
     """The forest in a file. INVALID_ARG if it is damaged or of another type; UNSUPPORTED without Treelite. Blocks."""
     size = path.stat().st_size
-    seconds = BASE_SECONDS + size // BYTES_PER_SECOND
+    seconds = base_seconds + size // BYTES_PER_SECOND
     # -P: the folder that the server was started in is not searched for modules.
     program = [sys.executable, "-P", "-m", __name__, str(path), model_type, str(int(allow_unknown_field)), str(seconds)]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -91,7 +93,7 @@ def _main(path: str, model_type: str, allow_unknown_field: str, seconds: str) ->
     except ImportError as error:
         print(f"treelite cannot be imported ({error})", file=sys.stderr)
         return _MISSING
-    _limit(Path(path).stat().st_size, int(seconds))
+    limit_process(Path(path).stat().st_size, int(seconds))
     try:
         forest = read_forest(Path(path), model_type, allow_unknown_field=allow_unknown_field == "1")
         with os.fdopen(answer, "wb") as file:
@@ -106,7 +108,8 @@ def import_treelite() -> None:
     import treelite  # noqa: F401
 
 
-def _limit(size: int, seconds: int) -> None:
+def limit_process(size: int, seconds: int) -> None:
+    """Bound this process: a file of `size` bytes may claim to be as large as it likes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_AS, (BASE_MEMORY + size * MEMORY_PER_BYTE,) * 2)

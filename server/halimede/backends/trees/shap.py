@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from halimede.backends.trees.forest import EQ, GE, GT, LE, LT, MOST_CATEGORY, Forest
 from halimede.core.types import ErrorCode, InferenceError
 
-MOST_ELEMENTS = 1 << 20
-"""Bounds the temporary arrays: elements of one chunk of rows and path features."""
+MOST_ELEMENTS = 1 << 17
+"""Bounds the temporary arrays: elements of one chunk of rows and path features. A megabyte stays in a core's cache."""
 
 MOST_CONDITIONS = 10_000_000
 """Splits on the paths to all leaves; they take about a gigabyte and a minute to prepare."""

@@ -6,6 +6,8 @@ import random
 import resource
 import signal
 import struct
+import subprocess
+import sys
 from dataclasses import replace
 
 import lightgbm
@@ -140,6 +142,25 @@ def test_a_reader_that_crashes_is_one_error(tmp_path, files):
         read_file(path, "lightgbm", "m", allow_unknown_field=False)
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert "the reader crashed (SIGSEGV): the file is damaged" in caught.value.message
+
+
+def test_a_reader_that_does_not_end_is_one_error(tmp_path, files):
+    # Every node is its own left child.
+    lines = (files[0] / "model.txt").read_text().split("\n")
+    endless = [
+        "left_child=" + " ".join(["0"] * len(line.split())) if line.startswith("left_child=") else line
+        for line in lines
+    ]
+    path = tmp_path / "model.txt"
+    path.write_text("\n".join(endless))
+    with pytest.raises(InferenceError, match="the reader did not end within 2 s"):
+        read_file(path, "lightgbm", "m", allow_unknown_field=False, base_seconds=2)
+
+
+def test_the_memory_of_a_reader_is_limited():
+    program = "from halimede.backends.trees.reader import limit_process; limit_process(1000, 60); bytearray(3 << 30)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert ended.stderr.endswith(b"MemoryError\n")
 
 
 def test_reading_leaves_no_descriptors_behind(files):
