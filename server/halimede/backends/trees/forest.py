@@ -36,20 +36,16 @@ REGRESSOR, ISOLATION_FOREST = 1, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Forest:
-    """All trees, with their nodes one after the other. `starts` has the first node of each tree, and the end.
+class Nodes:
+    """The nodes of all trees, one tree after the other.
 
-    Arrays per node: `left` and `right` are the children, counted from the first node of the tree, -1 for leaves.
-    `feature`, `threshold`, `comparison` and `default_left` describe the split; NaN follows `default_left`. A node with
-    `is_categorical` has `categories[category_start:category_stop]`, which lead to the left child, or to the right one
-    with `category_right`. `cover` is the number of training rows, or their weight; empty if the file has none.
-
-    The value of a leaf is `leaf_values[leaf_start:leaf_start + outputs of the tree]`. Tree t adds it to the outputs of
-    `target_id[t]` and `class_id[t]`; -1 stands for all. The model has targets * classes outputs; `base_scores` are
-    added to the sums, or to the averages with `average`.
+    `left` and `right` are the children, counted from the first node of the tree, -1 for leaves. `feature`, `threshold`,
+    `comparison` and `default_left` describe the split; NaN follows `default_left`. A node with `is_categorical` has the
+    forest's `categories[category_start:category_stop]`, which lead to the left child, or to the right one with
+    `category_right`. The values of a leaf begin at `leaf_start` of `leaf_values`. `cover` is the number of training
+    rows, or their weight; empty if the file has none.
     """
 
-    starts: NDArray[np.int64]
     left: NDArray[np.int32]
     right: NDArray[np.int32]
     feature: NDArray[np.int32]
@@ -60,9 +56,21 @@ class Forest:
     category_start: NDArray[np.int64]
     category_stop: NDArray[np.int64]
     category_right: NDArray[np.bool_]
-    categories: NDArray[np.uint32]
-    cover: NDArray[np.float64]
     leaf_start: NDArray[np.int64]
+    cover: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """All trees. `starts` has the first node of each tree, and the number of nodes.
+
+    A leaf has values for the outputs of its tree t: those of `target_id[t]` and `class_id[t]`, where -1 stands for all.
+    The model has targets * classes outputs; `base_scores` are added to the sums, or to the averages with `average`.
+    """
+
+    nodes: Nodes
+    starts: NDArray[np.int64]
+    categories: NDArray[np.uint32]
     leaf_values: NDArray[np.float64]
     target_id: NDArray[np.int32]
     class_id: NDArray[np.int32]
@@ -90,7 +98,7 @@ class Forest:
 
     @property
     def is_leaf(self) -> NDArray[np.bool_]:
-        return self.left < 0
+        return self.nodes.left < 0
 
     def tree_of_node(self) -> NDArray[np.int64]:
         return np.repeat(np.arange(self.trees), np.diff(self.starts))
@@ -112,37 +120,28 @@ class Forest:
         return 1 / np.maximum(trees, 1)
 
 
-NODE_ARRAYS = (
-    "left",
-    "right",
-    "feature",
-    "threshold",
-    "comparison",
-    "default_left",
-    "is_categorical",
-    "category_start",
-    "category_stop",
-    "category_right",
-    "leaf_start",
-)
-
-
 def to_arrays(forest: Forest) -> dict[str, Any]:
-    return {each.name: np.asarray(getattr(forest, each.name)) for each in fields(Forest)}
+    values = {each.name: getattr(forest.nodes, each.name) for each in fields(Nodes)}
+    values |= {each.name: getattr(forest, each.name) for each in fields(Forest) if each.name != "nodes"}
+    return {name: np.asarray(value) for name, value in values.items()}
 
 
 def from_arrays(arrays: dict[str, NDArray[Any]]) -> Forest:
-    """The inverse of `to_arrays`. ValueError for values of other types."""
+    """The inverse of `to_arrays`. KeyError for missing arrays, ValueError for arrays of other types."""
+    nodes = Nodes(**{each.name: _vector(arrays, each.name) for each in fields(Nodes)})
     values: dict[str, Any] = {}
     for each in fields(Forest):
-        array = arrays[each.name]
-        if array.ndim == 0:
-            values[each.name] = array.item()
-        elif array.ndim == 1 and array.dtype.kind in "iufb":
-            values[each.name] = array
-        else:
-            raise ValueError(f"{each.name} is {array.dtype}{list(array.shape)}")
-    return Forest(**values)
+        if each.name != "nodes":
+            array = arrays[each.name]
+            values[each.name] = array.item() if array.ndim == 0 else _vector(arrays, each.name)
+    return Forest(nodes=nodes, **values)
+
+
+def _vector(arrays: dict[str, NDArray[Any]], name: str) -> NDArray[Any]:
+    array = arrays[name]
+    if array.ndim != 1 or array.dtype.kind not in "iufb":
+        raise ValueError(f"{name} is {array.dtype}{list(array.shape)}")
+    return array
 
 
 def checked(forest: Forest, model: str) -> Forest:
@@ -157,10 +156,11 @@ def checked(forest: Forest, model: str) -> Forest:
 
 
 def _shape_problem(forest: Forest) -> str | None:
-    nodes = len(forest.left)
+    nodes = len(forest.nodes.left)
     if forest.trees < 1 or forest.starts[0] != 0 or forest.starts[-1] != nodes or (np.diff(forest.starts) < 1).any():
         return "it has no trees, or trees without nodes"
-    if any(len(getattr(forest, name)) != nodes for name in NODE_ARRAYS) or len(forest.cover) not in (0, nodes):
+    lengths = {each.name: len(getattr(forest.nodes, each.name)) for each in fields(Nodes)}
+    if lengths.pop("cover") not in (0, nodes) or set(lengths.values()) != {nodes}:
         return "its nodes are incomplete"
     if len(forest.target_id) != forest.trees or len(forest.class_id) != forest.trees:
         return "its trees are incomplete"
@@ -186,42 +186,47 @@ def _node_problem(forest: Forest) -> str | None:
     leaf = forest.is_leaf
     inner = ~leaf
     sizes = np.diff(forest.starts)[forest.tree_of_node()]
-    if not ((forest.right < 0) == leaf).all():
+    if not ((forest.nodes.right < 0) == leaf).all():
         return "a node has one child"
-    if (forest.left[inner] >= sizes[inner]).any() or (forest.right[inner] >= sizes[inner]).any():
+    if (forest.nodes.left[inner] >= sizes[inner]).any() or (forest.nodes.right[inner] >= sizes[inner]).any():
         return "a child of a node does not exist"
-    if (forest.feature[inner] < 0).any() or (forest.feature[inner] >= forest.features).any():
+    if (forest.nodes.feature[inner] < 0).any() or (forest.nodes.feature[inner] >= forest.features).any():
         return "a node splits on a feature that does not exist"
-    numeric = inner & ~forest.is_categorical
-    if ((forest.comparison[numeric] < LT) | (forest.comparison[numeric] > GE)).any():
+    numeric = inner & ~forest.nodes.is_categorical
+    if ((forest.nodes.comparison[numeric] < LT) | (forest.nodes.comparison[numeric] > GE)).any():
         return "a node has an unknown comparison"
-    if np.isnan(forest.threshold[numeric]).any():
+    if np.isnan(forest.nodes.threshold[numeric]).any():
         return "a node has no threshold"
-    starts, stops = forest.category_start, forest.category_stop
+    starts, stops = forest.nodes.category_start, forest.nodes.category_stop
+    needed = np.array([len(forest.output_ids(tree)) for tree in range(forest.trees)])[forest.tree_of_node()]
     if (starts < 0).any() or (stops < starts).any() or (stops > len(forest.categories)).any():
         return "a node has categories that do not exist"
-    needed = np.array([len(forest.output_ids(tree)) for tree in range(forest.trees)])[forest.tree_of_node()]
+    if (stops - starts)[inner].sum() > len(forest.categories) or needed[leaf].sum() > len(forest.leaf_values):
+        # What is written once and used often would take more memory than the file.
+        return "nodes share their categories or values"
     if (needed != forest.leaf_targets * forest.leaf_classes).any():
         return "its leaves have values for other outputs than its trees"
-    if (forest.leaf_start[leaf] < 0).any() or (forest.leaf_start + needed > len(forest.leaf_values))[leaf].any():
+    if (forest.nodes.leaf_start[leaf] < 0).any() or (forest.nodes.leaf_start + needed > len(forest.leaf_values))[
+        leaf
+    ].any():
         return "a leaf has no value"
     return None
 
 
 def _reachable(forest: Forest, model: str) -> Forest:
     base = forest.starts[:-1][forest.tree_of_node()]
-    seen = np.zeros(len(forest.left), np.bool_)
-    tests = np.maximum(1, forest.category_stop - forest.category_start)
-    steps = np.zeros(len(forest.left), np.int64)
+    seen = np.zeros(len(forest.nodes.left), np.bool_)
+    tests = np.maximum(1, forest.nodes.category_stop - forest.nodes.category_start)
+    steps = np.zeros(len(forest.nodes.left), np.int64)
     level = forest.starts[:-1]
     seen[level] = True
     while True:
-        inner = level[forest.left[level] >= 0]
+        inner = level[forest.nodes.left[level] >= 0]
         own = steps[inner] + tests[inner]
         if own.max(initial=0) > MOST_STEPS:
             text = f"model '{model}': a path of a tree has more than {MOST_STEPS} tests (each category is one)"
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
-        level = np.concatenate([forest.left[inner] + base[inner], forest.right[inner] + base[inner]])
+        level = np.concatenate([forest.nodes.left[inner] + base[inner], forest.nodes.right[inner] + base[inner]])
         if len(level) == 0:
             break
         if len(np.unique(level)) != len(level) or seen[level].any():
@@ -232,11 +237,11 @@ def _reachable(forest: Forest, model: str) -> Forest:
     if seen.all():
         return forest
     new = np.cumsum(seen) - 1
-    kept = {name: getattr(forest, name)[seen] for name in (*NODE_ARRAYS, *(("cover",) if len(forest.cover) else ()))}
+    nodes = {each.name: getattr(forest.nodes, each.name) for each in fields(Nodes)}
+    kept = {name: array[seen] if len(array) else array for name, array in nodes.items()}
     starts = np.concatenate([new[forest.starts[:-1]], [seen.sum()]])
     shift = np.repeat(starts[:-1], np.diff(starts))
     for name in ("left", "right"):
-        child = getattr(forest, name)
-        moved = new[np.where(child >= 0, child + base, 0)][seen] - shift
+        moved = new[np.where(nodes[name] >= 0, nodes[name] + base, 0)][seen] - shift
         kept[name] = np.where(kept[name] >= 0, moved, -1).astype(np.int32)
-    return replace(forest, starts=starts, **kept)
+    return replace(forest, starts=starts, nodes=Nodes(**kept))

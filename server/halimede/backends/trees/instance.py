@@ -67,7 +67,7 @@ class TreeInstance:
 
 
 def categorical_features(forest: Forest) -> NDArray[np.int32]:
-    return np.unique(forest.feature[forest.is_categorical & ~forest.is_leaf])
+    return np.unique(forest.nodes.feature[forest.nodes.is_categorical & ~forest.is_leaf])
 
 
 def with_categories(rows: NDArray[Any], columns: NDArray[np.int32]) -> NDArray[Any]:
@@ -84,7 +84,7 @@ def with_categories(rows: NDArray[Any], columns: NDArray[np.int32]) -> NDArray[A
 
 def check_categorical(forest: Forest, model: str) -> None:
     """UNSUPPORTED if a feature is categorical in one node and numeric in another one."""
-    numeric = np.unique(forest.feature[~forest.is_categorical & ~forest.is_leaf])
+    numeric = np.unique(forest.nodes.feature[~forest.nodes.is_categorical & ~forest.is_leaf])
     both = np.intersect1d(categorical_features(forest), numeric)
     if both.size:
         text = f"model '{model}': feature {both[0]} is categorical in some trees and numeric in others"

@@ -94,32 +94,32 @@ def _plain_nodes(forest: Forest) -> _Nodes:
     return _Nodes(
         tree=tree,
         number=np.arange(len(tree)) - forest.starts[tree],
-        feature=np.where(leaf, 0, forest.feature).astype(np.int64),
-        mode=np.where(leaf, 0, forest.comparison).astype(np.int64),
+        feature=np.where(leaf, 0, forest.nodes.feature).astype(np.int64),
+        mode=np.where(leaf, 0, forest.nodes.comparison).astype(np.int64),
         value=_thresholds(forest),
-        when_true=np.where(leaf, 0, forest.left).astype(np.int64),
-        when_false=np.where(leaf, 0, forest.right).astype(np.int64),
-        missing_is_true=(forest.default_left & ~leaf).astype(np.int64),
+        when_true=np.where(leaf, 0, forest.nodes.left).astype(np.int64),
+        when_false=np.where(leaf, 0, forest.nodes.right).astype(np.int64),
+        missing_is_true=(forest.nodes.default_left & ~leaf).astype(np.int64),
     )
 
 
 def _thresholds(forest: Forest) -> NDArray[np.float64]:
-    return np.where(forest.is_leaf | forest.is_categorical, 0, forest.threshold)
+    return np.where(forest.is_leaf | forest.nodes.is_categorical, 0, forest.nodes.threshold)
 
 
 def _with_category_chains(forest: Forest, nodes: _Nodes) -> _Nodes:
     """Each test for several categories as a chain of tests for one; the true branches lead to the same child."""
     added: list[tuple[int, int, int, float, int, int, int]] = []
     sizes = np.diff(forest.starts).tolist()
-    for at in np.flatnonzero(forest.is_categorical & ~forest.is_leaf).tolist():
-        found = forest.categories[forest.category_start[at] : forest.category_stop[at]]
+    for at in np.flatnonzero(forest.nodes.is_categorical & ~forest.is_leaf).tolist():
+        found = forest.categories[forest.nodes.category_start[at] : forest.nodes.category_stop[at]]
         values = [float(each) for each in np.unique(found[found <= MOST_CATEGORY]).tolist()] or [_NEVER]
-        hit, miss = int(forest.left[at]), int(forest.right[at])
-        missing_is_hit = bool(forest.default_left[at])
-        if forest.category_right[at]:
+        hit, miss = int(forest.nodes.left[at]), int(forest.nodes.right[at])
+        missing_is_hit = bool(forest.nodes.default_left[at])
+        if forest.nodes.category_right[at]:
             hit, miss, missing_is_hit = miss, hit, not missing_is_hit
         tree = int(nodes.tree[at])
-        feature, missing = int(forest.feature[at]), int(missing_is_hit)
+        feature, missing = int(forest.nodes.feature[at]), int(missing_is_hit)
         first = sizes[tree]
         sizes[tree] += len(values) - 1
         nexts = [*range(first, sizes[tree]), miss]
@@ -157,7 +157,7 @@ def _leaf_attributes(
         start, stop = forest.starts[tree], forest.starts[tree + 1]
         here = np.flatnonzero(leaf[start:stop])
         ids = forest.output_ids(tree)
-        at = forest.leaf_start[start + here][:, None] + np.arange(len(ids))
+        at = forest.nodes.leaf_start[start + here][:, None] + np.arange(len(ids))
         trees.append(np.full(at.size, tree))
         nodes.append(np.repeat(here, len(ids)))
         outputs.append(np.tile(ids, len(here)))

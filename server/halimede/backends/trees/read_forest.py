@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.backends.trees.forest import Forest
+from halimede.backends.trees.forest import Forest, Nodes
 
 CATEGORICAL = 2
 FLOAT64 = 3
@@ -63,8 +63,7 @@ def _forest(model: Any) -> Forest:  # Any: treelite has no complete types
     def joined(name: str, dtype: Any) -> NDArray[Any]:
         return np.concatenate([get(name).astype(dtype) for get in trees])
 
-    return Forest(
-        starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+    nodes = Nodes(
         left=joined("cleft", np.int32),
         right=joined("cright", np.int32),
         feature=joined("split_index", np.int32),
@@ -75,9 +74,13 @@ def _forest(model: Any) -> Forest:  # Any: treelite has no complete types
         category_start=np.concatenate(category_starts),
         category_stop=np.concatenate(category_stops),
         category_right=joined("category_list_right_child", np.bool_),
-        categories=joined("category_list", np.uint32),
-        cover=_cover(trees, sizes),
         leaf_start=np.concatenate(leaf_starts).astype(np.int64),
+        cover=_cover(trees, sizes),
+    )
+    return Forest(
+        nodes=nodes,
+        starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        categories=joined("category_list", np.uint32),
         leaf_values=np.concatenate(leaf_values),
         target_id=header("target_id").astype(np.int32),
         class_id=header("class_id").astype(np.int32),

@@ -22,6 +22,9 @@ from halimede.core.types import ErrorCode, InferenceError
 MOST_ELEMENTS = 1 << 17
 """Bounds the temporary arrays: elements of one chunk of rows and path features. A megabyte stays in a core's cache."""
 
+MOST_VALUES = 1 << 28
+"""A gigabyte of them; what a request asks for is many times as large as the request."""
+
 MOST_CONDITIONS = 10_000_000
 """Splits on the paths to all leaves; they take about a gigabyte and a minute to prepare."""
 
@@ -67,7 +70,7 @@ class TreeShap:
         if forest.targets > 1:
             text = f"model '{model}': treeshap_output needs a model with one target, the file has {forest.targets}"
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
-        if len(forest.cover) == 0:
+        if len(forest.nodes.cover) == 0:
             text = (
                 f"model '{model}': treeshap_output needs the number of training rows of each node, which the file lacks"
             )
@@ -98,19 +101,26 @@ class TreeShap:
     def values(self, rows: NDArray[np.float32], is_cancelled: Callable[[], bool]) -> NDArray[np.float32]:
         """SHAP values [rows, outputs, features + 1] of rows [rows, features]; the last column has the expected value.
 
-        They add up to the sums before postprocessing. Ends early, with wrong values, once `is_cancelled`.
+        They add up to the sums before postprocessing. Ends early, with wrong values, once `is_cancelled`. INVALID_ARG
+        for more values than an answer can have.
         """
         forest = self._forest
-        result = np.zeros((len(rows), forest.outputs, forest.features + 1))
-        result[:, :, -1] = self._expected
-        for paths in self._groups:
-            step = max(1, MOST_ELEMENTS // max(1, len(paths.element_share)))
-            for start in range(0, len(rows), step):
-                if is_cancelled():
-                    return result.astype(np.float32)
-                part = slice(start, start + step)
-                self._add(paths, rows[part], result[part])
-        return result.astype(np.float32)
+        row_size = forest.outputs * (forest.features + 1)
+        if len(rows) * row_size > MOST_VALUES:
+            text = f"treeshap_output of {len(rows)} rows would have more than {MOST_VALUES} values; send fewer rows"
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
+        result = np.zeros((len(rows), forest.outputs, forest.features + 1), np.float32)
+        step = max(1, MOST_ELEMENTS // max(row_size, *(len(paths.element_share) for paths in self._groups), 1))
+        for start in range(0, len(rows), step):
+            if is_cancelled():
+                break
+            part = slice(start, start + step)
+            sums = np.zeros(result[part].shape)
+            sums[:, :, -1] = self._expected
+            for paths in self._groups:
+                self._add(paths, rows[part], sums)
+            result[part] = sums
+        return result
 
     def _add(self, paths: _Paths, rows: NDArray[np.float32], result: NDArray[np.float64]) -> None:
         goes_left = decisions(self._forest, paths.nodes, rows)
@@ -133,10 +143,10 @@ class TreeShap:
 
 def decisions(forest: Forest, nodes: NDArray[np.int64], rows: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Whether each row goes left at each of `nodes`: [rows, nodes]."""
-    values = rows[:, forest.feature[nodes]]
-    threshold, comparison = forest.threshold[nodes], forest.comparison[nodes]
+    values = rows[:, forest.nodes.feature[nodes]]
+    threshold, comparison = forest.nodes.threshold[nodes], forest.nodes.comparison[nodes]
     left = np.zeros(values.shape, np.bool_)
-    numeric = ~forest.is_categorical[nodes]
+    numeric = ~forest.nodes.is_categorical[nodes]
     for number, compare in _COMPARE.items():
         chosen = numeric & (comparison == number)
         if chosen.any():
@@ -144,11 +154,11 @@ def decisions(forest: Forest, nodes: NDArray[np.int64], rows: NDArray[np.float32
     for at in np.flatnonzero(~numeric):
         node = nodes[at]
         column = values[:, at]
-        found = forest.categories[forest.category_start[node] : forest.category_stop[node]]
+        found = forest.categories[forest.nodes.category_start[node] : forest.nodes.category_stop[node]]
         is_category = (column >= 0) & (column <= MOST_CATEGORY)
         matches = is_category & np.isin(np.where(is_category, column, 0).astype(np.int64), found)
-        left[:, at] = matches != forest.category_right[node]
-    return np.where(np.isnan(values), forest.default_left[nodes], left)
+        left[:, at] = matches != forest.nodes.category_right[node]
+    return np.where(np.isnan(values), forest.nodes.default_left[nodes], left)
 
 
 @dataclass(slots=True)
@@ -163,18 +173,18 @@ class _Leaf:
 def _leaves(forest: Forest, tree: int, most: int) -> list[_Leaf] | None:
     """The leaves, with nodes counted over all trees; None if their paths have more than `most` conditions."""
     base = int(forest.starts[tree])
-    cover = forest.cover
+    cover = forest.nodes.cover
     found: list[_Leaf] = []
     open_nodes: list[_Leaf] = [_Leaf(base, 1.0, [])]
     while open_nodes:
         here = open_nodes.pop()
-        if forest.left[here.node] < 0:
+        if forest.nodes.left[here.node] < 0:
             found.append(here)
             most -= len(here.conditions)
             if most < 0:
                 return None
             continue
-        children = (base + int(forest.left[here.node]), True), (base + int(forest.right[here.node]), False)
+        children = (base + int(forest.nodes.left[here.node]), True), (base + int(forest.nodes.right[here.node]), False)
         total = float(cover[here.node])
         for child, is_left in children:
             share = float(cover[child]) / total if total > 0 else 0.0
@@ -186,7 +196,7 @@ def _leaves(forest: Forest, tree: int, most: int) -> list[_Leaf] | None:
 def _leaf_outputs(forest: Forest, tree: int, leaves: list[_Leaf], factors: NDArray[np.float64]) -> NDArray[np.float64]:
     """What each leaf adds to each output: [leaves, outputs]."""
     ids = forest.output_ids(tree)
-    starts = forest.leaf_start[[leaf.node for leaf in leaves]]
+    starts = forest.nodes.leaf_start[[leaf.node for leaf in leaves]]
     values = np.zeros((len(leaves), forest.outputs))
     values[:, ids] = forest.leaf_values[starts[:, None] + np.arange(len(ids))] * factors[ids]
     return values
@@ -211,7 +221,7 @@ def _paths(forest: Forest, group: list[tuple[int, list[_Leaf]]], factors: NDArra
             leaf_start.append(len(share))
             by_feature: dict[int, list[tuple[int, bool, float]]] = {}
             for condition in leaf.conditions:
-                by_feature.setdefault(int(forest.feature[condition[0]]), []).append(condition)
+                by_feature.setdefault(int(forest.nodes.feature[condition[0]]), []).append(condition)
             for each, splits in by_feature.items():
                 element_start.append(len(conditions))
                 conditions += [(node, is_left) for node, is_left, _ in splits]

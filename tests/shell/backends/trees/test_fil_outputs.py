@@ -180,7 +180,7 @@ def test_shap_values_are_those_of_lightgbm_and_add_up(tmp_path):
     data = lightgbm.Dataset(train, train[:, 3].astype(int) % 3, categorical_feature=[3])
     booster = lightgbm.train({**settings, "min_data_per_group": 1, "cat_smooth": 1, "max_cat_to_onehot": 1}, data, 4)
     forest = lightgbm_forest(tmp_path, booster)
-    assert forest.is_categorical.any()
+    assert forest.nodes.is_categorical.any()
     found = run(forest, config([3], shap=[18]), x, ["treeshap_output"])
     assert np.abs(found - booster.predict(x, pred_contrib=True)).max() < 1e-6
     sums = found.reshape(32, 3, 6).sum(axis=-1)
@@ -200,7 +200,7 @@ def test_shap_values_of_a_random_forest_add_up_to_its_averages(tmp_path):
 def test_shap_values_of_many_small_chunks_are_the_same(binary, monkeypatch):
     settings = config([1], shap=[6])
     whole = run(binary[1], settings, TEST, ["treeshap_output"])
-    monkeypatch.setattr(shap_module, "MOST_ELEMENTS", 64)
+    monkeypatch.setattr(shap_module, "MOST_ELEMENTS", 64)  # also smaller groups of trees
     chunks = run(binary[1], settings, TEST, ["treeshap_output"])
     assert np.abs(whole - chunks).max() < 1e-6
 
@@ -215,7 +215,7 @@ def test_shap_values_stop_for_a_cancelled_batch(binary):
 def test_shap_values_that_cannot_be_computed_are_refused(binary, multiclass, monkeypatch, tmp_path):
     forest = binary[1]
     with pytest.raises(InferenceError, match="number of training rows of each node"):
-        run(replace(forest, cover=np.zeros(0)), config([1], shap=[6]), TEST)
+        run(replace(forest, nodes=replace(forest.nodes, cover=np.zeros(0))), config([1], shap=[6]), TEST)
     labels = np.stack([targets(TRAIN), targets(TRAIN)], axis=1).astype(float)
     booster = xgboost.train({"nthread": 1, "max_depth": 2}, xgboost.DMatrix(TRAIN, label=labels), 2)
     several = xgboost_forest(tmp_path, booster)
@@ -224,6 +224,13 @@ def test_shap_values_that_cannot_be_computed_are_refused(binary, multiclass, mon
     monkeypatch.setattr(shap_module, "MOST_CONDITIONS", 10)
     with pytest.raises(InferenceError, match="at most 10 splits"):
         run(forest, config([1], shap=[6]), TEST)
+
+
+def test_more_shap_values_than_an_answer_can_have_are_refused(binary):
+    shap = shap_module.TreeShap(replace(binary[1], features=2**20), "m")
+    with pytest.raises(InferenceError, match="send fewer rows") as caught:
+        shap.values(np.broadcast_to(np.float32(0), (256, 2**20)), lambda: False)
+    assert caught.value.code is ErrorCode.INVALID_ARG
 
 
 def test_a_model_with_one_leaf_answers(tmp_path):

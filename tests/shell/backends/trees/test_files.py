@@ -28,7 +28,7 @@ def test_the_type_follows_from_the_default_name():
     assert default_type(["labels.txt"]) is None
 
 
-def test_the_type_of_another_name_follows_from_the_content_else_the_suffix_else_triton():
+def test_the_type_of_another_name_follows_from_content_then_suffix():
     assert type_of("m.bin", b"tree\n") == "lightgbm"
     assert type_of("m.tl", b"\0\0\0?") == "treelite_checkpoint"
     assert type_of("m.bin", b"\0\0\0?") == "xgboost"

@@ -3,7 +3,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from halimede.backends.trees.forest import MOST_STEPS, Forest, checked, from_arrays, to_arrays
+from halimede.backends.trees.forest import MOST_STEPS, Forest, Nodes, checked, from_arrays, to_arrays
 from halimede.backends.trees.onnx_file import varints
 from halimede.backends.trees.shap import TreeShap
 from halimede.core.types import ErrorCode, InferenceError
@@ -14,8 +14,7 @@ def forest(left=(1, -1, -1), right=(2, -1, -1), feature=(0, 0, 0), values=(0, 1,
     """One tree that compares with 0."""
     nodes = len(left)
     zeros = np.zeros(nodes, np.int64)
-    made = Forest(
-        starts=np.array([0, nodes]),
+    parts = Nodes(
         left=np.array(left, np.int32),
         right=np.array(right, np.int32),
         feature=np.array(feature, np.int32),
@@ -26,9 +25,14 @@ def forest(left=(1, -1, -1), right=(2, -1, -1), feature=(0, 0, 0), values=(0, 1,
         category_start=zeros,
         category_stop=zeros,
         category_right=np.zeros(nodes, np.bool_),
-        categories=np.zeros(0, np.uint32),
-        cover=np.zeros(0),
         leaf_start=np.arange(nodes),
+        cover=np.zeros(0),
+    )
+    changed = {each.name: other.pop(each.name) for each in fields(Nodes) if each.name in other}
+    made = Forest(
+        nodes=replace(parts, **changed),
+        starts=np.array([0, nodes]),
+        categories=np.zeros(0, np.uint32),
         leaf_values=np.array(values, np.float64),
         target_id=np.zeros(1, np.int32),
         class_id=np.zeros(1, np.int32),
@@ -50,13 +54,13 @@ def forest(left=(1, -1, -1), right=(2, -1, -1), feature=(0, 0, 0), values=(0, 1,
 
 
 def test_a_forest_of_arrays_is_the_same_forest():
-    made = forest()
-    again = from_arrays(to_arrays(made))
-    assert {each.name: np.asarray(getattr(again, each.name)).tolist() for each in fields(Forest)} == {
-        name: array.tolist() for name, array in to_arrays(made).items()
+    arrays = to_arrays(forest())
+    again = to_arrays(from_arrays(arrays))
+    assert {name: array.tolist() for name, array in again.items()} == {
+        name: array.tolist() for name, array in arrays.items()
     }
     with pytest.raises(ValueError, match="left is"):
-        from_arrays(to_arrays(made) | {"left": np.array(["a"])})
+        from_arrays(arrays | {"left": np.array(["a"])})
 
 
 @pytest.mark.parametrize(
@@ -75,6 +79,12 @@ def test_a_forest_of_arrays_is_the_same_forest():
         ({"leaf_start": np.array([0, 1, -1])}, "a leaf has no value"),
         ({"category_stop": np.array([1, 0, 0])}, "categories that do not exist"),
         ({"category_start": np.array([-1, 0, 0])}, "categories that do not exist"),
+        (
+            {"categories": np.zeros(1), "left": [1, 3, -1, -1, -1]}
+            | {"right": [2, 4, -1, -1, -1], "feature": [0] * 5, "category_stop": np.ones(5, int), "values": [0] * 5},
+            "share their categories",
+        ),
+        ({"leaf_start": np.zeros(3, int), "leaf_values": np.zeros(1)}, "share their categories or values"),
         ({"class_id": np.array([1])}, "a class that does not exist"),
         ({"target_id": np.array([-2])}, "a target that does not exist"),
         ({"base_scores": np.zeros(2)}, "1 outputs and 2 base scores"),
@@ -125,7 +135,11 @@ def test_nodes_that_no_row_reaches_are_left_out():
         left=(3, 2, 1, -1, -1), right=(4, 2, 1, -1, -1), feature=[0] * 5, values=(0, 0, 0, 5, 7), cover=np.ones(5)
     )
     kept = checked(loose, "m")
-    assert (kept.left.tolist(), kept.right.tolist(), kept.starts.tolist()) == ([1, -1, -1], [2, -1, -1], [0, 3])
+    assert (kept.nodes.left.tolist(), kept.nodes.right.tolist(), kept.starts.tolist()) == (
+        [1, -1, -1],
+        [2, -1, -1],
+        [0, 3],
+    )
     x = np.array([[-1], [1]], np.float32)
     assert run(kept, config([1], features=1), x).tolist() == [[5], [7]]
 

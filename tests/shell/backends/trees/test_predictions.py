@@ -174,7 +174,7 @@ def test_xgboost_categories_answer_as_the_library(tmp_path):
     matrix = xgboost.DMatrix(train, label=labels, feature_types=types, enable_categorical=True)
     booster = xgboost.train({"max_depth": 4, "max_cat_to_onehot": 1, "nthread": 1}, matrix, 6)
     forest = xgboost_forest(tmp_path, booster)
-    assert forest.is_categorical.any()
+    assert forest.nodes.is_categorical.any()
     # XGBoost refuses invalid categories; Treelite's interpreter, like Triton, takes them as of no category.
     outside = treelite.gtil.predict(treelite.frontend.from_xgboost(booster), x, nthread=1)
     close(run(forest, config([1]), x), outside)
@@ -191,7 +191,7 @@ def test_lightgbm_categories_answer_as_the_library(tmp_path):
     settings = {"objective": "binary", "num_leaves": 12, "verbose": -1, "num_threads": 1, "min_data_per_group": 1}
     booster = lightgbm.train({**settings, "cat_smooth": 1, "max_cat_to_onehot": 1}, data, 6)
     forest = lightgbm_forest(tmp_path, booster)
-    assert forest.is_categorical.any()
+    assert forest.nodes.is_categorical.any()
     close(run(forest, config([1]), x), booster.predict(x))
 
 
