@@ -6,6 +6,7 @@ from pathlib import Path
 
 import joblib
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
@@ -175,3 +176,21 @@ def test_the_server_itself_imports_neither_treelite_nor_scikit_learn(server):
     maps = Path(f"/proc/{server.process.pid}/maps").read_text()
     assert "onnxruntime" in maps
     assert not [name for name in ("/treelite/", "/sklearn/", "/scipy/") if name in maps]
+
+
+@pytest.mark.parametrize("times", [3, pytest.param(100, marks=[pytest.mark.load, pytest.mark.timeout(1200)])])
+def test_loads_and_unloads_leave_nothing_behind(server, times):
+    process = psutil.Process(server.process.pid)
+
+    def again():
+        assert server.post("/v2/repository/models/fraud/unload").status == 200
+        wait_until(lambda: server.get("/v2/models/fraud/ready").status != 200, "the unload", server)
+        assert server.post("/v2/repository/models/fraud/load").status == 200
+        return process.memory_info().rss, process.num_fds(), process.num_threads()
+
+    again()
+    memory, *others = again()
+    for _ in range(times):
+        last_memory, *last_others = again()
+    assert last_memory - memory <= 4 << 20
+    assert last_others == others
