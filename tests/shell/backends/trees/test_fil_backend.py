@@ -162,6 +162,20 @@ def test_the_memory_of_a_reader_is_limited():
     assert ended.stderr.endswith(b"MemoryError\n")
 
 
+def test_without_treelite_the_error_names_the_extra(tmp_path, files, monkeypatch):
+    (tmp_path / "treelite.py").write_text("raise ImportError('no treelite')")
+    monkeypatch.chdir(tmp_path)
+    # Modules in the current folder are not imported.
+    assert read_file(files[0] / "model.txt", "lightgbm", "m", allow_unknown_field=False).trees == 3
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(InferenceError) as caught:
+        read_file(files[0] / "model.txt", "lightgbm", "m", allow_unknown_field=False)
+    assert caught.value == InferenceError(
+        ErrorCode.UNSUPPORTED,
+        "model 'm': treelite cannot be imported (no treelite); install halimede[trees]",
+    )
+
+
 def test_reading_leaves_no_descriptors_behind(files):
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(InferenceError):
