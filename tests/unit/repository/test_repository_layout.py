@@ -66,6 +66,13 @@ def found(config: ModelConfig, name: str = "m", files: tuple[str, ...] = ()) -> 
         (("helpers.py", "model.py"), "python", ""),
         (("model.dali",), "dali", ""),
         (("dali.py",), "dali", ""),
+        (("xgboost.json",), "fil", ""),
+        (("labels.txt", "xgboost.ubj"), "fil", ""),
+        (("xgboost.model",), "fil", ""),
+        (("checkpoint.tl",), "fil", ""),
+        (("model.txt",), "fil", ""),
+        (("model.joblib",), "sklearn", ""),
+        (("model.pkl",), "sklearn", ""),
         (("model.py", "model.onnx"), "onnxruntime", "onnxruntime_onnx"),
     ],
 )

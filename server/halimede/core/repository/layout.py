@@ -59,14 +59,28 @@ DEFAULT_ARTIFACTS = (
     Artifact("model.py", "python"),
     Artifact("model.dali", "dali"),
     Artifact("dali.py", "dali"),
+    Artifact("xgboost.ubj", "fil"),
+    Artifact("xgboost.json", "fil"),
+    Artifact("xgboost.model", "fil"),
+    Artifact("checkpoint.tl", "fil"),
+    Artifact("model.txt", "fil"),
+    Artifact("model.joblib", "sklearn"),
+    Artifact("model.pkl", "sklearn"),
 )
 """If a version directory contains several of them, the first in this order decides, as in Triton."""
 
 PLATFORMS = {artifact.platform: artifact.backend for artifact in DEFAULT_ARTIFACTS if artifact.platform}
 """Backend by platform name, without ENSEMBLE_PLATFORM, which has no backend."""
 
+# Many files that are no models have these suffixes.
+_COMMON_SUFFIXES = frozenset({".json", ".txt"})
+
 # The first of each suffix, as DEFAULT_ARTIFACTS has them.
-_SUFFIXES = {PurePath(artifact.filename).suffix: artifact for artifact in reversed(DEFAULT_ARTIFACTS)}
+_SUFFIXES = {
+    suffix: artifact
+    for artifact in reversed(DEFAULT_ARTIFACTS)
+    if (suffix := PurePath(artifact.filename).suffix) not in _COMMON_SUFFIXES
+}
 
 ENSEMBLE_PLATFORM = "ensemble"
 
