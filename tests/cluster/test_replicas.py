@@ -3,10 +3,14 @@
 import json
 from typing import Any
 
+from cluster.fake_nodes import MARK
+from cluster.metrics import PlayedMetrics
 from cluster.operators import Operator, Place
 from cluster.spaces import eventually
 
 NOWHERE = {"nodeSelector": {"nowhere": "yes"}}
+ON_FAKE_NODES = {"nodeSelector": {MARK: "fake"}, "tolerations": [{"key": MARK, "operator": "Exists"}]}
+AT_ONCE = {"scaleUp": {"stabilizationWindowSeconds": 0}}
 
 
 def scaled(place: Place, **spec: Any) -> None:
@@ -153,3 +157,43 @@ def test_zero_by_the_hpa_is_used_or_its_refusal_reported(place: Place) -> None:
         refused = {what: count for what, count in (place.writes() - before).items() if "horizontal" in what}
         assert refused == {}
     assert least in (0, 1)
+
+
+def test_the_operators_hpa_follows_played_metrics(place: Place, played_metrics: PlayedMetrics) -> None:
+    own, operator = place.own, place.start().ready()
+    own.fake_nodes.add(1)
+    try:
+        place.model(
+            "digits", suspend=False, scheduling=ON_FAKE_NODES, autoscaling={"maxReplicas": 5, "behavior": AT_ONCE}
+        )
+        pods = f"/api/v1/namespaces/{place.namespace}/pods"
+
+        def running() -> list[str]:
+            return [
+                each["metadata"]["name"]
+                for each in own.api.get(pods)["items"]
+                if each["status"].get("phase") == "Running"
+            ]
+
+        def active() -> dict[str, str]:
+            found = (own.api.get(f"{place.models}/digits").get("status") or {}).get("conditions", [])
+            return next((each for each in found if each["type"] == "AutoscalingActive"), {})
+
+        first = eventually(running, "the first pod", 30, operator.check)[0]
+        # Pods without a value count as 0 when replicas are added.
+        both = {"halimede_queue_requests": {first: "11"}, "halimede_instance_busy_ratio": {first: "1"}}
+        played_metrics.play(place.namespace, both)
+        eventually(lambda: len(running()) == 3, "three replicas", 30, operator.check)
+        eventually(lambda: active().get("status") == "True", "AutoscalingActive", 30, operator.check)
+        # One metric fails, and the other one asks for no fewer replicas: only the message tells it.
+        played_metrics.play(place.namespace, {**both, "halimede_instance_busy_ratio": None})
+        eventually(
+            lambda: "no value of halimede_instance_busy_ratio" in active()["message"],
+            "it to be named",
+            30,
+            operator.check,
+        )
+        assert active()["status"] == "True"
+    finally:
+        place.kubectl("delete", "inferencemodels", "--all")
+        own.fake_nodes.remove()
