@@ -152,6 +152,15 @@ class Checks(Protocol):
         """Raise every error that `load` and `create_instance` would find in this configuration and model file."""
 
 
+@runtime_checkable
+class Unpickles(Protocol):
+    """An optional extension of `Backend`: it unpickles files of a model, which can execute any code."""
+
+    unpickles: tuple[str, ...]
+    """Patterns of the names of these files, such as `("*.joblib",)`. A server with --allow-pickle=false refuses models
+    with such a file, unless its content shows that it is no pickle."""
+
+
 class Backend(Protocol):
     """One way to run models. Stateless: the server makes one object per backend and calls it from several threads."""
 
