@@ -277,7 +277,7 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
             where = source(entry, plan.config, plan.backend, version, options)
             if plan.isolation == PROCESS:
                 with _errors_of(version, plan.versions):
-                    isolated = _isolated(plan.config, plan.backend, where, len(plan.placements), options)
+                    isolated = isolated_version(plan.config, plan.backend, where, len(plan.placements), options)
                 made = PreparedVersion(version, plan.config, None, plan.placements, isolated)
             else:
                 with _faults_of(where, plan.versions):
@@ -373,7 +373,7 @@ def _backend_origin(config: ModelConfig) -> str:
     return "follows from backend" if config.backend else "model directory"
 
 
-def _isolated(
+def isolated_version(
     config: ModelConfig, backend: Backend, where: ModelSource, instances: int, options: LoadOptions
 ) -> Isolated:
     """How the version runs in processes. Raises InferenceError if its execution environment cannot be used."""
@@ -400,7 +400,7 @@ def _completed_in_process(
         default_count=backend.default_instance_count,
         backend_gpu=backend.supports_gpu(),
     )
-    isolated = _isolated(replace(shown, instance_group=groups), backend, where, 1, options)
+    isolated = isolated_version(replace(shown, instance_group=groups), backend, where, 1, options)
     spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU"))
     try:
         completed = complete_config(spec, isolated.program, options.launcher, abandon)
