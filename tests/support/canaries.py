@@ -113,6 +113,9 @@ class PicklerBackend(PlainBackend):
         tensors = (TensorSignature("IN", DataType.FP32, (-1, 2)),), (TensorSignature("OUT", DataType.FP32, (-1, 2)),)
         return complete(config, ModelSignature(*tensors))[0]
 
+    def check(self, config, source):
+        self.load(config, source)
+
     def load(self, config, source):
         return Model(pickle.loads(source.artifact.read_bytes()))
 

@@ -149,7 +149,10 @@ class Checks(Protocol):
     """An optional extension of `Backend`: a check of a model without loading it."""
 
     def check(self, config: ModelConfig, source: ModelSource) -> None:
-        """Raise every error that `load` and `create_instance` would find in this configuration and model file."""
+        """Raise every error that `load` and `create_instance` would find in this configuration and model file.
+
+        Called in a worker process for a model that runs in worker processes, like `autocomplete`.
+        """
 
 
 @runtime_checkable

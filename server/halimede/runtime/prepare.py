@@ -62,7 +62,7 @@ from halimede.runtime.repository import ModelEntry, read_labels
 from halimede.runtime.strategies import find_strategy, make_strategy, strategy_libraries
 from halimede.workers.abandon import Abandon
 from halimede.workers.launcher import Launcher
-from halimede.workers.process.completion import complete_config
+from halimede.workers.process.completion import check_model, complete_config
 from halimede.workers.process.program import Program
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         for version in versions:
             where = source(entry, config, backend, version, options)
             with _errors_of(version, versions):
-                check_artifact(backend, config.backend, where, allow_pickle=options.allow_pickle)
+                check_artifact(backend, config, where, allow_pickle=options.allow_pickle)
         if options.autocomplete:
             where = source(entry, config, backend, versions[-1], options)
             complete: Callable[[ModelConfig, ModelSource], ModelConfig] = backend.autocomplete
@@ -310,7 +310,11 @@ def check_versions(entry: ModelEntry, plan: LoadPlan, options: LoadOptions, aban
         # The completion of the configuration has already imported the last version.
         is_imported = options.autocomplete and version == plan.versions[-1]
         with _faults_of(where, plan.versions):
-            if isinstance(plan.backend, Checks):
+            if isinstance(plan.backend, Checks) and plan.isolation == PROCESS:
+                isolated = isolated_version(plan.config, plan.backend, where, 1, options)
+                spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU"))
+                check_model(spec, isolated.program, options.launcher, abandon)
+            elif isinstance(plan.backend, Checks):
                 plan.backend.check(plan.config, where)
             elif isinstance(plan.backend, PythonBackend) and not is_imported:
                 _completed_in_process(plan.config, where, backend=plan.backend, options=options, abandon=abandon)

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from halimede.backends.api import ModelSource
 from halimede.backends.discover import installed_backend
+from halimede.backends.onnxruntime import OnnxRuntimeBackend
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.inventory import Inventory
 from halimede.core.repository.layout import detect_backend
 from halimede.core.types import InferenceError
+from halimede.runtime.file_checks import MOST_CHECKED, check_artifact
 from halimede.runtime.file_look import look_at
 from halimede.runtime.prepare import LoadOptions, load_model, plan_model
 from halimede.runtime.repository import ModelRepository, is_model_file
@@ -167,6 +170,37 @@ def test_pickles_beside_the_model_file_are_refused_too(tmp_path: Path, pickler: 
     directory = put(put(tmp_path / "m", "model.json", b"{}"), "scaler.pkl", SAMPLES["pickle"][1])
     write_config(directory, 'backend: "pickler"\ndefault_model_filename: "model.json"')
     assert "'scaler.pkl' is a pickle" in refusal(directory, replace(OPTIONS, allow_pickle=False))
+
+
+def test_a_version_directory_as_artifact_is_searched_for_pickles(tmp_path: Path, pickler: dict[str, str]) -> None:
+    assert pickler
+    options = replace(OPTIONS, allow_pickle=False)
+    directory = put(tmp_path / "m", "scaler.pkl", SAMPLES["pickle"][1])
+    write_config(directory, 'backend: "pickler"\ndefault_model_filename: "."')
+    assert "'scaler.pkl' is a pickle" in refusal(directory, options)
+    for number in range(MOST_CHECKED):
+        (directory / "1" / f"{number}.pkl").write_bytes(b"")
+    assert "has more than 100 files that may be pickles" in refusal(directory, options)
+
+
+def test_other_runtimes_of_a_backend_may_have_other_files(tmp_path: Path) -> None:
+    backend = OnnxRuntimeBackend()
+    config = ModelConfig(backend="pytorch", runtime="model.py")
+    for kind, is_refused in {"torch.save": False, "lfs": True, "html": True, "empty": True}.items():
+        put(tmp_path / "m", "model.pt", SAMPLES[kind][1])
+        where = ModelSource("m", 1, tmp_path / "m", tmp_path / "m" / "1" / "model.pt")
+        if is_refused:
+            with pytest.raises(InferenceError):
+                check_artifact(backend, config, where, allow_pickle=True)
+        else:
+            check_artifact(backend, config, where, allow_pickle=True)
+
+
+def test_well_known_files_of_a_version_directory_are_looked_at(tmp_path: Path) -> None:
+    put(tmp_path / "m", "xgboost.json", SAMPLES["html"][1])
+    where = ModelSource("m", 1, tmp_path / "m", tmp_path / "m" / "1")
+    with pytest.raises(InferenceError, match=r"'xgboost\.json' is an HTML page"):
+        check_artifact(OnnxRuntimeBackend(), ModelConfig(backend="fil"), where, allow_pickle=True)
 
 
 def test_a_recognized_pickle_is_refused_for_backends_that_declare_nothing(tmp_path: Path) -> None:
