@@ -74,9 +74,9 @@ def test_the_text_says_what_the_file_is_and_what_would_be_right(
 
 def test_pickles_are_wanted_where_the_backend_unpickles_them() -> None:
     for kind in (FileKind.PICKLE, FileKind.TORCH_SAVE, FileKind.COMPRESSED):
-        assert file_problem("sklearn", "model.joblib", Look(kind), ("*.joblib",)) is None
-        assert file_problem("sklearn", "model.joblib", Look(kind), ("*.pkl",)) is not None
-    assert file_problem("sklearn", "model.joblib", Look(FileKind.HTML), ("*.joblib",)) is not None
+        assert file_problem("pytorch", "model.pth", Look(kind), ("*.pth",)) is None
+        assert file_problem("pytorch", "model.pth", Look(kind), ("*.pkl",)) is not None
+    assert file_problem("pytorch", "model.pth", Look(FileKind.HTML), ("*.pth",)) is not None
 
 
 @pytest.mark.parametrize("kind", FileKind)

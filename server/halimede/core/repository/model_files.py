@@ -22,7 +22,7 @@ TAKES: Mapping[str, tuple[FileKind, ...]] = {
         *(FileKind.XGBOOST_JSON, FileKind.XGBOOST_UBJ, FileKind.XGBOOST_BINARY, FileKind.LIGHTGBM),
         FileKind.TREELITE,
     ),
-    "sklearn": (FileKind.SKOPS,),
+    "sklearn": (FileKind.PICKLE, FileKind.COMPRESSED),
 }
 """The kinds that each backend loads, besides those that it unpickles. Files of other backends are not checked."""
 
@@ -56,6 +56,7 @@ _ADVICE: Mapping[FileKind, str] = {
     FileKind.KERAS: "export the model as a SavedModel, with model.export in Keras",
     FileKind.HDF5: "export the model as a SavedModel, with model.export in Keras",
     FileKind.PICKLE: "it is no file that this backend unpickles",
+    FileKind.SKOPS: "write the model with joblib.dump, or convert it to ONNX",
     FileKind.PMML: "convert it to ONNX",
     FileKind.SAFETENSORS: "it has weights without a program; a python model can read it",
     FileKind.GGUF: "it has weights without a program; a python model can read it",
