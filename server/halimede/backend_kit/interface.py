@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from halimede.backend_kit.subject import NotTried, Subject, Wrong, failure_of, text_of
+from halimede.backend_kit.subject import NotTried, Subject, Wrong, artifact_bytes, failure_of, text_of
 from halimede.backends.api import BackendModel, Checks, ModelSource, Unpickles
 from halimede.core.types import InferenceError
 
@@ -73,8 +73,8 @@ def check_load(subject: Subject) -> str:
 def broken_copies(subject: Subject) -> Iterator[list[tuple[str, ModelSource]]]:
     """Copies of the model whose file is missing, empty, cut or of another format, each with what is wrong."""
     original = subject.source
-    if not subject.backend.default_model_filename or not original.artifact.exists():
-        raise NotTried("models of this backend have no file")
+    if not artifact_bytes(original.artifact):
+        raise NotTried("the model has no file")
     with tempfile.TemporaryDirectory() as folder:
         made = []
         for what in ("missing", "empty", "cut in half", "of another format"):
