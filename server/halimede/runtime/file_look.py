@@ -1,5 +1,6 @@
 """Look at a model file: a bounded number of small reads, whatever its size. Nothing of it is parsed or executed."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -25,8 +26,10 @@ def look_at(path: Path) -> Look | None:
     try:
         # Without O_NONBLOCK the open of a FIFO waits for a writer that may never come.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENXIO):
+            return None
+        raise
     try:
         info = os.fstat(descriptor)
         if stat.S_ISDIR(info.st_mode):

@@ -1,6 +1,7 @@
 """What a load finds in the files of a model before its backend gets them, also by the commands that only look."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,6 +155,11 @@ def test_other_files_are_not_looked_at(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert look_at(tmp_path / "pipe") is None
     assert look_at(tmp_path / "nothing") is None
+    (tmp_path / "file").touch()
+    assert look_at(tmp_path / "file" / "below") is None
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        assert look_at(tmp_path / "s") is None
 
 
 def test_pickles_are_refused_where_they_are_not_allowed(tmp_path: Path, pickler: dict[str, str]) -> None:
