@@ -6,11 +6,13 @@ backend unpickles a file that it refuses.
 """
 
 import pickle
+import subprocess
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.model_files import SAMPLES
 from support.models import write_config
 from support.plugin import PLAIN_BACKEND, install_backend
 
@@ -54,7 +56,7 @@ def write_python(directory: Path, marker: Path) -> None:
 def write_sklearn(directory: Path, marker: Path) -> None:
     (directory / "1").mkdir(parents=True)
     (directory / "1" / "model.joblib").write_bytes(pickled(marker))
-    write_config(directory, f'backend: "sklearn"\ndefault_model_filename: "model.joblib"\n{TENSORS}')
+    write_config(directory, 'backend: "sklearn"')
 
 
 def write_pytorch(directory: Path, marker: Path) -> None:
@@ -63,6 +65,32 @@ def write_pytorch(directory: Path, marker: Path) -> None:
         archive.writestr("m/data.pkl", pickled(marker))
         archive.writestr("m/version", "3\n")
     write_config(directory, f'backend: "pytorch"\n{TENSORS}')
+
+
+LIBRARY = """
+#include <stdio.h>
+#include <unistd.h>
+__attribute__((constructor)) static void opened(void) {{
+    FILE *file = fopen("{marker}", "a");
+    fprintf(file, "%d\\n", (int)getpid());
+    fclose(file);
+}}
+"""
+
+
+def write_openvino(directory: Path, marker: Path) -> None:
+    """A model that names a library with operations of its own."""
+    (directory / "1").mkdir(parents=True)
+    (directory / "1" / "model.xml").write_bytes(SAMPLES["openvino"][1])
+    (directory / "1" / "model.bin").touch()
+    source, library = directory / "1" / "library.c", directory / "1" / "library.so"
+    source.write_text(LIBRARY.format(marker=marker))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    parameters = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+        for key, value in {"ISOLATION": "process", "CPU_EXTENSION_PATH": str(library)}.items()
+    )
+    write_config(directory, f'backend: "openvino"\n{parameters}')
 
 
 def write_pickler(directory: Path, marker: Path) -> None:
@@ -86,8 +114,9 @@ class Writer:
 CANARIES = {
     "python": Writer(write_python),
     "pickler": Writer(write_pickler),
-    # They may refuse the file before they unpickle it.
-    "sklearn": Writer(write_sklearn, executes=False),
+    "openvino": Writer(write_openvino),
+    "sklearn": Writer(write_sklearn),
+    # It refuses the file before it unpickles it.
     "pytorch": Writer(write_pytorch, executes=False),
 }
 """By backend. `pickler` is a plug-in of these tests."""
