@@ -3,6 +3,8 @@
 Every installed backend that has a canary is covered: see `support.canaries`.
 """
 
+import http.client
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from halimede.backends.discover import backend_names
 from support.canaries import CANARIES, install_pickler, write_careless, write_python
 from support.server import RunningServer, start_server, wait_until
 
+LIMIT_S = 300.0
+pytestmark = pytest.mark.timeout(900)
 INSTALLED = sorted({*backend_names(), "pickler"} & CANARIES.keys())
 
 
@@ -41,6 +45,18 @@ def server(folder: Path, environment: dict[str, str]) -> Iterator[RunningServer]
     running.kill()
 
 
+def load(server: RunningServer, model: str) -> tuple[int, str]:
+    """The status of a load call, and the error. A worker that imports a large library may take long."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=LIMIT_S)
+    try:
+        connection.request("POST", f"/v2/repository/models/{model}/load")
+        response = connection.getresponse()
+        body = response.read()
+        return response.status, json.loads(body)["error"] if body else ""
+    finally:
+        connection.close()
+
+
 def pids(marker: Path) -> set[int]:
     """The processes that executed the canary."""
     return {int(line) for line in marker.read_text().split()} if marker.exists() else set()
@@ -48,14 +64,14 @@ def pids(marker: Path) -> set[int]:
 
 @pytest.mark.parametrize("backend", INSTALLED)
 def test_server_executes_nothing_of_a_model(backend: str, server: RunningServer, folder: Path) -> None:
-    server.post(f"/v2/repository/models/{backend}/load")
+    load(server, backend)
     found = pids(folder / f"{backend}.served")
     assert server.process.pid not in found
     assert found or not CANARIES[backend].executes, server.log
 
 
 def test_server_that_executes_a_model_is_found(server: RunningServer, folder: Path) -> None:
-    server.post("/v2/repository/models/careless/load")
+    load(server, "careless")
     assert server.process.pid in pids(folder / "careless.served")
 
 
@@ -77,7 +93,7 @@ def run(*arguments: str, environment: dict[str, str]) -> int:
     with subprocess.Popen(
         command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
-        process.wait(60)
+        process.wait(LIMIT_S)
         return process.pid
 
 
@@ -101,11 +117,11 @@ def test_server_without_pickles_refuses_them_before_they_are_read(tmp_path: Path
     arguments = ["--model-repository", tmp_path / "models", "--model-control-mode=explicit", "--allow-pickle=false"]
     server = start_server(tmp_path, arguments, environment=environment)
     try:
-        answer = server.post("/v2/repository/models/pickler/load")
+        status, text = load(server, "pickler")
     finally:
         server.kill()
-    assert answer.status == 400
-    assert answer.error.startswith(
+    assert status == 400
+    assert text.startswith(
         "load failed for model 'pickler': version 1 is at UNAVAILABLE state: Unsupported: model 'pickler': 'model.pkl' is "
         "a pickle, and a pickle can execute any code while the backend 'pickler' loads it. The server runs with "
         "--allow-pickle=false."

@@ -23,6 +23,8 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 BLOCK = re.compile(r"(?:<!-- run by (?P<elsewhere>\S+) -->\n)?```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 SERVER = re.compile(r"^(?:\S*/)?(?:halimede serve|tritonserver)\b", re.MULTILINE)
 STARTED = "Started Metrics Service"
+LIMIT_S = 300.0
+"""Some commands import a large library, which takes a minute on a busy machine."""
 INSTALLING = {"writing-a-backend.md"}
 """Documents that install packages."""
 SITES = {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
@@ -46,7 +48,7 @@ class Reader:
         command = ["bash", "-euo", "pipefail", "-c", text]
         if SERVER.search(text) is None:
             done = subprocess.run(
-                command, cwd=self.folder, env=self.environment(), capture_output=True, timeout=60, check=False
+                command, cwd=self.folder, env=self.environment(), capture_output=True, timeout=LIMIT_S, check=False
             )
             assert done.returncode == 0, f"{text}\n{done.stdout.decode()}\n{done.stderr.decode()}\n{self.log()}"
             return
@@ -57,7 +59,9 @@ class Reader:
                 command, cwd=self.folder, env=self.environment(), stdout=log, stderr=log, start_new_session=True
             )
         server = self.server
-        wait_until(lambda: STARTED in self.log() or server.poll() is not None, f"the server of\n{text}")
+        wait_until(
+            lambda: STARTED in self.log() or server.poll() is not None, f"the server of\n{text}", limit_s=LIMIT_S
+        )
         assert server.poll() is None, f"{text}\n{self.log()}"
 
     def log(self) -> str:
@@ -84,7 +88,9 @@ OFFLINE = {"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_INDEX": "1", "PIP_DISABLE_
 def make_environment(folder: Path) -> Path:
     """The programs of an environment with Halimede, into which a reader can install packages: what is installed there
     does not reach this environment, whose packages it sees."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "halimede-env"], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", folder / "halimede-env"], check=True, timeout=LIMIT_S
+    )
     (site,) = (folder / "halimede-env" / "lib").glob("python*/site-packages")
     shared = "".join(f"import site; site.addsitedir({path!r})\n" for path in map(str, SITES))
     (site / "shared.pth").write_text(shared)
@@ -108,6 +114,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         someone.server.wait()
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_works(document: Path, reader: Reader) -> None:
     if document.name in INSTALLING:

@@ -109,7 +109,7 @@ def command(*arguments: str | Path, environment: dict[str, str]) -> subprocess.C
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

@@ -229,7 +229,7 @@ def halimede(*arguments: str | Path, environment: dict[str, str]) -> subprocess.
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
