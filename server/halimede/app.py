@@ -153,6 +153,7 @@ class App:
             inventory=self._inventory,
             backend_config=settings.backend_config,
             process_per_device=settings.process_per_device,
+            allow_pickle=settings.allow_pickle,
             autocomplete=not settings.disable_auto_complete_config,
             launcher=self._launcher,
             backend_directory=settings.backend_directory,

@@ -69,6 +69,8 @@ class Settings:
     min_supported_compute_capability: tuple[int, int] = (6, 0)
     process_per_device: bool = False
     """Whether instances on whole GPUs run in worker processes too (`--process-per-device`)."""
+    allow_pickle: bool = True
+    """Whether models may have files that their backends unpickle (`--allow-pickle`)."""
     exit_on_error: bool = True
     strict_readiness: bool = True
     drain_delay_secs: float = 0.0

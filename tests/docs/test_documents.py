@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,11 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 BLOCK = re.compile(r"(?:<!-- run by (?P<elsewhere>\S+) -->\n)?```sh\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 SERVER = re.compile(r"^(?:\S*/)?(?:halimede serve|tritonserver)\b", re.MULTILINE)
 STARTED = "Started Metrics Service"
+LIMIT_S = 300.0
+"""Some commands import a large library, which takes a minute on a busy machine."""
+INSTALLING = {"writing-a-backend.md"}
+"""Documents that install packages."""
+SITES = {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}
 
 
 @dataclass
@@ -29,18 +35,20 @@ class Reader:
     """A user with two terminals in a folder with a model file; servers run in the first one."""
 
     folder: Path
+    programs: Path = Path(sys.executable).parent
     server: subprocess.Popen[bytes] | None = None
 
     def environment(self) -> dict[str, str]:
         # curl must fail on error statuses.
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {**os.environ, "PATH": path, "CURL_HOME": str(self.folder), "HOME": str(self.folder)}
+        path = f"{self.programs}:{os.environ['PATH']}"
+        home = str(self.folder)
+        return {**os.environ, **OFFLINE, "PATH": path, "CURL_HOME": home, "HOME": home}
 
     def run(self, text: str) -> None:
         command = ["bash", "-euo", "pipefail", "-c", text]
         if SERVER.search(text) is None:
             done = subprocess.run(
-                command, cwd=self.folder, env=self.environment(), capture_output=True, timeout=60, check=False
+                command, cwd=self.folder, env=self.environment(), capture_output=True, timeout=LIMIT_S, check=False
             )
             assert done.returncode == 0, f"{text}\n{done.stdout.decode()}\n{done.stderr.decode()}\n{self.log()}"
             return
@@ -51,7 +59,9 @@ class Reader:
                 command, cwd=self.folder, env=self.environment(), stdout=log, stderr=log, start_new_session=True
             )
         server = self.server
-        wait_until(lambda: STARTED in self.log() or server.poll() is not None, f"the server of\n{text}")
+        wait_until(
+            lambda: STARTED in self.log() or server.poll() is not None, f"the server of\n{text}", limit_s=LIMIT_S
+        )
         assert server.poll() is None, f"{text}\n{self.log()}"
 
     def log(self) -> str:
@@ -71,6 +81,26 @@ class Reader:
                 server.wait()
 
 
+# A build without an environment of its own needs no download.
+OFFLINE = {"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def make_environment(folder: Path) -> Path:
+    """The programs of an environment with Halimede, into which a reader can install packages: what is installed there
+    does not reach this environment, whose packages it sees."""
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", folder / "halimede-env"], check=True, timeout=LIMIT_S
+    )
+    (site,) = (folder / "halimede-env" / "lib").glob("python*/site-packages")
+    shared = "".join(f"import site; site.addsitedir({path!r})\n" for path in map(str, SITES))
+    (site / "shared.pth").write_text(shared)
+    programs = folder / "halimede-env" / "bin"
+    for name in ("pip", "halimede"):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{programs}/python" -m {name} "$@"\n')
+        (programs / name).chmod(0o755)
+    return programs
+
+
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     add_onnx_identity(tmp_path / "models", "resnet", "FP32", ["N", 4])
@@ -84,8 +114,11 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         someone.server.wait()
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_works(document: Path, reader: Reader) -> None:
+    if document.name in INSTALLING:
+        reader.programs = make_environment(reader.folder)
     blocks = list(BLOCK.finditer(document.read_text()))
     for block in blocks:
         if block["elsewhere"]:

@@ -85,7 +85,24 @@ def _grpc(content: bytes) -> bytes:
     return b"\0" + len(content).to_bytes(4, "big") + content
 
 
+def _zip(name: bytes) -> bytes:
+    """An archive with one empty member."""
+    member = b"PK\1\2" + bytes(24) + len(name).to_bytes(2, "little") + bytes(16) + name
+    end = b"PK\5\6" + bytes(8) + len(member).to_bytes(4, "little") + (4).to_bytes(4, "little") + bytes(2)
+    return b"PK\3\4" + member + end
+
+
 SEEDS: dict[str, tuple[bytes, ...]] = {
+    "model_file": (
+        b"\x08\x0a\x3a\x05\x0a\x03abc\x42\x02\x10\x14",
+        b"\x0a\x05\x0a\x01x\x12\x00\x22\x02\x08\x01",
+        b"\x08\x01\x12\x02\x0a\x00",
+        _zip(b"m/constants.pkl"),
+        b'<?xml version="1.0"?><net name="m"></net>',
+        b'{"learner":{},"version":[3,2,0]}',
+        b"\x80\x04}\x94.",
+        b"\4\0\0\0\x08\0\0\0\1\0\0\0\3\3\0\0",
+    ),
     "http_framing": (
         b"\x03GET /v2 HTTP/1.1\r\nHost: a\r\n\r\nGET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x05POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.0\r\n\r\n",

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from fuzz.http2_target import http2_frames
+from fuzz.model_file_target import model_file
 from halimede.backends.hosting import Answer, Reply, WorkerSpec
 from halimede.backends.service_calls import ServiceCall, ServiceResult
 from halimede.core.config.check_request import RequestChecker
@@ -462,6 +463,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
         *(http_framing, http2_frames, json_to_tensor, generate_to_tensor, pbtxt, config_yaml, grpc_contents),
-        worker_frames,
+        *(worker_frames, model_file),
     )
 }

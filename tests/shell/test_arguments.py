@@ -23,6 +23,13 @@ def test_one_model_file_needs_no_repository(tmp_path: Path) -> None:
     )
 
 
+def test_a_directory_that_is_a_model_file_needs_no_repository(tmp_path: Path) -> None:
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "saved_model.pb").touch()
+    assert settings(str(tmp_path / "exported")) == Settings(model_file=tmp_path / "exported")
+    assert "a directory; use --model-repository for a repository" in complaint(str(tmp_path))
+
+
 def test_value_follows_an_equals_sign_or_a_space() -> None:
     behind_sign = settings("--model-repository=.", "--id=a", "--http-port=1", "--allow-grpc=false")
     behind_space = settings("--model-repository", ".", "--id", "a", "--http-port", "1", "--allow-grpc", "false")

@@ -45,7 +45,7 @@ NOT_YET = """
 """
 OURS = (
     "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs --log-access --server-version "
-    "--process-per-device"
+    "--process-per-device --allow-pickle"
 )
 
 
@@ -78,6 +78,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--strict-model-config=true": ("disable_auto_complete_config", True),
     "--min-supported-compute-capability=7.5": ("min_supported_compute_capability", (7, 5)),
     "--process-per-device=true": ("process_per_device", True),
+    "--allow-pickle=false": ("allow_pickle", False),
     "--backend-config=onnxruntime,threads=4": ("backend_config", {"onnxruntime": {"threads": "4"}}),
     "--backend-directory=/nowhere": ("backend_directory", Path("/nowhere")),
     "--id=edge": ("id", "edge"),

@@ -149,7 +149,19 @@ class Checks(Protocol):
     """An optional extension of `Backend`: a check of a model without loading it."""
 
     def check(self, config: ModelConfig, source: ModelSource) -> None:
-        """Raise every error that `load` and `create_instance` would find in this configuration and model file."""
+        """Raise every error that `load` and `create_instance` would find in this configuration and model file.
+
+        Called in a worker process for a model that runs in worker processes, like `autocomplete`.
+        """
+
+
+@runtime_checkable
+class Unpickles(Protocol):
+    """An optional extension of `Backend`: it unpickles files of a model, which can execute any code."""
+
+    unpickles: tuple[str, ...]
+    """Patterns of the names of these files, such as `("*.joblib",)`. A server with --allow-pickle=false refuses models
+    with such a file, unless its content shows that it is no pickle."""
 
 
 class Backend(Protocol):

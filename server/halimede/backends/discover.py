@@ -55,18 +55,27 @@ def installed_backend(name: str) -> Backend | None:
 
 def _program(name: str, directory: Path) -> Path | None:
     """The program of a backend in the backend directory; None if the name is not a single path component."""
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
+    if not native_library(name):
         return None
     folder = directory / name
     # Triton looks for the library first, and then ignores the program beside it.
-    library = f"libtriton_{name}.so"
+    library = native_library(name)
     if os.path.exists(folder / library):
-        raise InferenceError(
-            ErrorCode.UNSUPPORTED,
-            f"backend '{clip(name)}' is a native library ({clip(library)}), which cannot be run here; {_installed()}",
-        )
+        raise native_library_error(name, library)
     program = folder / "model.py"
     return program if os.path.isfile(program) else None
+
+
+def native_library(name: str) -> str:
+    """The file name of a backend that is a native library, as Triton's are; "" if the name is no path component."""
+    return "" if name in ("", ".", "..") or "/" in name or "\0" in name else f"libtriton_{name}.so"
+
+
+def native_library_error(name: str, library: str, hint: str = "") -> InferenceError:
+    return InferenceError(
+        ErrorCode.UNSUPPORTED,
+        f"backend '{clip(name)}' is a native library ({clip(library)}), which cannot be run here{hint}; {_installed()}",
+    )
 
 
 def _installed() -> str:

@@ -12,6 +12,7 @@ from halimede.backends.access import repository_problem
 from halimede.commands.flag import Flag
 from halimede.commands.parse import Given
 from halimede.commands.readers import UNIX
+from halimede.core.repository.file_kinds import is_served_alone
 from halimede.settings import ModelControlMode, Settings
 
 DEVICE_LIST_VARIABLE = "HALIMEDE_DEVICE_LIST"
@@ -37,7 +38,7 @@ def assemble(
         problems += _repository_problems(fields)
     if given.positional:
         file, *unexpected = given.positional
-        if os.path.isfile(file):
+        if os.path.isfile(file) or _is_model_directory(file):
             fields["model_file"] = Path(file)
         else:
             problems.append(_no_model_file(file))
@@ -91,6 +92,14 @@ def _repository_problems(fields: Mapping[str, Any]) -> Iterator[str]:
     for repository in fields.get("model_repository", ()):
         if isinstance(repository, Path) and (problem := repository_problem(repository)):
             yield f"--model-repository: {problem}"
+
+
+def _is_model_directory(path: str) -> bool:
+    """Whether this directory is the file of a model, such as a SavedModel."""
+    try:
+        return os.path.isdir(path) and is_served_alone(os.listdir(path))
+    except OSError:
+        return False
 
 
 def _no_model_file(text: str) -> str:

@@ -121,7 +121,7 @@ def _planned(model: Path) -> "tuple[ModelEntry, LoadPlan, LoadOptions]":
     from halimede.workers.abandon import Abandon
 
     _, entry = find_model(model, "")
-    flags = ModelFlags((), Path(DEFAULT_BACKEND_DIRECTORY), autocomplete=True, config_name="")
+    flags = ModelFlags((), Path(DEFAULT_BACKEND_DIRECTORY), autocomplete=True, config_name="", allow_pickle=True)
     with flags.load_options() as options:
         plan = plan_model(entry, options, Abandon())
     if plan.backend is not None and not isinstance(plan.backend, PythonBackend):

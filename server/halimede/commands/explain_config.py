@@ -21,6 +21,7 @@ from halimede.commands.readers import (
     BackendOption,
     merge_backend_options,
     read_backend_option,
+    read_boolean,
     read_config_name,
     read_directory,
 )
@@ -42,6 +43,7 @@ class ModelFlags:
     backend_directory: Path
     autocomplete: bool
     config_name: str
+    allow_pickle: bool
 
     @contextmanager
     def load_options(self) -> "Iterator[LoadOptions]":
@@ -58,6 +60,7 @@ class ModelFlags:
             backend_config=merge_backend_options(self.backend_options),
             autocomplete=self.autocomplete,
             backend_directory=self.backend_directory,
+            allow_pickle=self.allow_pickle,
         )
         try:
             yield options
@@ -123,9 +126,9 @@ def printed(plan: "LoadPlan", form: str) -> str:
 
 def find_model(model: Path, config_name: str) -> "tuple[ModelRepository, ModelEntry]":
     """The model, and the repository that contains it."""
-    from halimede.runtime.repository import ModelRepository
+    from halimede.runtime.repository import ModelRepository, is_model_file
 
-    if model.is_file():
+    if is_model_file(model):
         repository = ModelRepository((), model)
         name = repository.scan().names[0]
     else:
@@ -176,6 +179,14 @@ def takes_model_flags(command: Callable[..., None]) -> Callable[..., None]:
             metavar="NAME",
             help="Read configs/NAME.pbtxt or .yaml if it exists.",
         ),
+        click.option(
+            "--allow-pickle",
+            default="true",
+            callback=_reader(read_boolean),
+            metavar="BOOLEAN",
+            help="Whether models may have pickles, which can execute any code.",
+            show_default=True,
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -187,8 +198,10 @@ def model_flags(
     backend_directory: Path,
     disable_auto_complete_config: bool,
     model_config_name: str,
+    allow_pickle: bool,
 ) -> ModelFlags:
-    return ModelFlags(backend_config, backend_directory, not disable_auto_complete_config, model_config_name)
+    autocomplete = not disable_auto_complete_config
+    return ModelFlags(backend_config, backend_directory, autocomplete, model_config_name, allow_pickle)
 
 
 @click.command(
@@ -196,7 +209,7 @@ def model_flags(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     short_help="Check a model's configuration and print where each value comes from.",
 )
-@click.argument("model", type=click.Path(exists=True, path_type=Path), metavar="MODEL_DIR|FILE.onnx")
+@click.argument("model", type=click.Path(exists=True, path_type=Path), metavar="MODEL_DIR|FILE")
 @click.option(
     "--format", "form", type=click.Choice(FORMATS), default="pbtxt", show_default=True, help="How to print it."
 )

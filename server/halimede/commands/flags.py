@@ -232,11 +232,9 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         ),
         _honoured("--min-supported-compute-capability", CAPABILITY, "Do not use GPUs of a lower compute capability."),
         _honoured("--process-per-device", BOOLEAN, "Run instances on whole GPUs in worker processes too."),
+        _honoured("--allow-pickle", BOOLEAN, "Load models with pickles, which can execute any code in their workers."),
         _no_effect(
-            "--enable-peer-access",
-            BOOLEAN,
-            "Copies from GPU to GPU.",
-            "the server copies nothing between GPUs",
+            "--enable-peer-access", BOOLEAN, "Copies from GPU to GPU.", "the server copies nothing between GPUs"
         ),
         _no_effect(
             "--host-policy",

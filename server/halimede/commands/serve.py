@@ -42,7 +42,7 @@ class ServeCommand(click.Command):
         return []
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return ["[OPTIONS]", "[FILE.onnx]"]
+        return ["[OPTIONS]", "[MODEL_FILE]"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
         for title, flags in GROUPS.items():

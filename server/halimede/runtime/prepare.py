@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from halimede.backends.access import denied
 from halimede.backends.api import Backend, BackendModel, Checks, ModelSource
 from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
@@ -56,13 +55,14 @@ from halimede.core.repository.load_errors import ConfigError, NoVersionError, Ve
 from halimede.core.schedule.policy import NO_HOLD, StartHold
 from halimede.core.schedule.strategy import BatchingStrategy
 from halimede.core.types import ErrorCode, InferenceError, Placement, Problem
+from halimede.runtime.file_checks import check_alone, check_artifact, check_native
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
 from halimede.runtime.model_file import raise_problems, read_model_config
 from halimede.runtime.repository import ModelEntry, read_labels
 from halimede.runtime.strategies import find_strategy, make_strategy, strategy_libraries
 from halimede.workers.abandon import Abandon
 from halimede.workers.launcher import Launcher
-from halimede.workers.process.completion import complete_config
+from halimede.workers.process.completion import check_model, complete_config
 from halimede.workers.process.program import Program
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,8 @@ class LoadOptions:
     hold: StartHold = NO_HOLD
     process_per_device: bool = False
     """Whether instances on whole GPUs run in worker processes."""
+    allow_pickle: bool = True
+    """Whether models may have files that their backends unpickle."""
 
     def of_backend(self, name: str) -> dict[str, str]:
         """The `--backend-config` settings of one backend over the global ones."""
@@ -162,19 +164,22 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
     stages = [Stage(filename, config)]
     try:
         versions = _versions(entry, config)
+        check_alone(entry)
         origin = _backend_origin(config)
         config = detect_backend(config, entry.name, _first_files(entry))
         stages.append(Stage(origin, config))
         if config.ensemble_scheduling is not None or config.platform == ENSEMBLE_PLATFORM:
             return _plan_ensemble(entry, filename, stages, versions, locations, notes)
-        backend = _find_backend(config, versions, options.backend_directory)
+        with _errors_of(versions[-1], versions):
+            check_native(entry, config.backend)
+            backend = find_backend(config.backend, options.backend_directory)
         isolation = isolation_of(replace(config, name=entry.name), backend.isolation)
         if isolation == PROCESS:
             check_process_options(replace(config, name=entry.name))
         for version in versions:
-            # Tried here for a clear message, because runtimes only report "error 13".
-            if problem := denied(source(entry, config, backend, version, options).artifact):
-                raise VersionError(version, versions, ErrorCode.INTERNAL, problem)
+            where = source(entry, config, backend, version, options)
+            with _errors_of(version, versions):
+                check_artifact(backend, config, where, allow_pickle=options.allow_pickle)
         if options.autocomplete:
             where = source(entry, config, backend, versions[-1], options)
             complete: Callable[[ModelConfig, ModelSource], ModelConfig] = backend.autocomplete
@@ -271,7 +276,8 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
                 continue
             where = source(entry, plan.config, plan.backend, version, options)
             if plan.isolation == PROCESS:
-                isolated = _isolated_version(plan, plan.backend, where, options)
+                with _errors_of(version, plan.versions):
+                    isolated = isolated_version(plan.config, plan.backend, where, len(plan.placements), options)
                 made = PreparedVersion(version, plan.config, None, plan.placements, isolated)
             else:
                 with _faults_of(where, plan.versions):
@@ -304,7 +310,11 @@ def check_versions(entry: ModelEntry, plan: LoadPlan, options: LoadOptions, aban
         # The completion of the configuration has already imported the last version.
         is_imported = options.autocomplete and version == plan.versions[-1]
         with _faults_of(where, plan.versions):
-            if isinstance(plan.backend, Checks):
+            if isinstance(plan.backend, Checks) and plan.isolation == PROCESS:
+                isolated = isolated_version(plan.config, plan.backend, where, 1, options)
+                spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU"))
+                check_model(spec, isolated.program, options.launcher, abandon)
+            elif isinstance(plan.backend, Checks):
                 plan.backend.check(plan.config, where)
             elif isinstance(plan.backend, PythonBackend) and not is_imported:
                 _completed_in_process(plan.config, where, backend=plan.backend, options=options, abandon=abandon)
@@ -333,11 +343,13 @@ def _faults_of(where: ModelSource, versions: tuple[int, ...]) -> Iterator[None]:
         raise VersionError(where.version, versions, ErrorCode.INTERNAL, text) from error
 
 
-def _isolated_version(plan: LoadPlan, backend: Backend, where: ModelSource, options: LoadOptions) -> Isolated:
+@contextmanager
+def _errors_of(version: int, versions: tuple[int, ...]) -> Iterator[None]:
+    """Turn an InferenceError into a VersionError."""
     try:
-        return _isolated(plan.config, backend, where, len(plan.placements), options)
+        yield
     except InferenceError as error:
-        raise VersionError(where.version, plan.versions, error.code, error.message) from error
+        raise VersionError(version, versions, error.code, error.message) from error
 
 
 def _versions(entry: ModelEntry, config: ModelConfig) -> tuple[int, ...]:
@@ -347,13 +359,6 @@ def _versions(entry: ModelEntry, config: ModelConfig) -> tuple[int, ...]:
         there = ", ".join(str(version) for version in sorted(entry.versions))
         hint = f"there are {there}" if there else f"there is no version directory, such as '{entry.directory / '1'}'"
         raise NoVersionError(error.code, f"{error.message}: {hint}") from error
-
-
-def _find_backend(config: ModelConfig, versions: tuple[int, ...], directory: Path) -> Backend:
-    try:
-        return find_backend(config.backend, directory)
-    except InferenceError as error:
-        raise VersionError(versions[-1], versions, error.code, error.message) from error
 
 
 def _labels(entry: ModelEntry, config: ModelConfig) -> Mapping[str, tuple[str, ...]]:
@@ -372,7 +377,7 @@ def _backend_origin(config: ModelConfig) -> str:
     return "follows from backend" if config.backend else "model directory"
 
 
-def _isolated(
+def isolated_version(
     config: ModelConfig, backend: Backend, where: ModelSource, instances: int, options: LoadOptions
 ) -> Isolated:
     """How the version runs in processes. Raises InferenceError if its execution environment cannot be used."""
@@ -399,7 +404,7 @@ def _completed_in_process(
         default_count=backend.default_instance_count,
         backend_gpu=backend.supports_gpu(),
     )
-    isolated = _isolated(replace(shown, instance_group=groups), backend, where, 1, options)
+    isolated = isolated_version(replace(shown, instance_group=groups), backend, where, 1, options)
     spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU"))
     try:
         completed = complete_config(spec, isolated.program, options.launcher, abandon)

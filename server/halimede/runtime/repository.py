@@ -18,6 +18,7 @@ from pathlib import Path
 
 from halimede.backends.access import denied, repository_problem
 from halimede.core.config.files import config_file, config_name_problem
+from halimede.core.repository.file_kinds import is_served_alone
 from halimede.core.repository.layout import (
     NOT_MODELS,
     duplicate_problem,
@@ -28,8 +29,10 @@ from halimede.core.repository.layout import (
     no_model_warnings,
     version_directories,
 )
+from halimede.core.repository.model_files import well_known_name
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
+from halimede.runtime.file_look import look_at
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_LABELS_BYTES = 16 << 20
@@ -269,16 +272,23 @@ def _nowhere(name: str, problems: Mapping[Path, str | None]) -> str:
     return f"there is no directory '{clip(name)}' in {roots or 'any repository'}"
 
 
+def is_model_file(path: Path) -> bool:
+    """Whether this can be served alone: a file, or a directory that is the file of a model, such as a SavedModel."""
+    return is_served_alone(_names(path)) if path.is_dir() else path.is_file()
+
+
 def _file_entry(file: Path) -> ModelEntry:
     path = file.resolve()
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in path.stem) or "model"
     info = path.stat()
+    look = look_at(path)
+    wanted = well_known_name(path.name, look) if look is not None else ""
     fingerprint = f"{info.st_mtime_ns}-{info.st_size}"
     return ModelEntry(
         name,
         path.parent,
         path.parent,
-        {1: (f"model{path.suffix}",)},
+        {1: (wanted or path.name,)},
         fingerprint=fingerprint,
         sources=fingerprint,
         artifact=path,

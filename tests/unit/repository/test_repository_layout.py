@@ -73,11 +73,36 @@ def found(config: ModelConfig, name: str = "m", files: tuple[str, ...] = ()) -> 
         (("model.txt",), "fil", ""),
         (("model.joblib",), "sklearn", ""),
         (("model.pkl",), "sklearn", ""),
+        (("xgboost.ubj",), "fil", ""),
+        (("model.py", "model.pkl"), "python", ""),
         (("model.py", "model.onnx"), "onnxruntime", "onnxruntime_onnx"),
     ],
 )
 def test_well_known_file_determines_the_backend(files: tuple[str, ...], backend: str, platform: str):
     assert found(ModelConfig(), "m.identity", files) == (backend, platform)
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "filename"),
+    [
+        # The backend's first well-known name is its own default.
+        (ModelConfig(), ("model.pt",), ""),
+        (ModelConfig(), ("model.pt2",), "model.pt2"),
+        (ModelConfig(backend="pytorch"), ("model.pt2",), "model.pt2"),
+        (ModelConfig(backend="pytorch"), ("model.pt", "model.pt2"), ""),
+        (ModelConfig(platform="torch_aoti"), ("model.pt", "model.pt2"), "model.pt2"),
+        (ModelConfig(platform="tensorflow_graphdef"), ("model.graphdef",), "model.graphdef"),
+        (ModelConfig(platform="tensorflow_graphdef"), ("model.savedmodel",), ""),
+        (ModelConfig(backend="fil"), ("model.txt",), "model.txt"),
+        (ModelConfig(backend="fil", default_model_filename="mine"), ("model.txt",), "mine"),
+        (ModelConfig(backend="pytorch", runtime="model.py"), ("model.pt2",), ""),
+        (ModelConfig(backend="mine"), ("model.pt2",), ""),
+    ],
+)
+def test_file_name_follows_from_the_files_unless_it_is_the_default(
+    config: ModelConfig, files: tuple[str, ...], filename: str
+) -> None:
+    assert detect_backend(config, "m", files).default_model_filename == filename
 
 
 def test_directory_suffix_determines_the_backend_without_a_known_file():

@@ -33,6 +33,10 @@ DATATYPES = {
 }
 """Datatype by ONNX Runtime's type name. Other types (sequences, maps, 8-bit floats) have no wire datatype."""
 
+_NEWER_OPSET = re.compile(
+    r"Opset (\d+) is under development.* Current official support for domain (\S+) is till opset (\d+)"
+)
+_NEWER_FORMAT = re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")
 _ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
@@ -124,9 +128,26 @@ def onnx_error(error: Exception) -> Exception:
     match = _ERROR.match(str(error))
     if match is None:
         return error
-    text = " ".join(match[2].split())
+    text = _newer(" ".join(match[2].split()))
     text = text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "..."
     return InferenceError(ErrorCode.INTERNAL, f"onnx runtime error {match[1]}: {text}")
+
+
+def _newer(text: str) -> str:
+    """The text of an error, in plain words if the model is newer than the runtime."""
+    advice = "export the model with a lower opset, or install a newer onnxruntime"
+    if found := _NEWER_OPSET.search(text):
+        opset, domain, most = found.groups()
+        return (
+            f"the model uses opset {opset} of the operators of {domain}, and the installed onnxruntime "
+            f"{runtime().__version__} supports up to {most}; {advice}"
+        )
+    if found := _NEWER_FORMAT.search(text):
+        return (
+            f"the model has version {found[1]} of the ONNX format, and the installed onnxruntime "
+            f"{runtime().__version__} supports up to {found[2]}; {advice}"
+        )
+    return text
 
 
 def _create(path: Path, settings: Any, providers: list[Provider]) -> Any:

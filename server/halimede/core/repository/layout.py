@@ -16,6 +16,7 @@ __all__ = [
     "MAX_VERSION",
     "PLATFORMS",
     "SEVERAL_PLACES",
+    "SHARED_SUFFIXES",
     "Artifact",
     "detect_backend",
     "duplicate_problem",
@@ -72,14 +73,14 @@ DEFAULT_ARTIFACTS = (
 PLATFORMS = {artifact.platform: artifact.backend for artifact in DEFAULT_ARTIFACTS if artifact.platform}
 """Backend by platform name, without ENSEMBLE_PLATFORM, which has no backend."""
 
-# Many files that are no models have these suffixes.
-_COMMON_SUFFIXES = frozenset({".json", ".txt"})
+SHARED_SUFFIXES = frozenset({".json", ".model", ".txt"})
+"""Suffixes of well-known names that other files have as well."""
 
 # The first of each suffix, as DEFAULT_ARTIFACTS has them.
 _SUFFIXES = {
     suffix: artifact
     for artifact in reversed(DEFAULT_ARTIFACTS)
-    if (suffix := PurePath(artifact.filename).suffix) not in _COMMON_SUFFIXES
+    if (suffix := PurePath(artifact.filename).suffix) not in SHARED_SUFFIXES
 }
 
 ENSEMBLE_PLATFORM = "ensemble"
@@ -147,12 +148,12 @@ def detect_backend(config: ModelConfig, directory_name: str, files: Collection[s
     if config.platform == ENSEMBLE_PLATFORM or config.ensemble_scheduling is not None:
         return _as_ensemble(config)
     if config.platform:
-        return replace(config, backend=_backend_of_platform(config, directory_name))
+        return _with_filename(replace(config, backend=_backend_of_platform(config, directory_name)), files)
     if config.backend:
-        return replace(config, platform=_platform_of_backend(config, files))
+        return _with_filename(replace(config, platform=_platform_of_backend(config, files)), files)
     for artifact in DEFAULT_ARTIFACTS:
         if artifact.filename in files:
-            return replace(config, backend=artifact.backend, platform=artifact.platform)
+            return _with_filename(replace(config, backend=artifact.backend, platform=artifact.platform), files)
     stem, _, suffix = directory_name.rpartition(".")
     if not stem or not suffix:
         raise InferenceError(
@@ -161,7 +162,19 @@ def detect_backend(config: ModelConfig, directory_name: str, files: Collection[s
             f"model configuration. Expected model name of the form 'model.<backend_name>'.{_hint_at_file(files)}",
         )
     named = replace(config, backend=suffix)
-    return replace(named, platform=_platform_of_backend(named, files))
+    return _with_filename(replace(named, platform=_platform_of_backend(named, files)), files)
+
+
+def _with_filename(config: ModelConfig, files: Collection[str]) -> ModelConfig:
+    """With the file's name, if it is a well-known one of the backend and of the platform, but not the backend's first
+    one, which is the backend's default."""
+    own = [artifact for artifact in DEFAULT_ARTIFACTS if artifact.backend == config.backend]
+    if config.default_model_filename or config.runtime or not own:
+        return config
+    found = [each for each in own if each.filename in files and config.platform in ("", each.platform)]
+    if not found or found[0] is own[0]:
+        return config
+    return replace(config, default_model_filename=found[0].filename)
 
 
 def _hint_at_file(files: Collection[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from halimede.backends.api import Backend, ModelSource, RequestInstance
+from halimede.backends.api import Backend, Checks, ModelSource, RequestInstance
 from halimede.backends.discover import find_backend
 from halimede.backends.hosting import Answer, BatchReply, Host, HostedRequest, Runner, WorkerSpec
 from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
@@ -79,6 +79,21 @@ def complete_config(spec: WorkerSpec, host: Host) -> Any:
         raise
     except BaseException as error:
         logging.getLogger(__name__).exception("model '%s': auto-complete failed", spec.model)
+        raise InferenceError(ErrorCode.INTERNAL, describe(error)) from error
+
+
+def check_model(spec: WorkerSpec, host: Host) -> None:
+    """Raise InferenceError with what the backend's `check` finds; nothing for a backend without it."""
+    _forward_log(host)
+    backend, config, source = _parts(spec)
+    if not isinstance(backend, Checks):
+        return
+    try:
+        backend.check(config, source)
+    except InferenceError:
+        raise
+    except BaseException as error:
+        logging.getLogger(__name__).exception("model '%s': check failed", spec.model)
         raise InferenceError(ErrorCode.INTERNAL, describe(error)) from error
 
 

@@ -81,6 +81,10 @@ def _work(channel: Channel, memory: "Memory") -> int:
     set_blas_threads(spec.threads)
     module, _, function = spec.runner.partition(":")
     try:
+        if start["work"] == "check_model":
+            import_module(module).check_model(spec, host)
+            channel.send(json_frame(FrameKind.STARTED, {}))
+            return 0
         if start["work"] == "complete_config":
             completed = import_module(module).complete_config(spec, host)
             channel.send(json_frame(FrameKind.STARTED, completed))

@@ -1,4 +1,4 @@
-"""Completes a model's configuration in a process of its own."""
+"""Completes a model's configuration, or checks a model without loading it, in a process of its own."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,15 +20,24 @@ from halimede.workers.server.calls import OnResponse
 from halimede.workers.server.connection import Owners
 from halimede.workers.worker import BatchItem
 
+COMPLETE = "complete_config"
+CHECK = "check_model"
+"""What a process is to do, in its START frame, instead of running a model."""
+
 
 def complete_config(spec: WorkerSpec, program: Program, launcher: Launcher, abandon: Abandon) -> Any:
     """The configuration as completed by the model, as JSON. Blocks while a new process computes it. InferenceError."""
-    return asyncio.run(_complete_config(spec, program, launcher, abandon))
+    return asyncio.run(_result(COMPLETE, spec, program, launcher, abandon))
 
 
-async def _complete_config(spec: WorkerSpec, program: Program, launcher: Launcher, abandon: Abandon) -> Any:
+def check_model(spec: WorkerSpec, program: Program, launcher: Launcher, abandon: Abandon) -> None:
+    """Raise InferenceError with what the backend's `check` finds. Blocks while a new process computes it."""
+    asyncio.run(_result(CHECK, spec, program, launcher, abandon))
+
+
+async def _result(work: str, spec: WorkerSpec, program: Program, launcher: Launcher, abandon: Abandon) -> Any:
     loop = asyncio.get_running_loop()
-    task = loop.create_task(_complete(spec, program, launcher, loop))
+    task = loop.create_task(_compute(work, spec, program, launcher, loop))
     with abandon.stopping(partial(_cancel_threadsafe, loop, task)):
         try:
             return await task
@@ -36,12 +45,14 @@ async def _complete_config(spec: WorkerSpec, program: Program, launcher: Launche
             raise InferenceError(ErrorCode.UNAVAILABLE, "the model was unloaded while it was loading") from None
 
 
-async def _complete(spec: WorkerSpec, program: Program, launcher: Launcher, loop: asyncio.AbstractEventLoop) -> Any:
+async def _compute(
+    work: str, spec: WorkerSpec, program: Program, launcher: Launcher, loop: asyncio.AbstractEventLoop
+) -> Any:
     owner = _NoOwner()
     process = await spawn(spec, program, launcher)
     life = Life(process, spec, (), (), Owners(owner, owner, owner), loop)
     try:
-        return await life.start({"work": "complete_config"})
+        return await life.start({"work": work})
     finally:
         await life.end()
 
@@ -52,7 +63,7 @@ def _cancel_threadsafe(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]
 
 
 class _NoOwner:
-    """The owner for a process that only completes a configuration."""
+    """The owner for a process that runs no model."""
 
     def on_done(self, batch: SentBatch, done: Done) -> None:
         """Never called: no batch is sent."""

@@ -1,0 +1,234 @@
+"""Checks over the life of models: refusals, cancellation, several instances, unloads, worker processes."""
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from halimede.backend_kit.requests import difference
+from halimede.backend_kit.results import GIVE_REQUESTS, refused_alone
+from halimede.backend_kit.subject import NotTried, Runs, Subject, Wrong, answered, artifact_bytes, on_thread
+from halimede.core.config.process_options import strict_outputs
+from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.schedule.replies import ReplyChecker
+from halimede.core.types import InferenceError, InferenceRequest, Tensor
+from halimede.runtime.malloc import release_free_memory
+from halimede.runtime.prepare import isolated_version
+from halimede.runtime.services import ModelServices
+from halimede.workers.process.worker import ProcessWorker
+from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent
+
+INSTANCES = 4
+RUNS = 10
+WARM_CYCLES = 3
+LEAK_BYTES = 1 << 20
+"""How much resident memory a cycle may keep: less is noise of the allocator."""
+LONGEST_WAIT_SECS = 60.0
+
+
+def check_refusals(subject: Subject) -> str:
+    """A request that the model refuses gets its error alone; the others of its batch, and later ones, are right."""
+    with subject.running() as runs:
+        good = [subject.maker.request(20), subject.maker.request(21)]
+        expected = [runs.outputs(request, "a usual request", GIVE_REQUESTS) for request in good]
+        found = refused_alone(subject, runs)
+        if found is None:
+            raise NotTried("no request was found that the model refuses; give one with --refused")
+        bad, error = found
+        if subject.config.max_batch_size < 3 or not _can_share(bad, good[0]):
+            _check_answers(subject, runs.batch(good[:1]), expected[:1], "after a refused request")
+            return f"a refused request costs only itself ({error.message[:80]!r})"
+        replies = runs.batch([good[0], bad, good[1]])
+        if not isinstance(replies[1], InferenceError):
+            raise Wrong("a request that is refused alone is answered in a batch", "check every row of a batch")
+        _check_answers(subject, [replies[0], replies[2]], expected, "beside a refused request of the same batch")
+    return "a refused request costs only itself, also in a batch"
+
+
+def _can_share(one: InferenceRequest, other: InferenceRequest) -> bool:
+    return [each.shape[1:] for each in one.inputs] == [each.shape[1:] for each in other.inputs]
+
+
+_REFUSE = "raise RefusedRequestsError with the positions of the unusable requests before you compute"
+
+
+def _check_answers(
+    subject: Subject,
+    replies: Sequence[list[Tensor] | InferenceError | None],
+    expected: Sequence[list[Tensor]],
+    when: str,
+) -> None:
+    for reply, wanted in zip(replies, expected, strict=True):
+        if found := difference(answered(reply, f"a usual request {when}", _REFUSE), wanted, subject.tolerance):
+            raise Wrong(f"a usual request {when} has another result: {found}", _REFUSE)
+
+
+def check_cancellation(subject: Subject) -> str:
+    """A cancelled batch ends, a batch that is cancelled in part answers the others, and the next one is right."""
+    advice = "stop only if `context.is_cancelled()`: then all requests of the batch are cancelled"
+    with subject.running() as runs:
+        request = subject.maker.request(22)
+        expected = runs.outputs(request, "a usual request", GIVE_REQUESTS)
+        begun = time.monotonic()
+        runs.batch([request], cancelled={0: True})
+        if time.monotonic() - begun > LONGEST_WAIT_SECS:
+            raise Wrong(f"a cancelled batch takes more than {LONGEST_WAIT_SECS:g} s", advice)
+        if subject.config.max_batch_size >= 2:
+            replies = runs.batch([subject.maker.request(23), request], cancelled={0: True})
+            if found := difference(
+                answered(replies[1], "a request beside a cancelled one", advice), expected, subject.tolerance
+            ):
+                raise Wrong(f"a request beside a cancelled one has another result: {found}", advice)
+        _check_answers(subject, runs.batch([request]), [expected], "after a cancelled batch")
+    return "cancelled requests end, and cost no other request"
+
+
+def check_instances(subject: Subject) -> str:
+    """Several instances of one model on threads of their own, at once; the others run on when one is closed."""
+    advice = "share no buffer between instances, or guard it by a lock; free shared state in the model's `close` only"
+    model = subject.load()
+    requests = [subject.maker.request(30 + at) for at in range(INSTANCES)]
+    with ThreadPoolExecutor(1) as alone:
+        first = alone.submit(model.create_instance, subject.placement()).result()
+        expected = alone.submit(lambda: [Runs(subject, first).batch([each])[0] for each in requests]).result()
+        wanted = [answered(reply, "a usual request", GIVE_REQUESTS) for reply in expected]
+        barrier = threading.Barrier(INSTANCES)
+        problems: list[Wrong | None] = [None] * INSTANCES
+
+        def run(ordinal: int) -> None:
+            made = model.create_instance(subject.placement(ordinal + 1))
+            runs = Runs(subject, made)
+            barrier.wait(LONGEST_WAIT_SECS)
+            try:
+                for turn in range(RUNS):
+                    at = (ordinal + turn) % INSTANCES
+                    outputs = answered(runs.batch([requests[at]])[0], "a request on one of several instances", advice)
+                    if found := difference(outputs, wanted[at], subject.tolerance):
+                        raise Wrong(f"an instance has another result while others run: {found}", advice)
+            except Wrong as wrong:
+                problems[ordinal] = wrong
+            finally:
+                made.close()
+
+        with ThreadPoolExecutor(INSTANCES) as pool:
+            list(pool.map(run, range(INSTANCES)))
+        for problem in problems:
+            if problem is not None:
+                raise problem
+        reply = alone.submit(lambda: Runs(subject, first).batch([requests[0]])[0]).result()
+        outputs = answered(reply, "a request after other instances were closed", advice)
+        if found := difference(outputs, wanted[0], subject.tolerance):
+            raise Wrong(f"an instance has another result after others were closed: {found}", advice)
+        alone.submit(first.close).result()
+    model.close()
+    return f"{INSTANCES} instances on threads give the same results, also while others close"
+
+
+def check_cycles(subject: Subject) -> str:
+    """Loads and unloads keep no threads, descriptors or memory."""
+
+    def cycle() -> None:
+        with subject.running() as runs:
+            runs.outputs(subject.maker.request(40), "a usual request", GIVE_REQUESTS)
+
+    for _ in range(WARM_CYCLES):
+        on_thread(cycle)
+    before = _held()
+    for _ in range(subject.cycles):
+        on_thread(cycle)
+    after = _held()
+    advice = "free in the `close` of the instance and of the model what they hold"
+    threads, descriptors, memory = (new - old for new, old in zip(after, before, strict=True))
+    per_cycle = memory // subject.cycles
+    if threads >= subject.cycles // 2:
+        raise Wrong(f"{subject.cycles} loads and unloads leave {threads} threads", advice)
+    if descriptors >= subject.cycles // 2:
+        raise Wrong(f"{subject.cycles} loads and unloads leave {descriptors} open file descriptors", advice)
+    if per_cycle > max(LEAK_BYTES, artifact_bytes(subject.source.artifact) // 4):
+        raise Wrong(f"each load and unload keeps {per_cycle >> 10} KiB of memory", advice)
+    return f"{subject.cycles} loads and unloads keep nothing (threads {threads:+}, descriptors {descriptors:+})"
+
+
+def _held() -> tuple[int, int, int]:
+    """Threads, descriptors and resident bytes of this process."""
+    gc.collect()
+    release_free_memory()
+    deadline = time.monotonic() + 1
+    count = len(os.listdir("/proc/self/task"))
+    # A runtime may end its threads a little after it is closed.
+    while time.monotonic() < deadline and (now := len(os.listdir("/proc/self/task"))) < count:
+        count = now
+        time.sleep(0.05)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return count, len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def check_process(subject: Subject) -> str:
+    """An instance in a worker process gives the same results."""
+    request = subject.maker.request(50, rows=min(2, subject.config.max_batch_size or 1))
+    with subject.running() as runs:
+        expected = runs.outputs(request, "a usual request", GIVE_REQUESTS)
+    reply = asyncio.run(_in_process(subject, request))
+    advice = "import all that is needed inside the backend's methods, and keep nothing in globals between them"
+    outputs = answered(reply, "a request in a worker process", advice)
+    if found := difference(outputs, expected, subject.tolerance):
+        raise Wrong(f"an instance in a worker process has another result: {found}", advice)
+    return "an instance in a worker process gives the same results"
+
+
+async def _in_process(subject: Subject, request: InferenceRequest) -> list[Tensor] | InferenceError | None:
+    """The reply of an instance in a worker process."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[list[Tensor] | InferenceError | None] = loop.create_future()
+
+    def on_event(event: WorkerEvent) -> None:
+        if done.done():
+            return
+        match event:
+            case BatchDone(replies=[reply]) if reply is not None:
+                done.set_result(reply)
+            case ResponseSent(reply=reply):
+                done.set_result(reply)
+            case WorkerDown(reason=reason):
+                done.set_exception(Wrong(f"the worker process ended: {reason}", "see the log of the process above"))
+
+    options = subject.options
+    isolated = isolated_version(subject.config, subject.backend, subject.source, 1, options)
+    replies = ReplyChecker(subject.config, is_strict=strict_outputs(subject.config))
+    services = ModelServices(CustomMetrics())
+    try:
+        worker = await ProcessWorker.start(
+            isolated.spec(subject.placement()),
+            subject.config,
+            replies,
+            isolated.program,
+            options.launcher,
+            services,
+            "check#1",
+            on_event,
+            loop,
+        )
+    except InferenceError as error:
+        text = f"the instance does not start in a worker process: {error.message}"
+        raise Wrong(text, "import all that is needed inside the backend's methods") from None
+    try:
+        rows = request.inputs[0].shape[0] if subject.maker.batches else 1
+        worker.execute([BatchItem(1, request, rows, cancelled=False)])
+        async with asyncio.timeout(LONGEST_WAIT_SECS):
+            return _copied(await done)
+    finally:
+        with suppress(TimeoutError):
+            await worker.stop()
+
+
+def _copied(reply: list[Tensor] | InferenceError | None) -> list[Tensor] | InferenceError | None:
+    """The reply in memory of this process, because the worker's memory ends with the worker."""
+    if not isinstance(reply, list):
+        return reply
+    return [replace(tensor, data=bytes(tensor.data)) for tensor in reply]

@@ -1,0 +1,329 @@
+"""What kind of model file this is, by its name and a few of its bytes. Pure; nothing of the file is executed.
+
+A format is recognized by its signature: magic bytes, the members of an archive, the first fields of a protobuf message.
+A file that fits none is UNKNOWN, which is no error: its runtime decides. The bytes that are read are bounded: the head,
+the end, the directory of an archive, and the heads of at most MOST_FIELDS fields.
+"""
+
+import re
+import struct
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+HEAD_BYTES = 4096
+END_BYTES = (1 << 16) + 128
+"""The end of a zip archive: its comment has up to 64 KiB, and further records are before it."""
+DIRECTORY_BYTES = 1 << 20
+"""Maximum bytes of an archive's directory that are read; about ten thousand members."""
+MOST_FIELDS = 20_000
+
+
+class FileKind(Enum):
+    """The kinds of files that are recognized. The value is for error texts, with its article."""
+
+    EMPTY = "an empty file"
+    EMPTY_DIRECTORY = "an empty directory"
+    LFS_POINTER = "a pointer of Git LFS"
+    HTML = "an HTML page"
+    ONNX = "an ONNX model"
+    ONNX_DIRECTORY = "a directory with an ONNX model"
+    ORT = "a model in ONNX Runtime's own format"
+    TORCHSCRIPT = "a TorchScript archive"
+    TORCH_EXPORT = "an archive of torch.export"
+    AOTI = "a package of AOTInductor"
+    TORCH_SAVE = "a checkpoint of torch.save, which is a pickle"
+    TENSORRT = "a TensorRT engine"
+    OPENVINO = "an OpenVINO model"
+    SAVED_MODEL = "a SavedModel directory"
+    SAVED_MODEL_FILE = "the saved_model.pb of a SavedModel directory"
+    GRAPHDEF = "a TensorFlow graph"
+    TFLITE = "a TensorFlow Lite model"
+    KERAS = "a Keras archive"
+    HDF5 = "an HDF5 file, such as Keras weights"
+    XGBOOST_JSON = "an XGBoost model in JSON"
+    XGBOOST_UBJ = "an XGBoost model in UBJSON"
+    XGBOOST_BINARY = "an XGBoost model in its deprecated binary format"
+    LIGHTGBM = "a LightGBM model"
+    TREELITE = "a Treelite checkpoint"
+    PICKLE = "a pickle"
+    COMPRESSED = "compressed data, such as a compressed pickle"
+    SKOPS = "a skops archive"
+    PMML = "a PMML document"
+    SAFETENSORS = "a safetensors file"
+    GGUF = "a GGUF file"
+    NUMPY = "a NumPy array"
+    SHARED_LIBRARY = "a shared library"
+    ZIP = "a zip archive"
+    PYTHON = "a Python program"
+    UNKNOWN = "a file of an unknown format"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a file looks like. `fault` is why it cannot be a complete file of its kind; "" if nothing is wrong."""
+
+    kind: FileKind
+    fault: str = ""
+
+
+class Content(Protocol):
+    """The bytes of a file."""
+
+    size: int
+
+    def at(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes from there; fewer at the end of the file."""
+
+
+def look_at_directory(names: Collection[str]) -> Look:
+    """The kind of a model that is a directory with these names."""
+    if not names:
+        return Look(FileKind.EMPTY_DIRECTORY)
+    if {"saved_model.pb", "saved_model.pbtxt"} & set(names):
+        return Look(FileKind.SAVED_MODEL)
+    return Look(FileKind.ONNX_DIRECTORY if "model.onnx" in names else FileKind.UNKNOWN)
+
+
+def is_served_alone(names: Collection[str]) -> bool:
+    """Whether a directory with these names is the file of a model, and not a model directory or a repository."""
+    return look_at_directory(names).kind in (FileKind.SAVED_MODEL, FileKind.ONNX_DIRECTORY)
+
+
+def look_at_file(name: str, content: Content) -> Look:
+    """The kind of a file, and whether it is complete as far as its format shows that."""
+    if content.size == 0:
+        return Look(FileKind.EMPTY)
+    head = content.at(0, HEAD_BYTES)
+    for is_of, kind in _SIGNATURES:
+        if is_of(head):
+            return Look(kind)
+    if head.startswith(_ZIP):
+        return _archive(content)
+    if head[:1] in (b"{", b"[") and b"learner" in head[:64]:
+        return _xgboost(head, content)
+    if _is_xml(head):
+        return _xml(head, content)
+    if head.startswith(b"tree\n"):
+        # Behind this line there may be any amount of parameters.
+        is_cut = content.size <= END_BYTES and b"end of trees" not in _end(content)
+        return Look(FileKind.LIGHTGBM, _cut("its line 'end of trees'") if is_cut else "")
+    if _is_pickle(head):
+        return Look(FileKind.PICKLE)
+    if name.endswith(".py") and b"\0" not in head:
+        return Look(FileKind.PYTHON)
+    return _protobuf(content)
+
+
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_TORCH_LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_PICKLE_TEXT = re.compile(rb"c[A-Za-z_][\w.]*\n[A-Za-z_]\w*\n|\((?:dp|lp|[ilc])")
+_HTML = re.compile(rb"\s*<(?:!doctype\s+html|html)[\s>]", re.IGNORECASE)
+
+
+def _is_treelite(head: bytes) -> bool:
+    """Its head is its version, as three numbers, then the types of thresholds and leaves."""
+    if len(head) < 14:
+        return False
+    major, minor, patch = struct.unpack("<3i", head[:12])
+    return 3 <= major <= 9 and 0 <= minor < 100 and 0 <= patch < 100 and head[12] in (1, 2, 3) and head[13] in (1, 2, 3)
+
+
+def _is_safetensors(head: bytes) -> bool:
+    return len(head) > 9 and head[8:9] == b"{" and 0 < int.from_bytes(head[:8], "little") < 100 << 20
+
+
+_SIGNATURES = (
+    (lambda head: head.startswith(b"version https://git-lfs.github.com/spec/"), FileKind.LFS_POINTER),
+    (lambda head: _HTML.match(head) is not None, FileKind.HTML),
+    (lambda head: head.startswith((b"ftrt", b"ptrt", b"trtf")), FileKind.TENSORRT),
+    (lambda head: head[4:8] == b"ORTM", FileKind.ORT),
+    (lambda head: head[4:8] == b"TFL3", FileKind.TFLITE),
+    (lambda head: head.startswith(b"\x89HDF\r\n\x1a\n"), FileKind.HDF5),
+    (lambda head: head.startswith(b"GGUF"), FileKind.GGUF),
+    (lambda head: head.startswith(b"\x93NUMPY"), FileKind.NUMPY),
+    (lambda head: head.startswith((b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe")), FileKind.SHARED_LIBRARY),
+    (lambda head: head.startswith((b"binf", b"bs64")), FileKind.XGBOOST_BINARY),
+    (lambda head: head.startswith(_TORCH_LEGACY), FileKind.TORCH_SAVE),
+    (_is_treelite, FileKind.TREELITE),
+    (_is_safetensors, FileKind.SAFETENSORS),
+    # zlib, gzip, bzip2, xz, lzma and lz4: all that joblib writes.
+    (
+        lambda head: head.startswith(
+            (b"x\x01", b"x^", b"x\x9c", b"x\xda", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"]\x00\x00", b'\x04"M\x18')
+        ),
+        FileKind.COMPRESSED,
+    ),
+)
+
+
+def _is_pickle(head: bytes) -> bool:
+    return (head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")) or (
+        _PICKLE_TEXT.match(head) is not None
+    )
+
+
+def _end(content: Content) -> bytes:
+    return content.at(max(0, content.size - END_BYTES), END_BYTES)
+
+
+def _cut(lacks: str) -> str:
+    return f"it lacks {lacks}: it is incomplete"
+
+
+# ---- text formats
+
+
+def _is_xml(head: bytes) -> bool:
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"<?xml", b"<net ", b"<PMML"))
+
+
+def _xml(head: bytes, content: Content) -> Look:
+    if b"<PMML" in head:
+        return Look(FileKind.PMML)
+    if b"<net " not in head:
+        return Look(FileKind.UNKNOWN)
+    return Look(FileKind.OPENVINO, "" if b"</net>" in _end(content) else _cut("its end, '</net>'"))
+
+
+def _xgboost(head: bytes, content: Content) -> Look:
+    # A JSON document has a quotation mark or white space behind its brace, UBJSON the type of the first key's length.
+    kind = FileKind.XGBOOST_JSON if head[1:2] in b'" \t\r\n' else FileKind.XGBOOST_UBJ
+    return Look(kind, "" if _end(content).rstrip().endswith(b"}") else _cut("its last '}'"))
+
+
+# ---- zip archives
+
+
+def _archive(content: Content) -> Look:
+    place = _directory_place(content)
+    if place is None:
+        return Look(FileKind.ZIP, _cut("the directory at the end of every zip archive"))
+    offset, length = place
+    if offset + length > content.size:
+        return Look(FileKind.ZIP, _cut("a part of the archive's directory"))
+    names = list(_member_names(content.at(offset, min(length, DIRECTORY_BYTES))))
+    return Look(_archive_kind(names))
+
+
+def _directory_place(content: Content) -> tuple[int, int] | None:
+    """Offset and length of the archive's directory; None without a record of it at the end."""
+    end = _end(content)
+    at = end.rfind(b"PK\x05\x06")
+    if at < 0 or len(end) - at < 22:
+        return None
+    length, offset = struct.unpack_from("<2I", end, at + 12)
+    if 0xFFFFFFFF in (length, offset):
+        large = end.rfind(b"PK\x06\x06", 0, at)
+        if large < 0 or at - large < 56:
+            return None
+        length, offset = struct.unpack_from("<2Q", end, large + 40)
+    return offset, length
+
+
+def _member_names(directory: bytes) -> Iterator[str]:
+    at = 0
+    while directory[at : at + 4] == b"PK\x01\x02" and at + 46 <= len(directory):
+        name, extra, comment = struct.unpack_from("<3H", directory, at + 28)
+        yield directory[at + 46 : at + 46 + name].decode("utf-8", "replace")
+        at += 46 + name + extra + comment
+
+
+def _archive_kind(names: Collection[str]) -> FileKind:
+    # torch puts all members below one folder, whose name is that of the saved file.
+    inside = {name.partition("/")[2] for name in names}
+    if "constants.pkl" in inside or any(name.startswith("code/") for name in inside):
+        return FileKind.TORCHSCRIPT
+    if any("aotinductor/" in name for name in names):
+        return FileKind.AOTI
+    if "archive_format" in inside or "serialized_exported_program.json" in {*inside, *names}:
+        return FileKind.TORCH_EXPORT
+    if "data.pkl" in inside:
+        return FileKind.TORCH_SAVE
+    if "schema.json" in names:
+        return FileKind.SKOPS
+    return FileKind.KERAS if {"config.json", "model.weights.h5"} <= set(names) else FileKind.ZIP
+
+
+# ---- protobuf messages
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of a message: its number, its wire type, where its content begins, and the length or the value of it."""
+
+    number: int
+    wire: int
+    start: int
+    value: int
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+def _protobuf(content: Content) -> Look:
+    """ONNX and TensorFlow models have no magic bytes: the types of their first fields are their signature."""
+    try:
+        fields, is_whole = _fields(content)
+    except ValueError:
+        return Look(FileKind.UNKNOWN)
+    kind = _message_kind(fields, content)
+    if kind is FileKind.UNKNOWN or is_whole:
+        return Look(kind)
+    return Look(kind, _cut("bytes that its fields announce"))
+
+
+_ONNX_FIELDS = {1: _VARINT, 2: _BYTES, 3: _BYTES, 4: _BYTES, 5: _VARINT, 6: _BYTES, 7: _BYTES, 8: _BYTES, 14: _BYTES}
+_GRAPHDEF_FIELDS = {1: _BYTES, 2: _BYTES, 3: _VARINT, 4: _BYTES, 5: _BYTES}
+
+
+def _message_kind(fields: list[_Field], content: Content) -> FileKind:
+    if not fields:
+        return FileKind.UNKNOWN
+    first = fields[0]
+    is_onnx = all(_ONNX_FIELDS.get(each.number, _BYTES) == each.wire for each in fields)
+    if is_onnx and any(each.number == 7 for each in fields) and all(each.number < 32 for each in fields):
+        return FileKind.ONNX
+    if (first.number, first.wire, first.value) == (1, _VARINT, 1) and {each.number for each in fields} <= {1, 2}:
+        return FileKind.SAVED_MODEL_FILE
+    is_graph = all(_GRAPHDEF_FIELDS.get(each.number) == each.wire for each in fields)
+    # The first field of a node is its name.
+    if is_graph and first.number == 1 and content.at(first.start, 1) == b"\x0a":
+        return FileKind.GRAPHDEF
+    return FileKind.UNKNOWN
+
+
+def _fields(content: Content) -> tuple[list[_Field], bool]:
+    """The first fields of the outermost message, and whether the file has all bytes of them. ValueError if this is not
+    a message."""
+    fields: list[_Field] = []
+    at = 0
+    while at < content.size and len(fields) < MOST_FIELDS:
+        head = content.at(at, 20)
+        try:
+            tag, used = _varint(head, 0)
+            wire = tag & 7
+            value, used = _varint(head, used) if wire in (_VARINT, _BYTES) else (0, used)
+        except EOFError:
+            return fields, False
+        number = tag >> 3
+        if number == 0 or wire not in (_VARINT, _FIXED64, _BYTES, _FIXED32):
+            raise ValueError("not a field")
+        fields.append(_Field(number, wire, at + used, value))
+        at += used + {_VARINT: 0, _FIXED64: 8, _BYTES: value, _FIXED32: 4}[wire]
+    return fields, at <= content.size
+
+
+def _varint(head: bytes, at: int) -> tuple[int, int]:
+    """The number there, and the place behind it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(head):
+            raise EOFError
+        byte = head[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number of more than ten bytes")

@@ -1,0 +1,155 @@
+"""The conformance kit for backends: passes for good ones, and each check fails for a backend that breaks its rule."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halimede.backend_kit.kit import CHECKS, Outcome, Verdict, make_subject, run_checks, write_sample
+from halimede.backend_kit.subject import Subject
+from halimede.backends.discover import installed_backend
+from halimede.core.inventory import Inventory
+from halimede.core.types import DataType, InferenceError, InferenceRequest, Tensor
+from halimede.runtime.prepare import LoadOptions
+from halimede.runtime.repository import ModelRepository
+from halimede.workers.launcher import Launcher
+from support.broken_backends import BROKEN, REFUSED, install, write_model
+from support.models import add_onnx_identity, add_simple
+
+
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    site = tmp_path_factory.mktemp("site")
+    environment = install(site)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        # For worker processes.
+        patch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+        installed_backend.cache_clear()
+        yield environment
+    installed_backend.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def options(plugins: dict[str, str]) -> Iterator[LoadOptions]:  # its environment is inherited
+    launcher = Launcher()
+    yield LoadOptions(Inventory(()), {}, autocomplete=True, launcher=launcher)
+    launcher.close()
+
+
+def refused(_: object) -> Sequence[InferenceRequest]:
+    data = np.array([0, 13, 0, 0], np.float32).tobytes()
+    return [InferenceRequest("m", inputs=[Tensor("IN", DataType.FP32, (1, 4), data)])]
+
+
+def subject_of(directory: Path, options: LoadOptions, backend: str, **settings: object) -> Subject:
+    entry = ModelRepository((directory.parent,)).find(directory.name)
+    return make_subject(entry, options, backend, shapes={}, cycles=6, **settings)  # type: ignore[arg-type]  # passed on
+
+
+def failures(outcomes: Sequence[Outcome]) -> list[str]:
+    return [str(outcome) for outcome in outcomes if outcome.verdict is Verdict.FAILED]
+
+
+def test_good_plugin_passes_every_check(tmp_path: Path, options: LoadOptions) -> None:
+    subject = subject_of(write_model(tmp_path / "m", "good"), options, "good", refused=refused)
+    outcomes = list(run_checks(subject))
+    assert [(outcome.check, outcome.verdict) for outcome in outcomes] == [(name, Verdict.OK) for name in CHECKS], (
+        "\n".join(map(str, outcomes))
+    )
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_broken_plugin_fails_its_check(broken: str, tmp_path: Path, options: LoadOptions) -> None:
+    check, text = BROKEN[broken]
+    subject = subject_of(write_model(tmp_path / "m", broken.lower()), options, broken.lower(), refused=refused)
+    (outcome,) = run_checks(subject, only=[check])
+    assert outcome.verdict is Verdict.FAILED
+    assert text in outcome.text
+    # Every line says what is wrong, and then what to do.
+    assert ";" in outcome.text
+
+
+def test_every_check_has_a_backend_that_fails_it() -> None:
+    assert {check for check, _ in BROKEN.values()} == set(CHECKS)
+
+
+def test_identity_passes(tmp_path: Path, options: LoadOptions) -> None:
+    assert failures(list(run_checks(subject_of(write_sample(tmp_path, "identity"), options, "identity")))) == []
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES", "BF16"])
+def test_onnxruntime_passes(datatype: str, tmp_path: Path, options: LoadOptions) -> None:
+    add_onnx_identity(tmp_path, "m", datatype, ["N", "M"])
+    outcomes = list(run_checks(subject_of(tmp_path / "m", options, "onnxruntime")))
+    assert failures(outcomes) == []
+    tried = {outcome.check for outcome in outcomes if outcome.verdict is Verdict.OK}
+    # Only a text can be refused: by its encoding.
+    assert set(CHECKS) - tried <= {"refusals"}
+    assert ("refusals" in tried) == (datatype == "BYTES")
+
+
+def test_python_backend_has_checks_of_its_own(tmp_path: Path, options: LoadOptions) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "model.py").write_text(
+        "class TritonPythonModel:\n    def execute(self, requests):\n        pass\n"
+    )
+    (tmp_path / "m" / "config.pbtxt").write_text('backend: "python"\noutput { name: "O" data_type: TYPE_FP32 dims: 1 }')
+    with pytest.raises(InferenceError, match="check its models with `halimede check`"):
+        subject_of(tmp_path / "m", options, "python")
+
+
+def command(*arguments: str | Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "halimede.backends.check", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=300,
+        check=False,
+    )
+
+
+def test_command_reports_each_check_and_a_crash(tmp_path: Path, plugins: dict[str, str]) -> None:
+    model = write_model(tmp_path / "m", "crashes")
+    result = command("crashes", model, environment=plugins)
+    lines = result.stdout.splitlines()
+    assert lines[0] == "backend crashes, model m"
+    assert [line.split()[:2] for line in lines[1:5]] == [
+        ["ok", name] for name in ("interface", "load", "completion", "single")
+    ]
+    assert lines[5].startswith("FAIL  full-batch    the process died with SIGSEGV during the check full-batch; ")
+    assert (len(lines), result.returncode) == (6, 1)
+
+
+def test_command_takes_requests_that_must_be_refused(tmp_path: Path, plugins: dict[str, str]) -> None:
+    (tmp_path / "bad.json").write_text(REFUSED)
+    model = write_model(tmp_path / "m", "failswholebatch")
+    result = command("failswholebatch", model, "--refused", tmp_path / "bad.json", "--cycles=2", environment=plugins)
+    assert [line for line in result.stdout.splitlines() if line.startswith("FAIL")] == [
+        "FAIL  refusals      a usual request beside a refused request of the same batch fails: 13 is not allowed; "
+        "raise RefusedRequestsError with the positions of the unusable requests before you compute"
+    ]
+    assert result.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("onnxruntime",), "backend 'onnxruntime' needs a file: give the directory of a model with 1/model.onnx"),
+        (("nothing",), "unable to find backend library for backend 'nothing'"),
+        (("identity", "simple"), "model 'simple' is of the backend 'onnxruntime', not 'identity'"),
+        (("onnxruntime", "simple", "--shape=no:1"), "--shape names 'no', which is no input of model 'simple'"),
+        (("onnxruntime", "simple", "--shape=no"), "write INPUT:SIZE,SIZE without the batch dimension"),
+    ],
+)
+def test_command_says_why_it_cannot_begin(arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    add_simple(tmp_path)
+    given = [tmp_path / each if each == "simple" else each for each in arguments]
+    result = command(*given, environment={})
+    assert text in result.stderr
+    assert result.returncode == 2

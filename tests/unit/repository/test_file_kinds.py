@@ -1,0 +1,111 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halimede.core.repository.file_kinds import (
+    DIRECTORY_BYTES,
+    END_BYTES,
+    HEAD_BYTES,
+    MOST_FIELDS,
+    FileKind,
+    Look,
+    is_served_alone,
+    look_at_directory,
+    look_at_file,
+)
+from support.examples import examples
+from support.model_files import SAMPLES, TORCHSCRIPT, archive, field
+
+
+class Bytes:
+    """The content of a file that counts what is read of it."""
+
+    def __init__(self, content: bytes) -> None:
+        self.size = len(content)
+        self.reads = 0
+        self.most = 0
+        self._content = content
+
+    def at(self, offset: int, length: int) -> bytes:
+        self.reads += 1
+        self.most += length
+        return self._content[offset : offset + length]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_each_kind_is_recognized_by_its_content(name: str) -> None:
+    kind, content = SAMPLES[name]
+    assert look_at_file("model.bin", Bytes(content)) == Look(kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "lacks"),
+    [
+        ("onnx", FileKind.ONNX, "bytes that its fields announce"),
+        ("torchscript", FileKind.ZIP, "the directory at the end of every zip archive"),
+        ("openvino", FileKind.OPENVINO, "its end, '</net>'"),
+        ("graphdef", FileKind.GRAPHDEF, "bytes that its fields announce"),
+        ("xgboost json", FileKind.XGBOOST_JSON, "its last '}'"),
+        ("xgboost ubj", FileKind.XGBOOST_UBJ, "its last '}'"),
+        ("lightgbm", FileKind.LIGHTGBM, "its line 'end of trees'"),
+    ],
+)
+def test_a_file_that_is_cut_is_incomplete(name: str, kind: FileKind, lacks: str) -> None:
+    content = SAMPLES[name][1]
+    cut = content[: content.index(b"end of trees")] if name == "lightgbm" else content[:-1]
+    cut = content[: len(content) * 2 // 3] if name in ("torchscript", "openvino") else cut
+    assert look_at_file("model.bin", Bytes(cut)) == Look(kind, f"it lacks {lacks}: it is incomplete")
+
+
+def test_an_archive_without_a_part_of_its_directory_is_incomplete() -> None:
+    content = archive(TORCHSCRIPT)
+    at = content.index(b"PK\x01\x02")
+    fault = "it lacks a part of the archive's directory: it is incomplete"
+    # The first file is missing, as in the last part of a split archive.
+    assert look_at_file("m.pt", Bytes(b"PK\x03\x04" + content[at + 100 :])) == Look(FileKind.ZIP, fault)
+
+
+def test_a_program_is_recognized_by_its_name() -> None:
+    assert look_at_file("model.py", Bytes(b"import os\n")) == Look(FileKind.PYTHON)
+    assert look_at_file("model.txt", Bytes(b"import os\n")) == Look(FileKind.UNKNOWN)
+
+
+def test_directories_are_recognized_by_their_names() -> None:
+    assert look_at_directory([]) == Look(FileKind.EMPTY_DIRECTORY)
+    assert look_at_directory(["saved_model.pb", "variables"]) == Look(FileKind.SAVED_MODEL)
+    assert look_at_directory(["model.onnx", "weights.bin"]) == Look(FileKind.ONNX_DIRECTORY)
+    assert look_at_directory(["1", "config.pbtxt"]) == Look(FileKind.UNKNOWN)
+    assert [is_served_alone(names) for names in (["saved_model.pb"], ["model.onnx"], [], ["1"])] == [
+        *(True, True, False, False)
+    ]
+
+
+def test_little_of_a_large_file_is_read() -> None:
+    most = HEAD_BYTES + END_BYTES + DIRECTORY_BYTES
+    large = archive([f"m/{at}" for at in range(40_000)])
+    assert len(large) > 3 * most
+    content = Bytes(large)
+    look_at_file("m.pt", content)
+    assert content.most <= most
+
+
+def test_fields_of_a_graph_are_read_up_to_a_limit() -> None:
+    content = Bytes(field(1, field(1, b"n")) * (2 * MOST_FIELDS))
+    assert look_at_file("m.pb", content) == Look(FileKind.GRAPHDEF)
+    assert MOST_FIELDS <= content.reads <= MOST_FIELDS + 2
+
+
+@given(st.sampled_from(sorted(SAMPLES)), st.integers(0), st.binary(max_size=8), st.integers(0))
+@settings(max_examples=examples(300))
+def test_no_content_is_an_error(name: str, at: int, new: bytes, cut: int) -> None:
+    content = SAMPLES[name][1]
+    at %= len(content) + 1
+    changed = content[:at] + new + content[at + len(new) :]
+    look = look_at_file("model.bin", Bytes(changed[: cut % (len(changed) + 1)]))
+    assert isinstance(look, Look)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=examples(300))
+def test_random_bytes_are_no_error(content: bytes) -> None:
+    assert isinstance(look_at_file("model.bin", Bytes(content)), Look)
