@@ -44,7 +44,10 @@ class ModuleProgram:
         self.plain = self.module
         """The module without compilation."""
         if arguments is not None:
-            self.module = torch.compile(self.module, **arguments)
+            try:
+                self.module = torch.compile(self.module, **arguments)
+            except Exception as error:
+                raise _failed(model, "torch.compile failed", error) from error
         self._places: Mapping[str, int] | None = None
         self._order: Sequence[str] = ()
 
