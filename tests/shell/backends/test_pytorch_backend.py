@@ -175,7 +175,7 @@ def test_lists_of_strings_are_bytes_of_one_dimension(version):
     path = script(Shout(), version / "m.pt")
     rows = np.array([[b"a\xc3\xbc"], [b"b"]], dtype=object)
     batched = run(path, config({"t": (BYTES, 1)}, {"u": (BYTES, 1)}), {"t": rows})
-    assert batched["u"].tolist() == [["Aü".upper()], ["B"]]
+    assert batched["u"].tolist() == [["Aü"], ["B"]]  # TorchScript knows ASCII alone
     whole = run(path, config({"t": (BYTES, -1)}, {"u": (BYTES, -1)}, max_batch_size=0), {"t": rows.reshape(-1)})
     assert whole["u"].shape == (2,)
     wide = config({"t": (BYTES, 2)}, {"u": (BYTES, 2)})

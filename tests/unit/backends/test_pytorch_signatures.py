@@ -74,7 +74,7 @@ def test_a_structure_that_is_too_deep_is_an_error():
 
 @pytest.mark.parametrize("text", ["[]", "3", spec(tree("tuple", [LEAF])), spec({"type": "x"}), "{"])
 def test_a_text_that_is_no_structure_of_arguments_is_an_error(text):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError):  # noqa: PT011  # json's own texts too
         argument_paths(text)
 
 

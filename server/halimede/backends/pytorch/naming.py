@@ -1,8 +1,8 @@
 """Which argument of the model each configured input is, and which of its results each output is. Pure.
 
 The conventions are Triton's. For TorchScript and modules: the names of `forward`'s arguments; `<name>__<index>`; or
-else the order of the configuration. A single argument that is a dictionary takes all inputs by their names. Outputs: the
-keys of a dictionary or the fields of a named tuple; `<name>__<index>`; or else the order of the configuration. For
+else the order of the configuration. A single argument that is a dictionary takes all inputs by their names. Outputs:
+the keys of a dictionary or the fields of a named tuple; `<name>__<index>`; or else the order of the configuration. For
 `.pt2` files: `<name>__<index>`, where the index counts all tensors, or a path to one: `ARGS[0]`, `ARGS[2][key]`,
 `KWARGS[k]`, `RESULT[k][0]`.
 """
