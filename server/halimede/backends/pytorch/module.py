@@ -4,14 +4,14 @@ import inspect
 import linecache
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from halimede.backends.pytorch.naming import Argument, ArgumentKind
 from halimede.backends.pytorch.runtime import runtime
-from halimede.backends.pytorch.script import call_with, cause_of
+from halimede.backends.pytorch.script import Call, cause_of
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
@@ -48,18 +48,14 @@ class ModuleProgram:
                 self.module = torch.compile(self.module, **arguments)
             except Exception as error:
                 raise _failed(model, "torch.compile failed", error) from error
-        self._places: Mapping[str, int] | None = None
-        self._order: Sequence[str] = ()
+        self._call = Call(None, self.arguments)
 
     def bind(self, places: Mapping[str, int] | None) -> None:
         """The positions of the inputs among the arguments; None: one dictionary takes all."""
-        self._places = places
-        self._order = sorted(places, key=places.__getitem__) if places is not None else ()
+        self._call = Call(places, self.arguments)
 
     def call(self, values: Mapping[str, Any]) -> Any:
-        if self._places is None:
-            return self.module(dict(values))
-        return call_with(self.module, values, self._places, self._order, self.arguments)
+        return self._call(self.module, values)
 
 
 def _arguments(module: Any) -> tuple[Argument, ...]:

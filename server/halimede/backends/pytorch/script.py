@@ -37,38 +37,42 @@ class ScriptProgram:
         self.arguments = tuple(_argument(each) for each in schema.arguments[1:])
         self.results = _results(self.module, schema.returns, model)
         self.is_writing, self.is_stateful = _effects(self.module)
-        self._places: Mapping[str, int] | None = None
-        self._order: Sequence[str] = ()
+        self._call = Call(None, self.arguments)
 
     def bind(self, places: Mapping[str, int] | None) -> None:
         """The positions of the inputs among the arguments; None: one dictionary takes all."""
-        self._places = places
-        self._order = sorted(places, key=places.__getitem__) if places is not None else ()
+        self._call = Call(places, self.arguments)
 
     def call(self, values: Mapping[str, Any]) -> Any:
+        return self._call(self.module, values)
+
+
+class Call:
+    """Calls of `forward` with values by the names of the configuration."""
+
+    def __init__(self, places: Mapping[str, int] | None, arguments: Sequence[Argument]) -> None:
+        """`places` are the positions of the names among the arguments; None: one dictionary takes all."""
+        self._places = places
+        self._order = sorted(places, key=places.__getitem__) if places is not None else ()
+        self._has_gaps = places is not None and [places[name] for name in self._order] != list(range(len(places)))
+        self._arguments = arguments
+
+    def __call__(self, function: Any, values: Mapping[str, Any]) -> Any:  # Any: a torch.nn.Module, torch.Tensor
         if self._places is None:
-            return self.module(dict(values))
-        return call_with(self.module, values, self._places, self._order, self.arguments)
-
-
-def call_with(
-    function: Any,
-    values: Mapping[str, Any],
-    places: Mapping[str, int],
-    order: Sequence[str],
-    arguments: Sequence[Argument],
-) -> Any:
-    """Call `function` with the values by position, and by name from the first argument that is left out."""
-    positional: list[Any] = []
-    keywords: dict[str, Any] = {}
-    for name in order:
-        if name not in values:
-            continue
-        if places[name] == len(positional):
-            positional.append(values[name])
-        else:
-            keywords[arguments[places[name]].name] = values[name]
-    return function(*positional, **keywords)
+            return function(dict(values))
+        if len(values) == len(self._order) and not self._has_gaps:
+            return function(*[values[name] for name in self._order])
+        # By position, and by name from the first argument that is left out.
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for name in self._order:
+            if name not in values:
+                continue
+            if self._places[name] == len(positional):
+                positional.append(values[name])
+            else:
+                keywords[self._arguments[self._places[name]].name] = values[name]
+        return function(*positional, **keywords)
 
 
 def cause_of(error: BaseException) -> str:

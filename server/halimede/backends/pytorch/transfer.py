@@ -25,6 +25,7 @@ class Transfer:
         """`is_writing`: the model may write to its inputs. Then it gets copies of controls and states, which are used
         again; the inputs of requests are not."""
         self._device = device
+        self._is_cpu = device is None or device.type == "cpu"
         self._datatypes = {each.name: each.data_type for each in model_inputs(config)}
         self._copied = frozenset(each.tensor.name for each in added_inputs(config)) if is_writing else frozenset()
         self._batches = config.max_batch_size > 0
@@ -36,10 +37,10 @@ class Transfer:
     def arrays(self, outputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:  # Any: torch.Tensor
         """The outputs as arrays. Waits for the device, so that an error of a kernel belongs to this batch."""
         torch = runtime()
-        on_device: set[Any] = set() if self._device is None or self._device.type == "cpu" else {self._device}
+        on_device: set[Any] = set() if self._is_cpu or self._device is None else {self._device}
         host: dict[str, Any] = {}
         for name, value in outputs.items():
-            if isinstance(value, torch.Tensor) and value.device.type == "cuda":
+            if getattr(value, "is_cuda", False):
                 on_device.add(value.device)
                 tensor = value.detach().contiguous()
                 pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -61,7 +62,7 @@ class Transfer:
         tensor = torch.from_numpy(array if array.flags.c_contiguous else np.ascontiguousarray(array))
         if datatype is DataType.BF16:
             tensor = tensor.view(torch.bfloat16)
-        if self._device is None or self._device.type == "cpu":
+        if self._is_cpu:
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
@@ -69,6 +70,16 @@ class Transfer:
         torch = runtime()
         if not isinstance(value, torch.Tensor):
             return self._texts(name, value)
+        try:
+            # Almost always possible: a tensor in the host's memory, of a datatype that numpy has.
+            found: NDArray[Any] = value.numpy()
+        except (RuntimeError, TypeError):
+            return self._other_array(name, value)
+        return found
+
+    def _other_array(self, name: str, value: Any) -> NDArray[Any]:
+        """The array of a tensor that has to be converted."""
+        torch = runtime()
         if value.layout != torch.strided or value.is_quantized:
             raise _internal(f"output '{name}': the model returned a tensor of layout {value.layout}; make it dense")
         datatype = datatype_of(value.dtype)
