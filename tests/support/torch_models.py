@@ -1,18 +1,19 @@
 """Small PyTorch models, and runs of batches on them in the backend."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from halimede.backends.api import ModelSource, RunContext
 from halimede.backends.pytorch import PyTorchBackend
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelParameter
-from halimede.core.types import DataType, InferenceRequest, Placement
+from halimede.core.types import DataType, InferenceError, InferenceRequest, Placement
 from halimede.workers.worker import BatchItem
 
 BACKEND = PyTorchBackend()
@@ -38,6 +39,33 @@ class Network(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(self.second(torch.relu(self.first(x))), dim=1)
+
+
+class Whole(nn.Module):
+    """Has no batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(0)
+
+
+MODULE = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, inner, outer):
+        super().__init__()
+        self.layer = nn.Linear(inner, outer)
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return torch.softmax(self.second(torch.relu(self.first(x))), dim=1)
+"""
+"""The code of `Network` as a `model.py`."""
 
 
 def script(module: nn.Module, path: Path) -> Path:
@@ -102,6 +130,12 @@ def run(path: Path, config: ModelConfig, inputs: dict[str, Any], outputs: Sequen
     finally:
         instance.close()
         loaded.close()
+
+
+def refused(work: Callable[[], object]) -> InferenceError:
+    with pytest.raises(InferenceError) as caught:
+        work()
+    return caught.value
 
 
 def floats(*rows: Sequence[float]) -> np.ndarray:

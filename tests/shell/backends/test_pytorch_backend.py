@@ -16,9 +16,6 @@ from halimede.backends.pytorch.instance import TorchInstance
 from halimede.backends.pytorch.loading import Bound
 from halimede.backends.pytorch.options import TorchOptions
 from halimede.core.config.model_config import (
-    ModelConfig,
-    ModelDynamicBatching,
-    ModelInput,
     ModelOutput,
     ModelSequenceBatching,
     SequenceState,
@@ -33,12 +30,15 @@ from support.torch_models import (
     CPU,
     FP32,
     INT64,
+    MODULE,
     AddSub,
     Network,
+    Whole,
     config,
     export,
     floats,
     parameters,
+    refused,
     run,
     script,
     source,
@@ -53,12 +53,6 @@ NETWORK = config({"x": (FP32, 8)}, {"y": (FP32, 3)})
 ADD_SUB = config({"a": (FP32, 2), "b": (FP32, 2)}, {"sum": (FP32, 2), "difference": (FP32, 2)})
 
 
-def refused(work) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        work()
-    return caught.value
-
-
 def outside(module: nn.Module, array: np.ndarray) -> np.ndarray:
     """What the module computes without the server."""
     with torch.inference_mode():
@@ -70,25 +64,6 @@ def version(tmp_path: Path) -> Path:
     directory = tmp_path / "1"
     directory.mkdir()
     return directory
-
-
-MODULE = """
-import torch
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self, inner, outer):
-        super().__init__()
-        self.layer = nn.Linear(inner, outer)
-
-class Network(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 3)
-
-    def forward(self, x):
-        return torch.softmax(self.second(torch.relu(self.first(x))), dim=1)
-"""
 
 
 def test_every_form_computes_the_same_bits_as_outside(version):
@@ -280,111 +255,6 @@ def test_a_run_at_load_draws_no_random_numbers(version):
     assert result["y"].tolist() == torch.rand([1, 1]).tolist()
 
 
-def test_autocomplete_takes_the_example_of_a_traced_model(version):
-    path = trace(Network(), (torch.zeros(2, 8),), version / "m.pt")
-    assert BACKEND.autocomplete(ModelConfig(), source(path, default_max_batch_size="6")) == ModelConfig(
-        name="m",
-        max_batch_size=6,
-        input=(ModelInput("x", FP32, dims=(8,)),),
-        output=(ModelOutput("OUTPUT__0", FP32, dims=(3,)),),
-        dynamic_batching=ModelDynamicBatching(),
-    )
-
-
-class Whole(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.sum(0)
-
-
-def test_a_traced_model_that_does_not_batch_is_completed_without_batching(version):
-    completed = BACKEND.autocomplete(ModelConfig(), source(trace(Whole(), (torch.zeros(2, 3),), version / "m.pt")))
-    assert completed.max_batch_size == 0
-    assert (completed.input[0].dims, completed.output[0].dims) == ((2, 3), (3,))
-
-
-def test_autocomplete_finds_outputs_by_a_run(version):
-    path = script(Network(), version / "m.pt")
-    given = config({"x": (FP32, 8)}, {})
-    assert BACKEND.autocomplete(given, source(path)).output == (ModelOutput("OUTPUT__0", FP32, dims=(3,)),)
-    unbatched = config({"x": (FP32, -1, 8)}, {}, max_batch_size=0)
-    assert BACKEND.autocomplete(unbatched, source(path)).output == (ModelOutput("OUTPUT__0", FP32, dims=(-1, 3)),)
-    (version / "net.py").write_text(MODULE)
-    assert BACKEND.autocomplete(given, source(version / "net.py")).output == (
-        ModelOutput("OUTPUT__0", FP32, dims=(3,)),
-    )
-
-
-def test_a_file_that_says_too_little_is_an_error_with_what_to_write(version):
-    path = script(AddSub(), version / "m.pt")
-    message = refused(lambda: BACKEND.autocomplete(ModelConfig(), source(path))).message
-    assert 'input [ { name: "a" data_type: TYPE_FP32 dims: [ ... ] }, { name: "b" ' in message
-    unfit = config({"a": (FP32, 2), "b": (FP32, 3)}, {})
-    message = refused(lambda: BACKEND.autocomplete(unfit, source(path))).message
-    assert "The size of tensor a (2) must match the size of tensor b (3)" in message
-    assert 'output [ { name: "OUTPUT__0"' in message
-
-
-class Nested(nn.Module):
-    def forward(
-        self, x: torch.Tensor, more: dict[str, torch.Tensor], *, k: torch.Tensor
-    ) -> dict[str, list[torch.Tensor]]:
-        return {"sums": [x + more["y"]], "k": [k * 2]}
-
-
-def nested(version: Path) -> Path:
-    rows = {0: ROWS}
-    return export(
-        Nested(),
-        (torch.zeros(2, 3), {"y": torch.zeros(2, 3)}),
-        version / "model.pt2",
-        keywords={"k": torch.zeros(2, 4, dtype=torch.int64)},
-        dynamic={"x": rows, "more": {"y": rows}, "k": rows},
-    )
-
-
-def test_a_program_is_completed_from_its_signature(version):
-    assert BACKEND.autocomplete(ModelConfig(), source(nested(version))) == ModelConfig(
-        name="m",
-        max_batch_size=4,
-        input=(
-            ModelInput("INPUT__0", FP32, dims=(3,)),
-            ModelInput("INPUT__1", FP32, dims=(3,)),
-            ModelInput("INPUT__2", INT64, dims=(4,)),
-        ),
-        output=(ModelOutput("OUTPUT__0", FP32, dims=(3,)), ModelOutput("OUTPUT__1", INT64, dims=(4,))),
-        dynamic_batching=ModelDynamicBatching(),
-    )
-
-
-def test_tensors_of_a_program_have_paths(version):
-    settings = config(
-        {"KWARGS[k]": (INT64, 4), "ARGS[0]": (FP32, 3), "ARGS[1][y]": (FP32, 3)},
-        {"RESULT[k][0]": (INT64, 4), "OUTPUT__0": (FP32, 3)},
-    )
-    # Twice: the shapes of the second batch are known.
-    loaded = BACKEND.load(settings, source(nested(version)))
-    instance = loaded.create_instance(CPU)
-    inputs = {"ARGS[0]": floats([1, 2, 3]), "ARGS[1][y]": floats([1, 1, 1]), "KWARGS[k]": np.array([[1, 2, 3, 4]])}
-    for _ in range(2):
-        result = instance.run(inputs, ["RESULT[k][0]", "OUTPUT__0"], CONTEXT)
-        assert (result["RESULT[k][0]"].tolist(), result["OUTPUT__0"].tolist()) == ([[2, 4, 6, 8]], [[2, 3, 4]])
-    too_many = {name: np.repeat(array, 65, axis=0) for name, array in inputs.items()}
-    error = refused(lambda: instance.run(too_many, ["OUTPUT__0"], CONTEXT))
-    instance.close()
-    assert (error.code, "refuses the shapes" in error.message) == (ErrorCode.INVALID_ARG, True)
-
-
-def test_all_disagreements_with_a_program_are_reported_at_load(version):
-    wrong = config(
-        {"INPUT__0": (INT64, 3), "INPUT__1": (FP32, 7), "INPUT__2": (INT64, 4)},
-        {"OUTPUT__0": (FP32, 3, 1)},
-        max_batch_size=65,
-    )
-    error = refused(lambda: BACKEND.load(wrong, source(nested(version))))
-    parts = ("TYPE_INT64 for input 'INPUT__0'", "tensor 'INPUT__1'", "tensor 'OUTPUT__0'", "max_batch_size: 64")
-    assert (error.code, [part in error.message for part in parts]) == (ErrorCode.INVALID_ARG, [True] * 4)
-
-
 def test_an_output_of_another_type_is_an_error_at_load(version):
     path = script(Network(), version / "m.pt")
     error = refused(lambda: run(path, config({"x": (FP32, 8)}, {"y": (INT64, 3)}), {"x": X}))
@@ -457,6 +327,27 @@ def test_a_compiler_that_fails_is_an_error_at_load(version):
     assert "none such" in refused(lambda: run(version / "net.py", settings, {"x": X})).message
 
 
+class Imaginary(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.complex(x, x)
+
+
+def test_a_datatype_that_no_answer_can_carry_is_named(version):
+    path = script(Imaginary(), version / "m.pt")
+    error = refused(lambda: run(path, config({"x": (FP32, 8)}, {"y": (FP32, 3)}), {"x": X}))
+    assert "expects datatype TYPE_FP32 for output 'y', model provides complex64" in error.message
+    message = refused(lambda: BACKEND.autocomplete(config({"x": (FP32, 8)}, {}), source(path))).message
+    assert "output 'OUTPUT__0' is torch.complex64, which no answer can carry" in message
+
+
+def test_the_text_of_an_error_is_cut(version):
+    (version / "net.py").write_text(
+        "import torch\nclass M(torch.nn.Module):\n    def forward(self, x):\n        raise ValueError('no' * 5000)\n"
+    )
+    message = refused(lambda: run(version / "net.py", NETWORK, {"x": X})).message
+    assert (message.endswith("nono..."), 1024 < len(message) < 1200) == (True, True)
+
+
 class Broken:
     """A program whose device has failed."""
 
@@ -484,20 +375,27 @@ def test_settings_of_torchscript_keep_the_answers(version):
     assert run(path, settings, {"x": X})["y"].tobytes() == outside(Network(), X).tobytes()
 
 
+def script_modules() -> int:
+    gc.collect()
+    return sum(torch.jit.ScriptModule in type(each).__mro__ for each in gc.get_objects())
+
+
 @pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=pytest.mark.load)])
 def test_instances_that_are_closed_are_freed(version, cycles):
     path = script(Network(), version / "m.pt")
     gone: list[weakref.ref] = []
+    before = script_modules()
     for _ in range(cycles):
         loaded = BACKEND.load(NETWORK, source(path))
         instance = loaded.create_instance(CPU)
         result = instance.run({"x": X}, ["y"], CONTEXT)["y"]
-        gone += [weakref.ref(instance), weakref.ref(instance._program.module)]
+        gone.append(weakref.ref(instance))
         instance.close()
         loaded.close()
         del loaded, instance
     gc.collect()
-    assert [each() for each in gone] == [None] * 2 * cycles
+    assert [each() for each in gone] == [None] * cycles
+    assert script_modules() == before
     assert result.tobytes() == outside(Network(), X).tobytes()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from halimede.backends.api import ModelSource
 from halimede.backends.pytorch.archive import (
+    MOST_PICKLE_BYTES,
     Archive,
     TracedTensor,
     describe_pickle,
@@ -102,6 +103,13 @@ def test_files_of_torch_save_are_described_and_not_unpickled(tmp_path):
     error = refused(lambda: read_archive(whole, "m"))
     assert "is a pickle of a whole module (class io.open" in error.message
     assert not victim.exists()
+
+
+def test_a_pickle_that_is_too_large_to_look_into_is_not_read(tmp_path):
+    path = tmp_path / "large.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("w/data.pkl", pickle.dumps(Evil(tmp_path / "made")) + bytes(MOST_PICKLE_BYTES))
+    assert "was written by torch.save, without the model's code" in refused(lambda: read_archive(path, "m")).message
 
 
 def test_a_pickle_of_a_module_is_named_by_its_class():

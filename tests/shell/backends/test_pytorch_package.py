@@ -1,7 +1,10 @@
 """AOTInductor packages. Compiling one takes a minute, so `make load` runs this."""
 
+import os
 import shutil
+import tempfile
 import warnings
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+from halimede.backends.pytorch.program import PackageProgram
+from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.types import ErrorCode, InferenceError
 from support.torch_models import BACKEND, BF16, CONTEXT, CPU, FP32, run, source
 
@@ -109,8 +113,6 @@ def test_a_configuration_that_differs_from_the_package_is_an_error(package: Path
 
 
 def test_a_package_without_its_source_is_checked_by_its_library(package: Path, tmp_path: Path) -> None:
-    import zipfile
-
     bare = tmp_path / "1" / "model.pt2"
     bare.parent.mkdir()
     with zipfile.ZipFile(package) as old, zipfile.ZipFile(bare, "w") as new:
@@ -122,11 +124,17 @@ def test_a_package_without_its_source_is_checked_by_its_library(package: Path, t
 
 
 def test_an_instance_of_another_device_is_refused(package: Path) -> None:
-    from halimede.backends.pytorch.program import PackageProgram
-
     names = {"INPUT__0": 0, "INPUT__1": 1, "INPUT__2": 2}
-    with pytest.raises((InferenceError, RuntimeError)):
+    with pytest.raises(InferenceError, match=r"compiled for 'cpu'.* write instance_group \[ { kind: KIND_CPU } \]"):
         PackageProgram(package, "m", "model", torch.device("cuda", 0), names, None)
-    group = ModelInstanceGroup("m", InstanceKind.KIND_CPU, 1)
-    config = replace(BACKEND.autocomplete(ModelConfig(), source(package)), instance_group=(group,))
-    assert run(package, config, inputs(2, 7, 7))["OUTPUT__0"].shape == (2, 3)
+
+
+def test_an_unpacked_package_leaves_no_files(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    config = BACKEND.autocomplete(ModelConfig(), source(package))
+    instance = BACKEND.load(config, source(package)).create_instance(CPU)
+    assert list(tmp_path.iterdir()) == []
+    assert instance.run(inputs(2, 7, 7), ["OUTPUT__0"], CONTEXT)["OUTPUT__0"].shape == (2, 3)
+    instance.close()
+    assert (list(tmp_path.iterdir()), os.environ["TMPDIR"]) == ([], str(tmp_path))

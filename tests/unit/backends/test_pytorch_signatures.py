@@ -18,7 +18,7 @@ from halimede.backends.pytorch.package import read_package
 from halimede.backends.pytorch.results import as_sequence, names_of, pick
 from halimede.backends.pytorch.samples import MOST_ELEMENTS, configured_shapes, exported_shapes, zeros
 from halimede.backends.pytorch.sizes import SizeCheck
-from halimede.backends.pytorch.tree import MOST_DEPTH, argument_paths, result_paths
+from halimede.backends.pytorch.tree import MOST_DEPTH, MOST_LEAVES, argument_paths, result_paths
 from halimede.core.config.model_config import BatchInput, ModelConfig, ModelInput, ModelTensorReshape
 from halimede.core.types import DataType, ErrorCode, InferenceError
 
@@ -70,6 +70,8 @@ def test_a_structure_that_is_too_deep_is_an_error():
         deep = tree("list", [deep])
     with pytest.raises(ValueError, match="levels"):
         result_paths(spec(deep))
+    with pytest.raises(ValueError, match="tensors"):
+        result_paths(spec(tree("list", [LEAF] * (MOST_LEAVES + 1))))
 
 
 @pytest.mark.parametrize("text", ["[]", "3", spec(tree("tuple", [LEAF])), spec({"type": "x"}), "{"])

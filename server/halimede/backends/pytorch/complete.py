@@ -17,7 +17,7 @@ from halimede.backends.pytorch.probe import ProbeError, ShapesOf, probe_outputs
 from halimede.backends.pytorch.program import PackageProgram, Program
 from halimede.backends.pytorch.runtime import STORAGES, runtime
 from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, exported_shapes
-from halimede.backends.pytorch.script import ScriptProgram
+from halimede.backends.pytorch.script import ScriptProgram, cause_of
 from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, TensorSignature, complete
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.sequence_tensors import model_inputs
@@ -59,11 +59,14 @@ def _exported_signature(config: ModelConfig, files: ModelFiles, paths: Paths) ->
     if paths.results is not None:
         return ModelSignature(found, tuple(paths.results[at].signature(name) for name, at in outputs.items()))
     name = files.archive.package if files.archive is not None else ""
-    program = PackageProgram(files.path, config.name, name, runtime().device("cpu"), inputs, tensors)
 
     def shapes(step: int) -> Shapes:
         return exported_shapes(tensors, inputs, 2 + step, ANY_SIZE + step)
 
+    try:
+        program = PackageProgram(files.path, config.name, name, None, inputs, tensors)
+    except RuntimeError as error:
+        raise _no_outputs(config, files, cause_of(error)) from error
     return ModelSignature(found, _outputs(config, files, program, shapes, outputs))
 
 
@@ -169,12 +172,16 @@ def _outputs(
     try:
         return probe_outputs(config, program, shapes, places)
     except ProbeError as error:
-        names = [each.name for each in config.output] or ["OUTPUT__0"]
-        text = (
-            f"model '{clip(config.name)}': the outputs of {files.path.name} cannot be found by a run with zeros: "
-            f"{error}; write in config.pbtxt: output [ {_example(names)} ], with the right datatypes and dims"
-        )
-        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
+        raise _no_outputs(config, files, str(error)) from error
+
+
+def _no_outputs(config: ModelConfig, files: ModelFiles, why: str) -> InferenceError:
+    names = [each.name for each in config.output] or ["OUTPUT__0"]
+    text = (
+        f"model '{clip(config.name)}': the outputs of {files.path.name} cannot be found by a run with zeros: "
+        f"{clip(why)}; write in config.pbtxt: output [ {_example(names)} ], with the right datatypes and dims"
+    )
+    return InferenceError(ErrorCode.INVALID_ARG, text)
 
 
 def _names_of(arguments: Sequence[Argument]) -> list[str]:

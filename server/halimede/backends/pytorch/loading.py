@@ -105,9 +105,11 @@ def open_program(
     inputs = bind_paths(model, input_names(config), paths.inputs, "input", needed=True)
     outputs: Mapping[str, int | str] = dict(bind_paths(model, output_names(config), paths.outputs, "output"))
     if files.form is Form.EXPORTED:
-        return Bound(ExportedProgram(files.path, model, device, inputs), outputs, device)
+        exported = ExportedProgram(files.path, model, device, inputs)
+        return Bound(exported, outputs, exported.device)
     name = files.archive.package if files.archive is not None else ""
-    return Bound(PackageProgram(files.path, model, name, device, inputs, paths.tensors), outputs, device)
+    package = PackageProgram(files.path, model, name, device, inputs, paths.tensors)
+    return Bound(package, outputs, package.device)
 
 
 def input_places(config: ModelConfig, model: str, arguments: Sequence[Argument]) -> dict[str, int] | None:

@@ -52,7 +52,8 @@ def _run(
     torch = runtime()
     inputs = tuple(ModelInput(name, datatype) for name, (datatype, _) in shapes.items())
     plain = replace(config, input=inputs, sequence_batching=None)
-    transfer = Transfer(plain, torch.device("cpu"), is_writing=False)
+    # A package runs on the device that it was compiled for.
+    transfer = Transfer(plain, getattr(program, "device", None), is_writing=False)
     try:
         with torch.inference_mode():
             result = program.call(transfer.values(arrays, RunContext([""], [1], [])))

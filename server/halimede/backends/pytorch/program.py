@@ -2,7 +2,9 @@
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +14,7 @@ from halimede.backends.pytorch.sizes import SizeCheck
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
-MOST_SHAPES = 4096
+MOST_SHAPES = 1024
 """Shapes of batches that are remembered as checked by an exported program."""
 
 
@@ -39,8 +41,11 @@ class ExportedProgram:
         """`inputs` are the positions of the configured names."""
         torch = runtime()
         program = torch.export.load(str(path))
-        if device is not None and _devices(program) - {device}:
+        devices = _devices(program)
+        if device is not None and devices - {device}:
             program = torch.export.passes.move_to_device_pass(program, device)
+        # With KIND_MODEL the inputs go to the program's device; if it has several, to the CPU.
+        self.device = device or (devices.pop() if len(devices) == 1 else torch.device("cpu"))
         self._module = program.module()
         self._spec = program.call_spec.in_spec
         self._order = sorted(inputs, key=inputs.__getitem__)
@@ -71,13 +76,14 @@ class ExportedProgram:
         self.is_stateful = not is_plain
         self.is_writing = not is_plain
         self._graph = program.graph_module if is_plain else None
-        self._checked: set[tuple[Any, ...]] = set()
+        self.checked: set[tuple[Any, ...]] = set()
+        """The shapes of batches that the program has accepted."""
         self._model = model
 
     def call(self, values: Mapping[str, Any]) -> Any:
         tensors = [values[name] for name in self._order]
         shapes = tuple(tensor.shape for tensor in tensors)
-        if self._graph is not None and shapes in self._checked:
+        if self._graph is not None and shapes in self.checked:
             arguments = self._template.copy()
             for place, tensor in zip(self._places, tensors, strict=True):
                 arguments[place] = tensor
@@ -93,9 +99,23 @@ class ExportedProgram:
             # A guard: the sizes of the client do not fit.
             text = f"model '{clip(self._model)}': its exported program refuses the shapes: {clip(str(error))}"
             raise InferenceError(ErrorCode.INVALID_ARG, text) from error
-        if len(self._checked) < MOST_SHAPES:
-            self._checked.add(shapes)
+        if len(self.checked) < MOST_SHAPES:
+            self.checked.add(shapes)
         return pytree.tree_flatten(result)[0]
+
+
+@contextmanager
+def _temporary_files_in(folder: str) -> Iterator[None]:
+    """PyTorch's C++ code unpacks the archive into TMPDIR."""
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 def _devices(program: Any) -> set[Any]:  # Any: a torch ExportedProgram
@@ -132,12 +152,8 @@ class PackageProgram:
         self._check = None if tensors is None else SizeCheck(tensors, inputs)
         self._order = sorted(inputs, key=inputs.__getitem__)
         torch = runtime()
-        importlib.import_module("torch._inductor.package")
-        index = -1 if device is None or device.type == "cpu" else device.index
-        package = torch._inductor.package.load_package(
-            str(path), model_name=name, run_single_threaded=True, device_index=index
-        )
-        compiled_for = package.get_metadata().get("AOTI_DEVICE_KEY", "")
+        loader = importlib.import_module("torch._C._aoti").AOTIModelPackageLoader
+        compiled_for = str(loader.load_metadata_from_package(str(path), name).get("AOTI_DEVICE_KEY", ""))
         if device is not None and compiled_for not in ("", device.type):
             kind = "KIND_GPU" if compiled_for == "cuda" else "KIND_CPU"
             raise InferenceError(
@@ -145,6 +161,17 @@ class PackageProgram:
                 f"model '{clip(model)}': the package was compiled for '{compiled_for}', and its instance runs on "
                 f"'{device.type}'; write instance_group [ {{ kind: {kind} }} ], or compile it for '{device.type}'",
             )
+        self.device = device if device is not None else torch.device(compiled_for or "cpu")
+        index = -1 if self.device.type == "cpu" else self.device.index or 0
+        self._folder = tempfile.TemporaryDirectory(prefix="halimede-pytorch-", ignore_cleanup_errors=True)
+        with _temporary_files_in(self._folder.name):
+            package = importlib.import_module("torch._inductor.package").load_package(
+                str(path), model_name=name, run_single_threaded=True, device_index=index
+            )
+        if self.device.type == "cpu":
+            # The library is mapped. Its file would stay behind if the process was killed. For a GPU there are more
+            # files, which are read at first runs.
+            self._folder.cleanup()
         self._loader = package.loader
 
     def call(self, values: Mapping[str, Any]) -> Any:
