@@ -80,7 +80,7 @@ def cause_of(error: BaseException) -> str:
     text = str(error).partition("\nException raised from ")[0].strip()
     lines = [line for line in text.splitlines() if line.strip()]
     if any(line.startswith("Traceback of TorchScript") for line in lines):
-        text = lines[-1].strip()
+        return lines[-1].strip()
     name = type(error).__name__
     return f"{name}: {text}" if not text.startswith(name) else text
 
