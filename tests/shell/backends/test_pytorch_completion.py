@@ -23,7 +23,9 @@ from support.torch_models import (
     config,
     export,
     floats,
+    parameters,
     refused,
+    run,
     script,
     source,
     trace,
@@ -78,6 +80,22 @@ def test_a_file_that_says_too_little_is_an_error_with_what_to_write(version):
     message = refused(lambda: BACKEND.autocomplete(unfit, source(path))).message
     assert "The size of tensor a (2) must match the size of tensor b (3)" in message
     assert 'output [ { name: "OUTPUT__0"' in message
+
+
+class Lengths(nn.Module):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return x.sum(1, keepdim=True) / lengths.reshape(-1, 1)
+
+
+def test_inputs_that_the_server_makes_have_the_datatype_of_the_file(version):
+    """The lengths of padded rows come as INT64."""
+    sizes = {0: ROWS}, {0: ROWS}
+    path = version / "model.pt2"
+    export(Lengths(), (torch.zeros(2, 4), torch.ones(2, dtype=torch.int32)), path, dynamic=sizes)
+    padding = '[{"input": "INPUT__0", "axis": 1, "lengths": "INPUT__1"}]'
+    settings = config({"INPUT__0": (FP32, 4)}, {"RESULT": (FP32, 1)}, parameters=parameters(PADDING=padding))
+    result = run(path, settings, {"INPUT__0": floats([2, 4, 0, 0]), "INPUT__1": np.array([2])})
+    assert result["RESULT"].tolist() == [[3]]
 
 
 class Doubles(nn.Module):
@@ -136,12 +154,15 @@ def test_tensors_of_a_program_have_paths(version):
 
 
 def test_all_disagreements_with_a_program_are_reported_at_load(version):
+    right = config({"INPUT__0": (FP32, 3), "INPUT__1": (FP32, 3), "INPUT__2": (INT64, 4)}, {"OUTPUT__0": (FP32, 3)})
+    BACKEND.check(right, source(nested(version)))
     wrong = config(
         {"INPUT__0": (INT64, 3), "INPUT__1": (FP32, 7), "INPUT__2": (INT64, 4)},
         {"OUTPUT__0": (FP32, 3, 1)},
         max_batch_size=65,
     )
-    error = refused(lambda: BACKEND.load(wrong, source(nested(version))))
+    error = refused(lambda: BACKEND.load(wrong, source(version / "model.pt2")))
+    assert refused(lambda: BACKEND.check(wrong, source(version / "model.pt2"))) == error
     parts = ("TYPE_INT64 for input 'INPUT__0'", "tensor 'INPUT__1'", "tensor 'OUTPUT__0'", "max_batch_size: 64")
     assert (error.code, [part in error.message for part in parts]) == (ErrorCode.INVALID_ARG, [True] * 4)
 

@@ -1,6 +1,8 @@
 """What a file is, without PyTorch."""
 
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -172,6 +174,20 @@ def test_a_module_has_its_code_and_the_weights_of_the_same_name(tmp_path):
 def test_the_runtime_serves_torchscript_where_there_is_no_code(tmp_path):
     archive(tmp_path / "model.pt", *SCRIPT)
     assert found(tmp_path, runtime="model.py").form is Form.SCRIPT
+
+
+def test_a_server_without_torch_names_the_extra():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from halimede.backends.pytorch import PyTorchBackend\n"
+        "from halimede.backends.pytorch.runtime import runtime\n"
+        "print(PyTorchBackend().supports_gpu())\n"
+        "try: runtime()\n"
+        "except Exception as error: print(repr(error))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False\n<InferenceError UNSUPPORTED 'torch cannot be imported (")
+    assert "install halimede[torch]" in done.stdout
 
 
 def test_a_missing_file_is_an_error_that_names_what_is_there(tmp_path):

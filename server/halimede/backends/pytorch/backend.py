@@ -42,6 +42,10 @@ class PyTorchBackend:
         """Complete tensors and batching from the model file. A complete configuration needs no PyTorch."""
         return complete_config(config, source)
 
+    def check(self, config: ModelConfig, source: ModelSource) -> None:
+        """What `load` finds without PyTorch: the file, the parameters, and the signature of a `.pt2` file."""
+        PyTorchModel(config, source)
+
     def load(self, config: ModelConfig, source: ModelSource) -> "PyTorchModel":
         return PyTorchModel(config, source)
 

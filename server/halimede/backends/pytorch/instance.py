@@ -36,7 +36,7 @@ class TorchInstance:
         self._places = bound.outputs
         self._datatypes = {each.name: each.data_type for each in model_outputs(config)}
         self._batches = config.max_batch_size > 0
-        self._transfer = Transfer(config, bound.device, is_writing=bound.program.is_writing)
+        self._transfer = Transfer(config, bound.device, is_writing=bound.program.is_writing, made=bound.made)
         self._is_cleaning = options.cache_cleaning and torch.cuda.is_available()
         # Entering it for each batch would take longer than a small model.
         self._mode = torch.inference_mode() if options.inference_mode else torch.no_grad()
@@ -46,15 +46,15 @@ class TorchInstance:
         self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], context: RunContext
     ) -> dict[str, NDArray[Any]]:
         try:
-            return self._compute(inputs, outputs, context)
+            found = self._compute(inputs, outputs, context)
+            if self._is_cleaning:
+                runtime().cuda.empty_cache()
+            return found
         except (InferenceError, RefusedRequestsError):
             raise
         except Exception as error:
             log.exception("instance '%s' failed", self._name, extra={"model": self._model})
             raise self._failure(error) from error
-        finally:
-            if self._is_cleaning:
-                runtime().cuda.empty_cache()
 
     def run_zeros(self, inputs: Mapping[str, NDArray[Any]], rows: int) -> None:
         """Run a batch of zeros of that many rows, so that PyTorch has compiled what it compiles at first runs.

@@ -1,7 +1,7 @@
 """From a model's files to a program whose inputs and outputs have the configuration's names."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from halimede.backends.pytorch.exported import ExportedSignature, ExportedTensor, batch_problem
@@ -22,11 +22,15 @@ from halimede.core.types.error import clip
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A loaded program, the positions or keys of its outputs, and its device (None: it chooses its devices)."""
+    """A loaded program, the positions or keys of its outputs, and its device (None: it chooses its devices).
+
+    `made` has the datatypes of inputs that the server makes, as far as the file says them.
+    """
 
     program: Program
     outputs: Mapping[str, int | str]
     device: Any | None  # Any: a torch.device
+    made: Mapping[str, DataType] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +108,14 @@ def open_program(
     paths = paths_of(files, model)
     inputs = bind_paths(model, input_names(config), paths.inputs, "input", needed=True)
     outputs: Mapping[str, int | str] = dict(bind_paths(model, output_names(config), paths.outputs, "output"))
+    tensors = paths.tensors
+    made = {} if tensors is None else {each.name: tensors[inputs[each.name]].datatype for each in made_inputs(config)}
     if files.form is Form.EXPORTED:
         exported = ExportedProgram(files.path, model, device, inputs)
-        return Bound(exported, outputs, exported.device)
+        return Bound(exported, outputs, exported.device, made)
     name = files.archive.package if files.archive is not None else ""
     package = PackageProgram(files.path, model, name, device, inputs, paths.tensors)
-    return Bound(package, outputs, package.device)
+    return Bound(package, outputs, package.device, made)
 
 
 def input_places(config: ModelConfig, model: str, arguments: Sequence[Argument]) -> dict[str, int] | None:

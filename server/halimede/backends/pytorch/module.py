@@ -73,7 +73,8 @@ def _arguments(module: Any) -> tuple[Argument, ...]:
 def _module_class(path: Path, model: str) -> Any:
     """The class of the model in the file."""
     torch = runtime()
-    name = path.stem
+    # Not the name of the file, which may be that of an installed module.
+    name = "halimede_model"
     code = path.read_bytes()
     module = ModuleType(name)
     module.__file__ = str(path)

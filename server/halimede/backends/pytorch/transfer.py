@@ -1,6 +1,7 @@
 """Arrays to tensors on the instance's device and back, without a copy on the CPU."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,18 @@ class Transfer:
     copied once into pinned memory, from or to which the device copies without the CPU.
     """
 
-    def __init__(self, config: ModelConfig, device: Any | None, *, is_writing: bool) -> None:  # Any: a torch.device
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: Any | None,  # Any: a torch.device
+        *,
+        is_writing: bool,
+        made: Mapping[str, DataType] = MappingProxyType({}),
+    ) -> None:
         """`is_writing`: the model may write to its inputs. Then it gets copies of controls and states, which are used
-        again; the inputs of requests are not."""
+        again; the inputs of requests are not. `made` has the datatypes that the model needs of inputs that the server
+        makes."""
+        self._made = made
         self._device = device
         self._is_cpu = device is None or device.type == "cpu"
         self._datatypes = {each.name: each.data_type for each in model_inputs(config)}
@@ -56,6 +66,8 @@ class Transfer:
         if datatype is DataType.BYTES:
             return _strings(name, array, context.elements.get(name, context.rows))
         torch = runtime()
+        if datatype is None and name in self._made:
+            array = array.astype(self._made[name].dtype, copy=False)
         if name in self._copied or not array.flags.aligned:
             array = array.copy()
         # torch's kernels need memory in the order of the dimensions no more than numpy's, but negative strides.
