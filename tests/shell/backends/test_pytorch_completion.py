@@ -167,6 +167,25 @@ def test_all_disagreements_with_a_program_are_reported_at_load(version):
     assert (error.code, [part in error.message for part in parts]) == (ErrorCode.INVALID_ARG, [True] * 4)
 
 
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift + torch.zeros(3)
+
+
+def test_an_exported_program_is_moved_to_the_device_of_its_instance(version):
+    """To the device `meta`, which every torch has."""
+    path = export(Shifted(), (torch.zeros(2, 3),), version / "m.pt2", dynamic=({0: ROWS},))
+    program = ExportedProgram(path, "m", torch.device("meta"), {"x": 0})
+    for _ in range(2):
+        (result,) = program.call({"x": torch.zeros(4, 3, device="meta")})
+        assert (result.device.type, result.shape) == ("meta", (4, 3))
+    assert ExportedProgram(path, "m", None, {"x": 0}).device == torch.device("cpu")
+
+
 def test_an_exported_program_remembers_a_bounded_number_of_shapes(version):
     sizes = {0: ROWS, 1: torch.export.Dim("length", min=2, max=1000)}
     program = ExportedProgram(

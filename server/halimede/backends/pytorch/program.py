@@ -43,7 +43,7 @@ class ExportedProgram:
         program = torch.export.load(str(path))
         devices = _devices(program)
         if device is not None and devices - {device}:
-            program = torch.export.passes.move_to_device_pass(program, device)
+            program = importlib.import_module("torch.export.passes").move_to_device_pass(program, device)
         # With KIND_MODEL the inputs go to the program's device; if it has several, to the CPU.
         self.device = device or (devices.pop() if len(devices) == 1 else torch.device("cpu"))
         self._module = program.module()
