@@ -2,6 +2,7 @@
 
 import queue
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpcclient
@@ -108,3 +109,50 @@ def test_a_decoupled_model_on_threads_is_refused_with_the_fix(start: Start, repo
     )
     (entry,) = server.post("/v2/repository/index").json
     assert "decoupled models run in processes of their own; set parameter 'ISOLATION' to 'process'" in entry["reason"]
+
+
+LOSES_ITS_DEVICE = (
+    """
+import os
+
+from halimede.backends.api import LostInstanceError
+from halimede.core.types import ErrorCode
+
+"""
+    + PLAIN_BACKEND
+    + """
+class LosingBackend(PlainBackend):
+    def load(self, config, source):
+        return self
+
+    def create_instance(self, placement):
+        return self
+
+    def run(self, inputs, outputs, context):
+        if inputs["IN"][0] < 0:
+            raise LostInstanceError(ErrorCode.INTERNAL, "the device is lost")
+        return {"OUT": inputs["IN"] * 0 + os.getpid()}
+
+    def close(self):
+        pass
+"""
+)
+
+
+def test_an_instance_that_is_lost_gets_a_new_process(start: Start, repository: Path, tmp_path: Path) -> None:
+    environment = install_backend(tmp_path, "losing", LOSES_ITS_DEVICE, "LosingBackend")
+    (repository / "m" / "1").mkdir(parents=True)
+    text = CONFIG.replace("repeat", "losing").replace("model_transaction_policy {{ decoupled: true }}", "")
+    (repository / "m" / "config.pbtxt").write_text(text.format(parameters=PROCESS))
+    server = start("--model-repository", repository, environment=environment)
+
+    def ask(value: int) -> tuple[int, Any]:
+        body = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]}
+        answer = server.post("/v2/models/m/infer", body)
+        return answer.status, answer.json["outputs"][0]["data"][0] if answer.status == 200 else answer.error
+
+    (first, before), lost = ask(1), ask(-1)
+    assert (first, lost) == (200, (500, "the device is lost"))
+    (second, after) = ask(1)
+    assert (second, after != before) == (200, True)
+    assert "the device is lost" in server.log

@@ -74,6 +74,13 @@ class RefusedRequestsError(Exception):
         self.errors = errors
 
 
+class LostInstanceError(InferenceError):
+    """Raised by `run`: the batch fails, and the instance can run no other one, as after a fault in CUDA's context.
+
+    A worker process is replaced by a new one. On a thread the error is like any other.
+    """
+
+
 class TensorInstance(Protocol):
     """An instance that computes outputs from inputs and does not see single requests; this suits most runtimes.
 

@@ -10,7 +10,6 @@ checks it against its steps' models once these are loaded.
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from halimede.backends.api import Backend, BackendModel, Checks, ModelSource
+from halimede.backends.cores import available_cores
 from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
 from halimede.backends.python.environment import PARAMETER as EXECUTION_ENV_PATH
@@ -50,7 +50,7 @@ from halimede.core.config.support import check_devices
 from halimede.core.config.validate import undeclared, validate
 from halimede.core.config.versions import select_versions
 from halimede.core.inventory import Inventory
-from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend
+from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend, model_filename
 from halimede.core.repository.load_errors import ConfigError, NoVersionError, VersionError
 from halimede.core.schedule.policy import NO_HOLD, StartHold
 from halimede.core.schedule.strategy import BatchingStrategy
@@ -187,7 +187,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
                 complete = partial(_completed_in_process, backend=backend, options=options, abandon=abandon)
             config = _autocompleted(config, complete, where, versions)
             stages.append(Stage("model file", config))
-        artifact = config.default_model_filename or backend.default_model_filename
+        artifact = model_filename(config, backend.default_model_filename)
         config = apply_defaults(config, entry.name, default_model_filename=artifact)
         raise_problems(entry, filename, locate(validate(config, entry.name), locations))
         placements = plan_instances(
@@ -322,7 +322,7 @@ def check_versions(entry: ModelEntry, plan: LoadPlan, options: LoadOptions, aban
 
 def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: int, options: LoadOptions) -> ModelSource:
     """The place of one version of the model, for its backend."""
-    filename = config.default_model_filename or backend.default_model_filename
+    filename = model_filename(config, backend.default_model_filename)
     artifact = entry.artifact or entry.directory / str(version) / filename
     if isinstance(backend, PythonBackend) and backend.program is not None:
         artifact = backend.program
@@ -381,7 +381,7 @@ def isolated_version(
     config: ModelConfig, backend: Backend, where: ModelSource, instances: int, options: LoadOptions
 ) -> Isolated:
     """How the version runs in processes. Raises InferenceError if its execution environment cannot be used."""
-    threads = intra_op_threads(config, os.cpu_count() or 1, instances)
+    threads = intra_op_threads(config, available_cores(), instances)
     environment = thread_variables(threads, asked_for=INTRA_OP_THREAD_COUNT in config.parameters)
     python, found = "", None
     path = config.parameters.get(EXECUTION_ENV_PATH) if isinstance(backend, PythonBackend) else None

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads, quota_cores
+from halimede.backends.cores import quota_cores
+from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads
 from halimede.core.config.model_config import (
     InstanceKind,
     ModelParameter,

@@ -7,6 +7,7 @@ from halimede.core.repository.layout import (
     detect_backend,
     duplicate_problem,
     is_model_directory,
+    model_filename,
     no_model_warnings,
     requested_name_problem,
     version_directories,
@@ -225,3 +226,17 @@ def test_a_model_directory_has_a_configuration_or_a_version() -> None:
     )
     assert not is_model_directory(["model.onnx", "02", "x", "config", "warmup", ".git"])
     assert not is_model_directory([])
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (ModelConfig(backend="pytorch", platform="torch_aoti"), "model.pt2"),
+        (ModelConfig(backend="pytorch", platform="pytorch_libtorch"), "model.pt"),
+        (ModelConfig(backend="pytorch"), "model.pt"),
+        (ModelConfig(backend="other", platform="torch_aoti"), "model.pt"),
+        (ModelConfig(backend="pytorch", platform="torch_aoti", default_model_filename="net.pt2"), "net.pt2"),
+    ],
+)
+def test_the_model_file_is_named_by_the_configuration_or_the_platform(config, name):
+    assert model_filename(config, "model.pt") == name

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from halimede.backends.api import ModelSource
+from halimede.backends.cores import available_cores
 from halimede.backends.onnxruntime.instance import OnnxInstance
 from halimede.backends.onnxruntime.options import CPU, CUDA, OnnxOptions, Provider, read_options
 from halimede.backends.onnxruntime.session import (
@@ -18,7 +19,7 @@ from halimede.backends.onnxruntime.session import (
     start_global_pool,
 )
 from halimede.backends.onnxruntime.signature import check_model, read_signature
-from halimede.backends.onnxruntime.threads import ThreadPlan, available_cores, plan_threads
+from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads
 from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete
 from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInput, ModelOutput
 from halimede.core.types import DataType, DeviceKind, ErrorCode, InferenceError, Placement

@@ -23,6 +23,7 @@ __all__ = [
     "is_model_directory",
     "is_source_name",
     "is_version",
+    "model_filename",
     "model_name_problem",
     "no_model_warnings",
     "requested_name_problem",
@@ -234,6 +235,14 @@ def _unexpected_pair(config: ModelConfig) -> InferenceError:
         ErrorCode.INVALID_ARG,
         f"unexpected 'platform' and 'backend' pair, got:{clip(config.platform)}, {clip(config.backend)}",
     )
+
+
+def model_filename(config: ModelConfig, default: str) -> str:
+    """The name of the model file in a version directory: the configuration's, else the platform's, else `default`, the
+    backend's."""
+    platforms = {each.platform: each.filename for each in DEFAULT_ARTIFACTS if each.backend == config.backend}
+    of_platform = platforms.get(config.platform, "") if config.platform else ""
+    return config.default_model_filename or of_platform or default
 
 
 SEVERAL_PLACES = "model appears in two or more repositories"

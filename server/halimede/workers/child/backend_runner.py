@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from halimede.backends.api import Backend, Checks, ModelSource, RequestInstance
+from halimede.backends.api import Backend, Checks, LostInstanceError, ModelSource, RequestInstance
 from halimede.backends.discover import find_backend
 from halimede.backends.hosting import Answer, BatchReply, Host, HostedRequest, Runner, WorkerSpec
 from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
@@ -138,6 +138,9 @@ class BackendRunner(_Hosted):
     def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         items = [_Item(each.key, each.request, each.rows, each.seat, each, self._host) for each in requests]
         ran = self._runner.run(items)
+        lost = next((reply for reply in ran.replies if isinstance(reply, LostInstanceError)), None)
+        if lost is not None:
+            self._host.end(lost.message)
         return [Answer(reply) if isinstance(reply, list) else reply for reply in ran.replies]
 
 
