@@ -51,7 +51,7 @@ from halimede.core.config.support import check_devices
 from halimede.core.config.validate import undeclared, validate
 from halimede.core.config.versions import select_versions
 from halimede.core.inventory import Inventory
-from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend
+from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend, model_filename
 from halimede.core.repository.load_errors import ConfigError, NoVersionError, VersionError
 from halimede.core.schedule.policy import NO_HOLD, StartHold
 from halimede.core.schedule.strategy import BatchingStrategy
@@ -182,7 +182,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
                 complete = partial(_completed_in_process, backend=backend, options=options, abandon=abandon)
             config = _autocompleted(config, complete, where, versions)
             stages.append(Stage("model file", config))
-        artifact = config.default_model_filename or backend.default_model_filename
+        artifact = model_filename(config, backend.default_model_filename)
         config = apply_defaults(config, entry.name, default_model_filename=artifact)
         raise_problems(entry, filename, locate(validate(config, entry.name), locations))
         placements = plan_instances(
@@ -312,7 +312,7 @@ def check_versions(entry: ModelEntry, plan: LoadPlan, options: LoadOptions, aban
 
 def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: int, options: LoadOptions) -> ModelSource:
     """The place of one version of the model, for its backend."""
-    filename = config.default_model_filename or backend.default_model_filename
+    filename = model_filename(config, backend.default_model_filename)
     artifact = entry.artifact or entry.directory / str(version) / filename
     if isinstance(backend, PythonBackend) and backend.program is not None:
         artifact = backend.program

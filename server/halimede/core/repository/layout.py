@@ -22,6 +22,7 @@ __all__ = [
     "is_model_directory",
     "is_source_name",
     "is_version",
+    "model_filename",
     "model_name_problem",
     "no_model_warnings",
     "requested_name_problem",
@@ -200,6 +201,12 @@ def _platform_of_backend(config: ModelConfig, files: Collection[str]) -> str:
         if artifact.filename in files:
             return artifact.platform
     return own[0].platform
+
+
+def model_filename(config: ModelConfig, default: str) -> str:
+    """The name of the model's file in a version: the configured one, or the platform's; `default` is the backend's."""
+    platforms = {artifact.platform: artifact.filename for artifact in DEFAULT_ARTIFACTS if artifact.platform}
+    return config.default_model_filename or platforms.get(config.platform, default)
 
 
 def _unexpected_pair(config: ModelConfig) -> InferenceError:
