@@ -1,121 +1,49 @@
-"""Writes the models of the TensorFlow backend's tests, and what TensorFlow itself answers for them.
-
-    python tensorflow_models.py FOLDER
-
-It runs in a process of its own: the whole of TensorFlow takes seconds and hundreds of megabytes.
-"""
+"""Models of TensorFlow, which are built once and kept between runs, in a repository."""
 
 import os
+import shutil
 import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-
 import numpy as np
-import tensorflow as tf  # type: ignore[import-untyped]  # the package has no types
+
+from support.image import install_programs
+from support.models import write_config
+from support.probe import built
+from support.served import parameter
 
 ROWS = np.random.default_rng(7).standard_normal((5, 16)).astype(np.float32)
+LIBRARY = "libhalf.so"
+ONE = "instance_group { kind: KIND_CPU count: 1 }\n" + parameter("TF_NUM_INTRA_THREADS", "1")
 
 
-class Network(tf.Module):
-    """Two layers, and the same under a second signature with another tensor of its own."""
-
-    def __init__(self) -> None:
-        numbers = np.random.default_rng(3)
-        self.first = tf.Variable(numbers.standard_normal((16, 64)).astype(np.float32))
-        self.second = tf.Variable(numbers.standard_normal((64, 4)).astype(np.float32))
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 16], tf.float32, name="x")])
-    def scores(self, x):
-        hidden = tf.nn.relu(tf.matmul(x, self.first))
-        return {"scores": tf.nn.softmax(tf.matmul(hidden, self.second)), "same": tf.identity(x)}
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 16], tf.float32, name="x")])
-    def hidden(self, x):
-        return {"hidden": tf.nn.relu(tf.matmul(x, self.first))}
+def built_models() -> Path:
+    """The folder of `probes/tensorflow`: SavedModels, graphs, TensorFlow's own answers (NAME.npy) and LIBRARY."""
+    install_programs({"c++": "build-essential"})
+    package = Path(find_spec("tensorflow").submodule_search_locations[0])  # type: ignore[union-attr,index]  # installed
+    compile_ = f"c++ -shared -fPIC -O1 -Wall -I{package}/include -o {{out}}/{LIBRARY} operation.cc -L{package}"
+    write = f"{sys.executable} models.py {{out}} {{out}}/{LIBRARY}"
+    command = f"{compile_} -l:libtensorflow_framework.so.2 && {write} # {version('tensorflow_cpu')}"
+    return built("tensorflow", ["sh", "-c", command], needs="c++")
 
 
-class Mixed(tf.Module):
-    """Strings, bfloat16, a scalar and a tensor of unknown rank."""
-
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None, None], tf.string, name="text"),
-            tf.TensorSpec([None], tf.bfloat16, name="brain"),
-            tf.TensorSpec([], tf.float32, name="scalar"),
-            tf.TensorSpec(None, tf.int64, name="any"),
-        ]
-    )
-    def __call__(self, text, brain, scalar, any):  # noqa: A002
-        return {
-            "twice": tf.strings.join([text, text]),
-            "joined": tf.strings.reduce_join(text),
-            "double": brain + brain,
-            "next": scalar + 1,
-            "negative": -any,
-        }
+def add_model(repository: Path, name: str, built_name: str, config: str = ONE) -> Path:
+    """Put one of the built models into the repository; returns its file or directory."""
+    source = built_models() / built_name
+    folder = repository / name / "1"
+    folder.mkdir(parents=True)
+    if source.is_dir():
+        target = folder / "model.savedmodel"
+        shutil.copytree(source, target)
+    else:
+        target = folder / f"model{os.path.splitext(built_name)[1]}"
+        shutil.copy(source, target)
+    write_config(repository / name, config)
+    return target
 
 
-class Summing(tf.Module):
-    """A model of sequences with implicit state: the sum so far."""
-
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None, 1], tf.float32, name="x"),
-            tf.TensorSpec([None, 1], tf.float32, name="start"),
-            tf.TensorSpec([None, 1], tf.float32, name="before"),
-        ]
-    )
-    def __call__(self, x, start, before):
-        after = x + before * (1 - start)
-        return {"sum": tf.identity(after), "after": after}
-
-
-class Remembering(tf.Module):
-    """Keeps the last input and counts calls: a state in the graph."""
-
-    def __init__(self) -> None:
-        self.last = tf.Variable(tf.zeros([4096]), shape=tf.TensorShape([4096]))
-        self.calls = tf.Variable(0, dtype=tf.int32)
-
-    @tf.function(input_signature=[tf.TensorSpec([4096], tf.float32, name="x")])
-    def __call__(self, x):
-        before = tf.identity(self.last.read_value())
-        with tf.control_dependencies([before]):
-            self.last.assign(x)
-        return {"before": before, "calls": self.calls.assign_add(1)}
-
-
-def frozen() -> "tf.compat.v1.GraphDef":
-    """A graph of TensorFlow 1: `y` is `x` times a matrix, `limit` an optional input."""
-    graph = tf.Graph()
-    with graph.as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [None, 16], name="x")
-        limit = tf.compat.v1.placeholder_with_default(np.float32(1e9), [], name="limit")
-        weights = tf.constant(np.random.default_rng(5).standard_normal((16, 3)).astype(np.float32))
-        tf.minimum(tf.matmul(x, weights), limit, name="y")
-    return graph.as_graph_def()
-
-
-def main(folder: Path) -> None:
-    network = Network()
-    tf.saved_model.save(
-        network,
-        str(folder / "network"),
-        signatures={"serving_default": network.scores, "features": network.hidden},
-    )
-    loaded = tf.saved_model.load(str(folder / "network")).signatures["serving_default"]
-    tf.config.threading.set_intra_op_parallelism_threads(1) if False else None
-    for name, value in loaded(x=tf.constant(ROWS)).items():
-        np.save(folder / f"{name}.npy", value.numpy())
-    for name, module in {"mixed": Mixed(), "summing": Summing(), "remembering": Remembering()}.items():
-        tf.saved_model.save(module, str(folder / name), signatures=module.__call__)
-    graph = frozen()
-    (folder / "frozen.graphdef").write_bytes(graph.SerializeToString())
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        tf.import_graph_def(graph, name="")
-        np.save(folder / "y.npy", session.run("y:0", {"x:0": ROWS}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def expected(output: str) -> np.ndarray:
+    """What TensorFlow answered for ROWS."""
+    return np.load(built_models() / f"{output}.npy")

@@ -171,7 +171,9 @@ def test_unsupported_fields_are_refused_by_name(config: ModelConfig, paths: list
 
 
 @pytest.mark.parametrize(
-    "model", [ModelConfig(backend="tensorflow"), ModelConfig(platform="tensorflow_graphdef")], ids=["backend", "platform"]
+    "model",
+    [ModelConfig(backend="tensorflow"), ModelConfig(platform="tensorflow_graphdef")],
+    ids=["backend", "platform"],
 )
 def test_libraries_with_operations_are_for_tensorflow(model: ModelConfig):
     path = "model_operations.op_library_filename"

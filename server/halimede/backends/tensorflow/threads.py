@@ -16,16 +16,18 @@ class SessionThreads:
 
     @property
     def runs_in_caller(self) -> bool:
-        """Whether the thread that calls also computes: one operation at a time needs no other, and no change of
-        threads."""
+        """Whether the thread that calls computes, without a change of threads: possible for one operation at a time."""
         return self.inter == 1
 
 
 def plan_threads(config: ModelConfig, options: TensorFlowOptions, cores: int) -> SessionThreads:
-    """Threads for one instance of the model on a machine with `cores`: by default an equal share of them, so that all
-    instances together have as many as TensorFlow would give to one process."""
+    """Threads for one instance of the model on a machine with `cores`.
+
+    By default the instances share the cores, and each computes one operation at a time: a change of threads costs
+    100 us a call, and few models have operations that are worth computing side by side.
+    """
     share = intra_op_threads(config, cores, instance_count(config))
-    return SessionThreads(options.intra_threads or share, options.inter_threads or share)
+    return SessionThreads(options.intra_threads or share, options.inter_threads or 1)
 
 
 def instance_count(config: ModelConfig) -> int:

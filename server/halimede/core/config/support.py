@@ -212,7 +212,9 @@ def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[Probl
         if config.backend in support.backends or config.platform.partition("_")[0] in support.backends:
             continue
         if support.treatment is Treatment.NOT_YET:
-            refusals.append(Problem(f"'{path}' is not supported yet{support.why}, remove it from the model configuration", path))
+            refusals.append(
+                Problem(f"'{path}' is not supported yet{support.why}, remove it from the model configuration", path)
+            )
         else:
             notes.append(_note(path, support.why))
     return tuple(refusals), tuple(notes)
