@@ -22,6 +22,8 @@ from halimede.backends.tensorflow.model_file import (
     read_saved_model,
 )
 from halimede.backends.tensorflow.operations import keepers
+from halimede.backends.tensorflow.signature import check_tensors
+from halimede.core.config.autocomplete import ModelSignature, TensorSignature
 from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput, ModelParameter
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from support.tensorflow_files import (
@@ -303,6 +305,21 @@ def test_check_names_what_differs_without_tensorflow(tmp_path):
     right = replace(config, input=(ModelInput("x", FP32, dims=(4,)),), output=(ModelOutput("y", FP32, dims=(4,)),))
     BACKEND.check(right, where)
     assert "tensorflow" not in sys.modules
+
+
+def test_optional_input_needs_a_default_in_the_model():
+    config = ModelConfig(
+        name="m",
+        input=(ModelInput("x", FP32, dims=(4,), optional=True), ModelInput("z", FP32, dims=(4,), optional=True)),
+        output=(ModelOutput("y", FP32, dims=(4,)),),
+    )
+    x, y, z = (TensorSignature(name, FP32, (4,)) for name in "xyz")
+    found = ModelSignature((x, z), (y,))
+    check_tensors(config, found, placeholders=["w"])
+    assert refused(lambda: check_tensors(config, found, placeholders=["x"])) == InferenceError(
+        ErrorCode.INVALID_ARG,
+        "unable to load model 'm', input 'x' is optional in the configuration, and the model has no default for it",
+    )
 
 
 def played(name: str, op: str, *inputs: str, calls: str = "") -> SimpleNamespace:

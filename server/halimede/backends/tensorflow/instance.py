@@ -18,7 +18,7 @@ from halimede.core.types import DataType, ErrorCode, InferenceError
 log = logging.getLogger(__name__)
 
 CALLABLES = 64
-"""Each combination of inputs and outputs is compiled once; beyond this many, requests compute all outputs."""
+"""Each combination of inputs and outputs is compiled when it is first asked for; of more, the oldest is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class TensorFlowInstance:
         self._runs_in_caller = runs_in_caller
         self._bfloat16 = _bfloat16()
         self._callables: dict[tuple[tuple[str, ...], tuple[str, ...]], Callable[..., list[Any]]] = {}
-        self._outputs = tuple(each.name for each in model_outputs(config))
         self._bfloat16_outputs = {each.name for each in model_outputs(config) if each.data_type is DataType.BF16}
 
     def run(
@@ -52,18 +51,14 @@ class TensorFlowInstance:
         outputs: Sequence[str],
         context: RunContext,  # noqa: ARG002
     ) -> dict[str, NDArray[Any]]:
-        names = tuple(outputs)
-        arrays = [self._fed(name, array) for name, array in inputs.items()]
+        # Clients give inputs in any order; each order would be another combination.
+        given = tuple(name for name in self._tensors.inputs if name in inputs)
+        arrays = [self._fed(name, inputs[name]) for name in given]
         try:
-            names, call = self._callable(tuple(inputs), names)
-            values = call(*arrays)
+            values = self._callable(given, tuple(outputs))(*arrays)
         except Exception as error:
             raise InferenceError(ErrorCode.INTERNAL, f"TensorFlow error {error_text(error)}") from error
-        return {
-            name: self._fetched(name, value, arrays)
-            for name, value in zip(names, values, strict=True)
-            if name in outputs
-        }
+        return {name: self._fetched(name, value, arrays) for name, value in zip(outputs, values, strict=True)}
 
     def prepare(self, config: ModelConfig, model: str) -> None:
         """Compile the graph for all its outputs and run it once, because TensorFlow does much at the first run.
@@ -72,14 +67,17 @@ class TensorFlowInstance:
         """
         inputs = [each for each in model_inputs(config) if not each.optional]
         try:
-            _, call = self._callable(tuple(each.name for each in inputs), self._outputs)
+            given = {each.name for each in inputs}
+            names = tuple(name for name in self._tensors.inputs if name in given)
+            call = self._callable(names, tuple(each.name for each in model_outputs(config)))
         except Exception as error:
             text = f"model '{model}' cannot run: TensorFlow error {error_text(error)}"
             raise InferenceError(ErrorCode.INVALID_ARG, text) from error
         if self._tensors.keeps_inputs or made_inputs(config):
             return
         try:
-            call(*(self._fed(each.name, _zeros(each, config.max_batch_size > 0)) for each in inputs))
+            zeros = {each.name: _zeros(each, config.max_batch_size > 0) for each in inputs}
+            call(*(self._fed(name, zeros[name]) for name in names))
         except Exception as error:  # noqa: BLE001  # a model may refuse zeros
             log.info("model '%s': the first run, with zeros, failed: %s", model, error_text(error))
 
@@ -87,25 +85,23 @@ class TensorFlowInstance:
         self._callables.clear()
         self._session.close()
 
-    def _callable(
-        self, inputs: tuple[str, ...], outputs: tuple[str, ...]
-    ) -> tuple[tuple[str, ...], Callable[..., list[Any]]]:
-        """The outputs that are computed, and the call that computes them."""
+    def _callable(self, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Callable[..., list[Any]]:
+        """The call that computes these outputs."""
         call = self._callables.get((inputs, outputs))
-        if call is None and len(self._callables) >= CALLABLES:
-            outputs = self._outputs
-            call = self._callables.get((inputs, outputs))
-        if call is None:
-            options = runtime().config.CallableOptions(
-                feed=[self._tensors.inputs[name] for name in inputs],
-                fetch=[self._tensors.outputs[name] for name in outputs],
-            )
-            if self._runs_in_caller:
-                options.run_options.inter_op_thread_pool = -1
-            # Ten times faster than `make_callable` of the public interface, which takes the feeds apart in Python.
-            call = self._session._make_callable_from_options(options)
-            self._callables[inputs, outputs] = call
-        return outputs, call
+        if call is not None:
+            return call
+        options = runtime().config.CallableOptions(
+            feed=[self._tensors.inputs[name] for name in inputs],
+            fetch=[self._tensors.outputs[name] for name in outputs],
+        )
+        if self._runs_in_caller:
+            options.run_options.inter_op_thread_pool = -1
+        if len(self._callables) >= CALLABLES:
+            del self._callables[next(iter(self._callables))]
+        # Ten times faster than `make_callable` of the public interface, which takes the feeds apart in Python.
+        made: Callable[..., list[Any]] = self._session._make_callable_from_options(options)
+        self._callables[inputs, outputs] = made
+        return made
 
     def _fed(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         """The array in TensorFlow's form. TensorFlow reads an aligned one in place."""

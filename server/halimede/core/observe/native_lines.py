@@ -17,8 +17,8 @@ _SEVERITIES = {
 _COLOURS = re.compile(r"(?:\x1b\[[0-9;]*m)+")
 _ONNX_RUNTIME = re.compile(r"\d{4}-\d\d-\d\d [\d:.]+ \[([VIWEF]):onnxruntime:[^,\]]*, ([^ :]+:\d+) [^\]]*\] (.*)")
 
-# `I0000 00:00:1795690467.857294   27740 port.cc:153] text`: Abseil before its log is set up, as TensorFlow prints all its
-# life. Its lines of information are of use to its authors alone.
+# `I0000 00:00:1795690467.857294   27740 port.cc:153] text`: Abseil before its log is set up, as always in
+# TensorFlow. Its lines of information are of use to its authors alone.
 _ABSEIL = re.compile(r"([IWEF])0000 00:00:[\d.]+ +\d+ ([^ :]+:\d+)\] (.*)")
 _ABSEIL_NOTE = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
 

@@ -57,28 +57,27 @@ class Mixed(tf.Module):
 
 
 class Summing(tf.Module):
-    """A model of sequences with implicit state: the sum so far."""
+    """A model of sequences with implicit state: the sum of an input and the one before. The state is an input itself."""
 
     @tf.function(
         input_signature=[
-            tf.TensorSpec([None, 1], tf.float32, name="x"),
+            tf.TensorSpec([None, 8192], tf.float32, name="x"),
             tf.TensorSpec([None, 1], tf.float32, name="start"),
-            tf.TensorSpec([None, 1], tf.float32, name="before"),
+            tf.TensorSpec([None, 8192], tf.float32, name="before"),
         ]
     )
     def __call__(self, x, start, before):
-        after = x + before * (1 - start)
-        return {"sum": tf.identity(after), "after": after}
+        return {"sum": x + before * (1 - start), "after": tf.identity(x)}
 
 
 class Remembering(tf.Module):
     """Keeps the last input and counts calls: a state in the graph."""
 
     def __init__(self):
-        self.last = tf.Variable(tf.zeros([4096]))
+        self.last = tf.Variable(tf.zeros([8192]))
         self.calls = tf.Variable(0)
 
-    @tf.function(input_signature=[tf.TensorSpec([4096], tf.float32, name="x")])
+    @tf.function(input_signature=[tf.TensorSpec([8192], tf.float32, name="x")])
     def __call__(self, x):
         before = tf.identity(self.last.read_value())
         with tf.control_dependencies([before]):
@@ -97,11 +96,11 @@ def plain():
 def special(library):
     """A graph with an operation of its own, a variable that an operation sets, and inputs with defaults.
 
-    `y` is half of `x`, at most `limit`, plus the variable; `number` is the text `digits` as a number.
+    `y` is half of `x`, at most `limit`, plus the variable; `number` is the text `digits` as a number, and "" is none.
     """
     x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
-    limit = tf.compat.v1.placeholder_with_default(np.float32(1e9), [], name="limit")
-    digits = tf.compat.v1.placeholder_with_default(np.array(["1"], object), [None], name="digits")
+    limit = tf.compat.v1.placeholder_with_default(np.float32([[1e9]]), [None, 1], name="limit")
+    digits = tf.compat.v1.placeholder(tf.string, [None], name="digits")
     offset = tf.compat.v1.Variable(np.float32(0.25), use_resource=True, name="offset")
     tf.group(offset.initializer, name="init")
     tf.add(tf.minimum(library.halimede_half(x=x), limit), offset, name="y")
