@@ -218,7 +218,7 @@ def spoil(repository: Path, name: str) -> None:
             special = add_model(repository, name, "special.graphdef", ONE + SPECIAL_TENSORS + OPERATIONS + INIT_OPS)
             shutil.copy(built_models() / LIBRARY, special.parent)
             (special.parent / "init_ops.json").write_text('{"init": []}')
-        case "names":
+        case "output":
             tensors = (
                 'input { name: "x" data_type: TYPE_INT32 dims: 16 } output { name: "z" data_type: TYPE_FP32 dims: 3 }'
             )

@@ -307,6 +307,38 @@ def test_check_names_what_differs_without_tensorflow(tmp_path):
     assert "tensorflow" not in sys.modules
 
 
+def test_check_of_a_frozen_graph_knows_its_names_and_placeholders(tmp_path):
+    where = source(tmp_path, None, "model.graphdef")
+    where.artifact.parent.mkdir()
+    nodes = (
+        node("x", "Placeholder", number=FLOAT, sizes=(-1, 4)),
+        node("forgotten", "Placeholder", number=INT32, sizes=()),
+        node("inner", "Mul", "x", "x"),
+        node("y", "Add", "inner", "forgotten"),
+        node("free", "Neg", "x"),
+    )
+    where.artifact.write_bytes(graph(*nodes))
+    x, inner = ModelInput("x", FP32, dims=(4,)), ModelInput("inner", DataType.FP64, dims=(4,))
+    config = ModelConfig(
+        "m", "tensorflow_graphdef", max_batch_size=4, input=(x,), output=(ModelOutput("free", FP32, dims=(4,)),)
+    )
+
+    def texts(**changes: object) -> str:
+        return refused(lambda: BACKEND.check(replace(config, **changes), where)).message
+
+    BACKEND.check(config, where)
+    # Any tensor can be fed; its datatype is not in the file.
+    BACKEND.check(replace(config, input=(x, inner)), where)
+    wrong = (ModelInput("x", DataType.INT32, dims=(5,)),)
+    assert (
+        "TYPE_INT32 for input 'x', model provides TYPE_FP32; model 'm', tensor 'x': the model expects shape [-1,4]"
+        in texts(input=wrong)
+    )
+    assert "inference output 'z', allowed outputs are: y, free" in texts(output=(ModelOutput("z", FP32, dims=(4,)),))
+    assert "configuration expects 1 inputs, model provides 2" in texts(output=(ModelOutput("y", FP32, dims=(4,)),))
+    assert "tensorflow" not in sys.modules
+
+
 def test_optional_input_needs_a_default_in_the_model():
     config = ModelConfig(
         name="m",

@@ -27,6 +27,7 @@ from halimede.backends.tensorflow.signature import (
     check_tensors,
     choose_graph,
     choose_signature,
+    frozen_outline,
     model_signature,
 )
 from halimede.backends.tensorflow.threads import SessionThreads, plan_threads
@@ -79,12 +80,12 @@ class TensorFlowBackend:
         return completed
 
     def check(self, config: ModelConfig, source: ModelSource) -> None:
-        """Compare with the model file, without TensorFlow: the tensors of a frozen graph are not known without it."""
+        """Compare with the model file, without TensorFlow: of a frozen graph, it has no datatypes of outputs."""
         options = _options(config, source)
-        if not is_frozen(config, source):
+        if is_frozen(config, source):
+            check_tensors(config, frozen_outline(frozen_graph(source), config))
+        else:
             check_tensors(config, model_signature(_saved_signature(source, options), config)[0])
-            return
-        frozen_graph(source)
 
     def load(self, config: ModelConfig, source: ModelSource) -> "TensorFlowModel":
         return TensorFlowModel(config, source)
@@ -103,6 +104,7 @@ class TensorFlowModel:
         self._signature = Signature((), ())
         if is_frozen(config, source):
             self._nodes = frozen_graph(source)
+            check_tensors(config, frozen_outline(self._nodes, config))
         else:
             graph = choose_graph(saved_model(source), self._options.tag, source.name)
             self._tags = graph.tags

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from halimede.backends.tensorflow.model_file import FileTensor, MetaGraph, Signature
+from halimede.backends.tensorflow.model_file import FileTensor, FrozenGraph, MetaGraph, Signature, node_of
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature
+from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
@@ -82,6 +83,31 @@ def model_signature(signature: Signature, config: ModelConfig) -> tuple[ModelSig
         else:
             notes.append(f"model '{clip(config.name)}': output '{clip(each.name)}' is left out: it is {problem}")
     return ModelSignature(_tensors(signature.inputs, config), _tensors(outputs, config)), tuple(notes)
+
+
+def frozen_outline(nodes: FrozenGraph, config: ModelConfig) -> ModelSignature:
+    """What the file of a frozen graph says without TensorFlow: names, and the datatypes and shapes of placeholders.
+
+    Of other tensors that the configuration names it repeats the datatype. The inputs are those that the configuration
+    names, and the placeholders that its outputs need.
+    """
+
+    def found(name: str, configured: DataType) -> list[TensorSignature]:
+        node = nodes.nodes.get(node_of(name))
+        if node is None:
+            return []
+        return [TensorSignature(name, DATATYPES.get(node.number, configured), node.shape if node.number else None)]
+
+    inputs = {each.name: each.data_type for each in model_inputs(config)}
+    inputs |= {each.name: each.datatypes[0] for each in made_inputs(config)}
+    outputs = {each.name: each.data_type for each in model_outputs(config)}
+    needed = nodes.needed(tuple(outputs), frozenset(map(node_of, inputs)))
+    inputs |= dict.fromkeys(needed, DataType.INVALID)
+    outputs |= dict.fromkeys((name for name in nodes.ends() if name not in outputs), DataType.INVALID)
+    return ModelSignature(
+        tuple(each for name, datatype in inputs.items() for each in found(name, datatype)),
+        tuple(each for name, datatype in outputs.items() for each in found(name, datatype)),
+    )
 
 
 def check_tensors(config: ModelConfig, signature: ModelSignature, placeholders: Iterable[str] = ()) -> None:

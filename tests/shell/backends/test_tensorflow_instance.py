@@ -1,9 +1,10 @@
-"""Instances of the TensorFlow backend: the memory of their inputs, which is the requests' own, and their bound.
+"""Instances of the TensorFlow backend: the memory of their inputs, their bound, and a device that is not there.
 
 TensorFlow is imported in a process of its own: the backend imports a part of it, with which nothing else can work.
 """
 
 import json
+import os
 import subprocess
 import sys
 
@@ -20,7 +21,7 @@ import halimede.backends.tensorflow.instance as limits
 from halimede.backends.api import ModelSource, RunContext
 from halimede.backends.tensorflow import TensorFlowBackend
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import Placement
+from halimede.core.types import InferenceError, Placement
 
 folder, context, found = Path(sys.argv[1]), RunContext([""], [1], []), {}
 memory = mmap.mmap(-1, 1 << 16)  # of a page, as the memory that server and processes share
@@ -43,16 +44,22 @@ for name, shape, output in (("remembering", (8192,), "before"), ("network", (512
         found["combinations"] = [names, len(instance._callables)]
     instance.close()
     model.close()
+try:
+    model.create_instance(Placement("m_0", 0, "GPU"))
+except InferenceError as error:
+    found["gpu"] = [error.code.name, error.message.partition(" cannot")[2]]
 print(json.dumps(found))
 """
 
 
 @pytest.mark.timeout(600)
-def test_instance_keeps_no_memory_of_inputs_and_few_combinations(request):
+def test_instance_is_bounded_and_keeps_no_memory_of_inputs(request):
     folder = provided(request.config, built_models)
-    printed = subprocess.check_output([sys.executable, "-c", CODE, str(folder)], text=True)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    printed = subprocess.check_output([sys.executable, "-c", CODE, str(folder)], env=environment, text=True)
     assert json.loads(printed) == {
         "remembering": [[0], [1], [2]],
         "network": [[1], [2], [3]],
         "combinations": [[["same"], ["scores"], ["same"]], 2],
+        "gpu": ["INTERNAL", " open its GPU: the driver or its libraries are missing, or do not fit it"],
     }
