@@ -32,7 +32,11 @@ def saved_model(source: ModelSource) -> tuple[MetaGraph, ...]:
     if not path.exists():
         raise _absent(source)
     if path.is_file():
-        raise _wrong(source, _keras_text(path) or f"'{path}' is a file, and a SavedModel is a directory")
+        raise _wrong(
+            source,
+            _keras_text(path)
+            or f"'{path}' is a file, and a SavedModel is a directory; a frozen graph needs platform: \"{GRAPHDEF}\"",
+        )
     if not (path / "saved_model.pb").is_file():
         hint = "tf.saved_model.save writes it; text files (saved_model.pbtxt) and split ones (.cpb) are not served"
         raise _wrong(source, f"'{path}' has no saved_model.pb, it has {_listing(path)}: {hint}")

@@ -69,6 +69,8 @@ PLATFORMS = {artifact.platform: artifact.backend for artifact in DEFAULT_ARTIFAC
 # The first of each suffix, as DEFAULT_ARTIFACTS has them.
 _SUFFIXES = {PurePath(artifact.filename).suffix: artifact for artifact in reversed(DEFAULT_ARTIFACTS)}
 
+_KERAS = (".keras", ".h5")
+
 ENSEMBLE_PLATFORM = "ensemble"
 
 
@@ -152,8 +154,12 @@ def detect_backend(config: ModelConfig, directory_name: str, files: Collection[s
 
 
 def _hint_at_file(files: Collection[str]) -> str:
-    """A hint for a version whose model file does not have the well-known name."""
+    """A hint for a version whose model file does not have the well-known name, or is of a kind that is not served."""
     for name in sorted(files):
+        if name == "saved_model.pb":
+            return " The first version itself is a SavedModel: move its files into 'model.savedmodel' in it."
+        if PurePath(name).suffix in _KERAS:
+            return f" The first version has the Keras model '{clip(name)}', which is not served: export a SavedModel."
         wanted = _SUFFIXES.get(PurePath(name).suffix)
         if wanted is not None:
             return (
