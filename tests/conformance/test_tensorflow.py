@@ -3,6 +3,7 @@
 import shutil
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -47,6 +48,16 @@ input [
 ]
 output [ { name: "y" data_type: TYPE_FP32 dims: 2 }, { name: "number" data_type: TYPE_FP32 dims: 1 reshape { } } ]
 """
+RAGGED = """
+platform: "tensorflow_graphdef"
+max_batch_size: 8
+dynamic_batching { preferred_batch_size: 3 max_queue_delay_microseconds: 10000000 }
+input { name: "values" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }
+batch_input {
+  kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "ends" data_type: TYPE_FP32 source_input: "values"
+}
+output { name: "sums" data_type: TYPE_FP32 dims: 1 }
+"""
 INIT_OPS = parameter("TF_INIT_OPS_FILE", "init_ops.json")
 OPERATIONS = f'model_operations {{ op_library_filename: "{LIBRARY}" }}'
 BATCH_OF_8 = "max_batch_size: 8\n"
@@ -66,6 +77,7 @@ def repository(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     add_model(path, "mixed", "mixed", ONE + MIXED)
     add_model(path, "summing", "summing", ONE + 'platform: "tensorflow_savedmodel"' + SUMMING)
     add_model(path, "remembering", "remembering")
+    add_model(path, "ragged", "ragged.graphdef", ONE + RAGGED)
     special = add_model(path, "special", "special.graphdef", ONE + SPECIAL_TENSORS + OPERATIONS + INIT_OPS)
     shutil.copy(built / LIBRARY, special.parent)
     (path / "special" / "init_ops.json").write_text('{"init_ops": ["init"]}')
@@ -156,6 +168,15 @@ def test_graph_that_keeps_an_input_keeps_its_values(server):
         found.append((*set(answer["before"].tolist()), answer["calls"].item()))
     # No run at load has changed the state.
     assert found == [(0, 1), (0, 2), (1, 3), (2, 4), (3, 5)]
+
+
+def test_ragged_requests_are_one_batch(server):
+    requests = [np.array([values], np.float32) for values in ([1, 2], [3], [4, 5, 6])]
+    with ThreadPoolExecutor() as threads:
+        answers = list(threads.map(lambda values: infer(server, "ragged", "sums", values=values)["sums"], requests))
+    assert [answer.tolist() for answer in answers] == [[[3]], [[3]], [[15]]]
+    (stats,) = server.get("/v2/models/ragged/stats").json["model_stats"]
+    assert [each["batch_size"] for each in stats["batch_stats"]] == [3]
 
 
 def special(server: RunningServer, x: list[list[float]], digits: bytes = b"7", **more: np.ndarray) -> dict[str, list]:  # type: ignore[type-arg]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.backends.api import RunContext
-from halimede.backends.tensorflow.session import error_text, runtime
+from halimede.backends.tensorflow.session import as_inference_errors, error_text, runtime
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import ModelConfig, ModelInput
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
@@ -66,14 +66,13 @@ class TensorFlowInstance:
         The run has zeros and no request, so its failure says nothing; a graph with a state is not run.
         """
         inputs = [each for each in model_inputs(config) if not each.optional]
-        try:
-            given = {each.name for each in inputs}
-            names = tuple(name for name in self._tensors.inputs if name in given)
+        made = made_inputs(config)
+        given = {each.name for each in inputs} | {each.name for each in made}
+        names = tuple(name for name in self._tensors.inputs if name in given)
+        with as_inference_errors(f"model '{model}' cannot run"):
             call = self._callable(names, tuple(each.name for each in model_outputs(config)))
-        except Exception as error:
-            text = f"model '{model}' cannot run: TensorFlow error {error_text(error)}"
-            raise InferenceError(ErrorCode.INVALID_ARG, text) from error
-        if self._tensors.keeps_inputs or made_inputs(config):
+        # Inputs that the server makes must fit the others.
+        if self._tensors.keeps_inputs or made:
             return
         try:
             zeros = {each.name: _zeros(each, config.max_batch_size > 0) for each in inputs}

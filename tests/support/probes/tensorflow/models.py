@@ -93,6 +93,14 @@ def plain():
     tf.matmul(x, weights, name="y")
 
 
+def ragged():
+    """`sums` of the numbers of each request in `values`; they end where `ends` says."""
+    values = tf.compat.v1.placeholder(tf.float32, [None], name="values")
+    ends = tf.compat.v1.placeholder(tf.float32, [None], name="ends")
+    totals = tf.gather(tf.cumsum(values), tf.cast(ends, tf.int32) - 1)
+    tf.expand_dims(totals - tf.concat([[0.0], totals[:-1]], 0), 1, name="sums")
+
+
 def special(library):
     """A graph with an operation of its own, a variable that an operation sets, and inputs with defaults.
 
@@ -122,6 +130,9 @@ def main(folder, library):
         plain()
         np.save(folder / "y.npy", session.run("y:0", {"x:0": ROWS}))
     (folder / "plain.graphdef").write_bytes(graph.as_graph_def().SerializeToString())
+    with tf.Graph().as_default() as graph:
+        ragged()
+    (folder / "ragged.graphdef").write_bytes(graph.as_graph_def().SerializeToString())
     with tf.Graph().as_default() as graph:
         special(tf.load_op_library(str(library)))
     (folder / "special.graphdef").write_bytes(graph.as_graph_def().SerializeToString())
