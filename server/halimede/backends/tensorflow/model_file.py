@@ -106,20 +106,30 @@ def tensor_of(name: str) -> str:
 def read_saved_model(path: Path) -> tuple[MetaGraph, ...]:
     """The graphs of a `saved_model.pb`. ValueError if it is not one or is cut off, OSError if it cannot be read."""
     with _mapped(path) as data:
-        return tuple(_meta_graph(data, at) for at in nested(data, (0, len(data)), 2))
+        return parse_saved_model(data)
 
 
 def read_frozen_graph(path: Path) -> FrozenGraph:
     """The nodes of a GraphDef. ValueError if the file is not one or is cut off, OSError if it cannot be read."""
     with _mapped(path) as data:
-        nodes: dict[str, Node] = {}
-        version = 0
-        for number, start, stop in walk(data, 0, len(data)):
-            if number == 1 and stop:
-                name, node = _node(data, (start, stop))
-                nodes[name] = node
-            elif number == 4 and stop:  # GraphDef.versions
-                version = next((value for key, value, _ in walk(data, start, stop) if key == 1), 0)
+        return parse_frozen_graph(data)
+
+
+def parse_saved_model(data: Data) -> tuple[MetaGraph, ...]:
+    """The graphs of a SavedModel message. ValueError."""
+    return tuple(_meta_graph(data, at) for at in nested(data, (0, len(data)), 2))
+
+
+def parse_frozen_graph(data: Data) -> FrozenGraph:
+    """The nodes of a GraphDef message. ValueError."""
+    nodes: dict[str, Node] = {}
+    version = 0
+    for number, start, stop in walk(data, 0, len(data)):
+        if number == 1 and stop:
+            name, node = _node(data, (start, stop))
+            nodes[name] = node
+        elif number == 4 and stop:  # GraphDef.versions
+            version = next((value for key, value, _ in walk(data, start, stop) if key == 1), 0)
     if version < _LEAST_RANKS_VERSION:
         nodes = {
             name: Node(node.op, node.inputs, node.number, node.shape or None) if node.number else node

@@ -101,7 +101,7 @@ def has_cuda() -> bool:
 
 
 def load_libraries(names: Sequence[str], folders: Sequence[Path], model: str) -> None:
-    """Load libraries with custom operations. UNAVAILABLE for one that is not there, INVALID_ARG for one that fails."""
+    """Load libraries with custom operations. UNAVAILABLE for one that is not there, INTERNAL for one that fails."""
     for name in names:
         places = [folder / name for folder in folders]
         found = next((place for place in places if place.is_file()), None)
