@@ -251,7 +251,7 @@ def spoil(repository: Path, name: str) -> None:
             (special.parent / "init_ops.json").write_text('{"init": []}')
         case "output":
             tensors = (
-                'input { name: "x" data_type: TYPE_INT32 dims: 16 } output { name: "z" data_type: TYPE_FP32 dims: 3 }'
+                'input { name: "x" data_type: TYPE_FP32 dims: 16 } output { name: "y" data_type: TYPE_INT32 dims: 4 }'
             )
             add_model(repository, name, "plain.graphdef", ONE + BATCH_OF_8 + tensors)
 
