@@ -136,7 +136,7 @@ def _field_row(field: FieldDescription) -> str:
     if field.treatment is Treatment.NO_EFFECT:
         meaning += f" *No effect: {_cell(field.why)}.*"
     elif field.treatment is Treatment.NOT_YET:
-        meaning += " *Not supported yet.*"
+        meaning += f" *Not supported yet{_cell(field.why)}.*"
     return f"| `{field.name}` | {kind} | {f'`{field.default}`' if field.default else ''} | {meaning} |"
 
 

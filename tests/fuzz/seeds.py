@@ -13,6 +13,7 @@ from halimede.workers.frames.calls import encode_infer
 from halimede.workers.frames.json_frames import encode_blocks, json_frame
 from halimede.workers.frames.kinds import CALL, METRIC, TAKEN, FrameKind, encode_frame
 from halimede.workers.frames.services import encode_service_call, service_call_frame
+from support.tensorflow_files import DOUBLE, FLOAT, STRING, graph, meta_graph, node, saved_model
 
 _JSON = (
     b'{"id":"a","parameters":{"k":1,"timeout":5},"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1.5,NaN]}]}',
@@ -188,5 +189,13 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         + _infer(2, _PLACED, batch=0, sequence_id=7, sequence_start=True)
         + encode_frame(FrameKind.CANCEL_CALL, CALL.pack(1))
         + _done(1, [None, None]),
+    ),
+    "tensorflow_files": (
+        saved_model(meta_graph(["serve"], {"serving_default": DOUBLE, "other": DOUBLE}), meta_graph(["a", "b"], {})),
+        graph(
+            node("x", "Placeholder", number=FLOAT, sizes=(-1, 4)),
+            node("any", "PlaceholderWithDefault", "x", number=STRING, sizes=None),
+            node("y", "Add", "x:0", "^any"),
+        ),
     ),
 }

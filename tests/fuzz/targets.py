@@ -15,6 +15,7 @@ from fuzz.http2_target import http2_frames
 from fuzz.model_file_target import model_file
 from halimede.backends.hosting import Answer, Reply, WorkerSpec
 from halimede.backends.service_calls import ServiceCall, ServiceResult
+from halimede.backends.tensorflow.model_file import parse_frozen_graph, parse_saved_model
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
@@ -459,10 +460,21 @@ def worker_frames(data: bytes) -> None:
     assert hear_worker([stream[:cut], stream[cut:]] if cut else [stream]) == whole
 
 
+def tensorflow_files(data: bytes) -> None:
+    """A SavedModel and a GraphDef: cut off, each is an error or shorter."""
+    with suppress(ValueError):
+        parse_saved_model(data)
+    with suppress(ValueError):
+        graph = parse_frozen_graph(data)
+        shorter = parse_frozen_graph(data[: len(data) // 2])
+        assert len(shorter.nodes) <= len(graph.nodes)
+        graph.needed(graph.ends(), frozenset())
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
         *(http_framing, http2_frames, json_to_tensor, generate_to_tensor, pbtxt, config_yaml, grpc_contents),
-        *(worker_frames, model_file),
+        *(worker_frames, model_file, tensorflow_files),
     )
 }

@@ -1,5 +1,5 @@
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -153,7 +153,6 @@ def test_honoured_fields_give_no_notes():
             ["ensemble_scheduling.step[0].model_namespace"],
         ),
         (ModelConfig(cc_model_filenames={"7.5": "t4.plan"}), ["cc_model_filenames"]),
-        (ModelConfig(model_operations=ModelOperations(("op.so",))), ["model_operations.op_library_filename"]),
         (
             ModelConfig(model_repository_agents=ModelRepositoryAgents((RepositoryAgent("checksum"),))),
             ["model_repository_agents.agents"],
@@ -169,6 +168,19 @@ def test_honoured_fields_give_no_notes():
 )
 def test_unsupported_fields_are_refused_by_name(config: ModelConfig, paths: list[str]):
     assert refused(config) == paths
+
+
+@pytest.mark.parametrize(
+    "model",
+    [ModelConfig(backend="tensorflow"), ModelConfig(platform="tensorflow_graphdef")],
+    ids=["backend", "platform"],
+)
+def test_libraries_with_operations_are_for_tensorflow(model: ModelConfig):
+    path = "model_operations.op_library_filename"
+    text = f"'{path}' is not supported yet for backends other than tensorflow, remove it from the model configuration"
+    libraries = ModelOperations(("op.so",))
+    assert check_support(ModelConfig(model_operations=libraries)) == ((Problem(text, path),), ())
+    assert check_support(replace(model, model_operations=libraries)) == ((), ())
 
 
 def test_fields_without_effect_give_one_note_each():

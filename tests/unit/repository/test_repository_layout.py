@@ -135,6 +135,33 @@ def test_error_names_a_model_file_under_another_name_and_the_expected_name():
 
 
 @pytest.mark.parametrize(
+    ("files", "hint"),
+    [
+        (
+            ("saved_model.pb", "variables"),
+            "The first version itself is a SavedModel: move its files into 'model.savedmodel' in it.",
+        ),
+        (
+            ("resnet.keras",),
+            "The first version has the Keras model 'resnet.keras', which is not served: export a SavedModel.",
+        ),
+        (("a.h5",), "The first version has the Keras model 'a.h5', which is not served: export a SavedModel."),
+    ],
+)
+def test_error_says_what_to_do_with_other_files_of_tensorflow(files: tuple[str, ...], hint: str):
+    with pytest.raises(InferenceError) as raised:
+        detect_backend(ModelConfig(), "resnet", files)
+    assert raised.value.message.endswith(f"'model.<backend_name>'. {hint}")
+
+
+def test_file_is_the_configured_one_or_that_of_the_platform():
+    assert model_filename(ModelConfig(platform="tensorflow_graphdef"), "model.savedmodel") == "model.graphdef"
+    assert model_filename(ModelConfig(platform="torch_aoti"), "model.pt") == "model.pt2"
+    assert model_filename(ModelConfig(platform="torch_aoti", default_model_filename="m"), "model.pt") == "m"
+    assert model_filename(ModelConfig(backend="mine"), "model.mine") == "model.mine"
+
+
+@pytest.mark.parametrize(
     ("config", "files", "expected"),
     [
         (ModelConfig(backend="onnxruntime"), (), ("onnxruntime", "onnxruntime_onnx")),

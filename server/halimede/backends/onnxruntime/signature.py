@@ -2,11 +2,11 @@
 
 import logging
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from halimede.backends.onnxruntime.session import DATATYPES
+from halimede.backends.protobuf_fields import Data, Range, nested, text
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
@@ -59,56 +59,23 @@ def tensors_without_rank(path: Path) -> frozenset[str]:
     names: set[str] = set()
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for graph in _nested(data, 0, len(data), 7):  # ModelProto.graph
+            for graph in nested(data, (0, len(data)), 7):  # ModelProto.graph
                 for field in (11, 12):  # GraphProto.input, .output
-                    names |= {name for info in _nested(data, *graph, field) if (name := _rankless(data, *info))}
-    except (ValueError, IndexError):
+                    names |= {name for info in nested(data, graph, field) if (name := _rankless(data, info))}
+    except ValueError:
         # The file is not protobuf (but the runtime's own ORT format): use only what the runtime reports.
         return frozenset()
     return frozenset(names)
 
 
-def _rankless(data: mmap.mmap, start: int, stop: int) -> str:
+def _rankless(data: Data, info: Range) -> str:
     """The name of a ValueInfoProto without a shape, "" if it has one."""
-    name = "".join(data[a:b].decode() for a, b in _nested(data, start, stop, 1))
-    for type_at in _nested(data, start, stop, 2):  # ValueInfoProto.type
-        for tensor_at in _nested(data, *type_at, 1):  # TypeProto.tensor_type
-            if any(True for _ in _nested(data, *tensor_at, 2)):  # TypeProto.Tensor.shape
+    name = "".join(text(data, at) for at in nested(data, info, 1))
+    for type_at in nested(data, info, 2):  # ValueInfoProto.type
+        for tensor_at in nested(data, type_at, 1):  # TypeProto.tensor_type
+            if any(True for _ in nested(data, tensor_at, 2)):  # TypeProto.Tensor.shape
                 return ""
     return name
-
-
-def _nested(data: mmap.mmap, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
-    """The ranges of the length-delimited fields with that number in a protobuf message."""
-    at = start
-    while at < stop:
-        key, at = _varint(data, at)
-        match key & 7:
-            case 0:
-                _, at = _varint(data, at)
-            case 1:
-                at += 8
-            case 2:
-                size, at = _varint(data, at)
-                if key >> 3 == number:
-                    yield at, at + size
-                at += size
-            case 5:
-                at += 4
-            case wire_type:
-                raise ValueError(f"wire type {wire_type}")
-
-
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 64:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise ValueError("varint of more than 64 bits")
 
 
 def _tensor(node: Any, unknown: frozenset[str], config: ModelConfig) -> TensorSignature:

@@ -69,7 +69,7 @@ class FieldDescription:
     protocol's, in text format: `unset` for a message or oneof member, `[]` and `{}` for lists and maps. `values` are
     an enum's names. `message` is the name of the field's message type, "" for a plain value. `oneof` lists the fields,
     including this one, of which at most one may be set; () if there is no such rule. `why` gives the reason for
-    NO_EFFECT in a few words.
+    NO_EFFECT in a few words, or limits NOT_YET.
     """
 
     name: str

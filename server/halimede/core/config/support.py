@@ -71,11 +71,13 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """`why` completes the note on a field without effect; `usual` is a value that needs no note."""
+    """`why` completes the note on a field without effect, or limits a refusal; `usual` is a value that needs no note.
+    Models of `backends` have the field honoured, whatever the treatment."""
 
     treatment: Treatment
     why: str = ""
     usual: object = None
+    backends: tuple[str, ...] = ()
 
 
 HONOURED = Support(Treatment.HONOURED)
@@ -93,6 +95,7 @@ def _all(support: Support, *names: str) -> dict[str, Support]:
 _CUDA = _no_effect("no backend here takes CUDA graphs, streams or events from the configuration", OptimizationCuda())
 _PINNED = _no_effect("tensors are not staged in pinned memory", PinnedMemoryBuffer(enable=True))
 _BACKEND_HINT = _no_effect("it is a hint for backends that do not exist here")
+_OP_LIBRARIES = Support(Treatment.NOT_YET, " for backends other than tensorflow", backends=("tensorflow",))
 _WARMUP = _no_effect("warm-up is not supported yet: the first requests may take longer")
 _CACHE = _no_effect("the response cache is not supported yet: the model runs for every request")
 _METRICS = _no_effect("settings of single metrics are not supported yet")
@@ -187,7 +190,7 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     ModelParameter: _all(HONOURED, "string_value"),
     ModelWarmup: _all(_WARMUP, "name", "batch_size", "inputs", "count"),
     WarmupInput: _all(_WARMUP, "data_type", "dims", "zero_data", "random_data", "input_data_file"),
-    ModelOperations: _all(NOT_YET, "op_library_filename"),
+    ModelOperations: {"op_library_filename": _OP_LIBRARIES},
     ModelTransactionPolicy: _all(HONOURED, "decoupled"),
     ModelRepositoryAgents: _all(NOT_YET, "agents"),
     RepositoryAgent: _all(NOT_YET, "name", "parameters"),
@@ -205,8 +208,13 @@ def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[Probl
     refusals: list[Problem] = []
     notes: list[Problem] = []
     for path, support in _findings(config, ""):
+        # A model whose files alone tell its backend has neither; the platform begins with the name of its backend.
+        if config.backend in support.backends or config.platform.partition("_")[0] in support.backends:
+            continue
         if support.treatment is Treatment.NOT_YET:
-            refusals.append(Problem(f"'{path}' is not supported yet, remove it from the model configuration", path))
+            refusals.append(
+                Problem(f"'{path}' is not supported yet{support.why}, remove it from the model configuration", path)
+            )
         else:
             notes.append(_note(path, support.why))
     return tuple(refusals), tuple(notes)

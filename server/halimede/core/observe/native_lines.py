@@ -17,6 +17,11 @@ _SEVERITIES = {
 _COLOURS = re.compile(r"(?:\x1b\[[0-9;]*m)+")
 _ONNX_RUNTIME = re.compile(r"\d{4}-\d\d-\d\d [\d:.]+ \[([VIWEF]):onnxruntime:[^,\]]*, ([^ :]+:\d+) [^\]]*\] (.*)")
 
+# `I0000 00:00:1795690467.857294   27740 port.cc:153] text`: Abseil before its log is set up, as always in
+# TensorFlow. Its lines of information are of use to its authors alone.
+_ABSEIL = re.compile(r"([IWEF])0000 00:00:[\d.]+ +\d+ ([^ :]+:\d+)\] (.*)")
+_ABSEIL_NOTE = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
+
 
 class NativeLine(NamedTuple):
     severity: Severity
@@ -25,9 +30,14 @@ class NativeLine(NamedTuple):
 
 
 def read_native_line(text: str, place: str) -> NativeLine | None:
-    """The log line for a printed line; `place` is used unless ONNX Runtime gives one. None for colour codes only."""
+    """The log line for a printed line; `place` is used unless the library gives one. None for colour codes only."""
     plain = _COLOURS.sub("", text)
     match = _ONNX_RUNTIME.fullmatch(plain)
     if match is not None:
         return NativeLine(_SEVERITIES[match[1]], match[2], f"onnxruntime: {match[3]}")
-    return NativeLine(Severity.INFO, place, plain) if plain or not text else None
+    match = _ABSEIL.fullmatch(plain)
+    if match is not None:
+        severity = Severity.VERBOSE if match[1] == "I" else _SEVERITIES[match[1]]
+        return NativeLine(severity, match[2], match[3])
+    severity = Severity.VERBOSE if plain == _ABSEIL_NOTE else Severity.INFO
+    return NativeLine(severity, place, plain) if plain or not text else None

@@ -84,6 +84,8 @@ _SUFFIXES = {
     if (suffix := PurePath(artifact.filename).suffix) not in SHARED_SUFFIXES
 }
 
+_KERAS = (".keras", ".h5")
+
 ENSEMBLE_PLATFORM = "ensemble"
 
 
@@ -179,8 +181,12 @@ def _with_filename(config: ModelConfig, files: Collection[str]) -> ModelConfig:
 
 
 def _hint_at_file(files: Collection[str]) -> str:
-    """A hint for a version whose model file does not have the well-known name."""
+    """A hint for a version whose model file does not have the well-known name, or is of a kind that is not served."""
     for name in sorted(files):
+        if name == "saved_model.pb":
+            return " The first version itself is a SavedModel: move its files into 'model.savedmodel' in it."
+        if PurePath(name).suffix in _KERAS:
+            return f" The first version has the Keras model '{clip(name)}', which is not served: export a SavedModel."
         wanted = _SUFFIXES.get(PurePath(name).suffix)
         if wanted is not None:
             return (
@@ -228,6 +234,12 @@ def _platform_of_backend(config: ModelConfig, files: Collection[str]) -> str:
         if artifact.filename in files:
             return artifact.platform
     return own[0].platform
+
+
+def model_filename(config: ModelConfig, default: str) -> str:
+    """The name of the model's file in a version: the configured one, or the platform's; `default` is the backend's."""
+    platforms = {artifact.platform: artifact.filename for artifact in DEFAULT_ARTIFACTS if artifact.platform}
+    return config.default_model_filename or platforms.get(config.platform, default)
 
 
 def _unexpected_pair(config: ModelConfig) -> InferenceError:
