@@ -1,11 +1,11 @@
 """The backend's plug-in class and the loaded model."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from halimede.backends.api import ModelSource, RunContext
@@ -14,7 +14,7 @@ from halimede.backends.openvino.graph import fit_shapes, has_batch_layout, read_
 from halimede.backends.openvino.instance import OpenVinoInstance
 from halimede.backends.openvino.options import OpenVinoOptions, Properties, compile_properties, read_options
 from halimede.backends.openvino.runtime import compile_model, open_core, read_model, supports
-from halimede.backends.openvino.signature import DATATYPES, Ports, check_ports
+from halimede.backends.openvino.signature import Ports, check_ports, first_batch
 from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, complete
 from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInput, ModelOutput
 from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
@@ -73,7 +73,7 @@ class OpenVinoModel:
         core = open_core(options.extension)
         graph = read_model(core, model_path(config, source))
         ports, self._rows = _fitted(graph, config, options)
-        self._shapes = _warm_up_shapes(ports)
+        self._first_batch = first_batch(ports)
         self._has_state = bool(graph.get_sinks())
         if self._has_state and config.sequence_batching is not None:
             raise InferenceError(
@@ -95,8 +95,8 @@ class OpenVinoModel:
             pads=self._options.pads_batches,
             has_state=self._has_state,
         )
-        if self._shapes is not None:
-            _warm_up(instance, self._shapes, placement)
+        if self._first_batch:
+            _warm_up(instance, self._first_batch, placement.name)
         return instance
 
     def close(self) -> None:
@@ -168,30 +168,13 @@ def _supported(core: Any, device: str, properties: Properties, model: str) -> Pr
     return supported
 
 
-def _warm_up_shapes(ports: Ports) -> dict[str, tuple[tuple[int, ...], DataType]] | None:
-    """The inputs of a batch of one row, if the batch is the only dimension of any size, and there is one."""
-    shapes = {each.name: (each.port.shape, DATATYPES[each.port.type_name]) for each in ports.inputs}
-    found: dict[str, tuple[tuple[int, ...], DataType]] = {}
-    for name, (shape, datatype) in shapes.items():
-        if shape is None or -1 in shape[1:]:
-            return None
-        found[name] = ((1, *shape[1:]) if shape[:1] == (-1,) else shape, datatype)
-    return found if any(shape and shape[:1] == (-1,) for shape, _ in shapes.values()) else None
-
-
-def _warm_up(
-    instance: OpenVinoInstance, shapes: dict[str, tuple[tuple[int, ...], DataType]], placement: Placement
-) -> None:
+def _warm_up(instance: OpenVinoInstance, inputs: Mapping[str, NDArray[Any]], name: str) -> None:
     """Run once: OpenVINO generates the code for a batch of any size in the first run, which takes ten times as long."""
-    inputs: dict[str, NDArray[Any]] = {}
-    for name, (shape, datatype) in shapes.items():
-        is_text = datatype is DataType.BYTES
-        inputs[name] = np.full(shape, b"", object) if is_text else np.zeros(shape, datatype.dtype)
     try:
         instance.run(inputs, (), RunContext([""], [1], []))
     except InferenceError as error:
         # The model does not take zeros, which says nothing about its requests.
-        log.info("instance '%s': the run at load failed: %s", placement.name, error.message)
+        log.info("instance '%s': the run at load failed: %s", name, error.message)
 
 
 def _default_max_batch_size(source: ModelSource) -> int:

@@ -8,7 +8,8 @@ TEXT_LIMIT = 1024
 
 # The places in OpenVINO's own source that its texts begin with.
 _PLACE = re.compile(
-    r"Exception from \S+:\d+:|Check '.*' failed at \S+:\d+:|FrontEnd API failed with \w+:|While validating node .*|\s*"
+    r"Exception from \S+:\d+:|.*Check '.*' failed at \S+:\d+:|FrontEnd API failed with \w+:|"
+    r"While validating node .*|\s*"
 )
 
 

@@ -39,11 +39,10 @@ def fit_shapes(graph: Any, config: ModelConfig, options: OpenVinoOptions) -> int
     rows = -1
     if keeps:
         rows = _fixed_rows(fixed, ports, config)
-    shapes = {each.index: (rows, *(each.port.shape or ())[1:]) for each in fixed}
-    if options.reshapes:
-        shapes |= _configured_shapes(ports, config, rows)
-    if keeps and not options.reshapes:
-        return rows
+    shapes = {} if keeps else {each.index: (rows, *(each.port.shape or ())[1:]) for each in fixed}
+    # The CPU device needs the number of dimensions, which a file may leave out.
+    taken = [each for each in ports.inputs if options.reshapes or each.port.shape is None]
+    shapes |= _configured_shapes(taken, config, rows)
     if shapes:
         try:
             graph.reshape({index: list(shape) for index, shape in shapes.items()})
@@ -157,24 +156,22 @@ def _fixed_rows(fixed: Sequence[NamedPort], ports: Ports, config: ModelConfig) -
     return rows
 
 
-def _configured_shapes(ports: Ports, config: ModelConfig, rows: int) -> dict[int, tuple[int, ...]]:
-    """The shapes of the configured inputs, with the batch if the model batches."""
+def _configured_shapes(taken: Sequence[NamedPort], config: ModelConfig, rows: int) -> dict[int, tuple[int, ...]]:
+    """The shapes that the configuration gives to these inputs, with the batch if the model batches."""
     wanted = {
         each.name: each.dims if each.reshape is None else each.reshape.shape for each in config.input if each.dims
     }
     flat = {each.name for each in config.input if each.allow_ragged_batch}
     wanted |= {each.name: each.dims for each in model_inputs(config) if each.name not in wanted and each.dims}
     batch = (rows,) if config.max_batch_size else ()
-    return {
-        each.index: (*batch, *wanted[each.name])
-        for each in ports.inputs
-        if each.name in wanted and each.name not in flat
-    }
+    return {each.index: (*batch, *wanted[each.name]) for each in taken if each.name in wanted and each.name not in flat}
 
 
 def _reshape_problem(fixed: Sequence[NamedPort], options: OpenVinoOptions) -> str:
     if options.reshapes:
         return "the file cannot take the shapes of the configuration, which RESHAPE_IO_LAYERS asks for"
+    if not fixed:
+        return "the file cannot take the shapes of the configuration"
     return f"{_fixed_text(fixed[0])} and cannot be changed; {BATCH_HELP}"
 
 

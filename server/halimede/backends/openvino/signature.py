@@ -3,6 +3,10 @@
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature
 from halimede.core.config.made_inputs import made_inputs
@@ -117,6 +121,25 @@ def check_ports(config: ModelConfig, ports: Ports, *, fixed_batch: bool, reshape
         raise InferenceError(
             ErrorCode.INVALID_ARG, "; ".join(problem.message for problem in problems) + _hint(problems, reshapes)
         )
+
+
+def first_batch(ports: Ports) -> dict[str, NDArray[Any]]:
+    """A batch of one row of zeros, or of empty strings, with which to run a graph once.
+
+    Empty for a graph in which no dimension, or any other than the batch, has any size.
+    """
+    inputs: dict[str, NDArray[Any]] = {}
+    has_free_batch = False
+    for each in ports.inputs:
+        shape, datatype = each.port.shape, DATATYPES[each.port.type_name]
+        if shape is None or -1 in shape[1:]:
+            return {}
+        if shape[:1] == (-1,):
+            has_free_batch = True
+            shape = (1, *shape[1:])
+        is_text = datatype is DataType.BYTES
+        inputs[each.name] = np.full(shape, b"", object) if is_text else np.zeros(shape, datatype.dtype)
+    return inputs if has_free_batch else {}
 
 
 def _hint(problems: Iterable[Problem], reshapes: bool) -> str:
