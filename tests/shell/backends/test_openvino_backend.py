@@ -29,6 +29,7 @@ from halimede.core.config.model_config import (
     ModelTensorReshape,
 )
 from halimede.core.types import DataType, ErrorCode, InferenceError
+from support.foreign_models import WRITERS
 from support.onnx_models import add_sub as onnx_add_sub
 from support.onnx_models import floats, refused
 from support.openvino_models import (
@@ -387,7 +388,7 @@ def test_autocomplete_does_not_open_a_fully_configured_model(tmp_path):
     assert BACKEND.autocomplete(ADD_SUB, source(tmp_path)) is ADD_SUB
 
 
-def test_a_scalar_becomes_one_element_and_an_unknown_rank_is_the_configurations(tmp_path):
+def test_a_scalar_is_one_element_and_an_unknown_rank_the_configurations(tmp_path):
     x, s = parameter("x", FP32, None), parameter("s", FP32, ())
     where = source(tmp_path, graph([named(operations().add(x, s), "y")], [x, s]))
     completed = BACKEND.autocomplete(ModelConfig(), where)
@@ -418,6 +419,18 @@ def test_an_onnx_file_beside_a_missing_ir_is_served(tmp_path):
     onnx.save(onnx_add_sub(), where.artifact.with_name("model.onnx"))
     assert BACKEND.autocomplete(ModelConfig(), where).input[0] == ModelInput("a", FP32, dims=(2,))
     assert run(tmp_path, None, ADD_SUB, PAIR)["sum"].tolist() == [[6, 8], [10, 12]]
+
+
+@pytest.mark.parametrize("filename", WRITERS)
+def test_files_of_other_frameworks_are_served(tmp_path, filename):
+    """Without `default_model_filename`: they lie beside a model.xml that does not exist."""
+    where = source(tmp_path)
+    WRITERS[filename](where.artifact.with_name(filename))
+    completed = BACKEND.autocomplete(ModelConfig(name="m"), where)
+    [given], [made] = completed.input, completed.output
+    assert (given.dims, made.dims, completed.max_batch_size) == ((3,), (3,), 4)
+    result = run(tmp_path, None, completed, {given.name: floats([1, 2, 3], [4, 5, 6])})
+    assert result[made.name].tolist() == [[3, 5, 7], [9, 11, 13]]
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -84,7 +84,7 @@ class OpenVinoModel:
         graph, self._plan = with_text_as_bytes(graph, ports)
         instances = sum(group.count or default_instances for group in config.instance_group) or default_instances
         properties = compile_properties(options, config, cores=available_cores(), instances=instances)
-        supported = _supported(core, options.device, properties, source.name)
+        supported = _supported(options.device, properties, source.name)
         self._compiled: Any = compile_model(core, graph, options.device, supported)
 
     def create_instance(self, placement: Placement) -> OpenVinoInstance:
@@ -158,9 +158,9 @@ def _signature_to_complete(graph: Any, config: ModelConfig, options: OpenVinoOpt
     return read_ports(graph, config).signature(fixed_batch=rows > 0)
 
 
-def _supported(core: Any, device: str, properties: Properties, model: str) -> Properties:
+def _supported(device: str, properties: Properties, model: str) -> Properties:
     """The properties that the device has; a warning names the others, which only change how fast a model is."""
-    supported = {key: value for key, value in properties.items() if supports(core, device, key)}
+    supported = {key: value for key, value in properties.items() if supports(device, key)}
     for key in properties.keys() - supported.keys():
         log.warning(
             "model '%s': parameter '%s' has no effect on device '%s'", model, key, device, extra={"model": model}

@@ -69,12 +69,17 @@ def compile_model(core: Any, graph: Any, device: str, properties: Properties) ->
         raise openvino_error(error, f"on device '{device}' (available: {available})") from error
 
 
-def supports(core: Any, device: str, key: str) -> bool:
+def supports(device: str, key: str) -> bool:
     """Whether a device has a property of this name. Virtual devices pass properties on, so they have all."""
     if device.partition(":")[0].partition(".")[0] not in ("CPU", "GPU", "NPU"):
         return True
     try:
-        return key in core.get_property(device, "SUPPORTED_PROPERTIES")
+        return key in _properties_of(device)
     except RuntimeError:
         # The device is not there, which the compilation reports.
         return True
+
+
+@cache  # each of these calls loses some memory
+def _properties_of(device: str) -> frozenset[str]:
+    return frozenset(_core().get_property(device, "SUPPORTED_PROPERTIES"))
