@@ -1,6 +1,7 @@
 """Small OpenVINO models, and runs of batches on them in the backend."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,19 @@ def config(inputs: Mapping[str, tuple], outputs: Mapping[str, tuple], parameters
 
 
 ADD_SUB = config({"a": (FP32, 2), "b": (FP32, 2)}, {"sum": (FP32, 2), "difference": (FP32, 2)})
+
+
+PERCEPTRON = config({"x": (FP32, 64)}, {"y": (FP32, 64)})
+"""Of `perceptron`."""
+
+
+def with_parameters(settings: ModelConfig, **values: str) -> ModelConfig:
+    return replace(settings, parameters={key: ModelParameter(value) for key, value in values.items()})
+
+
+def rows(count: int, width: int = 64) -> np.ndarray:
+    """An array of normally distributed numbers, the same ones for the same shape."""
+    return np.random.default_rng(3).standard_normal((count, width)).astype(np.float32)
 
 
 def source(directory: Path, model: Any = None, **options: str) -> ModelSource:

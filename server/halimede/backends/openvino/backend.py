@@ -31,8 +31,8 @@ class OpenVinoBackend:
     default_model_filename = "model.xml"
     isolation = "thread"
 
-    def default_instance_count(self, kind: str) -> int:  # noqa: ARG002  # the interface's
-        return 1
+    def default_instance_count(self, kind: str) -> int:
+        return 2 if kind == "CPU" else 1
 
     def supports_gpu(self) -> bool:
         """False: a KIND_GPU instance runs on an NVIDIA GPU. TARGET_DEVICE selects Intel's."""
