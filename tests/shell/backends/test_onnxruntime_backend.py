@@ -317,7 +317,7 @@ def test_a_parallel_model_without_arena_and_pattern_computes_the_same(tmp_path):
                 )
             },
             "OpenVINOExecutionProvider",
-            '; to run the model with OpenVINO, set backend: "openvino" and remove the platform and this accelerator',
+            '; to run it with OpenVINO, set backend: "openvino" and remove the platform and this accelerator',
         ),
     ],
 )

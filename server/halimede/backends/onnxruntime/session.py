@@ -63,7 +63,7 @@ def check_available(providers: tuple[Provider, ...], model: str) -> None:
     available = runtime().get_available_providers()
     missing = [name for name, _ in providers if name not in available]
     if missing:
-        other = "; to run the model with OpenVINO, set backend: \"openvino\" and remove the platform and this accelerator"
+        other = '; to run it with OpenVINO, set backend: "openvino" and remove the platform and this accelerator'
         raise InferenceError(
             ErrorCode.UNSUPPORTED,
             f"model '{model}' is configured for {', '.join(missing)}, which the installed onnxruntime does not have; "
