@@ -224,6 +224,20 @@ def test_errors_are_without_places_in_openvinos_source(text, message):
     assert openvino_error(RuntimeError(text), "in 'm.xml'") == InferenceError(ErrorCode.INTERNAL, message)
 
 
+def test_a_missing_package_is_an_error_that_names_the_extra():
+    code = (
+        "import sys; sys.modules['openvino'] = None\n"
+        "from halimede.backends.openvino.runtime import runtime\n"
+        "try: runtime()\n"
+        "except Exception as error: print(error.code.name, error.message)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == (
+        "UNSUPPORTED openvino cannot be imported (import of openvino halted; None in sys.modules); "
+        "install halimede[openvino]\n"
+    )
+
+
 def test_nothing_of_openvino_is_imported_before_a_model_needs_it():
     code = (
         "import sys; from halimede.backends.discover import find_backend; backend = find_backend('openvino'); "
