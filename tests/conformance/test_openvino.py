@@ -13,10 +13,11 @@ import onnx
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from onnx import helper
 
 from halimede.core.types import DataType
 from support.calls import index, load, unload
-from support.models import write_config
+from support.models import save_onnx, write_config
 from support.onnx_models import add_sub as onnx_add_sub
 from support.openvino_models import add_sub, bare, identity, perceptron, write
 from support.probe import built, provided
@@ -25,6 +26,17 @@ from support.server import RunningServer, start_server, wait_until
 
 COMPILE = ["cc", "-std=c11", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", "{out}/extension.so", "extension.c"]
 THREADS = {"thread": "", "process": 'parameters { key: "ISOLATION" value { string_value: "process" } }'}
+
+
+SUMS = """
+backend: "openvino"
+max_batch_size: 8
+output { name: "SUM" data_type: TYPE_FP32 dims: 1 }
+sequence_batching {
+  oldest { max_candidate_sequences: 8 }
+  state { input_name: "SUM_IN" output_name: "SUM_OUT" data_type: TYPE_FP32 dims: 1 }
+}
+"""
 
 
 def parameter(key: str, value: str) -> str:
@@ -53,6 +65,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory, extension: Path) -> Pat
     (root / "onnx" / "1").mkdir(parents=True)
     onnx.save(onnx_add_sub(), root / "onnx" / "1" / "model.onnx")
     write_config(root / "onnx", 'backend: "openvino"')
+    save_onnx(
+        root / "sums" / "1" / "model.onnx",
+        [helper.make_node("Add", ["X", "SUM_IN"], ["SUM"]), helper.make_node("Identity", ["SUM"], ["SUM_OUT"])],
+        [("X", "FP32", ["N", 1]), ("SUM_IN", "FP32", ["N", 1])],
+        [("SUM", "FP32", ["N", 1]), ("SUM_OUT", "FP32", ["N", 1])],
+    )
+    write_config(root / "sums", SUMS)
     for name, settings in (("custom", THREADS["process"]), ("custom_thread", "")):
         write(add_sub(), root / name / "1" / "model.xml")
         given = settings + parameter("CPU_EXTENSION_PATH", str(extension))
@@ -110,6 +129,22 @@ def test_an_onnx_file_is_served_by_openvino_if_the_configuration_says_so(server)
     answer = server.post("/v2/models/onnx/infer", {"inputs": inputs})
     assert {each["name"]: each["data"] for each in answer.json["outputs"]} == {"sum": [6, 8], "difference": [0, 0]}
     assert server.get("/v2/models/onnx/config").json["backend"] == "openvino"
+
+
+def test_the_server_keeps_the_states_of_sequences(server) -> None:
+    """OpenVINO removes the Identity: the state and the sum are outputs of one tensor."""
+    assert load(server, "sums") == (200, "")
+
+    def add(sequence: int, number: float, **flags: bool) -> list[float]:
+        tensor = {"name": "X", "shape": [1, 1], "datatype": "FP32", "data": [number]}
+        answer = server.post(
+            "/v2/models/sums/infer", {"inputs": [tensor], "parameters": {"sequence_id": sequence, **flags}}
+        )
+        return [each["data"] for each in answer.json["outputs"]]
+
+    assert [add(1, 3, sequence_start=True), add(2, 5, sequence_start=True)] == [[[3]], [[5]]]
+    assert [add(1, 4), add(2, 6)] == [[[7]], [[11]]]
+    assert [add(1, 1, sequence_end=True), add(2, 1, sequence_end=True)] == [[[8]], [[12]]]
 
 
 def test_a_library_of_operations_is_opened_in_the_models_processes_alone(server, repository, marker) -> None:
