@@ -107,16 +107,22 @@ def model_path(config: ModelConfig, source: ModelSource) -> Path:
     """The model file: the artifact, or a file of another format beside it if the configuration names none."""
     path = source.artifact
     if path.exists():
-        return path
+        return _in_directory(path)
     if config.default_model_filename in ("", OpenVinoBackend.default_model_filename):
         for name in OTHER_FILENAMES:
             if (path.parent / name).exists():
-                return path.parent / name
+                return _in_directory(path.parent / name)
     raise InferenceError(
         ErrorCode.UNAVAILABLE,
         f"unable to find '{path}' for model '{source.name}', nor {', '.join(OTHER_FILENAMES)} beside it; "
         "name a file of another name as default_model_filename in config.pbtxt",
     )
+
+
+def _in_directory(path: Path) -> Path:
+    """An ONNX model in a directory, with its data files, as the backend onnxruntime takes it; others unchanged."""
+    inside = path / "model.onnx"
+    return inside if inside.is_file() else path
 
 
 def _usable_options(config: ModelConfig, model: str) -> OpenVinoOptions:
