@@ -28,6 +28,7 @@ COMPILE = ["cc", "-std=c11", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"
 THREADS = {"thread": "", "process": 'parameters { key: "ISOLATION" value { string_value: "process" } }'}
 
 
+WIDTH = 256
 SUMS = """
 backend: "openvino"
 max_batch_size: 8
@@ -59,8 +60,8 @@ def marker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def repository(tmp_path_factory: pytest.TempPathFactory, extension: Path) -> Path:
     root = tmp_path_factory.mktemp("models")
     for isolation, settings in THREADS.items():
-        write(perceptron(), root / isolation / "1" / "model.xml")
-        write_config(root / isolation, settings)
+        write(perceptron((-1, WIDTH)), root / isolation / "1" / "model.xml")
+        write_config(root / isolation, settings + "instance_group { count: 1 }")
     write(identity(DataType.BYTES, (-1, 2)), root / "text" / "1" / "model.xml")
     (root / "onnx" / "1").mkdir(parents=True)
     onnx.save(onnx_add_sub(), root / "onnx" / "1" / "model.onnx")
@@ -100,7 +101,7 @@ def infer(client, module, model: str, values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("isolation", THREADS)
 def test_clients_get_the_numbers_of_the_bare_runtime(server, repository, isolation) -> None:
     assert load(server, isolation) == (200, "")
-    values = np.random.default_rng(5).standard_normal((3, 64)).astype(np.float32)
+    values = np.random.default_rng(5).standard_normal((3, WIDTH)).astype(np.float32)
     expected = bare(repository / isolation / "1" / "model.xml", {"x": values})["y"]
     with httpclient.InferenceServerClient(server.http_url) as client:
         assert infer(client, httpclient, isolation, values).tobytes() == expected.tobytes()
@@ -178,7 +179,7 @@ def test_a_wrong_file_is_one_clear_error(server, repository) -> None:
 
 @pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=[pytest.mark.load, pytest.mark.timeout(600)])])
 def test_loads_and_unloads_leave_nothing_behind(server, cycles) -> None:
-    values = np.ones((2, 64), np.float32)
+    values = np.ones((2, WIDTH), np.float32)
 
     def cycle(client) -> None:
         assert load(server, "thread") == (200, "")
@@ -194,6 +195,6 @@ def test_loads_and_unloads_leave_nothing_behind(server, cycles) -> None:
             cycle(client)
         gc.collect()
         after = resident_bytes(server), len(os.listdir(f"/proc/{server.process.pid}/task"))
-    # The weights are 50 KB: less than they would take if each load kept them and its code.
-    assert after[0] - before[0] < cycles * 100_000, (before, after)
+    # Each load has weights of 768 KB, and code for them.
+    assert after[0] - before[0] < 2 << 20, (before, after)
     assert after[1] <= before[1] + 2, (before, after)

@@ -18,7 +18,7 @@ def test_serving_leaves_nothing_in_the_home_directory(tmp_path: Path) -> None:
     for name, isolation in (("pair", "thread"), ("pair_process", "process")):
         write(add_sub((-1, 16)), tmp_path / "models" / name / "1" / "model.xml")
         parameter = f'parameters {{ key: "ISOLATION" value {{ string_value: "{isolation}" }} }}'
-        write_config(tmp_path / "models" / name, parameter)
+        write_config(tmp_path / "models" / name, parameter + "instance_group { count: 1 }")
     server = start_server(
         tmp_path,
         ["--model-repository", tmp_path / "models"],

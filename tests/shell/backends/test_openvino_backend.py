@@ -25,7 +25,7 @@ from halimede.core.config.model_config import (
     ModelTensorReshape,
 )
 from halimede.core.types import DataType, ErrorCode, InferenceError
-from support.foreign_models import WRITERS
+from support.foreign_models import WRITERS, write_paddle
 from support.onnx_models import add_sub as onnx_add_sub
 from support.onnx_models import floats, refused
 from support.openvino_models import (
@@ -298,6 +298,16 @@ def test_a_file_that_cannot_be_read_is_one_error(tmp_path, spoil, text):
     assert error.message.startswith(f"openvino error in '{where.artifact}': ")
     assert text in error.message
     assert "src/" not in error.message
+
+
+def test_a_name_that_is_not_text_is_one_error(tmp_path):
+    where = source(tmp_path)
+    path = where.artifact.with_name("model.pdmodel")
+    write_paddle(path)
+    path.write_bytes(path.read_bytes().replace(b"\x01x", b"\x01\xde"))
+    assert refused(lambda: BACKEND.autocomplete(ModelConfig(), where)) == InferenceError(
+        ErrorCode.INVALID_ARG, "unable to load model 'm': the file has a name that is not UTF-8 text"
+    )
 
 
 def test_an_onnx_file_reads_no_file_outside_its_folder(tmp_path):

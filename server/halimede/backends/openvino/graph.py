@@ -1,4 +1,7 @@
-"""Graphs as OpenVINO reads them: their ports, and the changes that fit them to a configuration."""
+"""Graphs as OpenVINO reads them: their ports, and the changes that fit them to a configuration.
+
+OpenVINO's objects are Any, because its stubs do not pass mypy.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +24,13 @@ BATCH_HELP = (
 
 
 def read_ports(graph: Any, config: ModelConfig) -> Ports:
-    """The graph's inputs and outputs with their names. InferenceError as `choose_ports`."""
-    inputs = [_port(each, each.node.get_friendly_name()) for each in graph.inputs]
-    outputs = [_port(each, _source_name(each.node.input_value(0))) for each in graph.outputs]
+    """The graph's inputs and outputs with their names. INVALID_ARG as `choose_ports`, or for names that are no text."""
+    try:
+        inputs = [_port(each, each.node.get_friendly_name()) for each in graph.inputs]
+        outputs = [_port(each, _source_name(each.node.input_value(0))) for each in graph.outputs]
+    except UnicodeDecodeError as error:
+        text = f"unable to load model '{config.name}': the file has a name that is not UTF-8 text"
+        raise InferenceError(ErrorCode.INVALID_ARG, text) from error
     return choose_ports(inputs, outputs, config)
 
 

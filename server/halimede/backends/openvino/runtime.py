@@ -56,7 +56,8 @@ def read_model(core: Any, path: Path) -> Any:
     """The graph in a model file. Weights are read and not mapped: a file that changes would end the server."""
     try:
         return core.read_model(str(path), config={"ENABLE_MMAP": False})
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeDecodeError) as error:
+        # Python cannot read a text of OpenVINO's that quotes the file, if that has names that are not UTF-8.
         raise openvino_error(error, f"in '{path}'") from error
 
 
