@@ -307,9 +307,9 @@ def test_a_parallel_model_without_arena_and_pattern_computes_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "provider"),
+    ("settings", "provider", "hint"),
     [
-        ({"instance_group": group(InstanceKind.KIND_GPU, 1, (0,))}, "CUDAExecutionProvider"),
+        ({"instance_group": group(InstanceKind.KIND_GPU, 1, (0,))}, "CUDAExecutionProvider", ""),
         (
             {
                 "optimization": ModelOptimizationPolicy(
@@ -317,10 +317,11 @@ def test_a_parallel_model_without_arena_and_pattern_computes_the_same(tmp_path):
                 )
             },
             "OpenVINOExecutionProvider",
+            '; to run it with OpenVINO, set backend: "openvino" and remove the platform and this accelerator',
         ),
     ],
 )
-def test_a_provider_that_is_not_installed_is_a_load_error(tmp_path, settings, provider):
+def test_a_provider_that_is_not_installed_is_a_load_error(tmp_path, settings, provider, hint):
     import onnxruntime
 
     available = onnxruntime.get_available_providers()
@@ -329,7 +330,7 @@ def test_a_provider_that_is_not_installed_is_a_load_error(tmp_path, settings, pr
     assert refused(lambda: BACKEND.load(replace(ADD_SUB, **settings), source(tmp_path, add_sub()))) == InferenceError(
         ErrorCode.UNSUPPORTED,
         f"model 'm' is configured for {provider}, which the installed onnxruntime does not have; "
-        f"it has {', '.join(available)}",
+        f"it has {', '.join(available)}{hint}",
     )
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from halimede.backends.onnxruntime.options import CPU, CUDA, OnnxOptions, Provider
+from halimede.backends.onnxruntime.options import CPU, CUDA, OPENVINO, OnnxOptions, Provider
 from halimede.backends.onnxruntime.threads import ThreadPlan
 from halimede.core.types import DataType, ErrorCode, InferenceError
 
@@ -67,10 +67,11 @@ def check_available(providers: tuple[Provider, ...], model: str) -> None:
     available = runtime().get_available_providers()
     missing = [name for name, _ in providers if name not in available]
     if missing:
+        other = '; to run it with OpenVINO, set backend: "openvino" and remove the platform and this accelerator'
         raise InferenceError(
             ErrorCode.UNSUPPORTED,
             f"model '{model}' is configured for {', '.join(missing)}, which the installed onnxruntime does not have; "
-            f"it has {', '.join(available)}",
+            f"it has {', '.join(available)}{other if OPENVINO in missing else ''}",
         )
 
 
