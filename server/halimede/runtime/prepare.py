@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from halimede.backends.access import denied
-from halimede.backends.api import Backend, BackendModel, Checks, ModelSource
+from halimede.backends.api import Backend, BackendModel, Checks, ChoosesIsolation, ModelSource
 from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
 from halimede.backends.python.environment import PARAMETER as EXECUTION_ENV_PATH
@@ -29,7 +29,7 @@ from halimede.core.config.batch_io import ignored_batch_settings
 from halimede.core.config.batching_options import check_batching_options
 from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.explain import DEFAULT, Stage
-from halimede.core.config.instances import completed_groups, plan_instances
+from halimede.core.config.instances import completed_groups, first_device, plan_instances
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import (
     INTRA_OP_THREAD_COUNT,
@@ -51,11 +51,11 @@ from halimede.core.config.support import check_devices
 from halimede.core.config.validate import undeclared, validate
 from halimede.core.config.versions import select_versions
 from halimede.core.inventory import Inventory
-from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend
+from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend, model_filename
 from halimede.core.repository.load_errors import ConfigError, NoVersionError, VersionError
 from halimede.core.schedule.policy import NO_HOLD, StartHold
 from halimede.core.schedule.strategy import BatchingStrategy
-from halimede.core.types import ErrorCode, InferenceError, Placement, Problem
+from halimede.core.types import Device, ErrorCode, InferenceError, Placement, Problem
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
 from halimede.runtime.model_file import raise_problems, read_model_config
 from halimede.runtime.repository import ModelEntry, read_labels
@@ -152,6 +152,11 @@ class LoadPlan:
     warnings: tuple[str, ...] = ()
     state_files: Mapping[str, bytes] = field(default_factory=dict)
 
+    @property
+    def device(self) -> Device | None:
+        """The device of the first instance on a GPU."""
+        return next((each.device for each in self.placements if each.device is not None), None)
+
 
 def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> LoadPlan:
     """Read, complete and check the configuration. Raises ConfigError with every problem.
@@ -163,20 +168,24 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
     try:
         versions = _versions(entry, config)
         origin = _backend_origin(config)
-        config = detect_backend(config, entry.name, _first_files(entry))
+        config = detect_backend(config, entry.name, entry.first_files())
         stages.append(Stage(origin, config))
         if config.ensemble_scheduling is not None or config.platform == ENSEMBLE_PLATFORM:
             return _plan_ensemble(entry, filename, stages, versions, locations, notes)
         backend = _find_backend(config, versions, options.backend_directory)
-        isolation = isolation_of(replace(config, name=entry.name), backend.isolation)
+        usual = backend.isolation
+        if isinstance(backend, ChoosesIsolation):
+            usual = backend.isolation_for(options.of_backend(config.backend))
+        isolation = isolation_of(replace(config, name=entry.name), usual)
         if isolation == PROCESS:
             check_process_options(replace(config, name=entry.name))
+        device = first_device(config, options.inventory)
         for version in versions:
             # Tried here for a clear message, because runtimes only report "error 13".
-            if problem := denied(source(entry, config, backend, version, options).artifact):
+            if problem := denied(source(entry, config, backend, version, options, device).artifact):
                 raise VersionError(version, versions, ErrorCode.INTERNAL, problem)
         if options.autocomplete:
-            where = source(entry, config, backend, versions[-1], options)
+            where = source(entry, config, backend, versions[-1], options, device)
             complete: Callable[[ModelConfig, ModelSource], ModelConfig] = backend.autocomplete
             if isolation == PROCESS:
                 complete = partial(_completed_in_process, backend=backend, options=options, abandon=abandon)
@@ -269,7 +278,7 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
             if plan.backend is None:
                 loaded.append(PreparedVersion(version, plan.config, None, ()))
                 continue
-            where = source(entry, plan.config, plan.backend, version, options)
+            where = source(entry, plan.config, plan.backend, version, options, plan.device)
             if plan.isolation == PROCESS:
                 isolated = _isolated_version(plan, plan.backend, where, options)
                 made = PreparedVersion(version, plan.config, None, plan.placements, isolated)
@@ -300,7 +309,7 @@ def check_versions(entry: ModelEntry, plan: LoadPlan, options: LoadOptions, aban
     if plan.backend is None:
         return
     for version in plan.versions:
-        where = source(entry, plan.config, plan.backend, version, options)
+        where = source(entry, plan.config, plan.backend, version, options, plan.device)
         # The completion of the configuration has already imported the last version.
         is_imported = options.autocomplete and version == plan.versions[-1]
         with _faults_of(where, plan.versions):
@@ -310,13 +319,21 @@ def check_versions(entry: ModelEntry, plan: LoadPlan, options: LoadOptions, aban
                 _completed_in_process(plan.config, where, backend=plan.backend, options=options, abandon=abandon)
 
 
-def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: int, options: LoadOptions) -> ModelSource:
-    """The place of one version of the model, for its backend."""
-    filename = config.default_model_filename or backend.default_model_filename
+def source(
+    entry: ModelEntry,
+    config: ModelConfig,
+    backend: Backend,
+    version: int,
+    options: LoadOptions,
+    device: Device | None = None,
+) -> ModelSource:
+    """The place of one version of the model, for its backend; `device` is that of its first instance on a GPU."""
+    filename = model_filename(config, backend.default_model_filename, device)
+    filenames = config.cc_model_filenames if entry.artifact is None else {}
     artifact = entry.artifact or entry.directory / str(version) / filename
     if isinstance(backend, PythonBackend) and backend.program is not None:
         artifact = backend.program
-    return ModelSource(entry.name, version, entry.directory, artifact, options.of_backend(config.backend))
+    return ModelSource(entry.name, version, entry.directory, artifact, options.of_backend(config.backend), filenames)
 
 
 @contextmanager
@@ -436,8 +453,3 @@ def _autocompleted(
         sequence_batching=completed.sequence_batching,
         model_transaction_policy=completed.model_transaction_policy,
     )
-
-
-def _first_files(entry: ModelEntry) -> tuple[str, ...]:
-    """The files of the first version directory, the only one that decides the backend."""
-    return entry.versions[min(entry.versions)] if entry.versions else ()

@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.names import model_name_problem
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import Device, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "is_model_directory",
     "is_source_name",
     "is_version",
+    "model_filename",
     "model_name_problem",
     "no_model_warnings",
     "requested_name_problem",
@@ -211,6 +212,12 @@ def _unexpected_pair(config: ModelConfig) -> InferenceError:
 
 SEVERAL_PLACES = "model appears in two or more repositories"
 """The exact text in the index for such a model: scripts search for it."""
+
+
+def model_filename(config: ModelConfig, usual: str, device: Device | None) -> str:
+    """The name of the model file for instances on a device, None for the CPU. `usual` is the backend's own name."""
+    named = config.default_model_filename or usual
+    return named if device is None else config.cc_model_filenames.get(device.capability_text, named)
 
 
 def duplicate_problem(places: Sequence[str]) -> str:
