@@ -29,8 +29,8 @@ class ModelSource:
     """The files of one version of a model.
 
     `artifact` is `<model_directory>/<version>/<default_model_filename>`; it may not exist (identity needs none).
-    `options` are the `--backend-config` settings of this backend, merged over the global ones. `filenames` are files for
-    GPUs of certain compute capabilities ("8.9"), as `cc_model_filenames` has them.
+    `options` are the `--backend-config` settings of this backend, merged over the global ones. `filenames` are the files
+    for GPUs of some compute capabilities ("8.9"): `cc_model_filenames`.
     """
 
     name: str

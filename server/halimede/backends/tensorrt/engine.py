@@ -143,7 +143,12 @@ class Execution:
 
     def output_shape(self, name: str) -> Shape:
         """The output's shape for the inputs' shapes; -1 where it depends on their values."""
-        return tuple(self._context.get_tensor_shape(name))
+        self._errors.clear()
+        try:
+            return tuple(self._context.get_tensor_shape(name))
+        except (RuntimeError, ValueError) as error:
+            # If the inputs do not fit each other, the shape has -1 dimensions, which Python cannot represent.
+            raise self._failure(f"output '{name}' has no shape for these inputs") from error
 
     def start(self, stream: Stream) -> None:
         """Begin the execution."""

@@ -64,12 +64,13 @@ def plan_graphs(
             return (), f"no CUDA graph is recorded: {text}"
         if open_input is not None:
             raise _wrong(config, f"{where} does not give the shape of input '{clip(open_input)}', which is variable")
+        least_rows = _least_rows(config, spec, where)
         profile = choose(profiles, shapes, {})
         if profile is None and not given:
             continue
         if profile is None:
             raise _wrong(config, f"{where} does not fit the engine: {explain(profiles, shapes, {})}")
-        plans.append(GraphPlan(profile, shapes, _least_rows(config, spec, where)))
+        plans.append(GraphPlan(profile, shapes, least_rows))
     if sum(len(plan.batches()) for plan in plans) > MOST_BATCHES:
         raise _wrong(config, f"optimization.cuda.graph_spec covers more than {MOST_BATCHES} batches")
     return tuple(sorted(plans, key=lambda plan: [shape[:1] for shape in plan.shapes.values()])), ""

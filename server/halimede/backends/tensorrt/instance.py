@@ -76,7 +76,7 @@ class TensorRtInstance:
                 self._executions[profile.index] = Execution(engine, profile, options.strategy, self._stream)
             stack.callback(self._forget_graphs)
             for execution in self._executions.values():
-                self._reserve(execution)
+                self._try_reserve(execution)
             self._warm_up()
             self._record_graphs(config)
             self._resources = stack.pop_all()
@@ -172,6 +172,17 @@ class TensorRtInstance:
             text = f"the request does not fit instance '{self._name}': {explain(self._profiles, shapes, values)}"
             raise InferenceError(ErrorCode.INVALID_ARG, text)
         return profile
+
+    def _try_reserve(self, execution: Execution) -> None:
+        """Make room for the largest batch of the profile, so that a lack of memory fails the load and no request."""
+        try:
+            self._reserve(execution)
+        except InferenceError as error:
+            if error.code is ErrorCode.UNAVAILABLE:
+                raise
+            # The largest sizes of each input may not fit each other: then memory grows with the batches.
+            text = "instance '%s': no memory is reserved for the largest inputs of profile %d: %s"
+            log.warning(text, self._name, execution.profile.index, error.message)
 
     def _reserve(self, execution: Execution) -> None:
         """Make room for the largest inputs of the profile, and for the outputs that follow from them."""
