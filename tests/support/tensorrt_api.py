@@ -63,7 +63,7 @@ def names() -> list[str]:
 
 def described(package: str, version: str, wanted: list[str]) -> list[str]:
     """The lines of the list for these names. Unavailable where the package cannot be downloaded or imported."""
-    folder = _bindings(package, version)
+    folder = bindings(package, version)
     done = subprocess.run(
         [sys.executable, "-c", READ, str(folder), " ".join(wanted)],
         env={"LD_LIBRARY_PATH": str(folder / "empty")},
@@ -92,7 +92,7 @@ def _plain(line: str) -> str:
     return line
 
 
-def _bindings(package: str, version: str) -> Path:
+def bindings(package: str, version: str) -> Path:
     """The unpacked package, with the empty libraries in its folder `empty`."""
     folder = cache() / f"{package}-{version}-{sys.version_info.major}{sys.version_info.minor}"
     with only_one(cache() / f"{package}.lock", package):

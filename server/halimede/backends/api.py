@@ -29,7 +29,7 @@ class ModelSource:
     """The files of one version of a model.
 
     `artifact` is `<model_directory>/<version>/<default_model_filename>`; it may not exist (identity needs none).
-    `options` are the `--backend-config` settings of this backend, merged over the global ones. `filenames` are the files
+    `options` are the `--backend-config` settings of this backend, merged over the global ones. `filenames` are files
     for GPUs of some compute capabilities ("8.9"): `cc_model_filenames`.
     """
 

@@ -48,11 +48,6 @@ class Cuda:
         """Make this thread use the device with this CUDA number."""
         self.check(self.rt.cudaSetDevice(device), f"device {device} cannot be opened")
 
-    def device_count(self) -> int:
-        """The number of devices; 0 without a driver or a device."""
-        status, count = self.rt.cudaGetDeviceCount()
-        return 0 if int(status) else int(count)
-
     def copy_in(self, device: int, host: int, size: int, stream: "Stream") -> None:
         """Begin to copy `size` bytes to the device. Pinned memory must not change before the stream is done."""
         self.check(self.rt.cudaMemcpyAsync(device, host, size, self._to_device, stream.handle), "an input")
