@@ -179,7 +179,8 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         isolation = isolation_of(replace(config, name=entry.name), usual)
         if isolation == PROCESS:
             check_process_options(replace(config, name=entry.name))
-        device = first_device(config, options.inventory)
+        on_gpu = bool(config.cc_model_filenames) and backend.supports_gpu()
+        device = first_device(config, options.inventory) if on_gpu else None
         for version in versions:
             # Tried here for a clear message, because runtimes only report "error 13".
             if problem := denied(source(entry, config, backend, version, options, device).artifact):
@@ -278,7 +279,7 @@ def load_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Pre
             if plan.backend is None:
                 loaded.append(PreparedVersion(version, plan.config, None, ()))
                 continue
-            where = source(entry, plan.config, plan.backend, version, options, plan.device)
+            where = source(entry, plan.config, plan.backend, version, options)
             if plan.isolation == PROCESS:
                 isolated = _isolated_version(plan, plan.backend, where, options)
                 made = PreparedVersion(version, plan.config, None, plan.placements, isolated)
@@ -327,7 +328,7 @@ def source(
     options: LoadOptions,
     device: Device | None = None,
 ) -> ModelSource:
-    """The place of one version of the model, for its backend; `device` is that of its first instance on a GPU."""
+    """The place of one version of the model, for its backend. Its artifact is that for `device`, None for the CPU."""
     filename = model_filename(config, backend.default_model_filename, device)
     filenames = config.cc_model_filenames if entry.artifact is None else {}
     artifact = entry.artifact or entry.directory / str(version) / filename

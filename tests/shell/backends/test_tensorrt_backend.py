@@ -452,7 +452,8 @@ def test_a_wrong_file_is_one_clear_error(tmp_path: Path, content, part):
 def test_a_plan_of_another_name_is_pointed_at(tmp_path):
     where = source(tmp_path, None)
     (tmp_path / "1" / "net.engine").touch()
-    assert refused(lambda: BACKEND.load(DOUBLES, where)).message.endswith(
+    model = BACKEND.load(DOUBLES, where)
+    assert refused(lambda: model.create_instance(ON_GPU)).message.endswith(
         ": there is 'net.engine'; rename it to 'model.plan', or name it as default_model_filename in config.pbtxt"
     )
 

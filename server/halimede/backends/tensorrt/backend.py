@@ -84,8 +84,6 @@ class TensorRtModel:
         self._options = _check_config(config, source.name)
         for note in self._backend_options.notes:
             log.warning("model '%s': --backend-config tensorrt,%s", source.name, note, extra={"model": source.name})
-        # Checked here, so that a file that is no plan fails before the instances start.
-        check_plan(source.artifact, source.name)
         self._lock = threading.Lock()
         self._engines: dict[int, Engine] = {}
 

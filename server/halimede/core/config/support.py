@@ -96,7 +96,7 @@ def _all(support: Support, *names: str) -> dict[str, Support]:
 
 _TENSORRT = ("tensorrt",)
 _CUDA = _no_effect(
-    "only TensorRT engines take CUDA graphs and events from the configuration",
+    "only TensorRT takes CUDA graphs and events from the configuration",
     OptimizationCuda(),
     honoured_by=_TENSORRT,
 )
