@@ -42,6 +42,15 @@ batch_input {
 output { name: "y" data_type: TYPE_FP32 dims: 1 reshape { } }
 dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: 2 }
 """
+RESIZED = """
+max_batch_size: 8
+input [
+  { name: "x" data_type: TYPE_FP32 dims: 4 },
+  { name: "to" data_type: TYPE_INT32 dims: 1 is_shape_tensor: true }
+]
+output { name: "y" data_type: TYPE_FP32 dims: -1 }
+dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch_size: 3 }
+"""
 
 
 def add(repository: Path, name: str, content: bytes, config: str = ON_FIRST, filename: str = "model.plan") -> None:
@@ -76,6 +85,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         computed("y", [-1], "np.add.reduceat(x, np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int))"),
     )  # fmt: skip
     add(models, "ragged", plan(*ragged), ON_FIRST + RAGGED)
+    resized = (
+        given("x", [-1, 4], BATCH),
+        given("to", [2], dtype="INT32", values=[([1, 1], [4, 2], [8, 8])]),
+        computed("y", [-1, -1], "np.resize(x, to)"),
+    )
+    add(models, "resized", plan(*resized), ON_FIRST + RESIZED)
     return models
 
 
@@ -178,6 +193,20 @@ def test_ragged_requests_share_a_batch(server: RunningServer) -> None:
         assert [each.get_result().as_numpy("y").tolist() for each in pending] == [[[6]], [[9]]]
     stats = server.get("/v2/models/ragged/stats").json["model_stats"][0]  # type: ignore[index]
     assert (stats["inference_count"], stats["execution_count"]) == (2, 1)
+
+
+def test_requests_with_equal_values_of_a_shape_tensor_share_a_batch(server: RunningServer) -> None:
+    assert load(server, "resized") == (200, "")
+    with httpclient.InferenceServerClient(server.http_url, concurrency=2) as client:
+        pending = []
+        for rows in (1, 2):
+            x, to = httpclient.InferInput("x", [rows, 4], "FP32"), httpclient.InferInput("to", [2], "INT32")
+            x.set_data_from_numpy(np.full((rows, 4), rows, np.float32))
+            to.set_data_from_numpy(np.array([rows, 4], np.int32))
+            pending.append(client.async_infer("resized", [x, to]))
+        assert [each.get_result().as_numpy("y").tolist() for each in pending] == [[[1] * 4], [[2] * 4] * 2]
+    stats = server.get("/v2/models/resized/stats").json["model_stats"][0]  # type: ignore[index]
+    assert (stats["inference_count"], stats["execution_count"]) == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class TensorRtInstance:
             for execution in self._executions.values():
                 self._try_reserve(execution)
             self._warm_up()
-            self._record_graphs(config)
+            self._record_graphs(config, options.graphs)
             self._resources = stack.pop_all()
 
     @property
@@ -217,13 +217,14 @@ class TensorRtInstance:
                 # An engine may refuse zeros, so this is no reason to refuse the engine.
                 log.warning("instance '%s': its first run, with zeros, failed: %s", self._name, error.message)
 
-    def _record_graphs(self, config: ModelConfig) -> None:
-        shapes = {each.name: each.shape for each in self._engine.signature.inputs}
-        plans, note = plan_graphs(config, shapes, self._profiles)
+    def _record_graphs(self, config: ModelConfig, asked: bool) -> None:
         signature = self._engine.signature
-        has_hosts = any(each.on_host for each in (*signature.inputs, *signature.outputs))
-        if plans and (has_hosts or any(each.has_open_size for each in self._outputs.values())):
-            plans, note = (), "no CUDA graph is recorded: the engine has shape tensors or outputs of open size"
+        if signature.has_shape_tensors or any(each.has_open_size for each in self._outputs.values()):
+            if asked:
+                text = "no CUDA graph is recorded: the engine has shape tensors or outputs of open size"
+                log.warning("instance '%s': %s", self._name, text)
+            return
+        plans, note = plan_graphs(config, {each.name: each.shape for each in signature.inputs}, self._profiles)
         if note:
             log.warning("instance '%s': %s", self._name, note)
         for plan in plans:

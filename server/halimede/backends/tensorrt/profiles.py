@@ -52,11 +52,12 @@ class Profile:
 
     @property
     def batches(self) -> tuple[int, int]:
-        """The least and the largest batch, for an engine whose inputs all begin with the batch dimension."""
-        return (
-            max(each.minimum[0] for each in self.shapes.values()),
-            min(each.maximum[0] for each in self.shapes.values()),
-        )
+        """The least and the largest batch, for an engine that batches.
+
+        The rows are the first dimension of every input, and the first value of a shape tensor.
+        """
+        ranges = [self.values.get(name, each) for name, each in self.shapes.items()]
+        return max(each.minimum[0] for each in ranges), min(each.maximum[0] for each in ranges)
 
 
 def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape], values: Mapping[str, Shape]) -> Profile | None:

@@ -7,6 +7,7 @@ from typing import Any
 from halimede.backends.tensorrt.profiles import Profile, Range, Shape, batch_problem
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature, complete
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
+from halimede.core.config.shape_tensors import MAX_VALUES, can_have_rows
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
@@ -43,16 +44,21 @@ class EngineSignature:
 
     def as_model(self) -> ModelSignature:
         """The tensors as every backend describes them."""
-        return ModelSignature(
-            tuple(TensorSignature(each.name, each.datatype, each.shape) for each in self.inputs),
-            tuple(TensorSignature(each.name, each.datatype, each.shape) for each in self.outputs),
-        )
+        return ModelSignature(tuple(map(_as_tensor, self.inputs)), tuple(map(_as_tensor, self.outputs)))
+
+    @property
+    def has_shape_tensors(self) -> bool:
+        return any(each.on_host for each in (*self.inputs, *self.outputs))
 
     def max_batch(self) -> int:
         """The largest batch that every profile takes; 0 if the engine does not batch."""
         if not (self.inputs and self.as_model().can_batch()):
             return 0
         return min(each.batches[1] for each in self.profiles)
+
+
+def _as_tensor(each: EngineTensor) -> TensorSignature:
+    return TensorSignature(each.name, each.datatype, each.shape, is_values=each.on_host)
 
 
 def read_signature(trt: Any, engine: Any, model: str) -> EngineSignature:  # Any: tensorrt has no types
@@ -122,7 +128,9 @@ def complete_config(
             f"autofill failed for model '{clip(config.name)}': configuration specified max-batch "
             f"{config.max_batch_size} but TensorRT engine only supports max-batch {most}",
         )
-    filled = most if limit is None else min(most, limit)
+    # Whether the first value of a shape tensor is the number of rows, only the author of the engine knows.
+    usual = 0 if signature.has_shape_tensors else most
+    filled = usual if limit is None else min(usual, limit)
     completed, notes = complete(config, signature.as_model(), default_max_batch_size=filled)
     # A note on a batch size that was filled in would ask for a larger one, which the engine does not take.
     return completed, notes if completed.max_batch_size == config.max_batch_size else ()
@@ -138,6 +146,19 @@ def check_engine(config: ModelConfig, signature: EngineSignature) -> None:
         "the engine has no shape tensor of this name"
         for each in tensors
         if each.is_shape_tensor and each.name not in hosts
+    ]
+    if config.max_batch_size > 0:
+        problems += [
+            f"model '{clip(config.name)}', tensor '{clip(name)}': it is a shape tensor of the engine: set "
+            "is_shape_tensor, because the number of rows is then its first value"
+            for name in sorted(hosts - {each.name for each in tensors if each.is_shape_tensor})
+            if any(each.name == name for each in tensors)
+        ]
+    problems += [
+        f"model '{clip(config.name)}', tensor '{clip(each.name)}': a shape tensor of a model that batches must have "
+        f"one dimension from 1 to {MAX_VALUES}, the number of its values without the rows, got {list(each.dims)}"
+        for each in tensors
+        if each.is_shape_tensor and config.max_batch_size > 0 and not can_have_rows(each.dims)
     ]
     if problems:
         raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problems))
