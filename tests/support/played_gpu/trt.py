@@ -159,6 +159,7 @@ class ICudaEngine:
 
     def get_tensor_profile_shape(self, name, profile_index):
         assert self.tensors[name]["input"]
+        assert -1 in self.tensors[name]["shape"], "the shape is fixed"
         return [Dims(each) for each in self.tensors[name]["ranges"][profile_index]]
 
     def get_tensor_profile_values(self, name, profile_index):
@@ -196,7 +197,7 @@ class IExecutionContext:
 
     def set_input_shape(self, name, shape):
         assert isinstance(shape, tuple | list | Dims)
-        low, _, high = self.engine.get_tensor_profile_shape(name, self.active_optimization_profile)
+        low, _, high = self.engine.tensors[name]["ranges"][self.active_optimization_profile]
         if len(shape) != len(low) or not all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True)):
             return _fail(f"shape {shape} of {name} is not in profile {self.active_optimization_profile}")
         self._shapes[name] = tuple(shape)

@@ -88,7 +88,10 @@ def read_signature(trt: Any, engine: Any, model: str) -> EngineSignature:  # Any
         if not is_input:
             continue
         for profile in profiles:
-            shapes[profile][name] = _range(engine.get_tensor_profile_shape(name, profile))
+            # Only tensors of variable shape are sure to have ranges.
+            is_fixed = -1 not in tensor.shape
+            fixed = [tensor.shape] * 3
+            shapes[profile][name] = _range(fixed if is_fixed else engine.get_tensor_profile_shape(name, profile))
             if on_host and engine.is_shape_inference_io(name):
                 # The binding takes the profile first, whatever its names for the arguments say.
                 values[profile][name] = _range(engine.get_tensor_profile_values(profile, name))
