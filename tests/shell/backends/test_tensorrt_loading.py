@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from halimede.backends.tensorrt import TensorRtBackend
-from halimede.backends.tensorrt.libraries import join
+from halimede.backends.tensorrt.libraries import OLDEST_CUDA, check_version, join
 from halimede.core.config.model_config import (
     InstanceKind,
     ModelConfig,
@@ -240,6 +240,17 @@ def test_a_missing_or_old_tensorrt_names_the_extra(tmp_path):
     assert refused(lambda: join(Old, cudart)) == InferenceError(
         ErrorCode.UNSUPPORTED, "TensorRT 8.6.1 is installed; 10.0 or newer is needed"
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "is_old"), [("12.9.0", True), ("12.8.0", True), ("12.9.1", False), ("13.0.0", False), ("13.1", False)]
+)
+def test_a_cuda_package_that_holds_the_interpreters_lock_is_refused(version, is_old):
+    if is_old:
+        error = refused(lambda: check_version("cuda-bindings", version, OLDEST_CUDA))
+        assert error.message == f"cuda-bindings {version} is installed; 12.9.1 or newer is needed"
+    else:
+        check_version("cuda-bindings", version, OLDEST_CUDA)
 
 
 def test_the_log_of_tensorrt_becomes_the_servers(caplog):

@@ -1,6 +1,7 @@
 """The Python packages of TensorRT and CUDA, imported when the first engine needs them; TensorRT's log."""
 
 import logging
+import re
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,8 +12,11 @@ from halimede.core.types import ErrorCode, InferenceError
 
 log = logging.getLogger(__name__)
 
-OLDEST = 10
-"""The oldest major version of TensorRT that can be used: earlier ones have other calls."""
+OLDEST = (10, 0)
+"""The oldest TensorRT that can be used: earlier ones have other calls."""
+
+OLDEST_CUDA = (12, 9, 1)
+"""The oldest cuda-bindings: earlier ones hold the interpreter's lock while they wait, which would stop the server."""
 
 TEXT_LIMIT = 1024
 _KEPT_ERRORS = 4
@@ -64,6 +68,7 @@ class Errors:
 def installed() -> Libraries:
     """The installed packages. UNSUPPORTED if one is missing, cannot find its libraries, or is too old."""
     try:
+        import cuda.bindings  # type: ignore[import-untyped,unused-ignore]  # without types
         import tensorrt  # type: ignore[import-not-found,import-untyped,unused-ignore]  # optional, without types
         from cuda.bindings import runtime  # type: ignore[import-untyped,unused-ignore]  # without types
     except (ImportError, OSError) as error:
@@ -71,14 +76,22 @@ def installed() -> Libraries:
             ErrorCode.UNSUPPORTED,
             f"TensorRT cannot be imported ({error}); install halimede[tensorrt], on a machine with an NVIDIA driver",
         ) from error
+    check_version("cuda-bindings", str(cuda.bindings.__version__), OLDEST_CUDA)
     return join(tensorrt, runtime)
+
+
+def check_version(package: str, version: str, oldest: tuple[int, ...]) -> None:
+    """UNSUPPORTED if the package is older."""
+    numbers = [int(part) for part in re.findall(r"\d+", version)[: len(oldest)]]
+    if tuple(numbers) < oldest:
+        needed = ".".join(map(str, oldest))
+        text = f"{package} {version} is installed; {needed} or newer is needed"
+        raise InferenceError(ErrorCode.UNSUPPORTED, text)
 
 
 def join(trt: Any, cudart: Any) -> Libraries:
     """Prepare the modules: connect TensorRT's log and register the plugins that come with it."""
-    version = str(trt.__version__)
-    if int(version.partition(".")[0]) < OLDEST:
-        raise InferenceError(ErrorCode.UNSUPPORTED, f"TensorRT {version} is installed; {OLDEST}.0 or newer is needed")
+    check_version("TensorRT", str(trt.__version__), OLDEST)
     errors = Errors()
     logger = _make_logger(trt, errors)
     trt.init_libnvinfer_plugins(logger, "")
