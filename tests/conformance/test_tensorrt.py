@@ -73,7 +73,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = 'cc_model_filenames { key: "8.9" value: "ada.plan" }\n'
     for name, group in (("first", ON_FIRST), ("second", ON_SECOND), ("secondp", ON_SECOND + PROCESS)):
         add(models, name, plan(*DOUBLE), group + files)
-        add(models, name, plan(given("x", [-1, 4], BATCH), computed("y", [-1, 4], "x * 3")), group + files, "ada.plan")
+        triple = given("x", [-1, 4], BATCH), computed("y", [-1, 4], "x * 3")
+        add(models, name, plan(*triple, device=1), group + files, "ada.plan")
     one = ([1, 1], [4, 1], [8, 1])
     state = (
         given("x", [-1, 4], BATCH), given("before", [-1, 4], BATCH), given("START", [-1, 1], one),

@@ -30,7 +30,8 @@ class ModelSource:
 
     `artifact` is `<model_directory>/<version>/<default_model_filename>`; it may not exist (identity needs none).
     `options` are the `--backend-config` settings of this backend, merged over the global ones. `filenames` are files
-    for GPUs of some compute capabilities ("8.9"): `cc_model_filenames`.
+    for GPUs of some compute capabilities ("8.9"): `cc_model_filenames`. `device` is that of the model's first instance
+    on a GPU, on which `autocomplete` may open the file.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelSource:
     artifact: Path
     options: Mapping[str, str] = field(default_factory=dict)
     filenames: Mapping[str, str] = field(default_factory=dict)
+    device: Device | None = None
 
     def artifact_on(self, device: Device | None) -> Path:
         """The artifact for instances on this device: that of its compute capability if there is one."""

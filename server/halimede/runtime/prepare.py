@@ -179,7 +179,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         isolation = isolation_of(replace(config, name=entry.name), usual)
         if isolation == PROCESS:
             check_process_options(replace(config, name=entry.name))
-        on_gpu = bool(config.cc_model_filenames) and backend.supports_gpu()
+        on_gpu = bool(options.inventory.devices) and backend.supports_gpu()
         device = first_device(config, options.inventory) if on_gpu else None
         for version in versions:
             # Tried here for a clear message, because runtimes only report "error 13".
@@ -328,13 +328,17 @@ def source(
     options: LoadOptions,
     device: Device | None = None,
 ) -> ModelSource:
-    """The place of one version of the model, for its backend. Its artifact is that for `device`, None for the CPU."""
+    """The place of one version of the model, for its backend. `device` is that of its first instance on a GPU."""
+    if isinstance(backend, PythonBackend):
+        device = None  # python models complete their configuration without one
     filename = model_filename(config, backend.default_model_filename, device)
     filenames = config.cc_model_filenames if entry.artifact is None else {}
     artifact = entry.artifact or entry.directory / str(version) / filename
     if isinstance(backend, PythonBackend) and backend.program is not None:
         artifact = backend.program
-    return ModelSource(entry.name, version, entry.directory, artifact, options.of_backend(config.backend), filenames)
+    return ModelSource(
+        entry.name, version, entry.directory, artifact, options.of_backend(config.backend), filenames, device
+    )
 
 
 @contextmanager
@@ -418,7 +422,7 @@ def _completed_in_process(
         backend_gpu=backend.supports_gpu(),
     )
     isolated = _isolated(replace(shown, instance_group=groups), backend, where, 1, options)
-    spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU"))
+    spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU" if where.device is None else "GPU", where.device))
     try:
         completed = complete_config(spec, isolated.program, options.launcher, abandon)
     finally:

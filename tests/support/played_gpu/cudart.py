@@ -104,6 +104,12 @@ class Machine:
     def device(self) -> int:
         return getattr(self.thread, "device", 0)
 
+    @property
+    def physical_device(self) -> int:
+        """The number of the GPU without CUDA_VISIBLE_DEVICES, which has UUIDs like GPU-1."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return int(visible.split(",")[self.device].rpartition("-")[2]) if visible else self.device
+
     def live(self) -> dict[str, int]:
         """How many of each kind have not been freed."""
         kinds = {

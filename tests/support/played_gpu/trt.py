@@ -117,7 +117,7 @@ class Runtime:
             return _fail("Cannot deserialize an engine with host code without permission") or None
         if (plugin := plan.get("plugin")) and plugin not in _registry.names:
             return _fail(f"Cannot find plugin: {plugin}") or None
-        if plan.get("device", MACHINE.device) != MACHINE.device:
+        if plan.get("device", MACHINE.physical_device) != MACHINE.physical_device:
             return _fail(f"The engine was built for device {plan['device']}") or None
         return ICudaEngine(plan)
 

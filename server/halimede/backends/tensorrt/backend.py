@@ -14,7 +14,7 @@ from halimede.backends.tensorrt.options import ModelOptions, read_backend_option
 from halimede.backends.tensorrt.profiles import read_indices
 from halimede.backends.tensorrt.signature import check_engine, complete_config, usable_profiles
 from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInput, ModelOutput
-from halimede.core.types import DataType, DeviceKind, ErrorCode, InferenceError, Placement
+from halimede.core.types import DataType, Device, DeviceKind, ErrorCode, InferenceError, Placement
 from halimede.core.types.error import clip
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,10 @@ class TensorRtBackend:
         return TensorRtModel(config, source, self._libraries())
 
     def _probe(self, source: ModelSource) -> Engine:
-        """The engine on the first device, to read its tensors."""
+        """The engine on the device of the first instance, to read its tensors."""
         check_plan(source.artifact, source.name)
         libraries = self._libraries()
-        Cuda(libraries.cudart).use(0)
+        Cuda(libraries.cudart).use(_cuda_number(source.device))
         return open_engine(libraries, source.artifact, source.name, read_backend_options(source.options))
 
 
@@ -91,8 +91,7 @@ class TensorRtModel:
         device = placement.device
         if placement.kind != "GPU" or device is None:
             raise _gpu_only(self._source.name, placement.name)
-        # A process can open at most one MIG slice, which CUDA then numbers 0.
-        number = 0 if device.kind is DeviceKind.MIG else device.index
+        number = _cuda_number(device)
         cuda = Cuda(self._libraries.cudart)
         cuda.use(number)
         with self._lock:
@@ -108,6 +107,11 @@ class TensorRtModel:
 
     def close(self) -> None:
         self._engines.clear()
+
+
+def _cuda_number(device: Device | None) -> int:
+    """CUDA's number of the device. A process can open at most one MIG slice, which CUDA then numbers 0."""
+    return 0 if device is None or device.kind is DeviceKind.MIG else device.index
 
 
 def _check_config(config: ModelConfig, model: str) -> ModelOptions:

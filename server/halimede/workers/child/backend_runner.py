@@ -40,8 +40,7 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
     """Load the model and make its instance. InferenceError with the backend's error."""
     _forward_log(host)
     backend, config, source = _parts(spec)
-    device = Device(DeviceKind.GPU, spec.device_id, spec.device_uuid) if spec.device_uuid else None
-    placement = Placement(spec.instance, spec.ordinal, spec.kind, device)
+    placement = Placement(spec.instance, spec.ordinal, spec.kind, source.device)
     plan = sequence_plan(config)
     files = {} if plan is None else read_state_files(plan, spec.repository)
     try:
@@ -85,7 +84,15 @@ def complete_config(spec: WorkerSpec, host: Host) -> Any:
 
 def _parts(spec: WorkerSpec) -> tuple[Backend, ModelConfig, ModelSource]:
     config = read_json(spec.config_json).config
-    source = ModelSource(spec.model, spec.version, Path(spec.repository), Path(spec.artifact), dict(spec.options))
+    device = Device(DeviceKind.GPU, spec.device_id, spec.device_uuid) if spec.device_uuid else None
+    source = ModelSource(
+        spec.model,
+        spec.version,
+        Path(spec.repository),
+        Path(spec.artifact),
+        dict(spec.options),
+        device=device,
+    )
     return find_backend(spec.backend), config, source
 
 
