@@ -133,7 +133,10 @@ def _field_row(field: FieldDescription) -> str:
         meaning += " One of " + ", ".join(f"`{value}`" for value in field.values) + "."
     if field.oneof:
         meaning += " At most one of " + ", ".join(f"`{name}`" for name in field.oneof) + "."
-    if field.treatment is Treatment.NO_EFFECT:
+    if field.honoured_by:
+        other = "no effect" if field.treatment is Treatment.NO_EFFECT else "refused"
+        meaning += f" *For the backend `{'`, `'.join(field.honoured_by)}`; {other} for others.*"
+    elif field.treatment is Treatment.NO_EFFECT:
         meaning += f" *No effect: {_cell(field.why)}.*"
     elif field.treatment is Treatment.NOT_YET:
         meaning += f" *Not supported yet{_cell(field.why)}.*"

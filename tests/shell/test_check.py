@@ -40,7 +40,7 @@ def test_each_model_lists_honoured_ignored_and_refused_fields(tmp_path: Path) ->
     add_identity(
         tmp_path,
         "sequence",
-        extra='cc_model_filenames { key: "7.5" value: "t4" }\noptimization { priority: PRIORITY_MAX }',
+        extra='model_operations { op_library_filename: "op.so" }\noptimization { priority: PRIORITY_MAX }',
     )
     add_scaled(tmp_path, "other", 2.0)
     write_config(tmp_path / "other", 'input { name: "x" data_type: TYPE_FP32 dims: 4 }')
@@ -66,7 +66,7 @@ def test_each_model_lists_honoured_ignored_and_refused_fields(tmp_path: Path) ->
     ]
     assert sequence["honoured"] == ["name", "backend", "max_batch_size", "input", "output"]
     (refused,) = sequence["refused"]
-    assert refused.startswith("sequence/config.pbtxt:7:9: 'cc_model_filenames' is not supported yet")
+    assert refused.startswith("sequence/config.pbtxt:7:28: 'model_operations.op_library_filename' is not supported yet")
     assert [text.partition(" has")[0] for text in sequence["ignored"]] == ["'optimization.priority'"]
     assert "unexpected inference input 'x', allowed inputs are: IN" in models["other"]["refused"][0]
     assert models["mute"]["warnings"][0].startswith("it has no inputs and no outputs: ")
@@ -116,7 +116,7 @@ def test_refused_step_refuses_its_ensemble(tmp_path: Path) -> None:
     write_config(tmp_path / "above", f'platform: "ensemble" max_batch_size: 4 {tensors} {steps}')
     (tmp_path / "above" / "1").mkdir()
     assert run(tmp_path).returncode == 0
-    write_config(tmp_path / "step", 'cc_model_filenames { key: "7.5" value: "t4" }')
+    write_config(tmp_path / "step", 'model_operations { op_library_filename: "op.so" }')
     models = json.loads(run(tmp_path, "--json").stdout)["models"]
     assert [(model["name"], model["loads"]) for model in models] == [("above", False), ("step", False)]
     assert models[0]["refused"] == models[1]["refused"]

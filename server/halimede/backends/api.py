@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import NDArray
 
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import InferenceError, ParameterValue, Placement, Tensor
+from halimede.core.types import Device, InferenceError, ParameterValue, Placement, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,9 @@ class ModelSource:
     """The files of one version of a model.
 
     `artifact` is `<model_directory>/<version>/<default_model_filename>`; it may not exist (identity needs none).
-    `options` are the `--backend-config` settings of this backend, merged over the global ones.
+    `options` are the `--backend-config` settings of this backend, merged over the global ones. `filenames` are files
+    for GPUs of some compute capabilities ("8.9"): `cc_model_filenames`. `device` is that of the model's first instance
+    on a GPU, on which `autocomplete` may open the file.
     """
 
     name: str
@@ -37,6 +39,14 @@ class ModelSource:
     model_directory: Path
     artifact: Path
     options: Mapping[str, str] = field(default_factory=dict)
+    filenames: Mapping[str, str] = field(default_factory=dict)
+    device: Device | None = None
+
+    def artifact_on(self, device: Device | None) -> Path:
+        """The artifact for instances on this device: that of its compute capability if there is one."""
+        if device is None or (filename := self.filenames.get(device.capability_text)) is None:
+            return self.artifact
+        return self.model_directory / str(self.version) / filename
 
 
 class CancelFlag(Protocol):
@@ -169,6 +179,23 @@ class Unpickles(Protocol):
     unpickles: tuple[str, ...]
     """Patterns of the names of these files, such as `("*.joblib",)`. A server with --allow-pickle=false refuses models
     with such a file, unless its content shows that it is no pickle."""
+
+
+@runtime_checkable
+class ChoosesIsolation(Protocol):
+    """An optional extension of `Backend`: its settings decide where instances run."""
+
+    def isolation_for(self, settings: Mapping[str, str]) -> str:
+        """The value of `isolation` with these `--backend-config` settings. InferenceError for a wrong setting."""
+
+
+@runtime_checkable
+class CanBeLost(Protocol):
+    """An optional extension of an instance that one failed batch can leave unusable."""
+
+    @property
+    def lost(self) -> str:
+        """Why it can run no other batch, "" while it can. Its worker process, if it has one, is then restarted."""
 
 
 class Backend(Protocol):

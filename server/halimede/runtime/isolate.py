@@ -52,7 +52,7 @@ class Isolated:
             runner=self.runner,
             config_json=to_json(config).decode(),
             repository=str(source.model_directory),
-            artifact=str(source.artifact),
+            artifact=str(source.artifact_on(device)),
             options=source.options,
             threads=self.threads,
             decoupled=policy is not None and policy.decoupled,

@@ -10,9 +10,9 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.read import PROBLEM_LIMIT, ParsedConfig, locate, read_config
 from halimede.core.config.support import check_support
 from halimede.core.config.validate import validate
-from halimede.core.repository.layout import ENSEMBLE_PLATFORM
+from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend
 from halimede.core.repository.load_errors import ConfigError
-from halimede.core.types import ErrorCode, Problem
+from halimede.core.types import ErrorCode, InferenceError, Problem
 from halimede.runtime.repository import ModelEntry, config_filename, read_config_text
 
 
@@ -31,7 +31,7 @@ def read_model_config(
     except (OSError, ValueError) as error:
         raise ConfigError(ErrorCode.INTERNAL, f"{filename} cannot be read: {error}") from error
     parsed = read_config(filename, text)
-    refusals, notes = check_support(parsed.config)
+    refusals, notes = check_support(parsed.config, _backend(entry, parsed.config))
     problems = [*parsed.problems, *locate((*refusals, *_wrong_as_written(entry, parsed)), parsed.locations)]
     raise_problems(entry, filename, sorted(problems, key=lambda problem: (problem.line, problem.column)))
     return filename, parsed.config, parsed.locations, locate(notes, parsed.locations)
@@ -49,7 +49,7 @@ def support_in_file(entry: ModelEntry) -> tuple[tuple[str, ...], tuple[str, ...]
         parsed = None
     if parsed is None:
         return (), ()
-    refusals, notes = check_support(parsed.config)
+    refusals, notes = check_support(parsed.config, _backend(entry, parsed.config))
     others = tuple(problem.path for problem in (*parsed.problems, *refusals, *notes))
     below = tuple(f"{path}{step}" for path in others for step in ".[")
     parents = {path[: found.start()] for path in parsed.locations if (found := _LAST_STEP.search(path))}
@@ -63,6 +63,14 @@ def support_in_file(entry: ModelEntry) -> tuple[tuple[str, ...], tuple[str, ...]
 _LAST_STEP = re.compile(r"(\.[^.\[]*|\[[^\[]*\])$")
 
 
+def _backend(entry: ModelEntry, config: ModelConfig) -> str:
+    """The model's backend; "" if it cannot be told, which the load reports later."""
+    try:
+        return detect_backend(config, entry.name, entry.first_files()).backend
+    except InferenceError:
+        return ""
+
+
 def _wrong_as_written(entry: ModelEntry, parsed: ParsedConfig) -> list[Problem]:
     """Problems that no completion can fix: those of fields that the file itself sets.
 
@@ -73,7 +81,7 @@ def _wrong_as_written(entry: ModelEntry, parsed: ParsedConfig) -> list[Problem]:
     completed = replace(config, name=config.name or entry.name, max_batch_size=config.max_batch_size or 2**31 - 1)
     if config.ensemble_scheduling is not None and not config.backend:
         completed = replace(completed, platform=config.platform or ENSEMBLE_PLATFORM)
-    reported = {problem.path for problem in (*parsed.problems, *check_support(config)[0])}
+    reported = {problem.path for problem in (*parsed.problems, *check_support(config, _backend(entry, config))[0])}
     return [p for p in validate(completed, entry.name) if p.path in parsed.locations and p.path not in reported]
 
 

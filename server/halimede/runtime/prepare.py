@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from halimede.backends.api import Backend, BackendModel, Checks, ModelSource
+from halimede.backends.api import Backend, BackendModel, Checks, ChoosesIsolation, ModelSource
 from halimede.backends.cores import available_cores
 from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
@@ -28,7 +28,7 @@ from halimede.core.config.batch_io import ignored_batch_settings
 from halimede.core.config.batching_options import check_batching_options
 from halimede.core.config.defaults import apply_defaults
 from halimede.core.config.explain import DEFAULT, Stage
-from halimede.core.config.instances import completed_groups, plan_instances
+from halimede.core.config.instances import completed_groups, first_device, plan_instances
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import (
     INTRA_OP_THREAD_COUNT,
@@ -54,7 +54,7 @@ from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend, m
 from halimede.core.repository.load_errors import ConfigError, NoVersionError, VersionError
 from halimede.core.schedule.policy import NO_HOLD, StartHold
 from halimede.core.schedule.strategy import BatchingStrategy
-from halimede.core.types import ErrorCode, InferenceError, Placement, Problem
+from halimede.core.types import Device, ErrorCode, InferenceError, Placement, Problem
 from halimede.runtime.file_checks import check_alone, check_artifact, check_native
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
 from halimede.runtime.model_file import raise_problems, read_model_config
@@ -154,6 +154,11 @@ class LoadPlan:
     warnings: tuple[str, ...] = ()
     state_files: Mapping[str, bytes] = field(default_factory=dict)
 
+    @property
+    def device(self) -> Device | None:
+        """The device of the first instance on a GPU."""
+        return next((each.device for each in self.placements if each.device is not None), None)
+
 
 def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> LoadPlan:
     """Read, complete and check the configuration. Raises ConfigError with every problem.
@@ -166,22 +171,27 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         versions = _versions(entry, config)
         check_alone(entry)
         origin = _backend_origin(config)
-        config = detect_backend(config, entry.name, _first_files(entry))
+        config = detect_backend(config, entry.name, entry.first_files())
         stages.append(Stage(origin, config))
         if config.ensemble_scheduling is not None or config.platform == ENSEMBLE_PLATFORM:
             return _plan_ensemble(entry, filename, stages, versions, locations, notes)
         with _errors_of(versions[-1], versions):
             check_native(entry, config.backend)
             backend = find_backend(config.backend, options.backend_directory)
-        isolation = isolation_of(replace(config, name=entry.name), backend.isolation)
+        usual = backend.isolation
+        if isinstance(backend, ChoosesIsolation):
+            usual = backend.isolation_for(options.of_backend(config.backend))
+        isolation = isolation_of(replace(config, name=entry.name), usual)
         if isolation == PROCESS:
             check_process_options(replace(config, name=entry.name))
+        on_gpu = bool(options.inventory.devices) and backend.supports_gpu()
+        device = first_device(config, options.inventory) if on_gpu else None
         for version in versions:
-            where = source(entry, config, backend, version, options)
+            where = source(entry, config, backend, version, options, device)
             with _errors_of(version, versions):
                 check_artifact(backend, config, where, allow_pickle=options.allow_pickle)
         if options.autocomplete:
-            where = source(entry, config, backend, versions[-1], options)
+            where = source(entry, config, backend, versions[-1], options, device)
             complete: Callable[[ModelConfig, ModelSource], ModelConfig] = backend.autocomplete
             if isolation == PROCESS:
                 complete = partial(_completed_in_process, backend=backend, options=options, abandon=abandon)
@@ -306,7 +316,7 @@ def check_versions(entry: ModelEntry, plan: LoadPlan, options: LoadOptions, aban
     if plan.backend is None:
         return
     for version in plan.versions:
-        where = source(entry, plan.config, plan.backend, version, options)
+        where = source(entry, plan.config, plan.backend, version, options, plan.device)
         # The completion of the configuration has already imported the last version.
         is_imported = options.autocomplete and version == plan.versions[-1]
         with _faults_of(where, plan.versions):
@@ -320,13 +330,25 @@ def check_versions(entry: ModelEntry, plan: LoadPlan, options: LoadOptions, aban
                 _completed_in_process(plan.config, where, backend=plan.backend, options=options, abandon=abandon)
 
 
-def source(entry: ModelEntry, config: ModelConfig, backend: Backend, version: int, options: LoadOptions) -> ModelSource:
-    """The place of one version of the model, for its backend."""
-    filename = model_filename(config, backend.default_model_filename)
+def source(
+    entry: ModelEntry,
+    config: ModelConfig,
+    backend: Backend,
+    version: int,
+    options: LoadOptions,
+    device: Device | None = None,
+) -> ModelSource:
+    """The place of one version of the model, for its backend. `device` is that of its first instance on a GPU."""
+    if isinstance(backend, PythonBackend):
+        device = None  # python models complete their configuration without one
+    filename = model_filename(config, backend.default_model_filename, device)
+    filenames = config.cc_model_filenames if entry.artifact is None else {}
     artifact = entry.artifact or entry.directory / str(version) / filename
     if isinstance(backend, PythonBackend) and backend.program is not None:
         artifact = backend.program
-    return ModelSource(entry.name, version, entry.directory, artifact, options.of_backend(config.backend))
+    return ModelSource(
+        entry.name, version, entry.directory, artifact, options.of_backend(config.backend), filenames, device
+    )
 
 
 @contextmanager
@@ -405,7 +427,7 @@ def _completed_in_process(
         backend_gpu=backend.supports_gpu(),
     )
     isolated = isolated_version(replace(shown, instance_group=groups), backend, where, 1, options)
-    spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU"))
+    spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU" if where.device is None else "GPU", where.device))
     try:
         completed = complete_config(spec, isolated.program, options.launcher, abandon)
     finally:
@@ -441,8 +463,3 @@ def _autocompleted(
         sequence_batching=completed.sequence_batching,
         model_transaction_policy=completed.model_transaction_policy,
     )
-
-
-def _first_files(entry: ModelEntry) -> tuple[str, ...]:
-    """The files of the first version directory, the only one that decides the backend."""
-    return entry.versions[min(entry.versions)] if entry.versions else ()

@@ -63,6 +63,10 @@ class ModelEntry:
     artifact: Path | None = None
     config_name: str = ""
 
+    def first_files(self) -> tuple[str, ...]:
+        """The files of the first version directory, the only one that decides the backend."""
+        return self.versions[min(self.versions)] if self.versions else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:

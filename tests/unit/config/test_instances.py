@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from halimede.core.config.instances import completed_groups, plan_instances
+from halimede.core.config.instances import completed_groups, first_device, plan_instances
 from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelEnsembling, ModelInstanceGroup
 from halimede.core.inventory import Inventory
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, Placement
@@ -51,6 +51,21 @@ def refusal(config: ModelConfig, inventory: Inventory = NOTHING, backend_gpu: bo
         plan_instances(config, inventory, default_count=one, backend_gpu=backend_gpu)
     assert raised.value.code is ErrorCode.INVALID_ARG
     return raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ((), GPU0),
+        ((ModelInstanceGroup(kind=CPU), ModelInstanceGroup(kind=GPU, gpus=(1, 0))), GPU1),
+        ((ModelInstanceGroup(kind=AUTO, gpus=(1,)),), GPU1),
+        ((ModelInstanceGroup(kind=AUTO, gpus=(7,)),), None),
+        ((ModelInstanceGroup(kind=CPU), ModelInstanceGroup(kind=MODEL)), None),
+    ],
+)
+def test_the_first_device_of_a_model(groups, expected):
+    assert first_device(model(*groups), TWO_GPUS) == expected
+    assert first_device(model(*groups), NOTHING) is None
 
 
 def test_a_model_without_groups_gets_one_of_its_own_name():

@@ -152,7 +152,6 @@ def test_honoured_fields_give_no_notes():
             ),
             ["ensemble_scheduling.step[0].model_namespace"],
         ),
-        (ModelConfig(cc_model_filenames={"7.5": "t4.plan"}), ["cc_model_filenames"]),
         (
             ModelConfig(model_repository_agents=ModelRepositoryAgents((RepositoryAgent("checksum"),))),
             ["model_repository_agents.agents"],
@@ -180,7 +179,34 @@ def test_libraries_with_operations_are_for_tensorflow(model: ModelConfig):
     text = f"'{path}' is not supported yet for backends other than tensorflow, remove it from the model configuration"
     libraries = ModelOperations(("op.so",))
     assert check_support(ModelConfig(model_operations=libraries)) == ((Problem(text, path),), ())
-    assert check_support(replace(model, model_operations=libraries)) == ((), ())
+    assert check_support(replace(model, model_operations=libraries), "tensorflow") == ((), ())
+
+
+def test_fields_that_one_backend_honours_are_reported_for_the_others():
+    config = ModelConfig(
+        optimization=ModelOptimizationPolicy(
+            priority=ModelPriority.PRIORITY_MAX,
+            cuda=OptimizationCuda(graphs=True, busy_wait_events=True, output_copy_stream=True),
+            input_pinned_memory=PinnedMemoryBuffer(enable=False),
+        ),
+        input=(ModelInput(name="b", is_shape_tensor=True, is_non_linear_format_io=True),),
+        instance_group=(ModelInstanceGroup(profile=("1",)),),
+    )
+    layout = "input[0].is_non_linear_format_io"
+    for backend, refused_paths, noted_paths in (
+        ("tensorrt", [layout], ["optimization.cuda.output_copy_stream"]),
+        (
+            "onnxruntime",
+            ["input[0].is_shape_tensor", layout],
+            [
+                *(f"optimization.{name}" for name in ("priority", "cuda", "input_pinned_memory")),
+                "instance_group[0].profile",
+            ],
+        ),
+    ):
+        refusals, notes = check_support(config, backend)
+        assert [each.path for each in refusals] == refused_paths
+        assert [each.path for each in notes] == noted_paths
 
 
 def test_fields_without_effect_give_one_note_each():
@@ -212,15 +238,14 @@ def test_fields_without_effect_give_one_note_each():
     assert refusals == ()
     assert [note.message for note in notes] == [
         "'optimization.priority' has no effect: all models run at the same priority",
-        "'optimization.cuda' has no effect: no backend here takes CUDA graphs, streams or events from the "
-        "configuration",
+        "'optimization.cuda' has no effect: only TensorRT takes CUDA graphs and events from the configuration",
         "'optimization.input_pinned_memory' has no effect: tensors are not staged in pinned memory",
         "'optimization.gather_kernel_buffer_threshold' has no effect: inputs are not gathered by a kernel",
         "'optimization.eager_batching' has no effect: it is a hint for backends that do not exist here",
         f"'instance_group[0].rate_limiter.resources' {unlimited}",
         f"'instance_group[0].rate_limiter.priority' {unlimited}",
         "'instance_group[0].secondary_devices' has no effect: no backend here uses a secondary device",
-        "'instance_group[0].profile' has no effect: no backend here has optimization profiles",
+        "'instance_group[0].profile' has no effect: only TensorRT engines have optimization profiles",
         "'instance_group[0].host_policy' has no effect: instances are not bound to processors or memory",
         "'model_warmup' has no effect: warm-up is not supported yet: the first requests may take longer",
         "'response_cache.enable' has no effect: the response cache is not supported yet: the model runs for every request",

@@ -12,7 +12,7 @@ from halimede.core.repository.layout import (
     requested_name_problem,
     version_directories,
 )
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
 
 
 def test_versions_are_the_directories_with_plain_positive_numbers():
@@ -267,3 +267,21 @@ def test_a_model_directory_has_a_configuration_or_a_version() -> None:
 )
 def test_the_model_file_is_named_by_the_configuration_or_the_platform(config, name):
     assert model_filename(config, "model.pt") == name
+
+
+@pytest.mark.parametrize(
+    ("named", "capability", "expected"),
+    [
+        ("", (8, 9), "ada.plan"),
+        ("own.plan", (8, 9), "ada.plan"),
+        ("", (9, 0), "model.plan"),
+        ("own.plan", (9, 0), "own.plan"),
+        ("", (0, 0), "model.plan"),
+        ("", None, "model.plan"),
+        ("own.plan", None, "own.plan"),
+    ],
+)
+def test_the_model_file_is_that_of_the_devices_compute_capability(named, capability, expected):
+    config = ModelConfig(default_model_filename=named, cc_model_filenames={"8.9": "ada.plan", "8.90": "no.plan"})
+    device = None if capability is None else Device(DeviceKind.MIG, 0, "MIG-0", compute_capability=capability)
+    assert model_filename(config, "model.plan", device) == expected

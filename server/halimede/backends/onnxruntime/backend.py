@@ -22,7 +22,7 @@ from halimede.backends.onnxruntime.signature import check_model, read_signature
 from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads
 from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete
 from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInput, ModelOutput
-from halimede.core.types import DataType, DeviceKind, ErrorCode, InferenceError, Placement
+from halimede.core.types import DataType, Device, DeviceKind, ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class OnnxModel:
     def __init__(self, config: ModelConfig, source: ModelSource, *, default_cpu_instances: int) -> None:
         self._config = config
         self._name = source.name
+        self._source = source
         self._path = _model_path(source)
         cpu, gpu = _instance_counts(config, default_cpu_instances)
         self._options = options = _usable_options(config, source.name, cpu, gpu)
@@ -91,7 +92,7 @@ class OnnxModel:
         self._cpu_session: Any = None
         if cpu:
             # Opened here, so that a model that cannot be loaded fails before its instances start.
-            self._cpu_session = self._open(options.cpu, self._cpu_threads)
+            self._cpu_session = self._open(options.cpu, self._cpu_threads, self._path)
 
     def create_instance(self, placement: Placement) -> OnnxInstance:
         session = self._gpu_session(placement) if placement.kind == "GPU" else self._next_cpu_session()
@@ -105,7 +106,7 @@ class OnnxModel:
             session = self._cpu_session
             if self._cpu_threads is not None and not self._cpu_threads.share:
                 self._cpu_session = None
-        return session if session is not None else self._open(self._options.cpu, self._cpu_threads)
+        return session if session is not None else self._open(self._options.cpu, self._cpu_threads, self._path)
 
     def _gpu_session(self, placement: Placement) -> Any:
         device = placement.device
@@ -116,11 +117,11 @@ class OnnxModel:
         providers = tuple(
             (name, options if name == CPU else {"device_id": number} | options) for name, options in self._options.gpu
         )
-        return self._open(providers, self._gpu_threads)
+        return self._open(providers, self._gpu_threads, _model_path(self._source, device))
 
-    def _open(self, providers: tuple[Provider, ...], threads: ThreadPlan | None) -> Any:
-        session = open_session(self._path, self._name, self._options, threads, providers)
-        check_model(self._config, self._path, session)
+    def _open(self, providers: tuple[Provider, ...], threads: ThreadPlan | None, path: Path) -> Any:
+        session = open_session(path, self._name, self._options, threads, providers)
+        check_model(self._config, path, session)
         return session
 
 
@@ -134,9 +135,10 @@ def _usable_options(config: ModelConfig, model: str, cpu: int, gpu: int) -> Onnx
     return options
 
 
-def _model_path(source: ModelSource) -> Path:
-    """The model file: the artifact, or the `model.onnx` in it if it is a directory."""
-    path = source.artifact / "model.onnx" if source.artifact.is_dir() else source.artifact
+def _model_path(source: ModelSource, device: Device | None = None) -> Path:
+    """The model file on the device: the artifact, or the `model.onnx` in it if it is a directory."""
+    artifact = source.artifact_on(device)
+    path = artifact / "model.onnx" if artifact.is_dir() else artifact
     if not path.is_file():
         raise InferenceError(
             ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{source.name}'{_files_beside(path)}"

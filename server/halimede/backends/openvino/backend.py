@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from halimede.backends.api import ModelSource, RunContext
-from halimede.backends.onnxruntime.threads import available_cores
+from halimede.backends.cores import available_cores
 from halimede.backends.openvino.graph import fit_shapes, has_batch_layout, read_ports, with_text_as_bytes
 from halimede.backends.openvino.instance import OpenVinoInstance
 from halimede.backends.openvino.options import OpenVinoOptions, Properties, compile_properties, read_options

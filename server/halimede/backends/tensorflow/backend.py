@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from halimede.backends.api import ModelSource
-from halimede.backends.onnxruntime.threads import available_cores
+from halimede.backends.cores import available_cores
 from halimede.backends.tensorflow.files import frozen_graph, is_frozen, saved_model
 from halimede.backends.tensorflow.instance import GraphTensors, TensorFlowInstance
 from halimede.backends.tensorflow.model_file import PLACEHOLDERS, FileTensor, FrozenGraph, Signature, node_of, tensor_of

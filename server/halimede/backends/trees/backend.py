@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from halimede.backends.api import ModelSource
-from halimede.backends.onnxruntime.threads import ThreadPlan, available_cores, plan_threads
+from halimede.backends.cores import available_cores
+from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads
 from halimede.backends.trees.files import FILENAMES, default_type, type_of
 from halimede.backends.trees.forest import Forest
 from halimede.backends.trees.instance import SHAP_NAME, Answers, TreeInstance, check_categorical

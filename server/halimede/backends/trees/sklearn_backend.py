@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from halimede.backends.api import ModelSource, RunContext
-from halimede.backends.onnxruntime.threads import available_cores
+from halimede.backends.cores import available_cores
 from halimede.backends.trees.sklearn_options import (
     INPUT,
     LABEL,
@@ -37,6 +37,7 @@ class SklearnBackend:
 
     default_model_filename = FILENAMES[0]
     isolation = "process"
+    unpickles = ("*",)
 
     def default_instance_count(self, kind: str) -> int:  # noqa: ARG002  # the interface's argument
         return 1

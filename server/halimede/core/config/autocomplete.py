@@ -17,6 +17,7 @@ from halimede.core.config.model_config import (
     ModelTensorReshape,
 )
 from halimede.core.config.sequence_tensors import PlacedTensor, added_inputs, hidden_outputs
+from halimede.core.config.shape_tensors import with_rows, without_rows
 from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
 from halimede.core.types.error import clip
 
@@ -25,11 +26,15 @@ DEFAULT_MAX_BATCH_SIZE = 4
 
 @dataclass(frozen=True, slots=True)
 class TensorSignature:
-    """One tensor of a model file. `shape` includes the batch dimension, -1 for any size; None for an unknown rank."""
+    """One tensor of a model file. `shape` includes the batch dimension, -1 for any size; None for an unknown rank.
+
+    `is_values` is set for a shape tensor of TensorRT, whose elements are dimensions of others.
+    """
 
     name: str
     datatype: DataType
     shape: tuple[int, ...] | None
+    is_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class ModelSignature:
 
     def can_batch(self) -> bool:
         """Whether the first dimension of every input and output has any size, so that it can be the batch dimension."""
-        tensors = (*self.inputs, *self.outputs)
+        tensors = [tensor for tensor in (*self.inputs, *self.outputs) if not tensor.is_values]
         return bool(tensors) and all(tensor.shape is not None and tensor.shape[:1] == (-1,) for tensor in tensors)
 
 
@@ -142,6 +147,10 @@ def _completed_tensor(tensor: _Tensor, file_tensor: TensorSignature, batches: bo
     if isinstance(tensor, ModelInput) and tensor.allow_ragged_batch:
         # The file has only the flat shape of a batch.
         return tensor
+    if file_tensor.is_values:
+        # A model that batches has the number of rows as a further value.
+        own = without_rows(file_tensor.shape) if batches else file_tensor.shape
+        return replace(tensor, dims=own, is_shape_tensor=True)
     dims = file_tensor.shape[1:] if batches else file_tensor.shape
     if dims:
         return replace(tensor, dims=dims)
@@ -266,6 +275,11 @@ def _dims_problem(config: ModelConfig, tensor: ModelInput | ModelOutput, shape: 
                 f"{_shape_text(inner)}"
             )
         return None
+    if tensor.is_shape_tensor:
+        if with_rows(inner) == shape:
+            return None
+        wanted = f"shape {_shape_text(with_rows(inner))}, with the number of rows as the first value"
+        return f"the model expects shape {_shape_text(shape)} but the model configuration specifies {wanted}"
     if shape[:1] != (-1,):
         return (
             "for the model to support batching the shape should have at least 1 dimension and the first dimension must "

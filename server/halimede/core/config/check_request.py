@@ -10,18 +10,16 @@ Sizes that a client declares are compared, as Python integers, with the bytes th
 them.
 """
 
-import struct
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
+from halimede.core.config.bytes_framing import framing_problem, has_equal_lengths
 from halimede.core.config.model_config import ModelConfig, ModelInput
 from halimede.core.config.padding import Padding, padding_of
+from halimede.core.config.shape_tensors import with_rows
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.types.error import clip, of_request
-from halimede.core.types.tensor import Buffer
 
 MAX_TENSOR_BYTES = 2**63 - 1
 """The largest addressable tensor; numpy refuses a larger shape even if a zero dimension makes it empty."""
@@ -31,9 +29,6 @@ _SAFE_ELEMENTS = MAX_TENSOR_BYTES // 8
 
 _MAX_DIMS_TEXT = 256
 _MAX_NAMES_TEXT = 1024
-
-# Below this number of elements a loop is faster than the set-up of numpy.
-_MIN_VECTOR_ELEMENTS = 16
 
 _BATCH_NOTE = (
     " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each"
@@ -46,8 +41,6 @@ FRAMED_AT_ONCE = 64 << 10
 
 COMPARED_AT_ONCE = 1 << 20
 """The same for elements of equal length, which are compared in one vector operation."""
-
-_LENGTH = struct.Struct("<I").unpack_from
 
 
 @dataclass(slots=True)
@@ -78,6 +71,8 @@ class _Input:
     optional: bool
     ragged: bool
     padding: Padding | None
+    values: bool
+    """A shape tensor of a model that batches: it has the number of rows as its first value, not as a dimension."""
 
 
 @dataclass(slots=True)
@@ -126,17 +121,21 @@ class RequestChecker:
         self._max_batch_size = config.max_batch_size
         self._batches = config.max_batch_size > 0
         paddings = {padding.input: padding for padding in padding_of(config)}
-        self._inputs = {tensor.name: _compile(tensor, paddings.get(tensor.name)) for tensor in config.input}
-        self._loose = any(each.ragged or each.padding is not None for each in self._inputs.values())
+        self._inputs = {
+            tensor.name: _compile(tensor, paddings.get(tensor.name), self._batches) for tensor in config.input
+        }
+        has_values = any(each.values for each in self._inputs.values())
+        self._loose = has_values or any(each.ragged or each.padding is not None for each in self._inputs.values())
         self._input_names = tuple(self._inputs)
         self._required = frozenset(tensor.name for tensor in config.input if not tensor.optional)
         # Requests can differ only in their number of rows: any two of them may share a batch.
-        self._uniform = all(not tensor.optional and -1 not in tensor.dims for tensor in config.input)
+        self._uniform = not has_values and all(not tensor.optional and -1 not in tensor.dims for tensor in config.input)
         self._reshapes = any(tensor.reshape is not None for tensor in config.input)
-        # The last request that took the full check. Requests with BYTES or reshaped inputs cannot use it: their
-        # elements have to be checked, or their shapes changed, each time.
+        # The last request that took the full check. Those with BYTES, shape tensors or reshaped inputs cannot use it:
+        # elements have to be checked, or shapes changed, each time.
         self._known: _Known | None = None
-        self._remembers = not self._reshapes and all(each.data_type is not DataType.BYTES for each in config.input)
+        has_texts = any(each.data_type is DataType.BYTES for each in config.input)
+        self._remembers = not (self._reshapes or has_texts or has_values)
         self._output_names = frozenset(tensor.name for tensor in config.output)
         self._usual_outputs = frozenset(
             {(), tuple(tensor.name for tensor in config.output), *((tensor.name,) for tensor in config.output)}
@@ -248,7 +247,7 @@ class RequestChecker:
         """Check the elements that `check` skipped, or raise INVALID_ARG. Slow; may run on any thread."""
         for tensor in request.inputs:
             if tensor.datatype is DataType.BYTES and prod(tensor.shape) > FRAMED_AT_ONCE:
-                problem = _framing_problem(tensor.data, prod(tensor.shape), clip(tensor.name), self._model)
+                problem = framing_problem(tensor.data, prod(tensor.shape), clip(tensor.name), self._model)
                 if problem is not None:
                     raise _invalid(request, problem)
 
@@ -294,6 +293,8 @@ class RequestChecker:
                 )
             if shape[0] < 0:
                 raise self._unspecified(request, tensor)
+            if (expected := self._inputs.get(tensor.name)) is not None and expected.values:
+                continue
             if rows == -1:
                 rows = shape[0]
             elif shape[0] != rows:
@@ -320,9 +321,9 @@ class RequestChecker:
         shape = tensor.shape
         if shape and min(shape) < 0:
             raise self._unspecified(request, tensor)
-        dims = shape[1:] if self._batches else shape
+        dims = shape[1:] if self._batches and not expected.values else shape
         if dims != expected.dims and not _fits(dims, expected.dims):
-            wanted = (-1, *expected.dims) if self._batches else expected.dims
+            wanted = (-1, *expected.dims) if self._batches and not expected.values else expected.dims
             raise _invalid(
                 request,
                 f"unexpected shape for input '{clip(tensor.name)}' for model '{self._model}'. Expected "
@@ -344,13 +345,13 @@ class RequestChecker:
                     f"input '{clip(tensor.name)}' has too many elements for model '{self._model}', got shape "
                     f"{_dims_text(shape)}, a tensor has at most {MAX_TENSOR_BYTES} bytes",
                 )
-            if self._batches and shape[0] == 0:
+            if self._batches and shape[0] == 0 and not expected.values:
                 # As in Triton, which treats a batch of zero rows as one row here; the batch size is refused later.
                 elements = prod(dims)
         if datatype is DataType.BYTES:
             if elements > FRAMED_AT_ONCE and len(tensor.data) >= 4 * elements:
-                return elements > COMPARED_AT_ONCE or not _has_equal_lengths(tensor.data, elements)
-            if problem := _framing_problem(tensor.data, elements, clip(tensor.name), self._model):
+                return elements > COMPARED_AT_ONCE or not has_equal_lengths(tensor.data, elements)
+            if problem := framing_problem(tensor.data, elements, clip(tensor.name), self._model):
                 raise _invalid(request, problem)
         elif elements * datatype.itemsize != len(tensor.data):
             raise _invalid(
@@ -367,14 +368,14 @@ class RequestChecker:
             f"{_dims_text(tensor.shape)}",
         )
 
-    def _shapes(self, by_name: dict[str, Tensor]) -> tuple[tuple[int, ...] | None, ...]:
+    def _shapes(self, by_name: dict[str, Tensor]) -> tuple[Hashable, ...]:
         """The shape of every input without the rows, in the configuration's order; None for an omitted input.
 
-        A ragged input has no shape in it, and a padded dimension is -1.
+        A ragged input has no shape in it, a padded dimension is -1, and of a shape tensor the values count too.
         """
         if self._loose:
             return tuple(
-                [_fixed(each, by_name[name].shape) if name in by_name else None for name, each in self._inputs.items()]
+                [_fixed(each, by_name[name]) if name in by_name else None for name, each in self._inputs.items()]
             )
         return tuple([by_name[name].shape[1:] if name in by_name else None for name in self._input_names])
 
@@ -382,23 +383,28 @@ class RequestChecker:
         expected = self._inputs[tensor.name]
         if expected.reshape is None:
             return
-        if self._batches:
+        if self._batches and not expected.values:
             rows, dims = tensor.shape[:1], tensor.shape[1:]
             tensor.shape = rows + _reshaped(expected.dims, dims, expected.reshape)
         else:
             tensor.shape = _reshaped(expected.dims, tensor.shape, expected.reshape)
 
 
-def _compile(tensor: ModelInput, padding: Padding | None) -> _Input:
+def _compile(tensor: ModelInput, padding: Padding | None, batches: bool) -> _Input:
     reshape = tensor.reshape.shape if tensor.reshape is not None else None
     ragged = tensor.allow_ragged_batch
-    return _Input(tensor.name, tensor.data_type, tensor.dims, reshape, tensor.optional, ragged, padding)
+    values = batches and tensor.is_shape_tensor
+    dims = with_rows(tensor.dims) if values else tensor.dims
+    return _Input(tensor.name, tensor.data_type, dims, reshape, tensor.optional, ragged, padding, values)
 
 
-def _fixed(expected: _Input, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The dimensions that the requests of a batch must have in common."""
+def _fixed(expected: _Input, tensor: Tensor) -> Hashable:
+    """What the requests of a batch must have in common: dimensions, or values after the number of rows."""
+    shape = tensor.shape
     if expected.ragged:
         return ()
+    if expected.values:
+        return bytes(memoryview(tensor.data)[expected.datatype.itemsize :])
     if expected.padding is None:
         return shape[1:]
     axis = expected.padding.axis
@@ -443,55 +449,3 @@ def _names_text(names: Iterable[str]) -> str:
             break
         shown.append(quoted)
     return ",".join(shown)
-
-
-def _framing_problem(data: Buffer, expected: int, name: str, model: str) -> str | None:
-    """The problem of a BYTES tensor of `expected` elements; None for a valid one. The elements are not copied."""
-    size = len(data)
-    if expected >= _MIN_VECTOR_ELEMENTS and _has_equal_lengths(data, expected):
-        return None
-    at = 0
-    try:
-        # The loop only steps to the next element, as a tensor may have millions; the final offset shows validity.
-        for _ in range(expected):
-            at += 4 + _LENGTH(data, at)[0]
-    except struct.error:
-        at = -1
-    return None if at == size else _explain_framing(data, expected, name, model)
-
-
-def _has_equal_lengths(data: Buffer, expected: int) -> bool:
-    """Whether all elements have one length, as digests or images often do: compared in one vector operation."""
-    stride, rest = divmod(len(data), expected)
-    if rest or stride < 4:
-        return False
-    lengths = np.ndarray((expected,), np.dtype("<u4"), data, strides=(stride,))
-    return bool((lengths == stride - 4).all())
-
-
-def _explain_framing(data: Buffer, expected: int, name: str, model: str) -> str:
-    """The first error in a BYTES tensor that is known to be invalid."""
-    size = len(data)
-    at = count = 0
-    while at < size:
-        if size - at < 4:
-            return (
-                f"incomplete string length indicator for inference input '{name}' for model '{model}', expecting 4 "
-                f"bytes but only {size - at} bytes available. Please make sure the string length indicator is in one "
-                "buffer."
-            )
-        if count == expected:
-            return (
-                f"unexpected number of string elements {count + 1} for inference input '{name}' for model '{model}', "
-                f"expecting {expected}"
-            )
-        length = _LENGTH(data, at)[0]
-        at += 4
-        if length > size - at:
-            return (
-                f"incomplete string data for inference input '{name}', expecting string of length {length} but only "
-                f"{size - at} bytes available"
-            )
-        at += length
-        count += 1
-    return f"expected {expected} string elements for inference input '{name}' for model '{model}', got {count}"

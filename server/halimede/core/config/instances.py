@@ -61,6 +61,14 @@ def plan_instances(
     return tuple(placements)
 
 
+def first_device(config: ModelConfig, inventory: Inventory) -> Device | None:
+    """The device of the first instance on a GPU, before the groups are completed; None if there is none."""
+    for group in config.instance_group or (ModelInstanceGroup(),):
+        if group.kind in (InstanceKind.KIND_AUTO, InstanceKind.KIND_GPU) and inventory.devices:
+            return inventory.by_index(group.gpus[0]) if group.gpus else inventory.devices[0]
+    return None
+
+
 def _devices(group: ModelInstanceGroup, inventory: Inventory) -> list[Device | None]:
     if group.kind is not InstanceKind.KIND_GPU:
         return [None]

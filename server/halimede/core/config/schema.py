@@ -69,7 +69,7 @@ class FieldDescription:
     protocol's, in text format: `unset` for a message or oneof member, `[]` and `{}` for lists and maps. `values` are
     an enum's names. `message` is the name of the field's message type, "" for a plain value. `oneof` lists the fields,
     including this one, of which at most one may be set; () if there is no such rule. `why` gives the reason for
-    NO_EFFECT in a few words, or limits NOT_YET.
+    NO_EFFECT in a few words, or limits NOT_YET; for the backends in `honoured_by` the field is honoured.
     """
 
     name: str
@@ -78,6 +78,7 @@ class FieldDescription:
     meaning: str
     treatment: Treatment
     why: str = ""
+    honoured_by: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     message: str = ""
     oneof: tuple[str, ...] = ()
@@ -118,6 +119,7 @@ def _described(message: type, target: FieldType) -> FieldDescription:
         MEANINGS[message][target.attribute],
         support.treatment,
         support.why,
+        honoured_by=support.honoured_by,
         values=tuple(target.value.members),
         message=target.value.message.__name__ if target.value.message is not None else "",
         oneof=target.oneof,

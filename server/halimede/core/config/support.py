@@ -72,30 +72,37 @@ class Treatment(Enum):
 @dataclass(frozen=True, slots=True)
 class Support:
     """`why` completes the note on a field without effect, or limits a refusal; `usual` is a value that needs no note.
-    Models of `backends` have the field honoured, whatever the treatment."""
+
+    The backends in `honoured_by` honour the field.
+    """
 
     treatment: Treatment
     why: str = ""
     usual: object = None
-    backends: tuple[str, ...] = ()
+    honoured_by: tuple[str, ...] = ()
 
 
 HONOURED = Support(Treatment.HONOURED)
 NOT_YET = Support(Treatment.NOT_YET)
 
 
-def _no_effect(why: str, usual: object = None) -> Support:
-    return Support(Treatment.NO_EFFECT, why, usual)
+def _no_effect(why: str, usual: object = None, *, honoured_by: tuple[str, ...] = ()) -> Support:
+    return Support(Treatment.NO_EFFECT, why, usual, honoured_by)
 
 
 def _all(support: Support, *names: str) -> dict[str, Support]:
     return dict.fromkeys(names, support)
 
 
-_CUDA = _no_effect("no backend here takes CUDA graphs, streams or events from the configuration", OptimizationCuda())
-_PINNED = _no_effect("tensors are not staged in pinned memory", PinnedMemoryBuffer(enable=True))
+_TENSORRT = ("tensorrt",)
+_CUDA = _no_effect(
+    "only TensorRT takes CUDA graphs and events from the configuration",
+    OptimizationCuda(),
+    honoured_by=_TENSORRT,
+)
+_PINNED = _no_effect("tensors are not staged in pinned memory", PinnedMemoryBuffer(enable=True), honoured_by=_TENSORRT)
 _BACKEND_HINT = _no_effect("it is a hint for backends that do not exist here")
-_OP_LIBRARIES = Support(Treatment.NOT_YET, " for backends other than tensorflow", backends=("tensorflow",))
+_OP_LIBRARIES = Support(Treatment.NOT_YET, " for backends other than tensorflow", honoured_by=("tensorflow",))
 _WARMUP = _no_effect("warm-up is not supported yet: the first requests may take longer")
 _CACHE = _no_effect("the response cache is not supported yet: the model runs for every request")
 _METRICS = _no_effect("settings of single metrics are not supported yet")
@@ -109,7 +116,7 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         **_all(HONOURED, "batch_input", "batch_output"),
         **_all(HONOURED, "optimization", "dynamic_batching", "sequence_batching", "ensemble_scheduling"),
         **_all(HONOURED, "instance_group", "default_model_filename"),
-        "cc_model_filenames": NOT_YET,
+        "cc_model_filenames": HONOURED,
         "model_warmup": _WARMUP,
         **_all(HONOURED, "metric_tags", "parameters", "model_transaction_policy"),
         # Only their fields have an effect: an empty message requests nothing.
@@ -121,25 +128,30 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     SpecificVersions: _all(HONOURED, "versions"),
     ModelInput: {
         **_all(HONOURED, "name", "data_type", "format", "dims", "reshape", "allow_ragged_batch", "optional"),
-        **_all(NOT_YET, "is_shape_tensor", "is_non_linear_format_io"),
+        "is_shape_tensor": Support(Treatment.NOT_YET, honoured_by=_TENSORRT),
+        "is_non_linear_format_io": NOT_YET,
     },
     ModelOutput: {
         **_all(HONOURED, "name", "data_type", "dims", "reshape", "label_filename"),
-        **_all(NOT_YET, "is_shape_tensor", "is_non_linear_format_io"),
+        "is_shape_tensor": Support(Treatment.NOT_YET, honoured_by=_TENSORRT),
+        "is_non_linear_format_io": NOT_YET,
     },
     ModelTensorReshape: _all(HONOURED, "shape"),
     BatchInput: _all(HONOURED, "kind", "target_name", "data_type", "source_input"),
     BatchOutput: _all(HONOURED, "target_name", "kind", "source_input"),
     ModelOptimizationPolicy: {
         **_all(HONOURED, "graph", "execution_accelerators"),
-        "priority": _no_effect("all models run at the same priority"),
+        "priority": _no_effect("all models run at the same priority", honoured_by=_TENSORRT),
         "cuda": _CUDA,
         **_all(_PINNED, "input_pinned_memory", "output_pinned_memory"),
         "gather_kernel_buffer_threshold": _no_effect("inputs are not gathered by a kernel"),
         "eager_batching": _BACKEND_HINT,
     },
     OptimizationGraph: _all(HONOURED, "level"),
-    OptimizationCuda: _all(_CUDA, "graphs", "busy_wait_events", "graph_spec", "output_copy_stream"),
+    OptimizationCuda: {
+        **_all(_CUDA, "graphs", "busy_wait_events", "graph_spec"),
+        "output_copy_stream": _no_effect("an instance runs one batch at a time, so its copies overlap with nothing"),
+    },
     CudaGraphSpec: _all(_CUDA, "batch_size", "input", "graph_lower_bound"),
     CudaGraphLowerBound: _all(_CUDA, "batch_size", "input"),
     CudaGraphShape: _all(_CUDA, "dim"),
@@ -181,7 +193,7 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     ModelInstanceGroup: {
         **_all(HONOURED, "name", "kind", "count", "rate_limiter", "gpus", "passive"),
         "secondary_devices": _no_effect("no backend here uses a secondary device"),
-        "profile": _no_effect("no backend here has optimization profiles"),
+        "profile": _no_effect("only TensorRT engines have optimization profiles", honoured_by=_TENSORRT),
         "host_policy": _no_effect("instances are not bound to processors or memory"),
     },
     ModelRateLimiter: _all(_RATES, "resources", "priority"),
@@ -203,14 +215,14 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
 """By message and field name. Entries below a field that is not honoured repeat its treatment and are not read."""
 
 
-def check_support(config: ModelConfig) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
-    """Fields that are set but have no effect here: refusals, which fail the load, and notes for the log."""
+def check_support(config: ModelConfig, backend: str = "") -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
+    """Fields that are set but have no effect here: refusals, which fail the load, and notes for the log.
+
+    `backend` is the model's, "" if it is not known.
+    """
     refusals: list[Problem] = []
     notes: list[Problem] = []
-    for path, support in _findings(config, ""):
-        # A model whose files alone tell its backend has neither; the platform begins with the name of its backend.
-        if config.backend in support.backends or config.platform.partition("_")[0] in support.backends:
-            continue
+    for path, support in _findings(config, "", backend):
         if support.treatment is Treatment.NOT_YET:
             refusals.append(
                 Problem(f"'{path}' is not supported yet{support.why}, remove it from the model configuration", path)
@@ -233,7 +245,7 @@ def _note(path: str, why: str) -> Problem:
     return Problem(f"'{path}' has no effect: {why}", path)
 
 
-def _findings(message: Any, path: str) -> Iterator[tuple[str, Support]]:  # Any: dataclasses.fields wants one
+def _findings(message: Any, path: str, backend: str) -> Iterator[tuple[str, Support]]:
     """Every field in the message, at any depth, that is set and not honoured, with its path."""
     rules = TABLE[type(message)]
     for field in fields(message):
@@ -242,15 +254,15 @@ def _findings(message: Any, path: str) -> Iterator[tuple[str, Support]]:  # Any:
         if value in (None, (), {}, field.default, support.usual):
             continue
         at = f"{path}{field.name.rstrip('_')}"
-        if support.treatment is not Treatment.HONOURED:
+        if support.treatment is not Treatment.HONOURED and backend not in support.honoured_by:
             yield at, support
         elif is_dataclass(value):
-            yield from _findings(value, f"{at}.")
+            yield from _findings(value, f"{at}.", backend)
         elif isinstance(value, tuple):
             for i, element in enumerate(value):
                 if is_dataclass(element):
-                    yield from _findings(element, f"{at}[{i}].")
+                    yield from _findings(element, f"{at}[{i}].", backend)
         elif isinstance(value, Mapping):
             for key, element in value.items():
                 if is_dataclass(element):
-                    yield from _findings(element, f'{at}["{key}"].')
+                    yield from _findings(element, f'{at}["{key}"].', backend)

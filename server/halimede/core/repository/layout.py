@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.names import model_name_problem
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import Device, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 __all__ = [
@@ -236,12 +236,6 @@ def _platform_of_backend(config: ModelConfig, files: Collection[str]) -> str:
     return own[0].platform
 
 
-def model_filename(config: ModelConfig, default: str) -> str:
-    """The name of the model's file in a version: the configured one, or the platform's; `default` is the backend's."""
-    platforms = {artifact.platform: artifact.filename for artifact in DEFAULT_ARTIFACTS if artifact.platform}
-    return config.default_model_filename or platforms.get(config.platform, default)
-
-
 def _unexpected_pair(config: ModelConfig) -> InferenceError:
     return InferenceError(
         ErrorCode.INVALID_ARG,
@@ -249,16 +243,17 @@ def _unexpected_pair(config: ModelConfig) -> InferenceError:
     )
 
 
-def model_filename(config: ModelConfig, default: str) -> str:
-    """The name of the model file in a version directory: the configuration's, else the platform's, else `default`, the
-    backend's."""
-    platforms = {each.platform: each.filename for each in DEFAULT_ARTIFACTS if each.backend == config.backend}
-    of_platform = platforms.get(config.platform, "") if config.platform else ""
-    return config.default_model_filename or of_platform or default
-
-
 SEVERAL_PLACES = "model appears in two or more repositories"
 """The exact text in the index for such a model: scripts search for it."""
+
+
+def model_filename(config: ModelConfig, usual: str, device: Device | None = None) -> str:
+    """The name of the model file in a version directory, for instances on a device, None for the CPU: the one for the
+    device's compute capability, else the configured one, else the platform's, else `usual`, the backend's."""
+    platforms = {each.platform: each.filename for each in DEFAULT_ARTIFACTS if config.backend in ("", each.backend)}
+    of_platform = platforms.get(config.platform, "") if config.platform else ""
+    named = config.default_model_filename or of_platform or usual
+    return named if device is None else config.cc_model_filenames.get(device.capability_text, named)
 
 
 def duplicate_problem(places: Sequence[str]) -> str:

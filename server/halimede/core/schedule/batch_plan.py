@@ -6,6 +6,7 @@
 | target of `batch_input` | counts or shapes of one input of the requests | |
 | target of `batch_output` | | flat, cut by the shapes of one input of the requests |
 | padded input | rows of one length; the lengths before as one more input | its outputs are cut back |
+| shape tensor | its values, which all requests share, with the batch's rows as the first one | with own rows first |
 | BATCH_SIZES | the last row is repeated up to an allowed size | the repeated rows are dropped |
 
 As in Triton, an element count is that of a whole request with all its rows, and there is one per request; an item is
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from halimede.core.config.model_config import BatchInput, BatchInputKind, ModelConfig
 from halimede.core.config.padding import Padding, batch_sizes_of, pad_element, padding_of
+from halimede.core.config.shape_tensors import shape_tensors
 from halimede.core.schedule.batching import OutputTypes, checked_output, columns, internal, shape_text, stack, whole
 from halimede.core.types import ErrorCode, InferenceError, Tensor
 
@@ -53,7 +55,7 @@ class _Padded:
 class BatchPlan:
     """How the batches of one model are gathered and scattered. Made by `plan_batches`."""
 
-    __slots__ = ("_batch_inputs", "_batches", "_cuts", "_padded", "_ragged", "_sizes", "_sources")
+    __slots__ = ("_batch_inputs", "_batches", "_cuts", "_padded", "_ragged", "_sizes", "_sources", "_values")
 
     def __init__(self, config: ModelConfig) -> None:
         """`config` must be complete and valid."""
@@ -61,6 +63,7 @@ class BatchPlan:
         paddings = padding_of(config)
         self._batches = config.max_batch_size > 0
         self._ragged = frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+        self._values = shape_tensors(config)
         self._batch_inputs = config.batch_input
         self._sources = {name: each.source_input[0] for each in config.batch_output for name in each.target_name}
         self._padded = {each.input: _Padded(each, pad_element(each.value, datatypes[each.input])) for each in paddings}
@@ -80,6 +83,8 @@ class BatchPlan:
             if name in self._ragged:
                 gathered.elements[name] = [prod(part.shape) for part in parts]
                 gathered.inputs[name] = stack([_flat(part) for part in parts])
+            elif name in self._values:
+                gathered.inputs[name] = _with_count(parts[0].array(), gathered.rows)
             elif padded is not None:
                 self._pad(gathered, parts, padded, rows)
             elif gathered.rows != total:
@@ -112,6 +117,8 @@ class BatchPlan:
             source = self._sources.get(name)
             if source is not None:
                 parts = _by_shape(name, array, source, gathered)
+            elif name in self._values:
+                parts = [_with_count(array, count) for count in rows]
             elif self._batches:
                 parts = self._by_rows(name, array, gathered, rows)
             else:
@@ -156,7 +163,8 @@ class BatchPlan:
 def plan_batches(config: ModelConfig) -> BatchPlan | None:
     """The plan of a complete, valid configuration; None for a model whose batches are rows after rows."""
     ragged = any(tensor.allow_ragged_batch for tensor in config.input)
-    if ragged or config.batch_input or config.batch_output or padding_of(config) or batch_sizes_of(config):
+    made = config.batch_input or config.batch_output
+    if ragged or made or padding_of(config) or batch_sizes_of(config) or shape_tensors(config):
         return BatchPlan(config)
     return None
 
@@ -183,6 +191,13 @@ def make_batch_input(made: BatchInput, shapes: Sequence[Shape]) -> NDArray[Any]:
     # From INT64, because numpy refuses a Python integer that is too large, which would fail the other requests too.
     array = np.array(values, np.int64).astype(dtype)
     return array.reshape(-1) if made.kind is BatchInputKind.BATCH_ITEM_SHAPE_FLATTEN else array
+
+
+def _with_count(values: NDArray[Any], rows: int) -> NDArray[Any]:
+    """A copy with the number of rows as its first value."""
+    changed = values.copy()
+    changed.reshape(-1)[:1] = rows
+    return changed
 
 
 def _flat(part: Tensor) -> Tensor:

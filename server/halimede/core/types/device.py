@@ -25,6 +25,12 @@ class Device:
     compute_capability: tuple[int, int] = (0, 0)
     profile: str = ""
 
+    @property
+    def capability_text(self) -> str:
+        """The compute capability as configurations have it, "8.9"."""
+        major, minor = self.compute_capability
+        return f"{major}.{minor}"
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

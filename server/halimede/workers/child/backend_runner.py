@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from halimede.backends.api import Backend, Checks, LostInstanceError, ModelSource, RequestInstance
+from halimede.backends.api import Backend, CanBeLost, Checks, LostInstanceError, ModelSource, RequestInstance
 from halimede.backends.discover import find_backend
 from halimede.backends.hosting import Answer, BatchReply, Host, HostedRequest, Runner, WorkerSpec
 from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
@@ -40,8 +40,7 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
     """Load the model and make its instance. InferenceError with the backend's error."""
     _forward_log(host)
     backend, config, source = _parts(spec)
-    device = Device(DeviceKind.GPU, spec.device_id, spec.device_uuid) if spec.device_uuid else None
-    placement = Placement(spec.instance, spec.ordinal, spec.kind, device)
+    placement = Placement(spec.instance, spec.ordinal, spec.kind, source.device)
     plan = sequence_plan(config)
     files = {} if plan is None else read_state_files(plan, spec.repository)
     try:
@@ -66,7 +65,8 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
             return DecoupledRunner(spec.instance, request_instance, close, host, config)
         runner = DecoupledRunner(spec.instance, request_instance, close, SequenceHost(host), config)
         return SequenceRunner(runner, plan, spec.model, files)
-    return BackendRunner(InstanceRunner(spec.instance, config, instance, state_files=files), close, host)
+    lost = (lambda: instance.lost) if isinstance(instance, CanBeLost) else str
+    return BackendRunner(InstanceRunner(spec.instance, config, instance, state_files=files), close, host, lost)
 
 
 def complete_config(spec: WorkerSpec, host: Host) -> Any:
@@ -99,7 +99,15 @@ def check_model(spec: WorkerSpec, host: Host) -> None:
 
 def _parts(spec: WorkerSpec) -> tuple[Backend, ModelConfig, ModelSource]:
     config = read_json(spec.config_json).config
-    source = ModelSource(spec.model, spec.version, Path(spec.repository), Path(spec.artifact), dict(spec.options))
+    device = Device(DeviceKind.GPU, spec.device_id, spec.device_uuid) if spec.device_uuid else None
+    source = ModelSource(
+        spec.model,
+        spec.version,
+        Path(spec.repository),
+        Path(spec.artifact),
+        dict(spec.options),
+        device=device,
+    )
     return find_backend(spec.backend), config, source
 
 
@@ -131,9 +139,11 @@ class _Hosted:
 class BackendRunner(_Hosted):
     """A `Runner` over one instance of a backend."""
 
-    def __init__(self, runner: InstanceRunner, close: Callable[[], None], host: Host) -> None:
+    def __init__(self, runner: InstanceRunner, close: Callable[[], None], host: Host, lost: Callable[[], str]) -> None:
+        """`lost` says why the instance can run no other batch, "" while it can."""
         super().__init__(runner.name, close, host)
         self._runner = runner
+        self._lost = lost
 
     def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         items = [_Item(each.key, each.request, each.rows, each.seat, each, self._host) for each in requests]
@@ -141,6 +151,8 @@ class BackendRunner(_Hosted):
         lost = next((reply for reply in ran.replies if isinstance(reply, LostInstanceError)), None)
         if lost is not None:
             self._host.end(lost.message)
+        if why := self._lost():
+            self._host.end(why)
         return [Answer(reply) if isinstance(reply, list) else reply for reply in ran.replies]
 
 

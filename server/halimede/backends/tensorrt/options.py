@@ -1,0 +1,114 @@
+"""Options of the backend and of a model, from `--backend-config` and the model's configuration. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from halimede.core.config.model_config import ModelConfig, ModelPriority
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import clip
+
+BOOLEANS = {"0": False, "1": True, "false": False, "true": True}
+STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
+STRATEGY = "execution_context_allocation_strategy"
+MULTI_DEVICE = "enable_multi_device"
+POLICIES = ("BLOCKING", "DEVICE_BLOCKING")
+MOST_BATCH = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """The `--backend-config` settings. `default_max_batch_size` None: the engine's own.
+
+    `notes` are settings without effect.
+    """
+
+    plugins: tuple[str, ...] = ()
+    version_compatible: bool = False
+    default_max_batch_size: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def opens_libraries(self) -> bool:
+        """Whether engines bring or need native code, which is opened only in processes of their own."""
+        return bool(self.plugins) or self.version_compatible
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """`strategy` is a name of TensorRT's ExecutionContextAllocationStrategy."""
+
+    strategy: str = "STATIC"
+    graphs: bool = False
+    busy_wait: bool = False
+    pinned_input: bool = True
+    pinned_output: bool = True
+    priority: ModelPriority = ModelPriority.PRIORITY_DEFAULT
+
+
+def read_backend_options(settings: Mapping[str, str]) -> BackendOptions:
+    """The options; INVALID_ARG names the first invalid one. Settings of other backends are ignored."""
+    notes = []
+    if _flag(settings, "coalesce-request-input"):
+        notes.append("coalesce-request-input has no effect: the inputs of a batch are always joined before the copy")
+    policy = settings.get("execution-policy", "")
+    if policy and policy not in POLICIES:
+        raise _wrong("execution-policy", policy, f"one of {', '.join(POLICIES)}")
+    if policy == "DEVICE_BLOCKING":
+        notes.append("execution-policy=DEVICE_BLOCKING has no effect: each instance has a thread, as with BLOCKING")
+    return BackendOptions(
+        tuple(path for path in settings.get("plugins", "").split(";") if path),
+        _flag(settings, "version-compatible"),
+        _count(settings, "default-max-batch-size"),
+        tuple(notes),
+    )
+
+
+def read_model_options(config: ModelConfig, model: str) -> ModelOptions:
+    """The options in `config`; INVALID_ARG or UNSUPPORTED names the parameter."""
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    if BOOLEANS.get(parameters.get(MULTI_DEVICE, "false").lower(), True):
+        raise InferenceError(
+            ErrorCode.UNSUPPORTED,
+            f"model '{clip(model)}': parameter '{MULTI_DEVICE}' is not supported: an engine runs on one GPU; remove "
+            "the parameter, or build one engine per GPU and join them in an ensemble",
+        )
+    strategy = parameters.get(STRATEGY, "") or "STATIC"
+    if strategy not in STRATEGIES:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"model '{clip(model)}': parameter '{STRATEGY}' is '{clip(strategy)}'; "
+            f"it must be one of {', '.join(STRATEGIES)}",
+        )
+    optimization = config.optimization
+    if optimization is None:
+        return ModelOptions(strategy)
+    cuda = optimization.cuda
+    pinned_input, pinned_output = optimization.input_pinned_memory, optimization.output_pinned_memory
+    return ModelOptions(
+        strategy,
+        graphs=cuda is not None and cuda.graphs,
+        busy_wait=cuda is not None and cuda.busy_wait_events,
+        pinned_input=pinned_input is None or pinned_input.enable,
+        pinned_output=pinned_output is None or pinned_output.enable,
+        priority=optimization.priority,
+    )
+
+
+def _flag(settings: Mapping[str, str], key: str) -> bool:
+    text = settings.get(key, "") or "false"
+    if text.lower() not in BOOLEANS:
+        raise _wrong(key, text, "true or false")
+    return BOOLEANS[text.lower()]
+
+
+def _count(settings: Mapping[str, str], key: str) -> int | None:
+    text = settings.get(key, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 11 and int(text) <= MOST_BATCH):
+        raise _wrong(key, text, "a number, at least 0")
+    return int(text)
+
+
+def _wrong(key: str, text: str, expected: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, f"--backend-config tensorrt,{key}={clip(text)}: it must be {expected}")

@@ -1,0 +1,3 @@
+"""The played CUDA under the real name."""
+
+__version__ = "13.5.0"
