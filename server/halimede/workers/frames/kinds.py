@@ -63,6 +63,8 @@ class FrameKind(IntEnum):
     """An answer to an INFER."""
     UNMAP = 11
     """The number of a segment of another worker that is to be unmapped."""
+    EXECUTE_NEXT = 12
+    """As EXECUTE, for a worker that runs another batch. It begins if the worker gets its token (`workers.claim`)."""
 
     STARTED = 32
     """JSON: properties of the runner, or the result of the task in START."""
@@ -117,6 +119,7 @@ LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 
 # As numbers: looking up a member of an Enum costs as much as a small method.
 EXECUTE, DONE, RESPONSE = int(FrameKind.EXECUTE), int(FrameKind.DONE), int(FrameKind.RESPONSE)
+EXECUTE_NEXT = int(FrameKind.EXECUTE_NEXT)
 INFER, CALL_ANSWER, METRICS = int(FrameKind.INFER), int(FrameKind.CALL_ANSWER), int(FrameKind.METRICS)
 LIMITS = {
     FrameKind.STARTED: MAX_CONTROL_BYTES,

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.workers.claim import Claim
 from halimede.workers.frames.answers import Done, Response, batch_of, decode_done, decode_response
 from halimede.workers.frames.batches import encode_execute
-from halimede.workers.frames.kinds import CREDIT, HEADER, KEY, FrameError, FrameKind, encode_frame
+from halimede.workers.frames.kinds import (
+    CREDIT,
+    EXECUTE,
+    EXECUTE_NEXT,
+    HEADER,
+    KEY,
+    FrameError,
+    FrameKind,
+    encode_frame,
+)
 from halimede.workers.segments import Block
 from halimede.workers.server.channel import Channel
 from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES, Memory
@@ -27,7 +37,12 @@ class SentBatch:
     slot: int
     items: list[BatchItem]
     blocks: Sequence[Block] = ()
+    is_next: bool = False
+    """Whether the worker ran another batch of this slot when it was sent."""
     is_sent: bool = False
+    is_taken_back: bool = False
+    is_unread: bool = False
+    """Whether the worker had not taken its token when the worker was lost."""
 
 
 class BatchOwner(Protocol):
@@ -51,9 +66,11 @@ class SentBatches:
         model: str,
         inputs: Sequence[str],
         outputs: Sequence[str],
+        claim: Claim,
         owner: BatchOwner,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._claim = claim
         self._channel = channel
         self._memory = memory
         self._tasks = tasks
@@ -86,17 +103,42 @@ class SentBatches:
     def unread(self) -> Sequence[SentBatch]:
         """Batches that the worker has certainly not begun, because it had not read them at its end.
 
-        Of the frames that were sent, only the last one is certain to be unread. Called when the worker is lost.
+        Of the frames that were sent, only the last one is certain to be unread, and a batch whose token was still
+        there. Called when the worker is lost.
         """
         is_unread = self._channel.left_unread
         last = self._last if is_unread and self._last_sent == self._channel.sent else None
-        return [batch for batch in self._running.values() if batch is last or not batch.is_sent]
+        return [batch for batch in self._running.values() if not batch.is_sent or batch.is_unread or batch is last]
 
-    def execute(self, items: list[BatchItem], slot: int) -> int:
-        """Send a batch and return its number. Large tensors are copied after the return."""
+    def close(self) -> None:
+        """The worker is lost."""
+        for batch in self._running.values():
+            batch.is_unread = batch.is_next and batch.is_sent and self._claim.try_take()
+        self._claim.close()
+
+    def take_back(self, slot: int) -> SentBatch | None:
+        """Take back the last batch of the slot, which ran another one; None if it has begun."""
+        batch = next((batch for batch in reversed(self._running.values()) if batch.slot == slot), None)
+        if batch is None or not batch.is_next:
+            return None
+        if not batch.is_sent:
+            batch.is_taken_back = True
+        elif self._claim.try_take():
+            self._memory.take_back(batch.blocks)
+        else:
+            return None
+        del self._running[batch.number]
+        if batch is self._last:
+            self._last = None
+        return batch
+
+    def execute(self, items: list[BatchItem], slot: int, *, is_next: bool = False) -> int:
+        """Send a batch and return its number. Large tensors are copied after the return. `is_next`: the slot runs
+        another one."""
         number = self._next
         self._next = number + 1 & 0xFFFFFFFF
-        batch = self._running[number] = SentBatch(number, slot, items)
+        is_behind_copy = is_next and any(not each.is_sent and each.slot == slot for each in self._running.values())
+        batch = self._running[number] = SentBatch(number, slot, items, is_next=is_next)
         memory = self._memory
         size = 0
         for item in items:
@@ -104,7 +146,7 @@ class SentBatches:
                 size += len(tensor.data)
         if size > COPIED_ON_LOOP_BYTES:
             size = sum(memory.bytes_to_copy(item.request.inputs) for item in items)
-        if size <= COPIED_ON_LOOP_BYTES:
+        if size <= COPIED_ON_LOOP_BYTES and not is_behind_copy:
             try:
                 frame = self._encode(batch)
             except Exception as error:  # noqa: BLE001  the batch must end
@@ -131,12 +173,16 @@ class SentBatches:
             copies.clear()
             self._refuse(batch, error)
             return
+        if batch.is_taken_back:
+            memory.take_back(batch.blocks)
+            return
         self._send(batch, frame)
 
     def _encode(self, batch: SentBatch) -> Buffer:
         memory = self._memory
         try:
-            return encode_execute(batch.number, batch.items, self._inputs, self._output_positions, memory.place)
+            kind = EXECUTE_NEXT if batch.is_next else EXECUTE
+            return encode_execute(batch.number, batch.items, self._inputs, self._output_positions, memory.place, kind)
         except BaseException:
             memory.take_copies()
             raise
@@ -147,6 +193,8 @@ class SentBatches:
         channel = self._channel
         if channel.is_closed or channel.left_unread:
             return
+        if batch.is_next:
+            self._claim.offer()
         channel.send(frame)
         if not channel.left_unread:
             batch.is_sent = True
@@ -155,8 +203,10 @@ class SentBatches:
     def _refuse(self, batch: SentBatch, error: Exception) -> None:
         """End a batch that cannot be sent."""
         log.error("model '%s': a batch could not be sent to its process", self._model, exc_info=error)
-        del self._running[batch.number]
         self._memory.take_back(batch.blocks)
+        if batch.is_taken_back:
+            return
+        del self._running[batch.number]
         failure = InferenceError(ErrorCode.INTERNAL, f"the batch could not be sent to the model's process: {error}")
         done = Done(batch.number, [failure for _ in batch.items], True, (0, 0, 0), 0, [])
         self._loop.call_soon(self._owner.on_done, batch, done)
