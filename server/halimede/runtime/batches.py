@@ -80,9 +80,13 @@ class RunningBatches:
         return batches
 
     def find(self, key: int) -> tuple[Slot, Sequence[InFlight]] | None:
-        """The slot and the batch of a request that a worker has; None when no worker has it."""
-        for slot, batch in self:
+        """The slot and the batch of a request that a worker executes; None when it does not execute."""
+        for slot, batch in self.running.items():
             for item in batch:
                 if item.key == key:
                     return slot, batch
         return None
+
+    def slot_of(self, key: int) -> Slot | None:
+        """The slot of a request that a worker has, also one that it has not begun."""
+        return next((slot for slot, batch in self for item in batch if item.key == key), None)

@@ -3,7 +3,7 @@
 A slot that ends a batch must not wait for the event loop, which may be busy for milliseconds. So a busy slot is lent
 one batch, which its instance begins when it has ended the running one. Only a batch that cannot grow is lent: batches
 are as full as without. A lent batch that has not begun is taken back when one of its requests is cancelled or expires,
-and when another slot is free.
+when another slot is free, and when its slot takes so long that others have overtaken it.
 """
 
 from collections import deque
@@ -59,6 +59,9 @@ class DynamicBatchScheduler:
         self._expected = ExpectedBatch(policy.max_batch_size)
         self._lends = lends
         self._lent: dict[Slot, Batch] = {}
+        """In the order in which they were lent."""
+        self._slow: set[Slot] = set()
+        """Slots that are lent nothing until they end their batch."""
         self.take_back: TakeBack = never
         self._queue.reclaim = self._reclaim
 
@@ -106,7 +109,7 @@ class DynamicBatchScheduler:
                 break
         if self._can_lend():
             for slot in self._busy:
-                if slot not in self._lent:
+                if slot not in self._lent and slot not in self._slow:
                     batch = self._lent[slot] = queue.lend(slot)
                     actions.append(Execute(slot, tuple(batch.keys)))
                     if not queue.has_closed:
@@ -141,6 +144,7 @@ class DynamicBatchScheduler:
         queue = self._queue
         if slot in self._busy:
             self._expected.note(len(queue.queued) + self._executing, len(self._busy) + len(self._free), took_ns)
+            self._note_overtaken(slot)
             self._leave(slot)
             batch = self._lent.pop(slot, None)
             if batch is None:
@@ -179,7 +183,20 @@ class DynamicBatchScheduler:
         return [pending.key for batch in unread for pending in batch]
 
     def _can_lend(self) -> bool:
-        return self._lends and self._queue.has_closed and len(self._lent) < len(self._busy) and not self._begins_at
+        """Whether a batch can be lent, and a slot can take it."""
+        taken = len(self._lent) + len(self._slow)
+        return self._lends and taken < len(self._busy) and self._queue.has_closed and not self._begins_at
+
+    def _note_overtaken(self, slot: Slot) -> None:
+        """The batch that was lent to this slot begins now. Batches that were lent before it must not wait too long."""
+        if slot not in self._lent:
+            return
+        for other, batch in [*self._lent.items()]:
+            if other == slot:
+                return
+            batch.overtaken += 1
+            if batch.overtaken >= len(self._busy) + len(self._free) and self._reclaim(batch, other):
+                self._slow.add(other)
 
     def _reclaim(self, batch: Batch, slot: Slot) -> bool:
         """Take back a lent batch. False if it has begun: then `completed` for the batch before it will come."""
@@ -195,6 +212,7 @@ class DynamicBatchScheduler:
 
     def _leave(self, slot: Slot) -> None:
         """Mark the slot as idle."""
+        self._slow.discard(slot)
         self._executing -= self._busy.pop(slot, 0)
 
     def expect_few(self, now_ns: int) -> None:  # noqa: ARG002  only sequences are idle

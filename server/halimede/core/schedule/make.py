@@ -34,4 +34,4 @@ def make_scheduler(
     priorities = priorities_from_config(config)
     has_levels = priorities is not None or strategy is not None
     queue = LevelQueue(policy, priorities, strategy) if has_levels else BatchQueue(policy)
-    return DynamicBatchScheduler(policy, instances, queue, hold.seated, lends=lends and not has_levels)
+    return DynamicBatchScheduler(policy, instances, queue, hold.seated, lends=lends)

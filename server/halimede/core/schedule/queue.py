@@ -44,6 +44,8 @@ class Batch:
     rows: int
     compatible: Hashable
     lent_to: Slot | None = None
+    overtaken: int = 0
+    """How many batches that were lent later have begun before it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +76,7 @@ class BatchQueue:
         self._open: Batch | None = None
         self._delayed: OrderedDict[int, QueuedRequest] = OrderedDict()
         self._deadlines = Deadlines[int]()
-        self.reclaim: Callable[[Batch, Slot], bool] = _never
+        self.reclaim: Callable[[Batch, Slot], bool] = not_lent
         """Takes back a lent batch, which is closed again; False if it has begun."""
 
     def oldest_enqueued_at(self) -> int | None:
@@ -152,7 +154,7 @@ class BatchQueue:
     def lend(self, slot: Slot) -> Batch:
         """The next closed batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
         batch = self._closed.popitem(last=False)[0]
-        batch.lent_to = slot
+        batch.lent_to, batch.overtaken = slot, 0
         return batch
 
     def take_back(self, batch: Batch) -> None:
@@ -263,6 +265,6 @@ class BatchQueue:
             self._deadlines.discard(queued.pending.key)
 
 
-def _never(_batch: Batch, _slot: Slot) -> bool:
+def not_lent(_batch: Batch, _slot: Slot) -> bool:
     """Nothing is lent."""
     return False
