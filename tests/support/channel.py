@@ -23,6 +23,7 @@ from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
+from halimede.workers.claim import Claim
 from halimede.workers.frames.answers import Done, Response, encode_done, encode_response
 from halimede.workers.frames.batches import ExecuteFrame, decode_execute
 from halimede.workers.frames.calls import Infer
@@ -185,6 +186,8 @@ class Stage:
                 await self._receive()
             body = bytes(self._received[HEADER.size : HEADER.size + length])
             del self._received[: HEADER.size + length]
+            if number == FrameKind.START:
+                os.close(self._descriptors.pop(0))
             if number != FrameKind.SEGMENT:
                 return FrameKind(number), memoryview(body)
             segment, arena = SEGMENT.unpack(body)
@@ -332,8 +335,11 @@ def doubled(requests: Sequence[HostedRequest]) -> list[Reply]:
 class HonestWorker(threading.Thread):
     """The worker process's code over a socket, on a thread of the test process."""
 
-    def __init__(self, descriptor: int, runner: Callable[[Host], Runner], decoupled: bool = False) -> None:
+    def __init__(
+        self, descriptor: int, runner: Callable[[Host], Runner], decoupled: bool = False, claim: Claim | None = None
+    ) -> None:
         super().__init__(daemon=True)
+        self._claim = claim or Claim()
         self._make = runner
         self._spec = replace(SPEC, decoupled=decoupled)
         self.channel = Channel(descriptor)
@@ -345,7 +351,9 @@ class HonestWorker(threading.Thread):
     def run(self) -> None:
         try:
             runner = self._make(self.host)
-            serving = BatchRunner(self.channel, self.memory, self.host, runner, self._spec, INPUTS, OUTPUTS, SPIN)
+            serving = BatchRunner(
+                self.channel, self.memory, self.host, runner, self._spec, INPUTS, OUTPUTS, SPIN, self._claim
+            )
             if runner.is_async:
                 asyncio.run(serving.run_on_loop())
             else:
@@ -356,3 +364,4 @@ class HonestWorker(threading.Thread):
             self.failure = error
         finally:
             self.channel.disconnect()
+            self._claim.close()
