@@ -23,7 +23,7 @@ from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
-from halimede.workers.claim import Claim
+from halimede.workers.claim import TOKENS, Claim
 from halimede.workers.frames.answers import Done, Response, encode_done, encode_response
 from halimede.workers.frames.batches import ExecuteFrame, decode_execute
 from halimede.workers.frames.calls import Infer
@@ -187,7 +187,8 @@ class Stage:
             body = bytes(self._received[HEADER.size : HEADER.size + length])
             del self._received[: HEADER.size + length]
             if number == FrameKind.START:
-                os.close(self._descriptors.pop(0))
+                for _ in range(TOKENS):
+                    os.close(self._descriptors.pop(0))
             if number != FrameKind.SEGMENT:
                 return FrameKind(number), memoryview(body)
             segment, arena = SEGMENT.unpack(body)

@@ -18,9 +18,10 @@ from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.claim import Claim
 from halimede.workers.frames.answers import encode_done
-from halimede.workers.frames.batches import ExecuteFrame, decode_execute
+from halimede.workers.frames.batches import ExecuteFrame, batch_number, decode_execute
 from halimede.workers.frames.json_frames import encode_blocks
 from halimede.workers.frames.kinds import (
+    EXECUTE_NEXT,
     FrameKind,
     encode_frame,
 )
@@ -64,7 +65,7 @@ class BatchRunner:
         self._stopped: asyncio.Event = asyncio.Event()
         self._executing = 0
         """The tasks that execute batches on the loop."""
-        self._next: deque[memoryview] = deque()
+        self._next: deque[tuple[FrameKind, memoryview]] = deque()
         """Batches that begin when no other one runs on the loop."""
 
     def run(self) -> None:
@@ -75,7 +76,7 @@ class BatchRunner:
             if self._memory.inbound.released:
                 self._host.flush()
             kind, body = channel.receive()
-            if kind is FrameKind.EXECUTE or (kind is FrameKind.EXECUTE_NEXT and self._claim.try_take()):
+            if kind is FrameKind.EXECUTE or (kind in EXECUTE_NEXT and self._is_claimed(kind, body)):
                 gap_ns = time.monotonic_ns() - answered_ns
                 self._execute(body)
                 answered_ns = time.monotonic_ns()
@@ -104,8 +105,8 @@ class BatchRunner:
             if kind is FrameKind.STOP:
                 self._stopped.set()
                 return
-            if kind is FrameKind.EXECUTE_NEXT:
-                self._next.append(body)
+            if kind in EXECUTE_NEXT:
+                self._next.append((kind, body))
                 if not self._executing:
                     self._begin_next()
             elif kind is FrameKind.EXECUTE:
@@ -125,10 +126,14 @@ class BatchRunner:
     def _begin_next(self) -> None:
         """Begin the batch that waited for the one before it, if there is one and the server has not taken it back."""
         while self._next:
-            body = self._next.popleft()
-            if self._claim.try_take():
+            kind, body = self._next.popleft()
+            if self._is_claimed(kind, body):
                 self._begin(body)
                 return
+
+    def _is_claimed(self, kind: FrameKind, body: memoryview) -> bool:
+        """Whether this process has the batch of an EXECUTE_NEXT, or the server has taken it back."""
+        return self._claim.try_take(EXECUTE_NEXT.index(kind), batch_number(body))
 
     def _run(self, job: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(job)

@@ -21,7 +21,7 @@ from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
-from halimede.workers.claim import Claim
+from halimede.workers.claim import TOKENS, Claim
 from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import (
     FrameKind,
@@ -76,9 +76,9 @@ def _work(channel: Channel, memory: "Memory") -> int:
     kind, body = channel.receive()
     if kind is not FrameKind.START:
         raise RuntimeError(f"the first frame is {kind.name}, not START")
-    descriptor = channel.take_descriptor()
-    if descriptor is None:
-        raise RuntimeError("START came without its descriptor")
+    descriptors = [one for _ in range(TOKENS) if (one := channel.take_descriptor()) is not None]
+    if len(descriptors) != TOKENS:
+        raise RuntimeError("START came without its descriptors")
     start = json.loads(bytes(body))
     spec = WorkerSpec(**start["spec"])
     host = WorkerHost(channel, memory, spec, start["outputs"])
@@ -99,7 +99,7 @@ def _work(channel: Channel, memory: "Memory") -> int:
     channel.send(json_frame(FrameKind.STARTED, started))
     spin = SpinPolicy(start["spins"], len(os.sched_getaffinity(0)))
     serving = BatchRunner(
-        channel, memory, host, runner, spec, start["inputs"], start["outputs"], spin, Claim(descriptor)
+        channel, memory, host, runner, spec, start["inputs"], start["outputs"], spin, Claim(descriptors)
     )
     if runner.is_async:
         asyncio.run(serving.run_on_loop())

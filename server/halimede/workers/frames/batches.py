@@ -40,7 +40,7 @@ def encode_execute(
     place: Place,
     kind: int = EXECUTE,
 ) -> Buffer:
-    """An EXECUTE or EXECUTE_NEXT frame. `inputs` and `outputs` are the positions of the names."""
+    """A frame of this kind, EXECUTE or one of EXECUTE_NEXT. `inputs` and `outputs` are the positions of the names."""
     keys: list[int] = []
     described: list[bytes] = []
     data: list[Buffer] = []
@@ -94,6 +94,12 @@ class ExecuteFrame:
 
     batch: int
     items: list[BatchItem]
+
+
+def batch_number(body: memoryview) -> int:
+    """The number of the batch of an EXECUTE or EXECUTE_NEXT frame."""
+    number: int = _BATCH.unpack_from(body)[1]
+    return number
 
 
 def decode_execute(

@@ -37,8 +37,10 @@ class SentBatch:
     slot: int
     items: list[BatchItem]
     blocks: Sequence[Block] = ()
-    is_next: bool = False
-    """Whether the worker ran another batch of this slot when it was sent."""
+    copied: asyncio.Event | None = None
+    """Set when a batch that is copied off the loop has been sent, or will not be."""
+    token: int | None = None
+    """The token of a batch that was sent while its slot ran another one."""
     is_sent: bool = False
     is_taken_back: bool = False
     is_unread: bool = False
@@ -113,17 +115,18 @@ class SentBatches:
     def close(self) -> None:
         """The worker is lost."""
         for batch in self._running.values():
-            batch.is_unread = batch.is_next and batch.is_sent and self._claim.try_take()
+            if batch.is_sent and batch.token is not None:
+                batch.is_unread = self._claim.try_take(batch.token, batch.number)
         self._claim.close()
 
     def take_back(self, slot: int) -> SentBatch | None:
         """Take back the last batch of the slot, which ran another one; None if it has begun."""
         batch = next((batch for batch in reversed(self._running.values()) if batch.slot == slot), None)
-        if batch is None or not batch.is_next:
+        if batch is None or batch.token is None:
             return None
         if not batch.is_sent:
             batch.is_taken_back = True
-        elif self._claim.try_take():
+        elif self._claim.try_take(batch.token, batch.number):
             self._memory.take_back(batch.blocks)
         else:
             return None
@@ -137,8 +140,13 @@ class SentBatches:
         another one."""
         number = self._next
         self._next = number + 1 & 0xFFFFFFFF
-        is_behind_copy = is_next and any(not each.is_sent and each.slot == slot for each in self._running.values())
-        batch = self._running[number] = SentBatch(number, slot, items, is_next=is_next)
+        before, token = None, None
+        if is_next:
+            others = [each for each in self._running.values() if each.slot == slot]
+            before = next((each.copied for each in others if not each.is_sent), None)
+            # The token of the batch before may not be taken yet.
+            token = 0 if not others or others[-1].token is None else 1 - others[-1].token
+        batch = self._running[number] = SentBatch(number, slot, items, token=token)
         memory = self._memory
         size = 0
         for item in items:
@@ -146,7 +154,7 @@ class SentBatches:
                 size += len(tensor.data)
         if size > COPIED_ON_LOOP_BYTES:
             size = sum(memory.bytes_to_copy(item.request.inputs) for item in items)
-        if size <= COPIED_ON_LOOP_BYTES and not is_behind_copy:
+        if size <= COPIED_ON_LOOP_BYTES and before is None:
             try:
                 frame = self._encode(batch)
             except Exception as error:  # noqa: BLE001  the batch must end
@@ -156,11 +164,19 @@ class SentBatches:
                 memory.copy(memory.take_copies())
             self._send(batch, frame)
         else:
-            self._tasks.run(self._execute_large(batch, size))
+            batch.copied = asyncio.Event()
+            self._tasks.run(self._execute_large(batch, size, before))
         return number
 
-    async def _execute_large(self, batch: SentBatch, size_bytes: int) -> None:
-        """Send a batch whose tensors are copied on a thread."""
+    async def _execute_large(self, batch: SentBatch, size_bytes: int, before: asyncio.Event | None) -> None:
+        """Send a batch whose tensors are copied on a thread, or that follows such a batch."""
+        try:
+            await self._copy_and_send(batch, size_bytes, before)
+        finally:
+            if batch.copied is not None:
+                batch.copied.set()
+
+    async def _copy_and_send(self, batch: SentBatch, size_bytes: int, before: asyncio.Event | None) -> None:
         memory = self._memory
         await memory.make_room(size_bytes)
         copies: list[tuple[Block, Buffer]] = []
@@ -173,6 +189,8 @@ class SentBatches:
             copies.clear()
             self._refuse(batch, error)
             return
+        if before is not None:
+            await before.wait()
         if batch.is_taken_back:
             memory.take_back(batch.blocks)
             return
@@ -181,7 +199,7 @@ class SentBatches:
     def _encode(self, batch: SentBatch) -> Buffer:
         memory = self._memory
         try:
-            kind = EXECUTE_NEXT if batch.is_next else EXECUTE
+            kind = EXECUTE if batch.token is None else EXECUTE_NEXT[batch.token]
             return encode_execute(batch.number, batch.items, self._inputs, self._output_positions, memory.place, kind)
         except BaseException:
             memory.take_copies()
@@ -193,8 +211,8 @@ class SentBatches:
         channel = self._channel
         if channel.is_closed or channel.left_unread:
             return
-        if batch.is_next:
-            self._claim.offer()
+        if batch.token is not None:
+            self._claim.offer(batch.token, batch.number)
         channel.send(frame)
         if not channel.left_unread:
             batch.is_sent = True

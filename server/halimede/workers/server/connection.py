@@ -119,7 +119,7 @@ class WorkerConnection:
 
     async def start(self, start: Mapping[str, Any]) -> Any:
         """Send START and wait for the worker's answer. InferenceError; cancelled if the worker is lost."""
-        self.channel.send(json_frame(FrameKind.START, start), (self._claim.share(),))
+        self.channel.send(json_frame(FrameKind.START, start), self._claim.share())
         return await self._started
 
     async def stop(self) -> None:
