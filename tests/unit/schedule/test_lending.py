@@ -65,11 +65,30 @@ def test_a_cancelled_request_leaves_a_batch_that_has_not_begun():
     played = instances(BatchPolicy(max_batch_size=2))
     played.arrive(*map(pending, range(1, 5)))
     assert played.cancel(4)
-    assert played.batches == {A: [(1, 2), (3,)]}
-    played.end(A, report=False)
-    assert not played.cancel(3), "it runs, although the scheduler has not been told"
-    played.report(A)
+    assert played.batches == {A: [(1, 2)]}
+    played.end(A)
     assert played.begun == [(1, 2), (3,)]
+
+
+def test_a_request_that_has_begun_cannot_be_cancelled():
+    played = instances(BatchPolicy(max_batch_size=1))
+    played.arrive(pending(1), pending(2))
+    played.end(A, report=False)
+    assert not played.cancel(2), "it runs, although the scheduler has not been told"
+    played.report(A)
+    assert (played.begun, played.scheduler.queued) == ([(1,), (2,)], 0)
+
+
+def test_an_instance_gives_back_one_batch_for_each_that_it_runs():
+    """Else clients that cancel their requests would make the server send batches without end."""
+    played = instances(BatchPolicy(max_batch_size=1))
+    played.arrive(*map(pending, range(1, 6)))
+    for key in (2, 3, 4):
+        assert played.cancel(key)
+    assert (played.taken_back, played.batches) == (1, {A: [(1,)]})
+    played.arrive(pending(6))
+    played.end(A)
+    assert played.batches == {A: [(5,), (6,)]}
 
 
 def test_a_request_expires_in_a_batch_that_has_not_begun():
@@ -78,7 +97,9 @@ def test_a_request_expires_in_a_batch_that_has_not_begun():
     assert played.batches == {A: [(1, 2), (3, 4)]}
     played.pass_time(MS)
     assert played.failed == [expired(3)]
-    assert played.batches == {A: [(1, 2), (4,)]}
+    assert played.batches == {A: [(1, 2)]}
+    played.end(A)
+    assert played.begun == [(1, 2), (4,)]
 
 
 def test_a_request_that_has_begun_does_not_expire():
@@ -98,7 +119,9 @@ def test_a_late_request_of_a_batch_is_delayed():
     played.pass_time(MS // 2)
     played.arrive(pending(4))
     played.pass_time(MS // 2)
-    assert played.batches == {A: [(1,), (4,)]}, "2 and 3 are behind all others"
+    for _ in range(4):
+        played.end(A)
+    assert played.begun == [(1,), (4,), (2,), (3,)]
 
 
 def test_a_free_instance_takes_the_batch_of_a_busy_one():
@@ -125,7 +148,7 @@ def test_a_higher_priority_runs_before_a_batch_that_has_not_begun():
     played.arrive(pending(1), pending(2), pending(3))
     assert played.batches == {A: [(1,), (2,)]}
     played.arrive(Pending(4, 1, 4, priority=1))
-    assert played.batches == {A: [(1,), (4,)]}
+    assert played.batches == {A: [(1,)]}
     for _ in range(3):
         played.end(A)
     assert played.begun == [(1,), (4,), (2,), (3,)]

@@ -60,8 +60,9 @@ class DynamicBatchScheduler:
         self._lends = lends
         self._lent: dict[Slot, Batch] = {}
         """In the order in which they were lent."""
-        self._slow: set[Slot] = set()
-        """Slots that are lent nothing until they end their batch."""
+        self._barred: set[Slot] = set()
+        """Slots that are lent nothing until they end their batch, because one was taken back. So clients that cancel
+        requests cannot make the server send the same batches again and again."""
         self.take_back: TakeBack = never
         self._queue.reclaim = self._reclaim
 
@@ -109,7 +110,7 @@ class DynamicBatchScheduler:
                 break
         if self._can_lend():
             for slot in self._busy:
-                if slot not in self._lent and slot not in self._slow:
+                if slot not in self._lent and slot not in self._barred:
                     batch = self._lent[slot] = queue.lend(slot)
                     actions.append(Execute(slot, tuple(batch.keys)))
                     if not queue.has_closed:
@@ -184,7 +185,7 @@ class DynamicBatchScheduler:
 
     def _can_lend(self) -> bool:
         """Whether a batch can be lent, and a slot can take it."""
-        taken = len(self._lent) + len(self._slow)
+        taken = len(self._lent) + len(self._barred)
         return self._lends and taken < len(self._busy) and self._queue.has_closed and not self._begins_at
 
     def _note_overtaken(self, slot: Slot) -> None:
@@ -195,13 +196,14 @@ class DynamicBatchScheduler:
             if other == slot:
                 return
             batch.overtaken += 1
-            if batch.overtaken >= len(self._busy) + len(self._free) and self._reclaim(batch, other):
-                self._slow.add(other)
+            if batch.overtaken >= len(self._busy) + len(self._free):
+                self._reclaim(batch, other)
 
     def _reclaim(self, batch: Batch, slot: Slot) -> bool:
         """Take back a lent batch. False if it has begun: then `completed` for the batch before it will come."""
         if self.take_back(slot):
             del self._lent[slot]
+            self._barred.add(slot)
             self._queue.take_back(batch)
             return True
         return False
@@ -212,7 +214,7 @@ class DynamicBatchScheduler:
 
     def _leave(self, slot: Slot) -> None:
         """Mark the slot as idle."""
-        self._slow.discard(slot)
+        self._barred.discard(slot)
         self._executing -= self._busy.pop(slot, 0)
 
     def expect_few(self, now_ns: int) -> None:  # noqa: ARG002  only sequences are idle
