@@ -23,7 +23,7 @@ from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
-from halimede.workers.claim import TOKENS, Claim
+from halimede.workers.claim import DESCRIPTORS, Claim
 from halimede.workers.frames.answers import Done, Response, encode_done, encode_response
 from halimede.workers.frames.batches import ExecuteFrame, decode_execute
 from halimede.workers.frames.calls import Infer
@@ -60,7 +60,12 @@ def open_descriptors() -> int:
 
 
 def mappings() -> int:
-    return Path("/proc/self/maps").read_text().count("memfd:halimede")
+    return Path("/proc/self/maps").read_text().count("memfd:halimede (")
+
+
+def pages() -> int:
+    """The mapped pages of `workers.claim`."""
+    return Path("/proc/self/maps").read_text().count("memfd:halimede batches (")
 
 
 @dataclass
@@ -187,7 +192,7 @@ class Stage:
             body = bytes(self._received[HEADER.size : HEADER.size + length])
             del self._received[: HEADER.size + length]
             if number == FrameKind.START:
-                for _ in range(TOKENS):
+                for _ in range(DESCRIPTORS):
                     os.close(self._descriptors.pop(0))
             if number != FrameKind.SEGMENT:
                 return FrameKind(number), memoryview(body)
@@ -244,13 +249,14 @@ class Stage:
 async def leaving_nothing() -> AsyncIterator[None]:
     """Check that the block leaves no descriptor and no mapping behind."""
     gc.collect()
-    before = open_descriptors(), mappings()
+    before = open_descriptors(), mappings() + pages()
     yield
     # Threads may still be creating a segment that no caller waits for.
     deadline = time.monotonic() + LIMIT_S
     # A descriptor of an earlier test may be closed meanwhile, so that fewer than before are open.
-    while open_descriptors() > before[0] or mappings() > before[1]:
-        assert time.monotonic() < deadline, f"descriptors, mappings: {open_descriptors(), mappings()}, before {before}"
+    while open_descriptors() > before[0] or mappings() + pages() > before[1]:
+        now = open_descriptors(), mappings(), pages()
+        assert time.monotonic() < deadline, f"descriptors, mappings, pages: {now}, before {before}"
         await asyncio.sleep(0.01)
         gc.collect()
 

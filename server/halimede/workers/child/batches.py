@@ -160,6 +160,7 @@ class BatchRunner:
     def _decode(self, body: memoryview, blocks: list[Block]) -> tuple[ExecuteFrame, int]:
         """The batch, and the time when its execution begins."""
         self._blocks = blocks
+        self._claim.begin(batch_number(body))
         execute = decode_execute(body, self._inputs, self._outputs, self._model, self._locate)
         begun = time.monotonic_ns()
         self._requests.add(execute.items, begun)

@@ -21,7 +21,7 @@ from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
-from halimede.workers.claim import TOKENS, Claim
+from halimede.workers.claim import DESCRIPTORS, Claim
 from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import (
     FrameKind,
@@ -76,8 +76,8 @@ def _work(channel: Channel, memory: "Memory") -> int:
     kind, body = channel.receive()
     if kind is not FrameKind.START:
         raise RuntimeError(f"the first frame is {kind.name}, not START")
-    descriptors = [one for _ in range(TOKENS) if (one := channel.take_descriptor()) is not None]
-    if len(descriptors) != TOKENS:
+    descriptors = [one for _ in range(DESCRIPTORS) if (one := channel.take_descriptor()) is not None]
+    if len(descriptors) != DESCRIPTORS:
         raise RuntimeError("START came without its descriptors")
     start = json.loads(bytes(body))
     spec = WorkerSpec(**start["spec"])

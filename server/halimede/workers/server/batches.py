@@ -43,8 +43,6 @@ class SentBatch:
     """The token of a batch that was sent while its slot ran another one."""
     is_sent: bool = False
     is_taken_back: bool = False
-    is_unread: bool = False
-    """Whether the worker had not taken its token when the worker was lost."""
 
 
 class BatchOwner(Protocol):
@@ -84,9 +82,6 @@ class SentBatches:
         self._loop = loop
         self._running: dict[int, SentBatch] = {}
         self._next = 1
-        self._last: SentBatch | None = None
-        """The batch that was sent last, as the channel's frame number `_last_sent`."""
-        self._last_sent = 0
         channel.handle(FrameKind.DONE, self._on_done)
         channel.handle(FrameKind.RESPONSE, self._on_response)
         channel.check_partial = self._check_partial
@@ -103,20 +98,13 @@ class SentBatches:
         return self._running.get(number)
 
     def unread(self) -> Sequence[SentBatch]:
-        """Batches that the worker has certainly not begun, because it had not read them at its end.
-
-        Of the frames that were sent, only the last one is certain to be unread, and a batch whose token was still
-        there. Called when the worker is lost.
-        """
-        is_unread = self._channel.left_unread
-        last = self._last if is_unread and self._last_sent == self._channel.sent else None
-        return [batch for batch in self._running.values() if not batch.is_sent or batch.is_unread or batch is last]
+        """Batches that the worker has not begun. Called when its process has ended."""
+        return [
+            batch for batch in self._running.values() if not (batch.is_sent and self._claim.has_begun(batch.number))
+        ]
 
     def close(self) -> None:
         """The worker is lost."""
-        for batch in self._running.values():
-            if batch.is_sent and batch.token is not None:
-                batch.is_unread = self._claim.try_take(batch.token, batch.number)
         self._claim.close()
 
     def take_back(self, slot: int) -> SentBatch | None:
@@ -131,8 +119,6 @@ class SentBatches:
         else:
             return None
         del self._running[batch.number]
-        if batch is self._last:
-            self._last = None
         return batch
 
     def execute(self, items: list[BatchItem], slot: int, *, is_next: bool = False) -> int:
@@ -214,9 +200,7 @@ class SentBatches:
         if batch.token is not None:
             self._claim.offer(batch.token, batch.number)
         channel.send(frame)
-        if not channel.left_unread:
-            batch.is_sent = True
-            self._last, self._last_sent = batch, channel.sent
+        batch.is_sent = not channel.left_unread
 
     def _refuse(self, batch: SentBatch, error: Exception) -> None:
         """End a batch that cannot be sent."""
@@ -252,8 +236,6 @@ class SentBatches:
         batch = self._ending(*batch_of(body))
         done = decode_done(body, self._outputs, memory.locate)
         del self._running[done.batch]
-        if batch is self._last:
-            self._last = None  # it would keep the batch's tensors alive
         if batch.blocks or done.retained:
             memory.take_back(batch.blocks, done.retained)
         if done.wanted_bytes:
