@@ -23,6 +23,7 @@ from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
+from halimede.workers.claim import DESCRIPTORS, Claim
 from halimede.workers.frames.answers import Done, Response, encode_done, encode_response
 from halimede.workers.frames.batches import ExecuteFrame, decode_execute
 from halimede.workers.frames.calls import Infer
@@ -59,7 +60,12 @@ def open_descriptors() -> int:
 
 
 def mappings() -> int:
-    return Path("/proc/self/maps").read_text().count("memfd:halimede")
+    return Path("/proc/self/maps").read_text().count("memfd:halimede (")
+
+
+def pages() -> int:
+    """The mapped pages of `workers.claim`."""
+    return Path("/proc/self/maps").read_text().count("memfd:halimede batches (")
 
 
 @dataclass
@@ -185,6 +191,9 @@ class Stage:
                 await self._receive()
             body = bytes(self._received[HEADER.size : HEADER.size + length])
             del self._received[: HEADER.size + length]
+            if number == FrameKind.START:
+                for _ in range(DESCRIPTORS):
+                    os.close(self._descriptors.pop(0))
             if number != FrameKind.SEGMENT:
                 return FrameKind(number), memoryview(body)
             segment, arena = SEGMENT.unpack(body)
@@ -240,13 +249,14 @@ class Stage:
 async def leaving_nothing() -> AsyncIterator[None]:
     """Check that the block leaves no descriptor and no mapping behind."""
     gc.collect()
-    before = open_descriptors(), mappings()
+    before = open_descriptors(), mappings() + pages()
     yield
     # Threads may still be creating a segment that no caller waits for.
     deadline = time.monotonic() + LIMIT_S
     # A descriptor of an earlier test may be closed meanwhile, so that fewer than before are open.
-    while open_descriptors() > before[0] or mappings() > before[1]:
-        assert time.monotonic() < deadline, f"descriptors, mappings: {open_descriptors(), mappings()}, before {before}"
+    while open_descriptors() > before[0] or mappings() + pages() > before[1]:
+        now = open_descriptors(), mappings(), pages()
+        assert time.monotonic() < deadline, f"descriptors, mappings, pages: {now}, before {before}"
         await asyncio.sleep(0.01)
         gc.collect()
 
@@ -332,8 +342,11 @@ def doubled(requests: Sequence[HostedRequest]) -> list[Reply]:
 class HonestWorker(threading.Thread):
     """The worker process's code over a socket, on a thread of the test process."""
 
-    def __init__(self, descriptor: int, runner: Callable[[Host], Runner], decoupled: bool = False) -> None:
+    def __init__(
+        self, descriptor: int, runner: Callable[[Host], Runner], decoupled: bool = False, claim: Claim | None = None
+    ) -> None:
         super().__init__(daemon=True)
+        self._claim = claim or Claim()
         self._make = runner
         self._spec = replace(SPEC, decoupled=decoupled)
         self.channel = Channel(descriptor)
@@ -345,7 +358,9 @@ class HonestWorker(threading.Thread):
     def run(self) -> None:
         try:
             runner = self._make(self.host)
-            serving = BatchRunner(self.channel, self.memory, self.host, runner, self._spec, INPUTS, OUTPUTS, SPIN)
+            serving = BatchRunner(
+                self.channel, self.memory, self.host, runner, self._spec, INPUTS, OUTPUTS, SPIN, self._claim
+            )
             if runner.is_async:
                 asyncio.run(serving.run_on_loop())
             else:
@@ -356,3 +371,4 @@ class HonestWorker(threading.Thread):
             self.failure = error
         finally:
             self.channel.disconnect()
+            self._claim.close()

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from halimede.core.config.check_request import Checked, RequestChecker
-from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput
+from halimede.core.config.model_config import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInput,
+    ModelOutput,
+    ModelParameter,
+    ModelTransactionPolicy,
+)
+from halimede.core.config.process_options import MAX_CONCURRENCY
 from halimede.core.observe.stats import ModelStats
 from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.scheduler import Scheduler
@@ -49,6 +57,8 @@ class PlayedProcess:
     concurrency: int = 1
     is_up: bool = True
     batches: dict[int, list[BatchItem]] = field(default_factory=dict)
+    next: dict[int, list[BatchItem]] = field(default_factory=dict)
+    """Batches that begin after the running ones."""
     open: list[int] = field(default_factory=list)
     executed: list[int] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -63,10 +73,19 @@ class PlayedProcess:
 
     def execute(self, items: list[BatchItem], slot: int = 0) -> None:
         assert self.is_up, "a batch for a process that is down"
-        assert slot not in self.batches, "two batches in one slot"
         assert slot < self.concurrency
+        if slot in self.batches:
+            assert slot not in self.next, "two batches wait for one slot"
+            self.next[slot] = items
+        else:
+            self._begin(slot, items)
+
+    def _begin(self, slot: int, items: list[BatchItem]) -> None:
         self.batches[slot] = items
         self.executed += [item.key for item in items]
+
+    def take_back(self, slot: int) -> bool:
+        return self.next.pop(slot, None) is not None
 
     def cancel(self, key: int) -> None:
         self.cancelled.append(key)
@@ -106,6 +125,9 @@ class PlayedProcess:
     ) -> None:
         """End a slot's batch with one reply for all its requests; None leaves them open."""
         items = self.batches.pop(slot)
+        if slot in self.next:
+            # The process begins it before the server learns of the end.
+            self._begin(slot, self.next.pop(slot))
         if reply is None:
             self.open += [item.key for item in items]
         failed = isinstance(reply, InferenceError)
@@ -115,16 +137,17 @@ class PlayedProcess:
     def die(self, reason: str = "signal 9", *, parked: bool = False, has_read: bool = True) -> list[WorkerEvent]:
         """Go down. The returned events fail what it held; the test must deliver them.
 
-        They do not fail batches that it had not read.
+        They do not fail batches that it had not read, and those that it had not begun.
         """
         failures: list[WorkerEvent] = []
-        unread: set[int] = set()
+        unread = {item.key for items in self.next.values() for item in items}
+        self.next = {}
         if has_read:
             failures = [
                 BatchDone(self, items, [DEAD] * len(items), times(), True, slot) for slot, items in self.batches.items()
             ]
         else:
-            unread = {item.key for items in self.batches.values() for item in items}
+            unread |= {item.key for items in self.batches.values() for item in items}
             self.executed = [key for key in self.executed if key not in unread]
         failures += [ResponseSent(self, key, DEAD, True, times()) for key in self.open]
         self.batches, self.open, self.is_up = {}, [], False
@@ -155,6 +178,8 @@ class Bench:
             input=(ModelInput(name="IN", data_type=DataType.FP32, dims=(1,)),),
             output=(output,),
             dynamic_batching=ModelDynamicBatching(**batching),
+            model_transaction_policy=ModelTransactionPolicy(decoupled=decoupled),
+            parameters={MAX_CONCURRENCY: ModelParameter(str(concurrency))},
         )
         self.table = RequestTable()
         self.stats = ModelStats("m", "1", decoupled=decoupled)

@@ -22,6 +22,12 @@ class QueueingWorker:
     def execute(self, items: list[BatchItem], slot: int = 0) -> None:
         self.batches.append(items)
 
+    def take_back(self, _slot: int) -> bool:
+        if len(self.batches) < 2:
+            return False
+        self.batches.pop()
+        return True
+
     def cancel(self, key: int) -> None:
         self.cancelled.append(key)
 

@@ -40,38 +40,53 @@ class RunningBatches:
 
     def begin(self, slot: Slot, batch: list[InFlight], now_ns: int) -> None:
         """The worker gets a batch, which runs at once or after the running one."""
-        self._busy[slot.instance].begin(now_ns)
         if slot in self.running:
             self._ready.setdefault(slot, deque()).append(batch)
-        else:
-            self.running[slot] = batch
+            return
+        self.running[slot] = batch
+        self._busy[slot.instance].begin(now_ns)
+        for flight in batch:
+            flight.begun_ns = now_ns
+
+    def take_back(self, slot: Slot) -> None:
+        """The worker has given back the last batch of the slot, which it had not begun."""
+        ready = self._ready[slot]
+        ready.pop()
+        if not ready:
+            del self._ready[slot]
 
     def try_end(self, slot: Slot, first: int, now_ns: int) -> bool:
         """End the batch that runs in a slot; False when that is another one, or none."""
         batch = self.running.get(slot)
         if batch is None or batch[0].key != first:
             return False
-        del self.running[slot]
-        self._busy[slot.instance].end(now_ns)
         if self._ready and (ready := self._ready.get(slot)):
-            self.running[slot] = ready.popleft()
+            self.running[slot] = batch = ready.popleft()
             if not ready:
                 del self._ready[slot]
+            for flight in batch:
+                flight.begun_ns = now_ns
+            return True
+        del self.running[slot]
+        self._busy[slot.instance].end(now_ns)
         return True
 
     def remove(self, slot: Slot, now_ns: int) -> list[list[InFlight]]:
         """Remove a slot. Returns its batches in order."""
         batches = [batch for at, batch in self if at == slot]
-        for _ in batches:
+        if self.running.pop(slot, None) is not None:
             self._busy[slot.instance].end(now_ns)
-        self.running.pop(slot, None)
         self._ready.pop(slot, None)
         return batches
 
     def find(self, key: int) -> tuple[Slot, Sequence[InFlight]] | None:
-        """The slot and the batch of an executing request; None when it does not execute."""
-        for slot, batch in self:
+        """The slot and the batch of a request that a worker executes; None when it does not execute."""
+        for slot, batch in self.running.items():
             for item in batch:
                 if item.key == key:
                     return slot, batch
         return None
+
+    def slot_of(self, key: int) -> Slot | None:
+        """The slot of a request that a worker has, also one that it has not begun."""
+        return next((slot for slot, batch in self for item in batch if item.key == key), None)

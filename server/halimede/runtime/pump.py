@@ -51,6 +51,7 @@ class Pump:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._scheduler = scheduler
+        scheduler.take_back = self._take_back
         self._loop = loop
         self._requests = requests
         self._refusal: InferenceError | None = None
@@ -254,8 +255,6 @@ class Pump:
     def _execute(self, slot: Slot, batch: list[InFlight], now_ns: int) -> None:
         worker = self._instances.worker_of[slot]
         self._batches.begin(slot, batch, now_ns)
-        for flight in batch:
-            flight.begun_ns = now_ns
         if self._scheduler.follows_outcomes:
             for flight in batch:
                 if flight.opened is not None:
@@ -263,6 +262,13 @@ class Pump:
                     opened = flight.opened
                     opened.worker, opened.first, opened.batch_is_over = worker, batch[0].key, False
         worker.execute([*batch], slot.number)
+
+    def _take_back(self, slot: Slot) -> bool:
+        """See `core.schedule.scheduler.TakeBack`."""
+        if not self._instances.worker_of[slot].take_back(slot.number):
+            return False
+        self._batches.take_back(slot)
+        return True
 
     def _on_down(self, down: WorkerDown) -> None:
         if not self._instances.take_down(down):

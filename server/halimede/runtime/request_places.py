@@ -22,11 +22,11 @@ class RequestPlaces:
         self._batches = batches
 
     def worker_of(self, flight: InFlight) -> Worker | None:
-        """The worker that executes a request or has it open; None when it is queued."""
+        """The worker that has a request or has it open; None when it is queued."""
         if flight.opened is not None:
             return flight.opened.worker
-        found = self._batches.find(flight.key)
-        return None if found is None else self._instances.worker_of[found[0]]
+        slot = self._batches.slot_of(flight.key)
+        return None if slot is None else self._instances.worker_of[slot]
 
     def place_of(self, key: int) -> Place:
         """See `runtime.requests.Executor.place_of`."""

@@ -29,12 +29,12 @@ _F_SEAL_FUTURE_WRITE = 0x10
 """Of Linux 5.1; the standard library has no name for it."""
 
 
-def make_segment(size_bytes: int) -> int | None:
-    """The descriptor of a new segment; None when the system has no memory for it."""
+def make_segment(size_bytes: int, name: str = "halimede") -> int | None:
+    """The descriptor of a new segment; None when the system has no memory for it. `name` is for /proc/PID/maps."""
     if size_bytes > _available_bytes():
         return None
     try:
-        descriptor = os.memfd_create("halimede", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError:
         return None
     try:

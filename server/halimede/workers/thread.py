@@ -9,6 +9,7 @@ that hangs does not keep the process from exiting.
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
@@ -44,8 +45,11 @@ class ThreadWorker:
         self._state_files = state_files
         self._on_event = on_event
         self._loop = loop
-        # At most one batch and the None that ends the thread: `execute` is not called while a batch is running.
-        self._inbox: SimpleQueue[list[BatchItem] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[bool] = SimpleQueue()
+        """True for each batch, False to end the thread."""
+        self._batches: deque[list[BatchItem]] = deque()
+        """Batches that have not begun. Both sides take them away, which is atomic; so there may be fewer than the inbox
+        says."""
         self._started: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
         self._thread = threading.Thread(
@@ -77,12 +81,20 @@ class ThreadWorker:
         try:
             await worker._started
         except asyncio.CancelledError:
-            worker._inbox.put(None)
+            worker._inbox.put(False)
             raise
         return worker
 
     def execute(self, items: list[BatchItem], slot: int = 0) -> None:  # noqa: ARG002  # there is one slot
-        self._inbox.put(items)
+        self._batches.append(items)
+        self._inbox.put(True)
+
+    def take_back(self, slot: int) -> bool:  # noqa: ARG002
+        try:
+            self._batches.pop()
+        except IndexError:
+            return False
+        return True
 
     def cancel(self, key: int) -> None:
         """No effect: the instance reads the flags of its items."""
@@ -94,7 +106,7 @@ class ThreadWorker:
         return True
 
     async def stop(self) -> None:
-        self._inbox.put(None)
+        self._inbox.put(False)
         await self._ended
         # The thread ends right after it has reported its end.
         self._thread.join()
@@ -115,10 +127,11 @@ class ThreadWorker:
 
     def _serve(self, instance: Instance) -> None:
         runner = InstanceRunner(self.name, self._config, instance, MAX_STRINGS, self._state_files)
-        while True:
-            items = self._inbox.get()
-            if items is None:
-                return
+        while self._inbox.get():
+            try:
+                items = self._batches.popleft()
+            except IndexError:
+                continue  # it was taken back
             ran = runner.run(items)
             self._post(self._on_event, BatchDone(self, items, ran.replies, ran.times, ran.failed))
             # An idle worker must not keep the last batch's tensors alive.

@@ -125,6 +125,10 @@ class Worker(Protocol):
         Must not be called between WorkerDown and WorkerUp.
         """
 
+    def take_back(self, slot: int) -> bool:
+        """Take back the last batch of the slot if it got it while another one ran, and has not begun it. No event will
+        end that batch. Must not be called between WorkerDown and WorkerUp."""
+
     def cancel(self, key: int) -> None:
         """Cancel a request that is executing: its client has disconnected. Its item's `cancelled` is already set."""
 

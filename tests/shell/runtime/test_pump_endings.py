@@ -212,6 +212,23 @@ def test_the_place_of_a_request_names_what_it_waits_for() -> None:
     run_on_loop(scenario)
 
 
+def test_a_request_of_a_batch_that_has_not_begun_is_queued() -> None:
+    async def scenario() -> None:
+        bench = Bench(preferred_batch_size=(1,), decoupled=False)
+        (worker,) = bench.workers
+        bench.submit(1, 2)
+        await bench.turn()
+        first, second = RunningBatch("m", "1", 1), RunningBatch("m", "1", 2)
+        assert [item.key for item in worker.next[0]] == [2]
+        assert (bench.pump.queued, bench.executing) == (1, 1)
+        assert bench.pump.place_of(2) == Queued([(first,)])
+        worker.finish(reply=outputs())
+        assert bench.pump.place_of(2) == Held((second, Answers(second)))
+        assert (bench.pump.queued, bench.executing) == (0, 1)
+
+    run_on_loop(scenario)
+
+
 def test_a_request_sent_from_the_callback_of_a_refusal_is_refused() -> None:
     async def scenario() -> None:
         bench = Bench(preferred_batch_size=(1,))

@@ -1,4 +1,10 @@
-"""The dynamic batcher: batches from a queue, given to free slots."""
+"""The dynamic batcher: batches from a queue, given to free slots, and lent to busy ones.
+
+A slot that ends a batch must not wait for the event loop, which may be busy for milliseconds. So a busy slot is lent
+one batch, which its instance begins when it has ended the running one. Only a batch that cannot grow is lent: batches
+are as full as without. A lent batch that has not begun is taken back when one of its requests is cancelled or expires,
+when another slot is free, and when its slot takes so long that others have overtaken it.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,8 +13,8 @@ from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.expected_batch import ExpectedBatch
 from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy
-from halimede.core.schedule.queue import BatchQueue
-from halimede.core.schedule.scheduler import Outcome, Pending
+from halimede.core.schedule.queue import Batch, BatchQueue
+from halimede.core.schedule.scheduler import Outcome, Pending, TakeBack, never
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason, SequenceCount
 
@@ -31,10 +37,13 @@ class DynamicBatchScheduler:
         instances: int = 0,
         queue: BatchQueue | LevelQueue | None = None,
         begins_at: int = 0,
+        *,
+        lends: bool = False,
     ) -> None:
         """Requests wait in `queue`; without it, in a `BatchQueue` with the policy.
 
-        Nothing is executed before `begins_at` requests are queued for the first time.
+        Nothing is executed before `begins_at` requests are queued for the first time. `lends`: each instance takes one
+        batch more than it runs.
         """
         self._queue = queue or BatchQueue(policy)
         self._failed: list[Fail] = self._queue.failed if isinstance(self._queue, LevelQueue) else []
@@ -48,6 +57,14 @@ class DynamicBatchScheduler:
         self._executing = 0
         """The requests of all slots."""
         self._expected = ExpectedBatch(policy.max_batch_size)
+        self._lends = lends
+        self._lent: dict[Slot, Batch] = {}
+        """In the order in which they were lent."""
+        self._barred: set[Slot] = set()
+        """Slots that are lent nothing until they end their batch, because one was taken back. So clients that cancel
+        requests cannot make the server send the same batches again and again."""
+        self.take_back: TakeBack = never
+        self._queue.reclaim = self._reclaim
 
     def __repr__(self) -> str:
         running, slots = len(self._busy), len(self._busy) + len(self._free)
@@ -58,7 +75,7 @@ class DynamicBatchScheduler:
         free = self._free
         self._queue.push(pending, now_ns, bool(free))
         if not free:
-            return None
+            return 1 if self._can_lend() else None
         expected = self._expected.requests
         if expected == 1:
             return 1
@@ -68,8 +85,7 @@ class DynamicBatchScheduler:
         if self._expected.requests > 1 or not self._free or self._begins_at or self._queue.would_hold(batch_size):
             return None
         slot = self._free.popleft()
-        self._busy[slot] = 1
-        self._executing += 1
+        self._begin(slot, 1)
         return slot
 
     def poll(self, now_ns: int) -> list[Action]:
@@ -83,11 +99,22 @@ class DynamicBatchScheduler:
             if len(queue.queued) < self._begins_at:
                 return actions
             self._begins_at = 0
-        while free and (keys := queue.pop_ready(now_ns)):
-            slot = free.popleft()
-            self._busy[slot] = len(keys)
-            self._executing += len(keys)
-            actions.append(Execute(slot, keys))
+        while free:
+            keys = queue.pop_ready(now_ns)
+            if keys:
+                slot = free.popleft()
+                self._begin(slot, len(keys))
+                actions.append(Execute(slot, keys))
+            # The batch that was lent last begins last.
+            elif not any(self._reclaim(batch, slot) for slot, batch in reversed([*self._lent.items()])):
+                break
+        if self._can_lend():
+            for slot in self._busy:
+                if slot not in self._lent and slot not in self._barred:
+                    batch = self._lent[slot] = queue.lend(slot)
+                    actions.append(Execute(slot, tuple(batch.keys)))
+                    if not queue.has_closed:
+                        break
         if self._failed:
             actions += self._failed
             self._failed.clear()
@@ -115,11 +142,19 @@ class DynamicBatchScheduler:
         outcomes: Sequence[Outcome] = (),  # noqa: ARG002  outcomes are not followed
     ) -> int | None:
         """See `Scheduler`. Ignored for a slot that was removed meanwhile."""
-        queued = len(self._queue.queued)
+        queue = self._queue
         if slot in self._busy:
-            self._expected.note(queued + self._executing, len(self._busy) + len(self._free), took_ns)
+            self._expected.note(len(queue.queued) + self._executing, len(self._busy) + len(self._free), took_ns)
+            self._note_overtaken(slot)
             self._leave(slot)
-            self._free.append(slot)
+            batch = self._lent.pop(slot, None)
+            if batch is None:
+                self._free.append(slot)
+            else:
+                queue.begin(batch)
+                self._begin(slot, len(batch.keys))
+                return 0 if queue.has_closed else None
+        queued = len(queue.queued)
         if not queued:
             return None
         return 0 if 1 < self._expected.requests <= queued else 1
@@ -133,12 +168,53 @@ class DynamicBatchScheduler:
         if slot in self._free:
             self._free.remove(slot)
         self._leave(slot)
+        lent = self._lent.pop(slot, None)
+        if lent is not None:
+            # It is the last batch of the slot.
+            if unread and unread[-1][0].key == lent.keys[0]:
+                self._queue.take_back(lent)
+                return [*lent.keys, *self._return(unread[:-1], now_ns)]
+            self._queue.begin(lent)
+        return self._return(unread, now_ns)
+
+    def _return(self, unread: Sequence[Sequence[Pending]], now_ns: int) -> list[int]:
+        """Queue batches again that have left the queue and did not run; their keys."""
         for batch in reversed(unread):
             self._queue.push_back(batch, now_ns)
         return [pending.key for batch in unread for pending in batch]
 
+    def _can_lend(self) -> bool:
+        """Whether a batch can be lent, and a slot can take it."""
+        taken = len(self._lent) + len(self._barred)
+        return self._lends and taken < len(self._busy) and self._queue.has_closed and not self._begins_at
+
+    def _note_overtaken(self, slot: Slot) -> None:
+        """The batch that was lent to this slot begins now. Batches that were lent before it must not wait too long."""
+        if slot not in self._lent:
+            return
+        for other, batch in [*self._lent.items()]:
+            if other == slot:
+                return
+            batch.overtaken += 1
+            if batch.overtaken >= len(self._busy) + len(self._free):
+                self._reclaim(batch, other)
+
+    def _reclaim(self, batch: Batch, slot: Slot) -> bool:
+        """Take back a lent batch. False if it has begun: then `completed` for the batch before it will come."""
+        if self.take_back(slot):
+            del self._lent[slot]
+            self._barred.add(slot)
+            self._queue.take_back(batch)
+            return True
+        return False
+
+    def _begin(self, slot: Slot, requests: int) -> None:
+        self._busy[slot] = requests
+        self._executing += requests
+
     def _leave(self, slot: Slot) -> None:
         """Mark the slot as idle."""
+        self._barred.discard(slot)
         self._executing -= self._busy.pop(slot, 0)
 
     def expect_few(self, now_ns: int) -> None:  # noqa: ARG002  only sequences are idle
@@ -149,6 +225,9 @@ class DynamicBatchScheduler:
         self._queue.end_delay()
 
     def drain(self) -> list[int]:
+        for slot, batch in [*self._lent.items()]:
+            if not self._reclaim(batch, slot):
+                self._queue.begin(batch)
         return self._queue.clear()
 
     @property

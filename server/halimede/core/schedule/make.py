@@ -1,6 +1,7 @@
 """The choice of a model's scheduler."""
 
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.process_options import max_concurrency
 from halimede.core.schedule.default import DefaultScheduler
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.levels import LevelQueue
@@ -25,9 +26,12 @@ def make_scheduler(
     if config.sequence_batching is not None:
         return SequenceScheduler(sequence_policy(config, config.sequence_batching, hold), instances)
     policy = from_config(config)
+    transaction = config.model_transaction_policy
+    # Instances that take several batches at a time, or end them at once, do not wait for the event loop.
+    lends = max_concurrency(config) == 1 and not (transaction is not None and transaction.decoupled)
     if config.dynamic_batching is None:
-        return DefaultScheduler(policy, instances)
+        return DefaultScheduler(policy, instances, lends=lends)
     priorities = priorities_from_config(config)
     has_levels = priorities is not None or strategy is not None
     queue = LevelQueue(policy, priorities, strategy) if has_levels else BatchQueue(policy)
-    return DynamicBatchScheduler(policy, instances, queue, hold.seated)
+    return DynamicBatchScheduler(policy, instances, queue, hold.seated, lends=lends)

@@ -14,16 +14,21 @@ one is free at an arrival. The queue is a FIFO of closed batches and one open ba
   max_queue_delay; until it is taken it may grow further.
 - A request that is removed (cancelled, timed out) leaves the rest of its batch unchanged: the batch is not refilled.
 
+A closed batch can be lent to an instance that is busy: it lies ready there, and begins when the instance is free. Its
+requests stay in the queue until then: bounds, deadlines and cancellation hold for them. What has to leave the queue
+before is reclaimed first.
+
 A request whose timeout expires is rejected, or (DELAY) moved to a separate queue, from which batches are made only when
 no other batch is ready.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.deadlines import Deadlines
+from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
@@ -38,6 +43,9 @@ class Batch:
     keys: list[int]
     rows: int
     compatible: Hashable
+    lent_to: Slot | None = None
+    overtaken: int = 0
+    """How many batches that were lent later have begun before it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +76,8 @@ class BatchQueue:
         self._open: Batch | None = None
         self._delayed: OrderedDict[int, QueuedRequest] = OrderedDict()
         self._deadlines = Deadlines[int]()
+        self.reclaim: Callable[[Batch, Slot], bool] = not_lent
+        """Takes back a lent batch, which is closed again; False if it has begun."""
 
     def oldest_enqueued_at(self) -> int | None:
         """When the oldest request arrived; None if the queue is empty."""
@@ -136,6 +146,29 @@ class BatchQueue:
             self._forget(self.queued[key])
         return tuple(batch.keys)
 
+    @property
+    def has_closed(self) -> bool:
+        """Whether a closed batch waits here, which can be lent."""
+        return bool(self._closed)
+
+    def lend(self, slot: Slot) -> Batch:
+        """The next closed batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
+        batch = self._closed.popitem(last=False)[0]
+        batch.lent_to, batch.overtaken = slot, 0
+        return batch
+
+    def take_back(self, batch: Batch) -> None:
+        """A lent batch did not begin: it is the next one."""
+        batch.lent_to = None
+        self._closed[batch] = None
+        self._closed.move_to_end(batch, last=False)
+
+    def begin(self, batch: Batch) -> None:
+        """A lent batch has begun: its requests leave the queue, if they have not."""
+        for key in batch.keys:
+            if (queued := self.queued.get(key)) is not None:
+                self._forget(queued)
+
     def ready_at(self) -> int | None:
         """When `pop_ready` has a batch if nothing else happens: AT_ONCE, a time, or None for never."""
         if self._closed or self._delayed:
@@ -146,7 +179,9 @@ class BatchQueue:
         """Reject or delay the requests whose deadline has passed. Returns the keys of those that were rejected."""
         rejected: list[int] = []
         for key in self._deadlines.pop_due(now_ns):
-            queued = self.queued[key]
+            queued = self.queued.get(key)
+            if queued is None or not self._is_here(queued):
+                continue  # it has begun
             self._leave(queued)
             if self._policy.timeout_action is TimeoutAction.DELAY:
                 queued.batch = None
@@ -163,7 +198,7 @@ class BatchQueue:
     def try_remove(self, key: int) -> bool:
         """Remove one request; False when it is not queued."""
         queued = self.queued.get(key)
-        if queued is None:
+        if queued is None or not self._is_here(queued):
             return False
         self._leave(queued)
         self._forget(queued)
@@ -203,6 +238,11 @@ class BatchQueue:
             self._forget(self._delayed.pop(key))
         return tuple(keys)
 
+    def _is_here(self, queued: QueuedRequest) -> bool:
+        """Whether the request waits here, after its batch is reclaimed if that was lent."""
+        batch = queued.batch
+        return batch is None or batch.lent_to is None or self.reclaim(batch, batch.lent_to)
+
     def _leave(self, queued: QueuedRequest) -> None:
         """Remove a request from its batch, or from the delayed requests."""
         key, batch = queued.pending.key, queued.batch
@@ -223,3 +263,8 @@ class BatchQueue:
         self._size_bytes -= queued.pending.size_bytes
         if self.may_expire:
             self._deadlines.discard(queued.pending.key)
+
+
+def not_lent(_batch: Batch, _slot: Slot) -> bool:
+    """Nothing is lent."""
+    return False

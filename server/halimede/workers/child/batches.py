@@ -5,7 +5,8 @@ Standard library and numpy only, for any CPython from 3.10 on.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Coroutine, Sequence
 
 from halimede.backends.hosting import RESCHEDULED, BatchReply, Rescheduled, Runner, WorkerSpec
 from halimede.core.spin import SpinPolicy
@@ -15,10 +16,12 @@ from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
+from halimede.workers.claim import Claim
 from halimede.workers.frames.answers import encode_done
-from halimede.workers.frames.batches import ExecuteFrame, decode_execute
+from halimede.workers.frames.batches import ExecuteFrame, batch_number, decode_execute
 from halimede.workers.frames.json_frames import encode_blocks
 from halimede.workers.frames.kinds import (
+    EXECUTE_NEXT,
     FrameKind,
     encode_frame,
 )
@@ -40,7 +43,9 @@ class BatchRunner:
         inputs: Sequence[str],
         outputs: Sequence[str],
         spin: SpinPolicy,
+        claim: Claim,
     ) -> None:
+        self._claim = claim
         self._channel = channel
         self._memory = memory
         self._host = host
@@ -58,6 +63,10 @@ class BatchRunner:
         self._last_size = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped: asyncio.Event = asyncio.Event()
+        self._executing = 0
+        """The tasks that execute batches on the loop."""
+        self._next: deque[tuple[FrameKind, memoryview]] = deque()
+        """Batches that begin when no other one runs on the loop."""
 
     def run(self) -> None:
         """Execute one batch after the other until STOP."""
@@ -67,7 +76,7 @@ class BatchRunner:
             if self._memory.inbound.released:
                 self._host.flush()
             kind, body = channel.receive()
-            if kind is FrameKind.EXECUTE:
+            if kind is FrameKind.EXECUTE or (kind in EXECUTE_NEXT and self._is_claimed(kind, body)):
                 gap_ns = time.monotonic_ns() - answered_ns
                 self._execute(body)
                 answered_ns = time.monotonic_ns()
@@ -96,10 +105,41 @@ class BatchRunner:
             if kind is FrameKind.STOP:
                 self._stopped.set()
                 return
-            job = self._execute_async(body) if kind is FrameKind.EXECUTE else self._ask_ready()
-            task = asyncio.get_running_loop().create_task(job)
-            self._tasks.add(task)
-            task.add_done_callback(self._done_with)
+            if kind in EXECUTE_NEXT:
+                self._next.append((kind, body))
+                if not self._executing:
+                    self._begin_next()
+            elif kind is FrameKind.EXECUTE:
+                self._begin(body)
+            else:
+                self._run(self._ask_ready())
+
+    def _begin(self, body: memoryview) -> None:
+        self._executing += 1
+        self._run(self._execute_async(body)).add_done_callback(self._end)
+
+    def _end(self, _: "asyncio.Task[None]") -> None:
+        self._executing -= 1
+        if not self._executing:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Begin the batch that waited for the one before it, if there is one and the server has not taken it back."""
+        while self._next:
+            kind, body = self._next.popleft()
+            if self._is_claimed(kind, body):
+                self._begin(body)
+                return
+
+    def _is_claimed(self, kind: FrameKind, body: memoryview) -> bool:
+        """Whether this process has the batch of an EXECUTE_NEXT, or the server has taken it back."""
+        return self._claim.try_take(EXECUTE_NEXT.index(kind), batch_number(body))
+
+    def _run(self, job: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._done_with)
+        return task
 
     def _done_with(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
@@ -120,6 +160,7 @@ class BatchRunner:
     def _decode(self, body: memoryview, blocks: list[Block]) -> tuple[ExecuteFrame, int]:
         """The batch, and the time when its execution begins."""
         self._blocks = blocks
+        self._claim.begin(batch_number(body))
         execute = decode_execute(body, self._inputs, self._outputs, self._model, self._locate)
         begun = time.monotonic_ns()
         self._requests.add(execute.items, begun)

@@ -73,7 +73,7 @@ class Channel:
         return self._reader.descriptors.popleft() if self._reader.descriptors else None
 
     def receive(self) -> tuple[FrameKind, memoryview]:
-        """Wait for the next frame of work: EXECUTE, ASK_READY, STOP or START. ServerGoneError."""
+        """Wait for the next frame of work: EXECUTE, EXECUTE_NEXT_0 or _1, ASK_READY, STOP or START. ServerGoneError."""
         inbox = self._inbox
         while not inbox:
             if self._reading.acquire(blocking=False):

@@ -21,6 +21,7 @@ from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
+from halimede.workers.claim import DESCRIPTORS, Claim
 from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import (
     FrameKind,
@@ -75,6 +76,9 @@ def _work(channel: Channel, memory: "Memory") -> int:
     kind, body = channel.receive()
     if kind is not FrameKind.START:
         raise RuntimeError(f"the first frame is {kind.name}, not START")
+    descriptors = [one for _ in range(DESCRIPTORS) if (one := channel.take_descriptor()) is not None]
+    if len(descriptors) != DESCRIPTORS:
+        raise RuntimeError("START came without its descriptors")
     start = json.loads(bytes(body))
     spec = WorkerSpec(**start["spec"])
     host = WorkerHost(channel, memory, spec, start["outputs"])
@@ -98,7 +102,9 @@ def _work(channel: Channel, memory: "Memory") -> int:
     started = {"is_async": runner.is_async, "answers_is_ready": runner.answers_is_ready}
     channel.send(json_frame(FrameKind.STARTED, started))
     spin = SpinPolicy(start["spins"], len(os.sched_getaffinity(0)))
-    serving = BatchRunner(channel, memory, host, runner, spec, start["inputs"], start["outputs"], spin)
+    serving = BatchRunner(
+        channel, memory, host, runner, spec, start["inputs"], start["outputs"], spin, Claim(descriptors)
+    )
     if runner.is_async:
         asyncio.run(serving.run_on_loop())
     else:

@@ -33,9 +33,14 @@ _POSITION = struct.Struct("<H")
 
 
 def encode_execute(
-    batch: int, items: Sequence[BatchItem], inputs: Mapping[str, int], outputs: Mapping[str, int], place: Place
+    batch: int,
+    items: Sequence[BatchItem],
+    inputs: Mapping[str, int],
+    outputs: Mapping[str, int],
+    place: Place,
+    kind: int = EXECUTE,
 ) -> Buffer:
-    """An EXECUTE frame. `inputs` and `outputs` are the positions of the names."""
+    """A frame of this kind, EXECUTE or one of EXECUTE_NEXT. `inputs` and `outputs` are the positions of the names."""
     keys: list[int] = []
     described: list[bytes] = []
     data: list[Buffer] = []
@@ -63,7 +68,7 @@ def encode_execute(
     whole = b"".join(described)
     pad = PADDING[-(head.size + len(whole)) & 15]
     length = head.size - HEADER.size + len(whole) + len(pad) + at
-    return b"".join((head.pack(length, EXECUTE, len(whole), batch, count, *keys), whole, pad, *data))
+    return b"".join((head.pack(length, kind, len(whole), batch, count, *keys), whole, pad, *data))
 
 
 @lru_cache(REMEMBERED)
@@ -89,6 +94,12 @@ class ExecuteFrame:
 
     batch: int
     items: list[BatchItem]
+
+
+def batch_number(body: memoryview) -> int:
+    """The number of the batch of an EXECUTE or EXECUTE_NEXT frame."""
+    number: int = _BATCH.unpack_from(body)[1]
+    return number
 
 
 def decode_execute(

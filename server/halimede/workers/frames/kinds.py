@@ -63,6 +63,11 @@ class FrameKind(IntEnum):
     """An answer to an INFER."""
     UNMAP = 11
     """The number of a segment of another worker that is to be unmapped."""
+    EXECUTE_NEXT_0 = 12
+    """As EXECUTE, for a worker that runs another batch: it begins only if the worker gets its token, the first one of
+    `workers.claim`."""
+    EXECUTE_NEXT_1 = 13
+    """The same with the second token."""
 
     STARTED = 32
     """JSON: properties of the runner, or the result of the task in START."""
@@ -117,6 +122,8 @@ LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 
 # As numbers: looking up a member of an Enum costs as much as a small method.
 EXECUTE, DONE, RESPONSE = int(FrameKind.EXECUTE), int(FrameKind.DONE), int(FrameKind.RESPONSE)
+EXECUTE_NEXT = int(FrameKind.EXECUTE_NEXT_0), int(FrameKind.EXECUTE_NEXT_1)
+"""By token."""
 INFER, CALL_ANSWER, METRICS = int(FrameKind.INFER), int(FrameKind.CALL_ANSWER), int(FrameKind.METRICS)
 LIMITS = {
     FrameKind.STARTED: MAX_CONTROL_BYTES,

@@ -28,7 +28,8 @@ from halimede.workers.worker import (
 log = logging.getLogger(__name__)
 
 Sent = dict[int, tuple[int, int, list[BatchItem]]]
-"""Batches by number: when each was sent, in monotonic nanoseconds; its slot; its requests."""
+"""Batches by number: when each was sent, in monotonic nanoseconds, 0 if its slot ran another one; its slot; its
+requests."""
 
 
 class _Opened(NamedTuple):
@@ -154,8 +155,7 @@ class Requests:
             item = batch.items[at]
             if item.key in items:
                 self._again[item.seat] = item.key
-        _, begun, ended = done.times
-        times = _times(sent_ns, begun, ended)
+        times = _times(sent_ns, *done.times)
         self._spinner.last_took_ns = times.end - times.start
         self._on_event(
             BatchDone(self._worker, batch.items, replies, times, done.failed, batch.slot, parameters, done.again)
@@ -169,7 +169,7 @@ class Requests:
             return  # its client has disconnected, or it has had its final answer
         opened = self._opened.get(key)
         sent_ns = self._sent.get(self._batch_of(key), _NEVER)[0] if opened is None else opened.sent_ns
-        times = _times(sent_ns, *response.times)
+        times = _times(sent_ns, response.times[0], *response.times)
         if response.final:
             del self._items[key]
             self._untaken.pop(key, None)
@@ -182,6 +182,11 @@ class Requests:
         checked = self._checked(item, reply) if isinstance(reply, Answer) else reply
         self._on_event(ResponseSent(self._worker, key, checked, response.final, times, parameters))
 
+    def take_back(self, batch: SentBatch) -> None:
+        """The batch did not begin: the pump has its requests again."""
+        del self._sent[batch.number]
+        self.forget([item.key for item in batch.items])
+
     def forget(self, keys: Collection[int]) -> None:
         """Remove requests that the process has not read: the pump owns them again."""
         for key in keys:
@@ -193,7 +198,7 @@ class Requests:
             self._items.pop(key, None)
         self._again.clear()
         for batch in batches:
-            times = _times(self._sent.get(batch.number, _NEVER)[0], 0, time.monotonic_ns())
+            times = _times(self._sent.get(batch.number, _NEVER)[0], 0, 0, time.monotonic_ns())
             for item in batch.items:
                 self._items.pop(item.key, None)
             replies: list[Outputs | InferenceError | None] = [failure] * len(batch.items)
@@ -201,7 +206,7 @@ class Requests:
         for key in list(self._items):
             del self._items[key]
             opened = self._opened.get(key)
-            times = _times(0 if opened is None else opened.sent_ns, 0, time.monotonic_ns())
+            times = _times(0 if opened is None else opened.sent_ns, 0, 0, time.monotonic_ns())
             self._on_event(ResponseSent(self._worker, key, failure, True, times))
         # All at once, because the connection has dropped a batch whose DONE frame was invalid. The next process numbers
         # its batches from 1 again.
@@ -232,11 +237,15 @@ _NEVER: tuple[int, int, list[BatchItem]] = 0, 0, []
 """The entry for an unknown batch."""
 
 
-def _times(sent_ns: int, begun: int, ended: int) -> BatchTimes:
-    """The times of a batch. Times from the worker are not trusted, so they are clamped into ascending order."""
+def _times(sent_ns: int, received: int, begun: int, ended: int) -> BatchTimes:
+    """The times of a batch. Times from the worker are not trusted, so they are clamped into ascending order.
+
+    A batch that the process got while another one ran has no `sent_ns`: it begins when the process takes it up.
+    """
     now = time.monotonic_ns()
-    if 0 < sent_ns <= begun <= ended <= now:
-        return BatchTimes(sent_ns, begun, ended, now)
+    start = sent_ns or received
+    if 0 < start <= begun <= ended <= now:
+        return BatchTimes(start, begun, ended, now)
     start = sent_ns or now
     input_end = min(max(begun, start), now)
     output_start = min(max(ended, input_end), now)

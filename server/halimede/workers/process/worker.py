@@ -118,11 +118,23 @@ class ProcessWorker:
         self._requests.add(items)
         # Taken before the batch is sent: the process may begin at once, and copying counts as input time.
         now = time.monotonic_ns()
+        for _, other, _ in self._sent.values():
+            if other == slot:
+                number = life.connection.batches.execute(items, slot, is_next=True)
+                self._sent[number] = 0, slot, items
+                return
         number = life.connection.batches.execute(items, slot)
         self._sent[number] = now, slot, items
         self._spinner.on_execute(len(items), now)
         if self._limits:
             self._limits.begin(number)
+
+    def take_back(self, slot: int) -> bool:
+        batch = self._life.connection.batches.take_back(slot) if self._life is not None else None
+        if batch is None:
+            return False
+        self._requests.take_back(batch)
+        return True
 
     def cancel(self, key: int) -> None:
         if self._life is not None and key in self._requests:

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.workers.claim import Claim
 from halimede.workers.frames.answers import Done, Response, batch_of, decode_done, decode_response
 from halimede.workers.frames.batches import encode_execute
-from halimede.workers.frames.kinds import CREDIT, HEADER, KEY, FrameError, FrameKind, encode_frame
+from halimede.workers.frames.kinds import (
+    CREDIT,
+    EXECUTE,
+    EXECUTE_NEXT,
+    HEADER,
+    KEY,
+    FrameError,
+    FrameKind,
+    encode_frame,
+)
 from halimede.workers.segments import Block
 from halimede.workers.server.channel import Channel
 from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES, Memory
@@ -27,7 +37,12 @@ class SentBatch:
     slot: int
     items: list[BatchItem]
     blocks: Sequence[Block] = ()
+    copied: asyncio.Event | None = None
+    """Set when a batch that is copied off the loop has been sent, or will not be."""
+    token: int | None = None
+    """The token of a batch that was sent while its slot ran another one."""
     is_sent: bool = False
+    is_taken_back: bool = False
 
 
 class BatchOwner(Protocol):
@@ -51,9 +66,11 @@ class SentBatches:
         model: str,
         inputs: Sequence[str],
         outputs: Sequence[str],
+        claim: Claim,
         owner: BatchOwner,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        self._claim = claim
         self._channel = channel
         self._memory = memory
         self._tasks = tasks
@@ -65,9 +82,6 @@ class SentBatches:
         self._loop = loop
         self._running: dict[int, SentBatch] = {}
         self._next = 1
-        self._last: SentBatch | None = None
-        """The batch that was sent last, as the channel's frame number `_last_sent`."""
-        self._last_sent = 0
         channel.handle(FrameKind.DONE, self._on_done)
         channel.handle(FrameKind.RESPONSE, self._on_response)
         channel.check_partial = self._check_partial
@@ -84,19 +98,41 @@ class SentBatches:
         return self._running.get(number)
 
     def unread(self) -> Sequence[SentBatch]:
-        """Batches that the worker has certainly not begun, because it had not read them at its end.
+        """Batches that the worker has not begun. Called when its process has ended."""
+        return [
+            batch for batch in self._running.values() if not (batch.is_sent and self._claim.has_begun(batch.number))
+        ]
 
-        Of the frames that were sent, only the last one is certain to be unread. Called when the worker is lost.
-        """
-        is_unread = self._channel.left_unread
-        last = self._last if is_unread and self._last_sent == self._channel.sent else None
-        return [batch for batch in self._running.values() if batch is last or not batch.is_sent]
+    def close(self) -> None:
+        """The worker is lost."""
+        self._claim.close()
 
-    def execute(self, items: list[BatchItem], slot: int) -> int:
-        """Send a batch and return its number. Large tensors are copied after the return."""
+    def take_back(self, slot: int) -> SentBatch | None:
+        """Take back the last batch of the slot, which ran another one; None if it has begun."""
+        batch = next((batch for batch in reversed(self._running.values()) if batch.slot == slot), None)
+        if batch is None or batch.token is None:
+            return None
+        if not batch.is_sent:
+            batch.is_taken_back = True
+        elif self._claim.try_take(batch.token, batch.number):
+            self._memory.take_back(batch.blocks)
+        else:
+            return None
+        del self._running[batch.number]
+        return batch
+
+    def execute(self, items: list[BatchItem], slot: int, *, is_next: bool = False) -> int:
+        """Send a batch and return its number. Large tensors are copied after the return. `is_next`: the slot runs
+        another one."""
         number = self._next
         self._next = number + 1 & 0xFFFFFFFF
-        batch = self._running[number] = SentBatch(number, slot, items)
+        before, token = None, None
+        if is_next:
+            others = [each for each in self._running.values() if each.slot == slot]
+            before = next((each.copied for each in others if not each.is_sent), None)
+            # The token of the batch before may not be taken yet.
+            token = 0 if not others or others[-1].token is None else 1 - others[-1].token
+        batch = self._running[number] = SentBatch(number, slot, items, token=token)
         memory = self._memory
         size = 0
         for item in items:
@@ -104,7 +140,7 @@ class SentBatches:
                 size += len(tensor.data)
         if size > COPIED_ON_LOOP_BYTES:
             size = sum(memory.bytes_to_copy(item.request.inputs) for item in items)
-        if size <= COPIED_ON_LOOP_BYTES:
+        if size <= COPIED_ON_LOOP_BYTES and before is None:
             try:
                 frame = self._encode(batch)
             except Exception as error:  # noqa: BLE001  the batch must end
@@ -114,11 +150,19 @@ class SentBatches:
                 memory.copy(memory.take_copies())
             self._send(batch, frame)
         else:
-            self._tasks.run(self._execute_large(batch, size))
+            batch.copied = asyncio.Event()
+            self._tasks.run(self._execute_large(batch, size, before))
         return number
 
-    async def _execute_large(self, batch: SentBatch, size_bytes: int) -> None:
-        """Send a batch whose tensors are copied on a thread."""
+    async def _execute_large(self, batch: SentBatch, size_bytes: int, before: asyncio.Event | None) -> None:
+        """Send a batch whose tensors are copied on a thread, or that follows such a batch."""
+        try:
+            await self._copy_and_send(batch, size_bytes, before)
+        finally:
+            if batch.copied is not None:
+                batch.copied.set()
+
+    async def _copy_and_send(self, batch: SentBatch, size_bytes: int, before: asyncio.Event | None) -> None:
         memory = self._memory
         await memory.make_room(size_bytes)
         copies: list[tuple[Block, Buffer]] = []
@@ -131,12 +175,18 @@ class SentBatches:
             copies.clear()
             self._refuse(batch, error)
             return
+        if before is not None:
+            await before.wait()
+        if batch.is_taken_back:
+            memory.take_back(batch.blocks)
+            return
         self._send(batch, frame)
 
     def _encode(self, batch: SentBatch) -> Buffer:
         memory = self._memory
         try:
-            return encode_execute(batch.number, batch.items, self._inputs, self._output_positions, memory.place)
+            kind = EXECUTE if batch.token is None else EXECUTE_NEXT[batch.token]
+            return encode_execute(batch.number, batch.items, self._inputs, self._output_positions, memory.place, kind)
         except BaseException:
             memory.take_copies()
             raise
@@ -147,16 +197,18 @@ class SentBatches:
         channel = self._channel
         if channel.is_closed or channel.left_unread:
             return
+        if batch.token is not None:
+            self._claim.offer(batch.token, batch.number)
         channel.send(frame)
-        if not channel.left_unread:
-            batch.is_sent = True
-            self._last, self._last_sent = batch, channel.sent
+        batch.is_sent = not channel.left_unread
 
     def _refuse(self, batch: SentBatch, error: Exception) -> None:
         """End a batch that cannot be sent."""
         log.error("model '%s': a batch could not be sent to its process", self._model, exc_info=error)
-        del self._running[batch.number]
         self._memory.take_back(batch.blocks)
+        if batch.is_taken_back:
+            return
+        del self._running[batch.number]
         failure = InferenceError(ErrorCode.INTERNAL, f"the batch could not be sent to the model's process: {error}")
         done = Done(batch.number, [failure for _ in batch.items], True, (0, 0, 0), 0, [])
         self._loop.call_soon(self._owner.on_done, batch, done)
@@ -184,8 +236,6 @@ class SentBatches:
         batch = self._ending(*batch_of(body))
         done = decode_done(body, self._outputs, memory.locate)
         del self._running[done.batch]
-        if batch is self._last:
-            self._last = None  # it would keep the batch's tensors alive
         if batch.blocks or done.retained:
             memory.take_back(batch.blocks, done.retained)
         if done.wanted_bytes:

@@ -67,8 +67,6 @@ class Channel:
         self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         """Frames, or their rests, with the descriptors that are sent with them."""
         self.unsent_bytes = 0
-        self.sent = 0
-        """The number of calls of `send`."""
         self.released: deque[Block] = deque()
         """Blocks of the worker's arena that are free; a RELEASE frame lists them before the next frame."""
         self.left_unread = False
@@ -100,7 +98,6 @@ class Channel:
 
     def send(self, frame: Buffer, descriptors: tuple[int, ...] = ()) -> None:
         """Write a frame; a rest that does not fit is written when the worker reads. Takes ownership of descriptors."""
-        self.sent += 1
         if self.released and not self._unsent:
             self._send_released()
         if self.is_closed:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from halimede.backends.hosting import WorkerSpec
+from halimede.workers.claim import Claim
 from halimede.workers.frames.json_frames import decode_json, error_from_json, json_frame
 from halimede.workers.frames.kinds import (
     METRIC,
@@ -74,8 +75,9 @@ class WorkerConnection:
         self._tasks = Tasks(loop)
         self.channel = Channel(channel, self._on_channel_lost, loop)
         self.memory = Memory(self.channel, self._tasks, loop, arena_bytes)
+        self._claim = Claim()
         self.batches = SentBatches(
-            self.channel, self.memory, self._tasks, spec.model, inputs, outputs, owners.batches, loop
+            self.channel, self.memory, self._tasks, spec.model, inputs, outputs, self._claim, owners.batches, loop
         )
         self.calls = Calls(
             self.channel, self.memory, self.batches, self._tasks, spec.model, spec.decoupled, owners.calls
@@ -107,6 +109,7 @@ class WorkerConnection:
         self._tasks.cancel()
         for future in (self._started, self._ended):
             future.cancel()
+        self.batches.close()
         self.calls.close()
         self.memory.close()
 
@@ -116,7 +119,7 @@ class WorkerConnection:
 
     async def start(self, start: Mapping[str, Any]) -> Any:
         """Send START and wait for the worker's answer. InferenceError; cancelled if the worker is lost."""
-        self.channel.send(json_frame(FrameKind.START, start))
+        self.channel.send(json_frame(FrameKind.START, start), self._claim.share())
         return await self._started
 
     async def stop(self) -> None:

@@ -23,7 +23,7 @@ A slot runs one batch at a time. A poll looks only at the instances with a reque
 from collections.abc import Collection, Sequence
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
-from halimede.core.schedule.scheduler import Outcome, Pending
+from halimede.core.schedule.scheduler import Outcome, Pending, TakeBack, never
 from halimede.core.schedule.sequences.admission import (
     CANCELLED,
     EXPIRED,
@@ -48,6 +48,8 @@ class SequenceScheduler:
     # Requests have deadlines, but an `enqueue` that adds one asks for a poll.
     may_expire = False
     follows_outcomes = True
+    # Never called: each batch waits for the outcomes of the one before it.
+    take_back: TakeBack = staticmethod(never)
 
     def __init__(self, policy: SequencePolicy, instances: int = 0) -> None:
         self.max_batch_size = policy.max_batch_size

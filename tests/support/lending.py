@@ -1,0 +1,97 @@
+"""Instances that take a batch more than they run, for a scheduler that lends."""
+
+from halimede.core.schedule.actions import Action, Execute, Fail, Slot
+from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.scheduler import Pending
+
+TOOK = 5_000_000
+
+
+class Instances:
+    """Runs the batches of each slot in order. An instance begins its next batch when it ends one, before the scheduler
+    is told of the end.
+
+    `batches` has the running batch of each busy slot and the one that waits, `begun` all that have begun, in order.
+    """
+
+    def __init__(self, scheduler: DynamicBatchScheduler) -> None:
+        scheduler.take_back = self._take_back
+        self.scheduler = scheduler
+        self.now = 0
+        self.batches: dict[Slot, list[tuple[int, ...]]] = {}
+        self.unreported: dict[Slot, int] = {}
+        """How many batches have ended of which the scheduler is not told."""
+        self.begun: list[tuple[int, ...]] = []
+        self.failed: list[Fail] = []
+        self.taken_back = 0
+
+    def arrive(self, *requests: Pending) -> None:
+        """They arrive in one turn of the loop."""
+        for request in requests:
+            self.scheduler.enqueue(request, self.now)
+        self.poll()
+
+    def cancel(self, key: int) -> bool:
+        cancelled = self.scheduler.try_cancel(key)
+        self.poll()
+        return cancelled
+
+    def pass_time(self, ns: int) -> None:
+        self.now += ns
+        self.poll()
+
+    def end(self, slot: Slot, *, report: bool = True) -> None:
+        """The running batch ends, and the waiting one begins."""
+        batches = self.batches[slot]
+        batches.pop(0)
+        if batches:
+            self.begun.append(batches[0])
+        self.unreported[slot] = self.unreported.get(slot, 0) + 1
+        if report:
+            self.report(slot)
+
+    def report(self, slot: Slot) -> None:
+        """The scheduler is told of the end of one batch."""
+        self.unreported[slot] -= 1
+        self.scheduler.completed(slot, TOOK)
+        if not self.unreported[slot]:
+            del self.unreported[slot]
+            if not self.batches[slot]:
+                del self.batches[slot]
+        self.poll()
+
+    def die(self, slot: Slot, unread: tuple[int, ...] = ()) -> list[int]:
+        """The keys that are queued again. `unread` are the keys of the waiting batch if it was not read."""
+        self.batches.pop(slot, None)
+        self.unreported.pop(slot, None)
+        requests = [Pending(key, 1, 4) for key in unread]
+        again = list(self.scheduler.remove_slot(slot, [requests] if unread else [], self.now))
+        self.poll()
+        return again
+
+    def start(self, slot: Slot) -> None:
+        self.scheduler.add_slot(slot)
+        self.poll()
+
+    def poll(self) -> None:
+        for action in self.scheduler.poll(self.now):
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, Fail):
+            self.failed.append(action)
+            return
+        assert isinstance(action, Execute)
+        batches = self.batches.setdefault(action.slot, [])
+        if not batches:
+            self.begun.append(action.requests)
+        batches.append(action.requests)
+        assert len(batches) + self.unreported.get(action.slot, 0) <= 2, "more than one batch waits"
+
+    def _take_back(self, slot: Slot) -> bool:
+        batches = self.batches.get(slot, [])
+        if len(batches) < 2:
+            return False
+        batches.pop()
+        self.taken_back += 1
+        return True
