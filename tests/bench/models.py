@@ -48,6 +48,34 @@ def heavy_onnx() -> onnx.ModelProto:
     return made
 
 
+WIDE = 1024
+WIDE_LAYERS = 6
+FULL_BATCH = 16
+WAIT_MS = 2
+FULL_QUEUE = {"wide": 0.0, "wide_process": 0.0, "waits": WAIT_MS / 1000, "waits_process": WAIT_MS / 1000}
+"""Models for a queue that is never empty: seconds of a batch in a bare loop, 0 where that is to be measured.
+
+`waits` plays an accelerator: its batches take no CPU. Instances are on a thread, and in a process."""
+
+
+def wide_onnx() -> onnx.ModelProto:
+    """A model that computes for about 2 ms per batch of FULL_BATCH on one thread."""
+    random = np.random.default_rng(0)
+    nodes, constants, last = [], [], "x"
+    for layer in range(WIDE_LAYERS):
+        weights = random.standard_normal((WIDE, WIDE), dtype=np.float32) / np.float32(WIDE**0.5)
+        constants.append(numpy_helper.from_array(weights, f"w{layer}"))
+        made = "y" if layer == WIDE_LAYERS - 1 else f"h{layer}"
+        nodes.append(helper.make_node("MatMul", [last, f"w{layer}"], [f"m{layer}"]))
+        nodes.append(helper.make_node("Relu", [f"m{layer}"], [made]))
+        last = made
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", WIDE]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "wide", tensors[:1], tensors[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(model)
+    return model
+
+
 SLEEPER = "sleeper"
 SLEEP_MS = 5
 POLICIES = {
@@ -149,7 +177,7 @@ def chain_config(name: str, model: str) -> str:
 
 def write_repository(root: Path) -> Path:
     """A repository of `ident` (FP32[16]) and `image` (600 KB), both also in Python, `chain` (an ensemble), `heavy`
-    (ONNX, one thread) and the models of POLICIES."""
+    (ONNX, one thread), and the models of POLICIES and FULL_QUEUE."""
     one_thread = 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
     configs = {
         "ident": config("ident", "identity", ("INPUT0", "OUTPUT0"), "16", 32),
@@ -163,6 +191,14 @@ def write_repository(root: Path) -> Path:
     sleep = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{SLEEP_MS}" }} }}\n'
     for name, policy in POLICIES.items():
         configs[name] = config(name, "identity", ("INPUT0", "OUTPUT0"), "16", 32, sleep, policy)
+    wait = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{WAIT_MS}" }} }}\n'
+    for name in FULL_QUEUE:
+        isolation = "process" if name.endswith("_process") else "thread"
+        extra = f'parameters {{ key: "ISOLATION" value {{ string_value: "{isolation}" }} }}\n'
+        if name.startswith("wide"):
+            configs[name] = config(name, "onnxruntime", ("x", "y"), str(WIDE), FULL_BATCH, one_thread + extra)
+        else:
+            configs[name] = config(name, "identity", ("INPUT0", "OUTPUT0"), "16", FULL_BATCH, wait + extra)
     for name, text in configs.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(text)
@@ -170,6 +206,8 @@ def write_repository(root: Path) -> Path:
         (root / name / "1" / "model.py").write_text(PYTHON_IDENTITY)
     (root / "sequence" / "1" / "model.py").write_text(PYTHON_SEQUENCE)
     (root / "heavy" / "1" / "model.onnx").write_bytes(heavy_onnx().SerializeToString())
+    for name in ("wide", "wide_process"):
+        (root / name / "1" / "model.onnx").write_bytes(wide_onnx().SerializeToString())
     return root
 
 

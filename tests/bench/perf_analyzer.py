@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "halimede-bench"
@@ -45,6 +47,23 @@ def fetch() -> Path:
     (partial / "perf_analyzer").chmod(0o755)
     partial.rename(home)
     return home
+
+
+@contextmanager
+def loading(model: str, protocol: str, address: str, callers: int) -> Iterator[None]:
+    """Keep `callers` requests in flight during the block, for at most ten minutes."""
+    home = fetch()
+    command = [str(home / "perf_analyzer"), "-m", model, "-i", protocol, "-u", address, "-b", "1"]
+    command += ["--concurrency-range", str(callers), "--max-threads", str(callers), "-p", "200000", "-r", "3"]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(home)}
+    output = subprocess.DEVNULL
+    with subprocess.Popen(command, env=environment, stdout=output, stderr=output) as running:
+        try:
+            yield
+            if running.poll() is not None:
+                raise RuntimeError(f"perf_analyzer on {model} over {protocol} ended with {running.returncode}")
+        finally:
+            running.kill()
 
 
 def load(model: str, protocol: str, address: str, callers: int, *more: str) -> None:

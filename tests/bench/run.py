@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import bls
+import busy
 import hop
 import micro
 import models
@@ -200,6 +201,16 @@ def queue_policy_rows(server: ServerProcess) -> list[Row]:
     ]
 
 
+def busy_rows(server: ServerProcess) -> list[Row]:
+    """Instances whose queue is never empty."""
+    rows = []
+    for each in busy.measured(server):
+        note = f"{busy.CALLERS} callers, {each.rows:.1f} rows per batch"
+        rows.append(row(f"busy-{each.model}", "share of the time", each.busy, note))
+        rows.append(row(f"rate-{each.model}", "ratio to a bare loop", each.ratio, note))
+    return rows
+
+
 def growth_row(server: ServerProcess) -> Row:
     """Memory that GROWTH_REQUESTS small requests leave behind."""
 
@@ -234,6 +245,7 @@ ON_A_SERVER: dict[str, Callable[[ServerProcess], list[Row]]] = {
     # First, because memory that larger requests have freed would hide growth.
     "growth": lambda server: [growth_row(server)],
     "onnx": onnx_rows,
+    "busy": busy_rows,
     "ident-http": lambda server: [cpu_row(server, "ident-http", "ident", "http")],
     "ident-grpc": lambda server: [cpu_row(server, "ident-grpc", "ident", "grpc")],
     "image-http": lambda server: [cpu_row(server, "image-http", "image", "http")],

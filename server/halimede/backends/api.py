@@ -189,15 +189,6 @@ class ChoosesIsolation(Protocol):
         """The value of `isolation` with these `--backend-config` settings. InferenceError for a wrong setting."""
 
 
-@runtime_checkable
-class CanBeLost(Protocol):
-    """An optional extension of an instance that one failed batch can leave unusable."""
-
-    @property
-    def lost(self) -> str:
-        """Why it can run no other batch, "" while it can. Its worker process, if it has one, is then restarted."""
-
-
 class Backend(Protocol):
     """One way to run models. Stateless: the server makes one object per backend and calls it from several threads."""
 

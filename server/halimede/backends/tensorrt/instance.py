@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.backends.api import RunContext
+from halimede.backends.api import LostInstanceError, RunContext
 from halimede.backends.tensorrt.buffers import Input, Output
 from halimede.backends.tensorrt.cuda import Cuda, Graph
 from halimede.backends.tensorrt.engine import Engine, Execution
@@ -81,17 +81,12 @@ class TensorRtInstance:
             self._record_graphs(config, options.graphs)
             self._resources = stack.pop_all()
 
-    @property
-    def lost(self) -> str:
-        """The error after which CUDA refuses all calls of the process; "" while there is none."""
-        return self._cuda.lost
-
     def run(
         self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], context: RunContext
     ) -> dict[str, NDArray[Any]]:
         if self._cuda.lost:
             text = f"instance '{self._name}' cannot run until its process is restarted: an earlier batch failed: "
-            raise InferenceError(ErrorCode.UNAVAILABLE, text + self._cuda.lost)
+            raise LostInstanceError(ErrorCode.UNAVAILABLE, text + self._cuda.lost)
         if context.cancel_flags and context.is_cancelled():
             raise InferenceError(ErrorCode.CANCELLED, "all requests of the batch were cancelled")
         arrays = self._arrays(inputs)
@@ -100,10 +95,13 @@ class TensorRtInstance:
             if recorded is not None:
                 return self._launch(recorded, arrays, outputs)
             return self._execute(arrays, outputs)
-        except BaseException:
+        except BaseException as error:
             # What has begun may still read the buffers, which the next batch overwrites.
             with suppress(InferenceError):
                 self._stream.wait()
+            if self._cuda.lost:
+                text = error.message if isinstance(error, InferenceError) else self._cuda.lost
+                raise LostInstanceError(ErrorCode.INTERNAL, text) from error
             raise
 
     def close(self) -> None:

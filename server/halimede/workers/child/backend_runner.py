@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from halimede.backends.api import Backend, CanBeLost, Checks, LostInstanceError, ModelSource, RequestInstance
+from halimede.backends.api import Backend, Checks, LostInstanceError, ModelSource, RequestInstance
 from halimede.backends.discover import find_backend
 from halimede.backends.hosting import Answer, BatchReply, Host, HostedRequest, Runner, WorkerSpec
 from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
@@ -65,8 +65,7 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
             return DecoupledRunner(spec.instance, request_instance, close, host, config)
         runner = DecoupledRunner(spec.instance, request_instance, close, SequenceHost(host), config)
         return SequenceRunner(runner, plan, spec.model, files)
-    lost = (lambda: instance.lost) if isinstance(instance, CanBeLost) else str
-    return BackendRunner(InstanceRunner(spec.instance, config, instance, state_files=files), close, host, lost)
+    return BackendRunner(InstanceRunner(spec.instance, config, instance, state_files=files), close, host)
 
 
 def complete_config(spec: WorkerSpec, host: Host) -> Any:
@@ -139,11 +138,9 @@ class _Hosted:
 class BackendRunner(_Hosted):
     """A `Runner` over one instance of a backend."""
 
-    def __init__(self, runner: InstanceRunner, close: Callable[[], None], host: Host, lost: Callable[[], str]) -> None:
-        """`lost` says why the instance can run no other batch, "" while it can."""
+    def __init__(self, runner: InstanceRunner, close: Callable[[], None], host: Host) -> None:
         super().__init__(runner.name, close, host)
         self._runner = runner
-        self._lost = lost
 
     def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         items = [_Item(each.key, each.request, each.rows, each.seat, each, self._host) for each in requests]
@@ -151,8 +148,6 @@ class BackendRunner(_Hosted):
         lost = next((reply for reply in ran.replies if isinstance(reply, LostInstanceError)), None)
         if lost is not None:
             self._host.end(lost.message)
-        if why := self._lost():
-            self._host.end(why)
         return [Answer(reply) if isinstance(reply, list) else reply for reply in ran.replies]
 
 
