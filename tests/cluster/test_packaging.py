@@ -95,15 +95,19 @@ def refused(events: list[Object]) -> list[tuple[str, str, str]]:
     """Requests that the user had no right to.
 
     In a namespace that is being deleted, no user may create objects. For some seconds after CRDs were created again, as
-    other tests do, the API server cannot check owner references to their objects.
+    other tests do, the API server cannot check owner references to their objects. After an installation it takes some
+    time until the API server knows the new roles: what it allows later was refused for this reason.
     """
     passing = ("because it is being terminated", "cannot find RESTMapping")
-    return [
-        (event["verb"], event["requestURI"], event["responseStatus"].get("message", ""))
-        for event in events
-        if event["responseStatus"]["code"] == 403
-        and not any(text in event["responseStatus"].get("message", "") for text in passing)
-    ]
+    found: list[tuple[str, str, str]] = []
+    allowed: set[tuple[str, str]] = set()
+    for event in reversed(events):
+        asked, message = (event["verb"], event["requestURI"]), event["responseStatus"].get("message", "")
+        if event["responseStatus"]["code"] != 403:
+            allowed.add(asked)
+        elif asked not in allowed and not any(text in message for text in passing):
+            found.append((*asked, message))
+    return found
 
 
 def written(events: list[Object], namespace: str) -> list[tuple[str, str]]:
