@@ -46,7 +46,13 @@ def default_type(files: Collection[str]) -> str | None:
 
 
 def type_of(filename: str, head: bytes) -> str:
-    """The `model_type` of a file whose configuration names none. XGBoost's old format is Triton's default."""
+    """The `model_type` of a file whose configuration names none: that of a well-known name, else what it looks like.
+
+    XGBoost's old format is Triton's default.
+    """
+    known = next((kind for kind, name in FILENAMES.items() if name == filename), None)
+    if known is not None:
+        return known
     by_name = next((kind for suffix, kind in _SUFFIXES.items() if filename.endswith(suffix)), "xgboost")
     found = looks_like(head)
     return by_name if found is None or found == PICKLE else found
