@@ -20,7 +20,7 @@ def test_both_kinds_of_image_run_the_same_onnxruntime() -> None:
 
 
 def test_no_package_is_pinned_twice() -> None:
-    assert pins("server/gpu.lock").keys() & pins("requirements.lock").keys() == set()
+    assert pins("server/gpu.lock").keys() & pins("server/server.lock").keys() == set()
 
 
 @pytest.mark.parametrize("lock", ["server/server.lock", "operator/operator.lock"])
