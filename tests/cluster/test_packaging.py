@@ -102,7 +102,8 @@ def refused(events: list[Object]) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     allowed: set[tuple[str, str]] = set()
     for event in reversed(events):
-        asked, message = (event["verb"], event["requestURI"]), event["responseStatus"].get("message", "")
+        asked = event["verb"], event["requestURI"].partition("?")[0]
+        message = event["responseStatus"].get("message", "")
         if event["responseStatus"]["code"] != 403:
             allowed.add(asked)
         elif asked not in allowed and not any(text in message for text in passing):

@@ -21,7 +21,7 @@ output { name: "y" data_type: TYPE_FP32 dims: 4 }
 
 def isolation(tmp_path: Path, extra: str = "", **settings: str) -> str:
     (tmp_path / "m" / "1").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "m" / "1" / "model.plan").touch()
+    (tmp_path / "m" / "1" / "model.plan").write_bytes(b"no engine")
     write_config(tmp_path / "m", CONFIG + extra)
     entry = ModelRepository((tmp_path,)).find("m")
     assert entry is not None

@@ -143,13 +143,13 @@ def test_a_batch_does_not_wait_for_a_slow_instance():
     assert played.batches[A] == [(6,), (7,)], "after its batch it is lent one again"
 
 
-def test_a_higher_priority_runs_before_a_batch_that_has_not_begun():
+def test_a_queue_of_levels_lends_nothing():
+    """A higher priority may arrive before a batch begins."""
     played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2))
     played.arrive(pending(1), pending(2), pending(3))
-    assert played.batches == {A: [(1,), (2,)]}
-    played.arrive(Pending(4, 1, 4, priority=1))
     assert played.batches == {A: [(1,)]}
-    for _ in range(3):
+    played.arrive(Pending(4, 1, 4, priority=1))
+    for _ in range(4):
         played.end(A)
     assert played.begun == [(1,), (4,), (2,), (3,)]
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.levels import LevelQueue
-from halimede.core.schedule.policy import BatchPolicy, Priorities
+from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import InferenceError
 from support.examples import examples
@@ -41,15 +40,13 @@ policies = st.builds(
     default_timeout_ns=st.sampled_from([0, 7 * US]),
     allow_timeout_override=st.just(True),
 )
-levels = st.sampled_from([None, None, Priorities(3, 2), Priorities(3, 2, aging_ns=9 * US)])
 
 
 class Play:
     """Performs events, and knows of each request what has become of it."""
 
-    def __init__(self, policy: BatchPolicy, count: int, priorities: Priorities | None) -> None:
-        queue = None if priorities is None else LevelQueue(policy, priorities)
-        self.scheduler = DynamicBatchScheduler(policy, count, queue, lends=True)
+    def __init__(self, policy: BatchPolicy, count: int) -> None:
+        self.scheduler = DynamicBatchScheduler(policy, count, lends=True)
         self.played = Instances(self.scheduler)
         self.slots = [Slot(instance) for instance in range(count)]
         self.up = set(self.slots)
@@ -66,7 +63,7 @@ class Play:
                 key = len(self.requests) + 1
                 rows, shape = (1, 1, 2, 5)[pick % 4], ("a", "a", "b")[pick % 3]
                 timeout_us = (0, 0, 3)[pick // 7 % 3]
-                self.requests[key] = Pending(key, rows, 4, shape, pick // 11 % 4, timeout_us)
+                self.requests[key] = Pending(key, rows, 4, shape, timeout_us=timeout_us)
                 played.arrive(self.requests[key])
             case "cancel":
                 key = max(1, len(self.requests) - pick % 6)
@@ -126,11 +123,11 @@ class Play:
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, st.integers(1, 3), levels, scripts)
+@given(policies, st.integers(1, 3), scripts)
 def test_each_request_leaves_once_and_no_instance_idles(
-    policy: BatchPolicy, count: int, priorities: Priorities | None, script: list[tuple[Kind, int]]
+    policy: BatchPolicy, count: int, script: list[tuple[Kind, int]]
 ):
-    play = Play(policy, count, priorities)
+    play = Play(policy, count)
     for kind, pick in script:
         try:
             play.perform(kind, pick)

@@ -8,6 +8,7 @@ when another slot is free, and when its slot takes so long that others have over
 
 from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.expected_batch import ExpectedBatch
@@ -57,14 +58,18 @@ class DynamicBatchScheduler:
         self._executing = 0
         """The requests of all slots."""
         self._expected = ExpectedBatch(policy.max_batch_size)
-        self._lends = lends
+        # A queue of levels decides a batch when it runs.
+        self._lends = lends and isinstance(self._queue, BatchQueue)
+        self._lending = cast(BatchQueue, self._queue)
+        """The queue, for what is lent."""
         self._lent: dict[Slot, Batch] = {}
         """In the order in which they were lent."""
         self._barred: set[Slot] = set()
         """Slots that are lent nothing until they end their batch, because one was taken back. So clients that cancel
         requests cannot make the server send the same batches again and again."""
         self.take_back: TakeBack = never
-        self._queue.reclaim = self._reclaim
+        if self._lends:
+            self._lending.reclaim = self._reclaim
 
     def __repr__(self) -> str:
         running, slots = len(self._busy), len(self._busy) + len(self._free)
@@ -111,9 +116,9 @@ class DynamicBatchScheduler:
         if self._can_lend():
             for slot in self._busy:
                 if slot not in self._lent and slot not in self._barred:
-                    batch = self._lent[slot] = queue.lend(slot)
+                    batch = self._lent[slot] = self._lending.lend(slot)
                     actions.append(Execute(slot, tuple(batch.keys)))
-                    if not queue.has_closed:
+                    if not self._lending.has_closed:
                         break
         if self._failed:
             actions += self._failed
@@ -151,9 +156,9 @@ class DynamicBatchScheduler:
             if batch is None:
                 self._free.append(slot)
             else:
-                queue.begin(batch)
+                self._lending.begin(batch)
                 self._begin(slot, len(batch.keys))
-                return 0 if queue.has_closed else None
+                return 0 if self._lending.has_closed else None
         queued = len(queue.queued)
         if not queued:
             return None
@@ -172,9 +177,9 @@ class DynamicBatchScheduler:
         if lent is not None:
             # It is the last batch of the slot.
             if unread and unread[-1][0].key == lent.keys[0]:
-                self._queue.take_back(lent)
+                self._lending.take_back(lent)
                 return [*lent.keys, *self._return(unread[:-1], now_ns)]
-            self._queue.begin(lent)
+            self._lending.begin(lent)
         return self._return(unread, now_ns)
 
     def _return(self, unread: Sequence[Sequence[Pending]], now_ns: int) -> list[int]:
@@ -186,7 +191,7 @@ class DynamicBatchScheduler:
     def _can_lend(self) -> bool:
         """Whether a batch can be lent, and a slot can take it."""
         taken = len(self._lent) + len(self._barred)
-        return self._lends and taken < len(self._busy) and self._queue.has_closed and not self._begins_at
+        return self._lends and taken < len(self._busy) and self._lending.has_closed and not self._begins_at
 
     def _note_overtaken(self, slot: Slot) -> None:
         """The batch that was lent to this slot begins now. Batches that were lent before it must not wait too long."""
@@ -204,7 +209,7 @@ class DynamicBatchScheduler:
         if self.take_back(slot):
             del self._lent[slot]
             self._barred.add(slot)
-            self._queue.take_back(batch)
+            self._lending.take_back(batch)
             return True
         return False
 
@@ -227,7 +232,7 @@ class DynamicBatchScheduler:
     def drain(self) -> list[int]:
         for slot, batch in [*self._lent.items()]:
             if not self._reclaim(batch, slot):
-                self._queue.begin(batch)
+                self._lending.begin(batch)
         return self._queue.clear()
 
     @property

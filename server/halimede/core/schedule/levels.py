@@ -22,22 +22,19 @@ expires is rejected, or (DELAY) is late: it stays in its level, after all others
 With ageing, a request that has waited for `aging_ns` in a level moves to the next higher one. There the earlier arrival
 of the first moved request and the first own request is next. Ageing changes the order and nothing else. Moves and
 timeouts are made in the order of their times, so the result does not depend on when the queue is polled.
-
-A batch that cannot grow can be lent, as in `core.schedule.queue`. An arrival at a higher level than one of its requests
-reclaims it, and so does a move or a timeout of one of them: the batch is formed again.
 """
 
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import merge
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.deadlines import Deadlines
-from halimede.core.schedule.actions import Fail, Slot
+from halimede.core.schedule.actions import Fail
 from halimede.core.schedule.policy import BatchPolicy, Priorities
-from halimede.core.schedule.queue import AT_ONCE, Batch, not_lent
+from halimede.core.schedule.queue import AT_ONCE
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.schedule.strategy import BatchedRequest, BatchingStrategy, StrategyBatch
 from halimede.core.types import ErrorCode, InferenceError
@@ -57,8 +54,6 @@ class LevelRequest:
     level: int
     line: "Line"
     is_late: bool = False
-    lent: Batch | None = None
-    """The lent batch that has it. Its line is then one of its own."""
 
 
 Line = OrderedDict[int, LevelRequest]
@@ -75,12 +70,6 @@ class Lines:
 
     def __bool__(self) -> bool:
         return bool(self.own or self.moved or self.late)
-
-    def home_of(self, request: LevelRequest) -> Line:
-        """The line of a request that comes back."""
-        if request.is_late:
-            return self.late
-        return self.own if request.level == request.arrival_level else self.moved
 
     def in_order(self) -> Iterator[LevelRequest]:
         if self.moved:
@@ -143,9 +132,6 @@ class LevelQueue:
         self._forming: Forming | None = None
         self._deadlines = Deadlines[int]()
         self._moves = Deadlines[int]()
-        self._lent: list[Batch] = []
-        self.reclaim: Callable[[Batch, Slot], bool] = not_lent
-        """As in `BatchQueue`."""
 
     def oldest_enqueued_at(self) -> int | None:
         """When the oldest request arrived; None if the queue is empty."""
@@ -175,9 +161,6 @@ class LevelQueue:
             self._compatible, self._is_uniform = pending.compatible, True
         elif self._is_uniform and pending.compatible != self._compatible:
             self._is_uniform = False
-        for batch in [*self._lent]:
-            if any(level < self.queued[each].level for each in batch.keys):
-                self._reclaim(batch)
         line = self._lines_of(level).own
         queued[key] = line[key] = request = LevelRequest(pending, now_ns, level, level, line)
         self._counts[level] = count + 1
@@ -217,7 +200,7 @@ class LevelQueue:
         """Take the keys of the next batch that is ready; empty if none is ready. May add to `failed`."""
         if self._returned:
             return self._take(list(self._returned[0].values()))
-        while self._levels:
+        while self.queued:
             if self._is_below_preferred() and now_ns < self._oldest() + self._policy.max_queue_delay_ns:
                 break
             forming = self._form()
@@ -237,65 +220,15 @@ class LevelQueue:
             self.failed += [Fail(key, error, FailureReason.OTHER) for key in keys]
         return ()
 
-    @property
-    def has_closed(self) -> bool:
-        """Whether there is a batch to run that cannot grow. Batches of a strategy are formed when they run."""
-        if self._returned:
-            return True
-        if not self._levels or self._strategy is not None or (self._is_uniform and self._rows < self._enough):
-            return False
-        forming = self._form()
-        return forming.is_closed or forming.rows >= self._enough
-
-    def lend(self, slot: Slot) -> Batch:
-        """The next batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
-        if self._returned:
-            requests = [*self._returned.popleft().values()]
-        else:
-            requests = self._ready(self._form(), AT_ONCE)
-            self._forming = None
-        batch = Batch([each.pending.key for each in requests], 0, (), slot)
-        line: Line = OrderedDict()
-        for request in requests:
-            if request.level != RETURNED:
-                self._leave(request)
-            request.line, request.lent = line, batch
-            line[request.pending.key] = request
-            self._rows -= request.pending.batch_size
-        self._lent.append(batch)
-        return batch
-
-    def take_back(self, batch: Batch) -> None:
-        """A lent batch did not begin. Its requests come back to the front of their lines."""
-        self._lent.remove(batch)
-        self._forming = None
-        returned: Line = OrderedDict()
-        for key in reversed(batch.keys):
-            request = self.queued[key]
-            is_returned = request.level == RETURNED
-            request.lent = None
-            request.line = returned if is_returned else self._lines_of(request.level).home_of(request)
-            request.line[key] = request
-            request.line.move_to_end(key, last=False)
-            self._rows += request.pending.batch_size
-        if returned:
-            self._returned.appendleft(returned)
-
-    def begin(self, batch: Batch) -> None:
-        """A lent batch has begun: its requests leave the queue, if they have not."""
-        if batch in self._lent:
-            self._lent.remove(batch)
-        self._take([self.queued[key] for key in batch.keys if key in self.queued])
-
     def ready_at(self) -> int | None:
         """When `pop_ready` has a batch, or the order changes, if nothing else happens.
 
         AT_ONCE, a time, or None for never.
         """
+        if not self.queued:
+            return None
         if self._returned:
             return AT_ONCE
-        if not self._levels:
-            return None
         if self._is_below_preferred():
             ready = self._oldest() + self._policy.max_queue_delay_ns
         else:
@@ -315,8 +248,7 @@ class LevelQueue:
             # In the order of their times: both put requests at the end of a line.
             rejected += self._expire(move - 1)
             for key in self._moves.pop_due(move):
-                if self._is_here(self.queued[key]):
-                    self._move(self.queued[key], move)
+                self._move(self.queued[key], move)
         return rejected + self._expire(now_ns)
 
     def next_deadline(self) -> int | None:
@@ -326,7 +258,7 @@ class LevelQueue:
     def try_remove(self, key: int) -> bool:
         """Remove one request; False when it is not queued."""
         request = self.queued.get(key)
-        if request is None or not self._is_here(request):
+        if request is None:
             return False
         self._forming = None
         self._take([request])
@@ -343,20 +275,12 @@ class LevelQueue:
             each.clear()
         self._deadlines.clear()
         self._moves.clear()
-        self._lent.clear()
         self._size_bytes = self._rows = 0
         self._forming = None
         return keys
 
-    def _is_here(self, request: LevelRequest) -> bool:
-        """Whether the request waits here, after its batch is reclaimed if that was lent."""
-        return request.lent is None or self._reclaim(request.lent)
-
-    def _reclaim(self, batch: Batch) -> bool:
-        return batch.lent_to is not None and self.reclaim(batch, batch.lent_to)
-
     def _oldest(self) -> int:
-        return next(request.enqueued_at for request in self.queued.values() if request.lent is None)
+        return next(iter(self.queued.values())).enqueued_at
 
     def _is_below_preferred(self) -> bool:
         """Whether the batch holds all requests and waits, in any order of these. Saves looking at each of them."""
@@ -437,8 +361,6 @@ class LevelQueue:
         rejected: list[int] = []
         for key in self._deadlines.pop_due(now_ns):
             request = self.queued[key]
-            if not self._is_here(request):
-                continue  # it has begun
             if not self._try_delay(request):
                 self._take([request])
                 rejected.append(key)
@@ -478,7 +400,7 @@ class LevelQueue:
         """Remove a request from its line."""
         line, level = request.line, request.level
         del line[request.pending.key]
-        if line or request.lent is not None:
+        if line:
             return
         if level == RETURNED:
             self._returned.remove(line)
@@ -495,8 +417,7 @@ class LevelQueue:
             self._leave(request)
             del self.queued[key]
             self._size_bytes -= pending.size_bytes
-            if request.lent is None:
-                self._rows -= pending.batch_size
+            self._rows -= pending.batch_size
             if counts[level] == 1:
                 del counts[level]
             else:
