@@ -125,7 +125,7 @@ class MetricsApi:
             self._unread = self._told.get("front proxy") or self._told.get("owner")
 
     async def _check_prometheus(self) -> None:
-        """Also while nobody asks for a metric, so that the first HPA is not the one to find out."""
+        """Ask Prometheus, also without requests: an outage is in the log before an HPA meets it."""
         try:
             await self._prometheus.check()
             self._tell("Prometheus", None)

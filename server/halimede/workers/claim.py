@@ -84,4 +84,12 @@ def _made() -> list[int]:
     page = make_segment(mmap.PAGESIZE, "halimede batches")
     if page is None:
         raise OSError("there is no memory for a page that is shared with a process")
-    return [*(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(TOKENS)), page]
+    made = [page]
+    try:
+        for _ in range(TOKENS):
+            made.insert(0, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+    except OSError:
+        for descriptor in made:
+            os.close(descriptor)
+        raise
+    return made

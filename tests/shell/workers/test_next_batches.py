@@ -156,6 +156,20 @@ def test_a_small_batch_does_not_overtake_one_that_is_copied(tmp_path: Path) -> N
     run_on_loop(scenario)
 
 
+def test_the_numbers_of_batches_start_again_without_0(tmp_path: Path) -> None:
+    """0 would be no token: the process would take such a batch for one that was taken back."""
+
+    async def scenario() -> None:
+        async with noting(tmp_path) as noted:
+            noted.worker._life.connection.batches._next = 0xFFFFFFFF
+            for key in (1, 2):
+                noted.let_end(key)
+                noted.play.ask(key)
+            await noted.done(1, 2)
+
+    run_on_loop(scenario)
+
+
 def test_a_batch_that_has_not_begun_survives_its_process(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with noting(tmp_path) as noted:

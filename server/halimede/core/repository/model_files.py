@@ -67,7 +67,7 @@ _ADVICE: Mapping[FileKind, str] = {
 
 _EXECUTABLE = frozenset({FileKind.PICKLE, FileKind.TORCH_SAVE, FileKind.TORCH_EXPORT})
 """Kinds whose loaders unpickle: torch.export keeps weights and constants as pickles that may name any function.
-TorchScript is none of them, because its own reader takes data and the archive's own classes from its pickles."""
+TorchScript does not belong here: its reader takes only data and the archive's own classes from its pickles."""
 NO_MODELS = frozenset({FileKind.EMPTY, FileKind.LFS_POINTER, FileKind.HTML})
 """Kinds that are no model of any backend."""
 _UNCLEAR = frozenset({FileKind.COMPRESSED, FileKind.ZIP, FileKind.UNKNOWN})

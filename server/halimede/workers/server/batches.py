@@ -125,7 +125,8 @@ class SentBatches:
         """Send a batch and return its number. Large tensors are copied after the return. `is_next`: the slot runs
         another one."""
         number = self._next
-        self._next = number + 1 & 0xFFFFFFFF
+        # Never 0, which is no token.
+        self._next = number + 1 & 0xFFFFFFFF or 1
         before, token = None, None
         if is_next:
             others = [each for each in self._running.values() if each.slot == slot]
