@@ -20,9 +20,9 @@ from halimede.backends.onnxruntime.session import (
 )
 from halimede.backends.onnxruntime.signature import check_model, read_signature
 from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads
-from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete
-from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInput, ModelOutput
-from halimede.core.types import DataType, Device, DeviceKind, ErrorCode, InferenceError, Placement
+from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete, is_complete
+from halimede.core.config.model_config import InstanceKind, ModelConfig
+from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,7 @@ class OnnxRuntimeBackend:
 
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:
         """Complete tensors and batching from the model file. A complete configuration needs no session."""
-        tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-        is_given = all(each.data_type is not DataType.INVALID and (each.dims or each.reshape) for each in tensors)
-        if config.input and config.output and is_given:
+        if is_complete(config):
             return config
         most = _option(source, "default-max-batch-size", DEFAULT_MAX_BATCH_SIZE)
         path = _model_path(source)

@@ -15,9 +15,9 @@ from halimede.backends.openvino.instance import OpenVinoInstance
 from halimede.backends.openvino.options import OpenVinoOptions, Properties, compile_properties, read_options
 from halimede.backends.openvino.runtime import compile_model, open_core, read_model, supports
 from halimede.backends.openvino.signature import Ports, check_ports, first_batch
-from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, complete
-from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInput, ModelOutput
-from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
+from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, complete, is_complete
+from halimede.core.config.model_config import InstanceKind, ModelConfig
+from halimede.core.types import ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +40,7 @@ class OpenVinoBackend:
 
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:
         """Complete tensors and batching from the model file. A complete configuration needs no file."""
-        tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-        is_given = all(each.data_type is not DataType.INVALID and (each.dims or each.reshape) for each in tensors)
-        if config.input and config.output and is_given:
+        if is_complete(config):
             return config
         most = _default_max_batch_size(source)
         named = replace(config, name=source.name)

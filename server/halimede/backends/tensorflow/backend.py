@@ -31,11 +31,11 @@ from halimede.backends.tensorflow.signature import (
     model_signature,
 )
 from halimede.backends.tensorflow.threads import SessionThreads, plan_threads
-from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete
+from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete, is_complete
 from halimede.core.config.made_inputs import made_inputs
-from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInput, ModelOutput
+from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
-from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
+from halimede.core.types import ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,7 @@ class TensorFlowBackend:
 
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:
         """Complete tensors and batching from the model file. Only a frozen graph needs TensorFlow for it."""
-        tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-        is_given = all(each.data_type is not DataType.INVALID and (each.dims or each.reshape) for each in tensors)
-        if config.input and config.output and is_given:
+        if is_complete(config):
             return config
         most = max_batch_size(source.options, DEFAULT_MAX_BATCH_SIZE)
         named = replace(config, name=source.name)

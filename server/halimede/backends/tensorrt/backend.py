@@ -13,8 +13,9 @@ from halimede.backends.tensorrt.libraries import Libraries, installed
 from halimede.backends.tensorrt.options import ModelOptions, read_backend_options, read_model_options
 from halimede.backends.tensorrt.profiles import read_indices
 from halimede.backends.tensorrt.signature import check_engine, complete_config, usable_profiles
-from halimede.core.config.model_config import InstanceKind, ModelConfig, ModelInput, ModelOutput
-from halimede.core.types import DataType, Device, DeviceKind, ErrorCode, InferenceError, Placement
+from halimede.core.config.autocomplete import is_complete
+from halimede.core.config.model_config import InstanceKind, ModelConfig
+from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, Placement
 from halimede.core.types.error import clip
 
 log = logging.getLogger(__name__)
@@ -42,9 +43,7 @@ class TensorRtBackend:
 
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:
         """Complete tensors and batching from the engine. A complete configuration needs no engine."""
-        tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-        is_given = all(each.data_type is not DataType.INVALID and (each.dims or each.reshape) for each in tensors)
-        if config.input and config.output and is_given:
+        if is_complete(config):
             return config
         options = read_backend_options(source.options)
         engine = self._probe(source)

@@ -18,8 +18,9 @@ from halimede.backends.trees.reader import read_file, read_head
 from halimede.backends.trees.session import open_session
 from halimede.backends.trees.shap import TreeShap
 from halimede.backends.trees.signature import DEFAULT_MAX_BATCH_SIZE, checked_signature, completed_config
-from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
-from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
+from halimede.core.config.autocomplete import is_complete
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.types import ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,7 @@ class FilBackend:
 
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:
         """Complete tensors and batching from the model file. A complete configuration needs no reading."""
-        tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-        is_given = all(each.data_type is not DataType.INVALID and (each.dims or each.reshape) for each in tensors)
-        if config.input and config.output and is_given:
+        if is_complete(config):
             return config
         options = read_options(config, source.name)
         forest = _read(source, options)

@@ -53,6 +53,13 @@ class ModelSignature:
 _Tensor = TypeVar("_Tensor", ModelInput, ModelOutput)
 
 
+def is_complete(config: ModelConfig) -> bool:
+    """Whether all inputs and outputs have a datatype and dims: a model file adds nothing to them."""
+    tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
+    is_given = all(each.data_type is not DataType.INVALID and (each.dims or each.reshape) for each in tensors)
+    return bool(config.input and config.output) and is_given
+
+
 def complete(
     config: ModelConfig, signature: ModelSignature, *, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
 ) -> tuple[ModelConfig, tuple[str, ...]]:
