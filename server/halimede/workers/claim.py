@@ -83,7 +83,7 @@ class Claim:
 def _made() -> list[int]:
     page = make_segment(mmap.PAGESIZE, "halimede batches")
     if page is None:
-        raise OSError("there is no memory for a page that is shared with a process")
+        raise OSError("there is no memory or no file descriptor for a page that is shared with a process")
     made = [page]
     try:
         for _ in range(TOKENS):

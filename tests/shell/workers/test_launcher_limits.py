@@ -1,17 +1,24 @@
 """Workers with low limits of files or memory, and workers whose server is killed."""
 
+import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.workers.process.completion import NO_OWNERS
+from halimede.workers.process.life import ENTRY, Life
+from support.channel import SPEC
 from support.family import FAMILY
 from support.server import wait_until
-from support.workers import FOLDER, is_alive
+from support.workers import FOLDER, Crew, is_alive
 
 FEW_FILES = """
 import resource
@@ -116,3 +123,35 @@ def test_a_worker_that_was_killed_out_of_memory_is_reported_as_such():
     finally:
         wait_until(lambda: not (group / "cgroup.procs").read_text().split(), "the group to be empty")
         group.rmdir()
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process can open no file."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_a_process_that_gets_no_descriptors_is_ended():
+    async def main(crew: Crew) -> int:
+        process = crew.spawn(entry=ENTRY)
+        wait_until(lambda: process.pid is not None, "the report of the start")
+        with no_descriptors(), pytest.raises(InferenceError, match="no file descriptor") as caught:
+            Life(process, SPEC, (), (), NO_OWNERS, asyncio.get_running_loop())
+        assert caught.value.code is ErrorCode.UNAVAILABLE
+        assert process.pid is not None
+        return process.pid
+
+    with Crew() as crew:
+        pid = asyncio.run(main(crew))
+        wait_until(lambda: not is_alive(pid), "the end of the process")

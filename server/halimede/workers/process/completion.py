@@ -48,9 +48,8 @@ async def _result(work: str, spec: WorkerSpec, program: Program, launcher: Launc
 async def _compute(
     work: str, spec: WorkerSpec, program: Program, launcher: Launcher, loop: asyncio.AbstractEventLoop
 ) -> Any:
-    owner = _NoOwner()
     process = await spawn(spec, program, launcher)
-    life = Life(process, spec, (), (), Owners(owner, owner, owner), loop)
+    life = Life(process, spec, (), (), NO_OWNERS, loop)
     try:
         return await life.start({"work": work})
     finally:
@@ -99,3 +98,7 @@ class _NoOwner:
 
     def on_taken(self, ticket: int, responses: int) -> None:
         """Never called: calls are refused."""
+
+
+NO_OWNERS = Owners(_NoOwner(), _NoOwner(), _NoOwner())
+"""The owners for a process that runs no model."""

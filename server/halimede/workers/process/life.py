@@ -32,6 +32,7 @@ class Life:
         owners: Owners,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        """Takes over the process. InferenceError, after its end, if the system has no descriptor left."""
         self.process = process
         self.killed_for = ""
         """Why the server killed it; "" if it did not."""
@@ -39,7 +40,12 @@ class Life:
         self._inputs = inputs
         self._outputs = outputs
         self._lost: asyncio.Future[str] = loop.create_future()
-        self.connection = WorkerConnection(process.channel, spec, inputs, outputs, owners, self._on_lost, loop)
+        try:
+            self.connection = WorkerConnection(process.channel, spec, inputs, outputs, owners, self._on_lost, loop)
+        except OSError as error:
+            _kill(process)
+            text = f"the process of instance '{spec.instance}' cannot be used: {error.strerror or error}"
+            raise InferenceError(ErrorCode.UNAVAILABLE, text) from error
         about = {"model": spec.model, "version": str(spec.version)}
         self._output = OutputReader(process.output, spec.model, about, loop)
         self._exit = loop.create_task(process.wait())
@@ -125,5 +131,9 @@ async def spawn(spec: WorkerSpec, program: Program, launcher: Launcher) -> Worke
 def _discard(spawned: "asyncio.Task[WorkerProcess]") -> None:
     """End a process that started after its start was cancelled."""
     if not spawned.cancelled() and spawned.exception() is None:
-        spawned.result().kill(signal.SIGKILL)
-        spawned.result().close()
+        _kill(spawned.result())
+
+
+def _kill(process: WorkerProcess) -> None:
+    process.kill(signal.SIGKILL)
+    process.close()

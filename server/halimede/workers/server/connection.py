@@ -68,6 +68,9 @@ class WorkerConnection:
         loop: asyncio.AbstractEventLoop,
         arena_bytes: int = ARENA_BYTES,
     ) -> None:
+        """OSError if the system has no descriptor left."""
+        # First, because nothing is to be undone when it fails.
+        self._claim = Claim()
         self._spec = spec
         self._owner = owners.model
         self._on_lost = on_lost
@@ -75,7 +78,6 @@ class WorkerConnection:
         self._tasks = Tasks(loop)
         self.channel = Channel(channel, self._on_channel_lost, loop)
         self.memory = Memory(self.channel, self._tasks, loop, arena_bytes)
-        self._claim = Claim()
         self.batches = SentBatches(
             self.channel, self.memory, self._tasks, spec.model, inputs, outputs, self._claim, owners.batches, loop
         )
