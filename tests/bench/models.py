@@ -1,6 +1,7 @@
 """The models that the benchmark serves."""
 
 import json
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,32 @@ def heavy_onnx() -> onnx.ModelProto:
 WIDE = 1024
 WIDE_LAYERS = 6
 FULL_BATCH = 16
-WAIT_MS = 2
-FULL_QUEUE = {"wide": 0.0, "wide_process": 0.0, "waits": WAIT_MS / 1000, "waits_process": WAIT_MS / 1000}
-"""Models for a queue that is never empty: seconds of a batch in a bare loop, 0 where that is to be measured.
 
-`waits` plays an accelerator: its batches take no CPU. Instances are on a thread, and in a process."""
+
+@dataclass(frozen=True, slots=True)
+class FullQueue:
+    """A model, and a load that leaves its queue never empty: `callers` with requests of `rows` rows each.
+
+    `wait_ms` plays an accelerator: a batch takes this time and no CPU; 0 for an ONNX model.
+    """
+
+    wait_ms: float = 0.0
+    isolation: str = "thread"
+    instances: int = 1
+    callers: int = 48
+    rows: int = 1
+
+
+FULL_QUEUE = {
+    "wide": FullQueue(),
+    "wide_process": FullQueue(isolation="process"),
+    "wide_whole": FullQueue(callers=4, rows=FULL_BATCH),
+    "waits": FullQueue(2),
+    "waits_process": FullQueue(2, isolation="process"),
+    "waits_two": FullQueue(2, instances=2),
+    "waits_short": FullQueue(0.5, callers=4, rows=FULL_BATCH),
+}
+"""In `whole` and `short` one request fills a batch."""
 
 
 def wide_onnx() -> onnx.ModelProto:
@@ -94,13 +116,14 @@ def config(
     max_batch_size: int,
     extra: str = "",
     batching: str = "",
+    instances: int = 1,
 ) -> str:
     given, made = tensors
     return (
         f'name: "{name}"\nbackend: "{backend}"\nmax_batch_size: {max_batch_size}\n'
         f'input [ {{ name: "{given}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
         f'output [ {{ name: "{made}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
-        f"instance_group [ {{ kind: KIND_CPU count: 1 }} ]\ndynamic_batching {{ {batching} }}\n{extra}"
+        f"instance_group [ {{ kind: KIND_CPU count: {instances} }} ]\ndynamic_batching {{ {batching} }}\n{extra}"
     )
 
 
@@ -191,14 +214,18 @@ def write_repository(root: Path) -> Path:
     sleep = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{SLEEP_MS}" }} }}\n'
     for name, policy in POLICIES.items():
         configs[name] = config(name, "identity", ("INPUT0", "OUTPUT0"), "16", 32, sleep, policy)
-    wait = f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{WAIT_MS}" }} }}\n'
-    for name in FULL_QUEUE:
-        isolation = "process" if name.endswith("_process") else "thread"
-        extra = f'parameters {{ key: "ISOLATION" value {{ string_value: "{isolation}" }} }}\n'
-        if name.startswith("wide"):
-            configs[name] = config(name, "onnxruntime", ("x", "y"), str(WIDE), FULL_BATCH, one_thread + extra)
+    for name, each in FULL_QUEUE.items():
+        options = {"ISOLATION": each.isolation}
+        if each.wait_ms:
+            backend, tensors, dims = "identity", ("INPUT0", "OUTPUT0"), "16"
+            options["execute_delay_ms"] = str(each.wait_ms)
         else:
-            configs[name] = config(name, "identity", ("INPUT0", "OUTPUT0"), "16", FULL_BATCH, wait + extra)
+            backend, tensors, dims = "onnxruntime", ("x", "y"), str(WIDE)
+            options["intra_op_thread_count"] = "1"
+        extra = "".join(
+            f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in options.items()
+        )
+        configs[name] = config(name, backend, tensors, dims, FULL_BATCH, extra, instances=each.instances)
     for name, text in configs.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(text)
@@ -206,8 +233,10 @@ def write_repository(root: Path) -> Path:
         (root / name / "1" / "model.py").write_text(PYTHON_IDENTITY)
     (root / "sequence" / "1" / "model.py").write_text(PYTHON_SEQUENCE)
     (root / "heavy" / "1" / "model.onnx").write_bytes(heavy_onnx().SerializeToString())
-    for name in ("wide", "wide_process"):
-        (root / name / "1" / "model.onnx").write_bytes(wide_onnx().SerializeToString())
+    wide = wide_onnx().SerializeToString()
+    for name, each in FULL_QUEUE.items():
+        if not each.wait_ms:
+            (root / name / "1" / "model.onnx").write_bytes(wide)
     return root
 
 

@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "halimede-bench"
@@ -50,10 +51,10 @@ def fetch() -> Path:
 
 
 @contextmanager
-def loading(model: str, protocol: str, address: str, callers: int) -> Iterator[None]:
-    """Keep `callers` requests in flight during the block, for at most ten minutes."""
+def loading(model: str, protocol: str, address: str, callers: int, rows: int = 1) -> Iterator[None]:
+    """Keep `callers` requests of `rows` rows in flight during the block, for at most ten minutes."""
     home = fetch()
-    command = [str(home / "perf_analyzer"), "-m", model, "-i", protocol, "-u", address, "-b", "1"]
+    command = [str(home / "perf_analyzer"), "-m", model, "-i", protocol, "-u", address, "-b", str(rows)]
     command += ["--concurrency-range", str(callers), "--max-threads", str(callers), "-p", "200000", "-r", "3"]
     environment = {**os.environ, "LD_LIBRARY_PATH": str(home)}
     output = subprocess.DEVNULL
@@ -66,10 +67,27 @@ def loading(model: str, protocol: str, address: str, callers: int) -> Iterator[N
             running.kill()
 
 
-def load(model: str, protocol: str, address: str, callers: int, *more: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Of the requests of a load, as the clients see it, in seconds."""
+
+    mean_s: float
+    p99_s: float
+
+
+def latency(model: str, address: str, callers: int, rows: int) -> Latency:
+    """The latency over HTTP while `callers` requests of `rows` rows each are in flight."""
+    output = load(model, "http", address, callers, "-b", str(rows))
+    mean, p99 = re.search(r"infer/sec, latency (\d+) usec", output), re.search(r"p99 latency: (\d+) usec", output)
+    if mean is None or p99 is None:
+        raise RuntimeError(f"perf_analyzer on {model} reported no latency: {output.strip()[-1500:]}")
+    return Latency(int(mean[1]) / 1e6, int(p99[1]) / 1e6)
+
+
+def load(model: str, protocol: str, address: str, callers: int, *more: str) -> str:
     """Keep `callers` requests in flight for some seconds: WINDOWS windows, regardless of their spread, and a start-up.
 
-    `more` are further arguments.
+    `more` are further arguments. Returns what perf_analyzer prints.
     """
     home = fetch()
     command = [str(home / "perf_analyzer"), "-m", model, "-i", protocol, "-u", address, "-b", "1"]
@@ -81,3 +99,4 @@ def load(model: str, protocol: str, address: str, callers: int, *more: str) -> N
     if not re.search(r"throughput: [\d.]+ infer/sec|Failed to obtain stable measurement", done.stdout):
         output = (done.stdout + done.stderr).strip()
         raise RuntimeError(f"perf_analyzer on {model} over {protocol} ended with {done.returncode}: {output[-1500:]}")
+    return done.stdout

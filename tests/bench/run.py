@@ -205,9 +205,13 @@ def busy_rows(server: ServerProcess) -> list[Row]:
     """Instances whose queue is never empty."""
     rows = []
     for each in busy.measured(server):
-        note = f"{busy.CALLERS} callers, {each.rows:.1f} rows per batch"
+        how = models.FULL_QUEUE[each.model]
+        note = f"{how.callers} callers, {each.rows:.1f} rows per batch"
         rows.append(row(f"busy-{each.model}", "share of the time", each.busy, note))
         rows.append(row(f"rate-{each.model}", "ratio to a bare loop", each.ratio, note))
+        rows.append(
+            row(f"p99-{each.model}", "ratio to the batches" if how.wait_ms else "ratio to the mean", each.p99, note)
+        )
     return rows
 
 
