@@ -95,6 +95,16 @@ class NoInstances(Good):
         return 0
 
 
+class PreloadsNothing(Good):
+    def preload(self, source):
+        return "nowhere:load"
+
+
+class PreloadsNoFunction(Good):
+    def preload(self, source):
+        return "json:JSON"
+
+
 class BothMethods(Good):
     def load(self, config, source):
         model = super().load(config, source)
@@ -256,6 +266,8 @@ class Crashes(Good):
 """
 
 BROKEN = {
+    "PreloadsNothing": ("interface", "preload names 'nowhere:load': No module named 'nowhere'"),
+    "PreloadsNoFunction": ("interface", "preload names 'json:JSON', which is no function"),
     "NoInstances": ("interface", "default_instance_count('CPU') is 0"),
     "BothMethods": ("load", "an instance has run, execute"),
     "ChangesBatch": ("completion", "autocomplete changes max_batch_size"),

@@ -148,16 +148,19 @@ def infer(server: RunningServer, model: str, *values: float) -> tuple[int, objec
 
 
 def zygote(server: RunningServer) -> psutil.Process:
-    """The parent process of all workers."""
-    found = [each for each in children(server.process.pid) if "workers.zygote:main" in " ".join(each.cmdline())]
-    assert len(found) == 1, found
-    return found[0]
+    """The parent process of all workers, of models that have no runtime to preload."""
+    (found,) = zygotes(server)
+    return found
+
+
+def zygotes(server: RunningServer) -> list[psutil.Process]:
+    return [each for each in children(server.process.pid) if "workers.zygote:main" in " ".join(each.cmdline())]
 
 
 def workers(server: RunningServer, model: str = "") -> list[psutil.Process]:
     """The workers of a model, or all, in the order of their instances. A model's name has at most 11 characters."""
     try:
-        found = {each: each.name() for each in children(zygote(server).pid)}
+        found = {each: each.name() for parent in zygotes(server) for each in children(parent.pid)}
     except psutil.NoSuchProcess:
         return workers(server, model)
     mine = [each for each, name in found.items() if not model or name.rpartition("_")[0].rpartition("_")[0] == model]

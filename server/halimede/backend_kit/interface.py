@@ -5,10 +5,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path, PurePath
 
 from halimede.backend_kit.subject import NotTried, Subject, Wrong, artifact_bytes, failure_of, text_of
-from halimede.backends.api import BackendModel, Checks, ModelSource, Unpickles
+from halimede.backends.api import BackendModel, Checks, ModelSource, Preloads, Unpickles
 from halimede.core.types import InferenceError
 
 LONGEST_TEXT = 4000
@@ -35,7 +36,22 @@ def check_interface(subject: Subject) -> str:
     patterns = backend.unpickles if isinstance(backend, Unpickles) else ()
     if not isinstance(patterns, tuple) or not all(isinstance(each, str) and each for each in patterns):
         raise Wrong(f"unpickles is {patterns!r}", 'set a tuple of file name patterns, such as ("*.pkl",)')
+    if isinstance(backend, Preloads):
+        check_preload(backend.preload(subject.source))
     return f"isolation is {backend.isolation}, {'a file ' + filename if filename else 'no file'} per version"
+
+
+def check_preload(entry: str) -> None:
+    """The entry exists. It is not called: this process has other threads and runtimes."""
+    module, _, function = entry.partition(":")
+    try:
+        found = getattr(import_module(module), function, None)
+    except (ImportError, ValueError) as error:
+        raise Wrong(
+            f"preload names {entry!r}: {error}", 'return "module:function", such as "my_backend.runtime:load"'
+        ) from error
+    if not callable(found):
+        raise Wrong(f"preload names {entry!r}, which is no function", 'return "module:function"')
 
 
 def check_completion(subject: Subject) -> str:

@@ -189,6 +189,22 @@ class ChoosesIsolation(Protocol):
         """The value of `isolation` with these `--backend-config` settings. InferenceError for a wrong setting."""
 
 
+@runtime_checkable
+class Preloads(Protocol):
+    """An optional extension of `Backend`: its runtime takes long to import.
+
+    The import is done once, in a process of its own from which the worker processes of the backend's models are forked.
+    So they start at once, and share the runtime's memory.
+    """
+
+    def preload(self, source: ModelSource) -> str:
+        """`module:function`, which imports what the model needs; models with the same answer share the process.
+
+        The function must start no thread and use no device. An exception of it is ignored: a worker imports the runtime
+        again, and reports the error.
+        """
+
+
 class Backend(Protocol):
     """One way to run models. Stateless: the server makes one object per backend and calls it from several threads."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from halimede.backends.api import Backend, BackendModel, Checks, ChoosesIsolation, ModelSource
+from halimede.backends.api import Backend, BackendModel, Checks, ChoosesIsolation, ModelSource, Preloads
 from halimede.backends.cores import available_cores
 from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
@@ -411,7 +411,8 @@ def isolated_version(
         found = resolve_environment(path.string_value, where.model_directory, default_cache())
         python, environment = str(found.python), {**environment, **found.environment}
     limits = max_concurrency(config), execution_timeout_ms(config), bls_timeout_ms(config)
-    program = Program(python, environment, *limits, spins(config))
+    preload = backend.preload(where) if isinstance(backend, Preloads) else ""
+    program = Program(python, environment, *limits, spins(config), preload)
     return Isolated(config, where, runner_of(backend), program, threads, options.log_verbose, found)
 
 

@@ -1,6 +1,6 @@
-"""Starts worker processes and reports how each ended: the server's side of the zygote.
+"""Starts worker processes and reports how each ended: the server's side of the zygotes.
 
-The zygote starts with the first worker; if it dies, the next start of a worker starts it again. Thread-safe. Works with
+A zygote starts with its first worker; if it dies, the next start of a worker starts it again. Thread-safe. Works with
 or without an event loop: loads run on threads of their own.
 """
 
@@ -23,13 +23,13 @@ from types import MappingProxyType
 from halimede.core.supervise import ProcessExit, oom_count_files, oom_kills
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child import bootstrap
-from halimede.workers.zygote import DESCRIPTORS, MAX_COMMAND_BYTES
+from halimede.workers.zygote import DESCRIPTORS, MAX_COMMAND_BYTES, PRELOAD_VARIABLE
 
 log = logging.getLogger(__name__)
 
 ZYGOTE_ENTRY = "halimede.workers.zygote:main"
 
-SEND_LIMIT_SECS = 10.0
+SEND_LIMIT_SECS = 30.0
 """A zygote that accepts no command for this long hangs. Its socket holds about a hundred commands, so a start
 waits only if more are sent while the zygote imports."""
 
@@ -43,19 +43,20 @@ class Launcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._zygote: Zygote | None = None
+        self._zygotes: dict[str, Zygote] = {}
+        """By what they preload."""
         self._next_number = 1
         self._closed = False
         self._oom_counter = _find_oom_counter()
 
     def __repr__(self) -> str:
-        zygote = self._zygote
-        return f"<Launcher {'closed' if self._closed else f'zygote={zygote.process.pid}' if zygote else 'idle'}>"
+        pids = [zygote.process.pid for zygote in self._zygotes.values()]
+        return f"<Launcher {'closed' if self._closed else f'zygotes={pids}'}>"
 
     @property
     def zygote_pid(self) -> int | None:
-        """None before the first start. The process may have died since."""
-        zygote = self._zygote
+        """Of the one that preloads no runtime; None before its first start. The process may have died since."""
+        zygote = self._zygotes.get("")
         return zygote.process.pid if zygote is not None else None
 
     def spawn(
@@ -64,14 +65,16 @@ class Launcher:
         *,
         entry: str,
         python: str = "",
+        preload: str = "",
         environment: Mapping[str, str] = _NO_ENVIRONMENT,
         working_directory: str | None = None,
     ) -> "WorkerProcess":
         """Start a process that calls `entry` (`module:function`) with its channel's descriptor.
 
         `python` is the interpreter to run, "" for a fork of the zygote, in which Python's own variables (PYTHONPATH) no
-        longer take effect. `environment` overrides the server's. Returns before the process runs; a failed start is
-        reported as its Exit. InferenceError UNAVAILABLE if the system refuses, or if the launcher is closed.
+        longer take effect; the zygote has called `preload` (`module:function`). `environment` overrides the server's.
+        Returns before the process runs; a failed start is reported as its Exit. InferenceError UNAVAILABLE if the
+        system refuses, or if the launcher is closed.
         """
         if sys.platform != "linux":
             raise InferenceError(ErrorCode.UNSUPPORTED, f"worker processes need Linux, this is {sys.platform}")
@@ -100,7 +103,7 @@ class Launcher:
             }
             kills = self._oom_kills()
             passed = (worker_channel.fileno(), worker_output, worker_status.fileno())
-            zygote, number = self._send_spawn(command, passed)
+            zygote, number = self._send_spawn(command, passed, preload)
         except OSError as error:
             _close(server_ends)
             text = f"cannot start a process for '{name}': {error.strerror or error}"
@@ -113,11 +116,13 @@ class Launcher:
         return WorkerProcess(self, zygote, name, number, channel, output, status, kills)
 
     def close(self) -> None:
-        """End the zygote and all workers, and refuse further starts. Blocks until they have ended, seconds at most."""
+        """End the zygotes and all workers, and refuse further starts. Blocks until they have ended, seconds at most."""
         with self._lock:
             self._closed = True
-            zygote, self._zygote = self._zygote, None
-        if zygote is not None:
+            zygotes, self._zygotes = self._zygotes, {}
+        for zygote in zygotes.values():
+            zygote.disconnect()
+        for zygote in zygotes.values():
             zygote.end(END_LIMIT_SECS)
 
     def send_kill(self, zygote: "Zygote", number: int, signal_number: int) -> None:
@@ -128,23 +133,26 @@ class Launcher:
         """Whether the out-of-memory killer has killed a process of this server since `count` was read."""
         return self._oom_kills() > count
 
-    def _send_spawn(self, command: dict[str, object], passed: tuple[int, int, int]) -> "tuple[Zygote, int]":
+    def _send_spawn(
+        self, command: dict[str, object], passed: tuple[int, int, int], preload: str
+    ) -> "tuple[Zygote, int]":
         with self._lock:
             number, self._next_number = self._next_number, self._next_number + 1
             command["worker"] = number
-            if self._zygote is not None:
+            zygote = self._zygotes.get(preload)
+            if zygote is not None:
                 try:
-                    self._zygote.send(command, passed)
-                    return self._zygote, number
+                    zygote.send(command, passed)
+                    return zygote, number
                 except (BrokenPipeError, ConnectionResetError, TimeoutError):
-                    self._zygote.end(0)
-                    log.error("the process that starts workers %s: started again", self._zygote.exit_text())
-                    self._zygote = None
+                    del self._zygotes[preload]
+                    zygote.end(0)
+                    log.error("the process that starts workers %s: started again", zygote.exit_text())
             if self._closed:
                 raise InferenceError(ErrorCode.UNAVAILABLE, "no process is started: the server is stopping")
-            self._zygote = Zygote()
-            self._zygote.send(command, passed)
-            return self._zygote, number
+            zygote = self._zygotes[preload] = Zygote(preload)
+            zygote.send(command, passed)
+            return zygote, number
 
     def _oom_kills(self) -> int:
         if self._oom_counter is None:
@@ -156,9 +164,9 @@ class Launcher:
 
 
 class Zygote:
-    """One process of the zygote, started by the constructor. `command` is the server's end of its socket."""
+    """One process of a zygote, started by the constructor. `command` is the server's end of its socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: str = "") -> None:
         self.command, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.command.settimeout(SEND_LIMIT_SECS)
         # The same socket, for senders that must not block.
@@ -173,6 +181,7 @@ class Zygote:
                 pass_fds=(zygote_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                env={**os.environ, PRELOAD_VARIABLE: preload} if preload else None,
                 start_new_session=True,
             )
         except BaseException:
@@ -204,11 +213,15 @@ class Zygote:
         with suppress(OSError):
             self.command.send(data)
 
-    def end(self, limit_secs: float) -> None:
-        """Close the socket, so that the zygote kills its workers and ends. If it runs for longer than the limit, it is
-        killed, and its workers with it."""
+    def disconnect(self) -> None:
+        """Close the socket, so that the zygote kills its workers and ends."""
         self.command.close()
         self._quick.close()
+
+    def end(self, limit_secs: float) -> None:
+        """Disconnect, and wait for the end. If the zygote runs for longer than the limit, it is killed, and its workers
+        with it."""
+        self.disconnect()
         try:
             self.process.wait(limit_secs)
         except subprocess.TimeoutExpired:

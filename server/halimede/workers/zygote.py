@@ -9,6 +9,8 @@ processes below it and ends. It ignores invalid commands.
         with three descriptors: the worker's end of its channel, the write end for its output, and a status socket
     {"do": "kill", "worker": 7, "signal": 9}
 
+A server has one zygote more for each runtime that takes seconds to import (`backends.api.Preloads`).
+
 `python` is the interpreter to run, "" for a fork of the zygote. The zygote writes {"pid": 4711} to a worker's status
 socket, then {"exit": 3} or {"signal": 11}; or {"error": "…"} if the worker could not be started.
 
@@ -39,6 +41,9 @@ from typing import Any
 from halimede.workers.child import bootstrap
 
 PRELOADED = ("numpy", "halimede.workers.child.main")
+
+PRELOAD_VARIABLE = "HALIMEDE_ZYGOTE_PRELOAD"
+"""The environment variable with the `module:function` that the zygote calls before it forks; workers do not have it."""
 
 MAX_COMMAND_BYTES = 128 << 10
 MAX_ERROR_CHARACTERS = 1024
@@ -112,10 +117,24 @@ def _preload() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for module in PRELOADED:
         import_module(module)
+    if entry := os.environ.pop(PRELOAD_VARIABLE, ""):
+        _preload_runtime(entry)
     if before is None:
         del os.environ["OPENBLAS_NUM_THREADS"]
     else:
         os.environ["OPENBLAS_NUM_THREADS"] = before
+
+
+def _preload_runtime(entry: str) -> None:
+    """Call `module:function`. A worker that needs it calls it again, so its errors and its output come from there."""
+    module, _, function = entry.partition(":")
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    with suppress(BaseException):
+        getattr(import_module(module), function)()
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    os.close(nothing)
 
 
 class Zygote:

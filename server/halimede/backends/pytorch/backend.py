@@ -13,7 +13,7 @@ from halimede.backends.pytorch.instance import TorchInstance
 from halimede.backends.pytorch.loading import Bound, check_exported, input_names, open_program
 from halimede.backends.pytorch.naming import bind_paths
 from halimede.backends.pytorch.options import TorchOptions, plan_threads, read_options
-from halimede.backends.pytorch.runtime import configure, has_gpu_build, omp_limit, runtime
+from halimede.backends.pytorch.runtime import configure, export_runtime, has_gpu_build, omp_limit, runtime
 from halimede.backends.pytorch.samples import Shapes, configured_shapes, exported_shapes, zeros
 from halimede.backends.pytorch.script import cause_of
 from halimede.core.config.model_config import ModelConfig
@@ -34,6 +34,10 @@ class PyTorchBackend:
 
     def default_instance_count(self, kind: str) -> int:  # noqa: ARG002  # the interface's argument
         return 1
+
+    def preload(self, source: ModelSource) -> str:
+        function = export_runtime if source.artifact.suffix == ".pt2" else runtime
+        return f"{function.__module__}:{function.__name__}"
 
     def supports_gpu(self) -> bool:
         return has_gpu_build()

@@ -61,6 +61,12 @@ def runtime() -> Any:  # Any: torch's own types would make mypy read all of torc
     return torch
 
 
+def export_runtime() -> None:
+    """Import what programs of torch.export need beside the torch module, which takes as long again."""
+    runtime()
+    importlib.import_module("torch.export._unlift")
+
+
 def has_gpu_build() -> bool:
     """Whether the installed torch can use a GPU. Found without importing it, which takes seconds."""
     try:

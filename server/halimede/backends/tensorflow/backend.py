@@ -52,6 +52,9 @@ class TensorFlowBackend:
     def default_instance_count(self, kind: str) -> int:
         return 2 if kind == ON_CPU else 1
 
+    def preload(self, source: ModelSource) -> str:  # noqa: ARG002  # the interface's argument
+        return f"{runtime.__module__}:{runtime.__name__}"
+
     def supports_gpu(self) -> bool:
         return has_cuda()
 

@@ -119,7 +119,14 @@ async def spawn(spec: WorkerSpec, program: Program, launcher: Launcher) -> Worke
     environment = dict(program.environment)
     if spec.device_uuid:
         environment["CUDA_VISIBLE_DEVICES"] = spec.device_uuid
-    work = asyncio.to_thread(launcher.spawn, spec.instance, entry=ENTRY, python=program.python, environment=environment)
+    work = asyncio.to_thread(
+        launcher.spawn,
+        spec.instance,
+        entry=ENTRY,
+        python=program.python,
+        preload=program.preload,
+        environment=environment,
+    )
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class Program:
     """The settings of the processes of one model version.
 
-    `python` is the model's own interpreter, "" for the server's. `environment` overrides the server's. `spins`: see
-    `core.spin`.
+    `python` is the model's own interpreter, "" for the server's. `environment` overrides the server's. `preload`: see
+    `backends.api.Preloads`, "" for nothing. `spins`: see `core.spin`.
     """
 
     python: str = ""
@@ -18,3 +18,4 @@ class Program:
     execution_timeout_ms: int = 0
     bls_timeout_ms: int = 0
     spins: bool = True
+    preload: str = ""
