@@ -2,11 +2,14 @@
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from halimede.backends.api import ModelSource, RunContext
@@ -17,9 +20,10 @@ from halimede.core.config.model_config import (
     ModelConfig,
     ModelInput,
     ModelInstanceGroup,
+    ModelOptimizationPolicy,
     ModelOutput,
 )
-from halimede.core.types import DataType, Device, DeviceKind, InferenceRequest, Placement
+from halimede.core.types import DataType, Device, DeviceKind, InferenceError, InferenceRequest, Placement
 from halimede.workers.worker import BatchItem
 from support.played_gpu import cudart, trt
 
@@ -29,6 +33,7 @@ ENVIRONMENT = {"PYTHONPATH": f"{SUPPORT / 'played_site'}:{SUPPORT.parent}"}
 
 FP32, INT32, INT64 = DataType.FP32, DataType.INT32, DataType.INT64
 VERSION = (11, 4, 0, 106)
+OPEN_ROWS = ([1, 1], [2, 4], [8, 64])
 GPU = Device(DeviceKind.GPU, 0, "GPU-0", compute_capability=(9, 0))
 ON_GPU = Placement("m_0", 0, "GPU", GPU)
 CONTEXT = RunContext([""], [1], [BatchItem(1, InferenceRequest("m"), 1, cancelled=False)])
@@ -127,3 +132,15 @@ def compute(
 
 def floats(*rows: Sequence[float]) -> NDArray[np.float32]:
     return np.array(rows, np.float32)
+
+
+def refused(call: Callable[[], object]) -> InferenceError:
+    """The error of the call."""
+    with pytest.raises(InferenceError) as caught:
+        call()
+    return caught.value
+
+
+def optimized(settings: ModelConfig, **fields: Any) -> ModelConfig:
+    """The configuration with this `optimization` block."""
+    return replace(settings, optimization=ModelOptimizationPolicy(**fields))

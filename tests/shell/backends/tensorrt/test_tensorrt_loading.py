@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,6 @@ from halimede.core.config.model_config import (
     ModelDynamicBatching,
     ModelInput,
     ModelInstanceGroup,
-    ModelOptimizationPolicy,
     ModelOutput,
     ModelTensorReshape,
 )
@@ -33,36 +31,10 @@ from support.plans import (
     given,
     libraries,
     plan,
+    refused,
     source,
 )
 from support.played_gpu import cudart, trt
-from support.played_gpu.cudart import MACHINE
-
-OPEN_ROWS = ([1, 1], [2, 4], [8, 64])
-
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch):
-    """A machine that nothing is left on."""
-    monkeypatch.setenv("PLAYED_GPUS", "2")
-    MACHINE.error, MACHINE.limit_bytes = cudart.cudaError_t.cudaSuccess, 1 << 30
-    for each in (MACHINE.memory, MACHINE.pinned, MACHINE.streams, MACHINE.events, MACHINE.graphs):
-        each.clear()  # of a test that failed
-    MACHINE.event_flags.clear()
-    cudart.launches.clear()
-    trt.strategies.clear()
-    yield MACHINE
-    assert MACHINE.live() == {}
-
-
-def refused(call) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        call()
-    return caught.value
-
-
-def optimized(settings: ModelConfig, **fields: Any) -> ModelConfig:
-    return replace(settings, optimization=ModelOptimizationPolicy(**fields))
 
 
 @pytest.mark.parametrize("kind", [InstanceKind.KIND_CPU, InstanceKind.KIND_MODEL])

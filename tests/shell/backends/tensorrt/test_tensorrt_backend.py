@@ -1,7 +1,6 @@
 """The TensorRT backend on a played TensorRT and CUDA, which check every call."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from halimede.core.config.model_config import (
     ModelConfig,
     ModelDynamicBatching,
     ModelInput,
-    ModelOptimizationPolicy,
     ModelOutput,
     ModelParameter,
     ModelPriority,
@@ -36,43 +34,20 @@ from support.plans import (
     INT64,
     NAMES,
     ON_GPU,
+    OPEN_ROWS,
     compute,
     computed,
     config,
     floats,
     given,
     instance,
+    optimized,
     plan,
+    refused,
     source,
 )
 from support.played_gpu import cudart, trt
 from support.played_gpu.cudart import MACHINE
-
-OPEN_ROWS = ([1, 1], [2, 4], [8, 64])
-
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch):
-    """A machine that nothing is left on."""
-    monkeypatch.setenv("PLAYED_GPUS", "2")
-    MACHINE.error, MACHINE.limit_bytes = cudart.cudaError_t.cudaSuccess, 1 << 30
-    for each in (MACHINE.memory, MACHINE.pinned, MACHINE.streams, MACHINE.events, MACHINE.graphs):
-        each.clear()  # of a test that failed
-    MACHINE.event_flags.clear()
-    cudart.launches.clear()
-    trt.strategies.clear()
-    yield MACHINE
-    assert MACHINE.live() == {}
-
-
-def refused(call) -> InferenceError:
-    with pytest.raises(InferenceError) as caught:
-        call()
-    return caught.value
-
-
-def optimized(settings: ModelConfig, **fields: Any) -> ModelConfig:
-    return replace(settings, optimization=ModelOptimizationPolicy(**fields))
 
 
 @pytest.mark.parametrize("pinned", [True, False])
