@@ -9,6 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from halimede import __version__
 from support.image import REPOSITORY_ROOT, documented_mb
 
 EXTRAS = tomllib.loads((REPOSITORY_ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -75,6 +76,17 @@ def test_the_dockerfile_builds_the_variant_from_these_locks(variant: str) -> Non
     expected = {"cpu": "onnx", "gpu": "gpu"}.get(variant, f"onnx,{variant}")
     assert (first, found) == (expected, ["server.lock", *([] if variant == "cpu" else [f"{variant}.lock"])])
     assert {*first.split(",")} <= EXTRAS.keys()
+
+
+def test_make_image_names_the_variant() -> None:
+    def dry_run(*arguments: str) -> str:
+        command = ["make", "--dry-run", "image", "ENGINE=podman", *arguments]
+        return subprocess.run(command, cwd=REPOSITORY_ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert f"--tag halimede:{__version__} --build-arg" in dry_run()
+    torch = dry_run("VARIANT=torch")
+    assert f"--tag halimede:{__version__}-torch --build-arg" in torch
+    assert "--build-arg VARIANT=torch" in torch
 
 
 @pytest.mark.parametrize(
