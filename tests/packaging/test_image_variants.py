@@ -78,7 +78,7 @@ def add_trees(models: Path) -> list[Asked]:
     scores = booster.predict(xgboost.DMatrix(X))
     return [
         Asked("booster", {"input__0": X}, "output__0", scores),
-        Asked("estimator", {"input__0": X[:4].astype(np.float64)}, "label", estimator.predict(X[:4])),
+        Asked("estimator", {"input": X[:4].astype(np.float64)}, "label", estimator.predict(X[:4])),
     ]
 
 
