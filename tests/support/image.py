@@ -47,7 +47,7 @@ def documented_mb() -> dict[str, float]:
     page = (REPOSITORY_ROOT / "docs/pages/container.md").read_text()
     return {
         variant: float(size)
-        for variant, size in re.findall(r"^\| `VARIANT=(\w+)` \|.*\| ([\d,]+) MB", page, re.MULTILINE)
+        for variant, size in re.findall(r"^\| `VARIANT=(\w+)` \|.*\| (\d+) MB", page, re.MULTILINE)
     }
 
 
