@@ -46,8 +46,7 @@ def documented_mb() -> dict[str, float]:
     """The compressed size of each variant on the page about images."""
     page = (REPOSITORY_ROOT / "docs/pages/container.md").read_text()
     return {
-        variant: float(size)
-        for variant, size in re.findall(r"^\| `VARIANT=(\w+)` \|.*\| (\d+) MB", page, re.MULTILINE)
+        variant: float(size) for variant, size in re.findall(r"^\| `VARIANT=(\w+)` \|.*\| (\d+) MB", page, re.MULTILINE)
     }
 
 
