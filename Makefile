@@ -7,10 +7,10 @@ QUICK = HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(shell nproc) -m 'n
 # Without compiled files each process of a test, such as a server, compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The kind of an image, its name, and the first program that can build it here.
-ACCELERATOR ?= cpu
+# What the server's image contains, its name, and the first program that can build it here.
+VARIANT ?= cpu
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-IMAGE ?= halimede:$(VERSION)$(if $(filter gpu,$(ACCELERATOR)),-gpu)
+IMAGE ?= halimede:$(VERSION)$(patsubst %,-%,$(filter-out cpu,$(VARIANT)))
 OPERATOR_IMAGE ?= halimede-operator:$(VERSION)
 ENGINE ?= $(shell for engine in docker podman buildah; do $$engine info >/dev/null 2>&1 && echo $$engine && break; done)
 # Only docker's image format has health checks. The isolation `chroot` works where buildah itself runs in a container.
@@ -27,7 +27,7 @@ DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file $(1) \
   --tag $(2) --build-arg VERSION=$(VERSION) $(3) $(BUILD_FLAGS) .
 endef
 
-.PHONY: demo test check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image image-operator cluster cluster-down .venv
+.PHONY: demo test check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv
 
 demo: .venv  ## train a small model, serve it, measure it; serve python models, kill the process of one
 	$(BIN)/python -m halimede.demo
@@ -63,8 +63,20 @@ test-keda: .venv  ## KEDA scales a model, in a cluster on this machine; compiles
 interop: .venv  ## gRPC clients of other languages (Go, Node.js, Java), grpcurl and ghz; CI runs those of Python and Go
 	$(BIN)/python -m pytest -m interop tests/conformance
 
-image:  ## the server as an image; ACCELERATOR=gpu for NVIDIA's GPUs
-	@$(call build,Dockerfile.server,$(IMAGE),--build-arg ACCELERATOR=$(ACCELERATOR))
+image:  ## the server as an image; VARIANT=gpu, torch, tensorflow, openvino or trees for one with that extra
+	@$(call build,Dockerfile.server,$(IMAGE),--build-arg VARIANT=$(VARIANT))
+
+images: .venv  ## build each variant, or ONLY=torch, serve a model with it, and print its size; needs 25 GB of disk
+	$(BIN)/python -m pytest -s -m images $(if $(ONLY),-k '$(ONLY)') tests/packaging/test_image_variants.py
+
+locks:  ## what each variant installs beside server.lock, in the versions of requirements.lock; GPU's lock has its own command
+	@for variant in torch tensorflow openvino trees; do \
+	  { echo "# What the variant $$variant of the server's image installs beside server.lock; \`make locks\` writes it."; \
+	    uv pip compile pyproject.toml --quiet --extra $$variant --constraint requirements.lock --universal \
+	      --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-annotate --no-header \
+	      $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' server/server.lock); \
+	  } > server/$$variant.lock || exit 1; \
+	done
 
 image-operator:  ## the operator as an image
 	@$(call build,Dockerfile.operator,$(OPERATOR_IMAGE))

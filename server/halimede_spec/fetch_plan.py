@@ -15,7 +15,17 @@ from halimede_spec.uri import Scheme, Uri, UriError, parse_uri
 
 VERSION = 1
 
-FORMATS = ("onnx", "python")
+FORMATS: Mapping[str, str] = {
+    "onnx": "onnxruntime",
+    "python": "python",
+    "torch": "pytorch",
+    "tensorflow": "tensorflow",
+    "openvino": "openvino",
+    "tensorrt": "tensorrt",
+    "fil": "fil",
+    "sklearn": "sklearn",
+}
+"""The formats of model files, each with its backend. The server knows the names of the files."""
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 

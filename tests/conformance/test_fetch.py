@@ -1,13 +1,22 @@
 """Serving models from a store: fetched by `halimede fetch` before the start, or by the server."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import joblib
 import pytest
+import xgboost
+from sklearn.linear_model import LogisticRegression
 
 from support.models import add_onnx_identity, add_simple
-from support.server import Start, start_server
+from support.openvino_models import perceptron, write
+from support.probe import provided
+from support.server import Start, start_server, wait_until
 from support.stores import KEY, SECRET, Fault, Fetch, Moto, Proxy, write_credentials
+from support.tensorflow_models import built_models
+from support.torch_models import AddSub, script
+from support.tree_models import rows, targets
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -100,6 +109,49 @@ def test_a_fetched_model_is_served(moto: Moto, bucket: str, tmp_path: Path, star
         ("adder", "1", "READY"),
         ("simple", "2", "READY"),
     ]
+
+
+# The SavedModel is built once on a machine, and TensorFlow's import takes seconds.
+@pytest.mark.timeout(600)
+def test_files_of_each_framework_are_served_without_a_repository(
+    moto: Moto, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    x = rows(50, missing=0.0)
+    xgboost.train({"verbosity": 0}, xgboost.DMatrix(x, label=targets(x)), 2).save_model(source / "booster.json")
+    joblib.dump(LogisticRegression().fit(x, targets(x)), source / "scores.pkl")
+    script(AddSub(), source / "net.pth")
+    write(perceptron(), source / "perceptron" / "model.xml")
+    shutil.copytree(provided(request.config, built_models) / "network", source / "exported")
+    upload(moto, "frameworks", source, prefix="")
+    tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+    torch_config = {
+        "input": [{"name": name, **tensor} for name in ("INPUT__0", "INPUT__1")],
+        "output": [{"name": name, **tensor} for name in ("OUTPUT__0", "OUTPUT__1")],
+    }
+    sources = {
+        "fil": {"uri": "booster.json", "format": "fil"},
+        "sklearn": {"uri": "scores.pkl"},
+        "pytorch": {"uri": "net.pth", "format": "torch", "config": torch_config},
+        "openvino": {"uri": "perceptron/"},
+        "tensorflow": {"uri": "exported/", "format": "tensorflow"},
+    }
+    credentials = write_credentials(tmp_path / "credentials")
+    models = [
+        {"credentials": credentials, **model, "name": name, "uri": f"s3://frameworks/{model['uri']}"}
+        for name, model in sources.items()
+    ]
+
+    fetched = Fetch(tmp_path, {"models": models, "stores": {"s3": {"endpoint": moto.url}}}, into="repository").run()
+    assert fetched.code == 0, fetched.log
+
+    server = start_server(tmp_path, ["--model-repository", tmp_path / "repository"], ready=False)
+    wait_until(lambda: "Started HTTPService" in server.log, "the end of all loads", server, 300)
+    assert {name: server.get(f"/v2/models/{name}/config").json["backend"] for name in sources} == {
+        name: name for name in sources
+    }
+    assert server.stop() == 0, server.log
 
 
 def test_a_server_fetches_a_repository_from_a_store(moto: Moto, bucket: str, tmp_path: Path, start: Start) -> None:

@@ -17,6 +17,7 @@ from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import UNREAD, Kind, ModelSpec, Spec
 from halimede_operator.core.api.uris import read_uri
 from halimede_operator.core.platform import Platform
+from halimede_spec.fetch_plan import FORMATS
 from halimede_spec.uri import parse_uri
 from support.bad_custom_resources import BAD, Bad
 from support.custom_resources import ABSENT, BY_METRICS, CRDS, FULL, FULL_MODEL, GOOD, MORE, Json, changed, schema_of
@@ -53,6 +54,11 @@ def spec_of(example: Json) -> Spec:
     spec, problems = parse(Kind(example["kind"]), example, PLATFORM)
     assert spec is not None, problems
     return spec
+
+
+def test_the_schema_has_all_formats_of_model_files() -> None:
+    formats = next(node for path, node in nodes(schema_of("InferenceModel")) if path == "spec.model.format")
+    assert formats["enum"] == list(FORMATS)
 
 
 def test_fields_for_pods_are_the_same_in_both_kinds() -> None:

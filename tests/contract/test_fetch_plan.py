@@ -7,13 +7,14 @@ from typing import Any
 import orjson
 from hypothesis import HealthCheck, given, settings
 
+from halimede.backends.discover import installed_backend
 from halimede.commands.assemble import assemble
 from halimede.commands.parse import parse
 from halimede.core.config.dataflow import check_dataflow
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.read import read_json
 from halimede.core.ensemble.graph import make_graph
-from halimede.fetch import layout
+from halimede.core.repository.layout import DEFAULT_ARTIFACTS
 from halimede.fetch.plan import read_plan
 from halimede.settings import LogFormat, Settings
 from halimede_operator.core.api.spec import Key, ModelSpec, Serving, Spec
@@ -38,8 +39,9 @@ def test_the_fetcher_reads_every_plan(case: tuple[Key, Spec, dict[str, ModelSpec
     assert [problem.message for each in plan.ensembles for problem in check_dataflow(each.config.config)] == []
 
 
-def test_the_fetcher_knows_the_file_of_each_format() -> None:
-    assert tuple(layout.FORMATS) == FORMATS
+def test_each_format_has_an_installed_backend_with_well_known_files() -> None:
+    assert set(FORMATS.values()) <= {artifact.backend for artifact in DEFAULT_ARTIFACTS}
+    assert [backend for backend in FORMATS.values() if installed_backend(backend) is None] == []
 
 
 def test_the_server_accepts_the_command_line(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from halimede import __version__
-from support.image import REPOSITORY_ROOT, Container, Image, Unavailable, built_image, extended_image
+from support.image import REPOSITORY_ROOT, Container, Image, Unavailable, built_image, documented_mb, extended_image
 from support.models import add_simple
 from support.served import add_python, infer, parameter
 from support.server import LOOPBACK, wait_until
@@ -33,12 +33,12 @@ EXTENDED = ["cpu", "numexpr"]
 
 @pytest.fixture(scope="session")
 def image(request: pytest.FixtureRequest) -> Iterator[Image]:
-    """The image of one kind, `cpu` by default, or the CPU image with a package."""
+    """The image, or one built from it with a package."""
     kind = getattr(request, "param", "cpu")
     try:
         with ExitStack() as stack:
-            built = stack.enter_context(built_image("gpu" if kind == "gpu" else "cpu"))
-            if kind not in {"cpu", "gpu"}:
+            built = stack.enter_context(built_image())
+            if kind != "cpu":
                 built = stack.enter_context(extended_image(recipe(kind, built.name), f"localhost/halimede:test-{kind}"))
             yield built
     except Unavailable as reason:
@@ -180,8 +180,7 @@ def test_installed_packages_are_those_of_the_lock(image: Image) -> None:
 def test_the_images_size_is_small_and_as_documented(image: Image) -> None:
     size = image.compressed_bytes()
     assert size < COMPRESSED_LIMIT_BYTES
-    (documented,) = re.findall(r"\| size of the image for CPUs \| (\d+) MB compressed", PAGE)
-    assert size / 1e6 == pytest.approx(float(documented), rel=0.05)
+    assert size / 1e6 == pytest.approx(documented_mb()["cpu"], rel=0.05)
 
 
 LOCALE = """
@@ -294,17 +293,3 @@ def test_a_dockerfile_adds_pytorch(container: Container) -> None:
         tensor = torch.from_dlpack(pb_utils.get_input_tensor_by_name(requests[0], "IN").to_dlpack())
         return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", 2 * tensor + 1)])]
     """)  # fmt: skip
-
-
-# Two gigabytes of NVIDIA's libraries: four minutes to fetch and build.
-@pytest.mark.load
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("image", ["gpu"], indirect=True)
-def test_the_gpu_image_has_cudas_libraries_and_serves_without_a_gpu(container: Container) -> None:
-    done = container.run(
-        "python", "-c", "import onnxruntime as o; o.preload_dlls(); print(o.get_available_providers())"
-    )
-    assert "CUDAExecutionProvider" in done.stdout
-    assert "Failed to load" not in done.stdout + done.stderr
-    server = container.start("--model-repository=/models", *LOOPBACK)
-    assert server.stop() == 0, server.log

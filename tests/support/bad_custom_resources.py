@@ -50,7 +50,7 @@ _BAD_MODELS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     "model-name": ({"spec.model.name": "a/b"}, "spec.model.name", "must be of letters, digits"),
     "model-dots": ({"spec.model.name": "a..b"}, "spec.model.name", "not contain '..'"),
     "digest": ({"spec.model.digest": "md5:00"}, "spec.model.digest", "must be sha256: and 64 digits"),
-    "format": ({"spec.model.format": "tensorrt"}, "spec.model.format", 'supported values: "onnx", "python"'),
+    "format": ({"spec.model.format": "caffe"}, "spec.model.format", 'supported values: "onnx", "python", "torch"'),
     "secret": (
         {"spec.model.credentials": {"secretRef": {"name": "a_b"}}},
         "spec.model.credentials.secretRef.name",

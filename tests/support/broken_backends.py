@@ -15,7 +15,8 @@ import time
 
 import numpy as np
 from halimede.backends.api import RefusedRequestsError
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types.tensor import tensor_from_array
 
 KEPT = []
 
@@ -82,6 +83,7 @@ class Instance:
         self.model = model
         self.factor = model.factor
         self.seen = []
+        self.sums = {}
 
     def run(self, inputs, outputs, context):
         return self.model.backend.run(self, inputs, outputs, context)
@@ -263,7 +265,123 @@ class Crashes(Good):
         if len(array) > 1:
             os.kill(os.getpid(), 11)
         return super().compute(instance, array)
+
+
+class Sums(Good):
+    # The outputs are those of the sum of IN since the start of the sequence, which is kept by row.
+
+    def run(self, instance, inputs, outputs, context):
+        self.refuse(inputs, context)
+        array = inputs["IN"].copy()
+        for row, (start, ready) in enumerate(zip(inputs["START"][:, 0], inputs["READY"][:, 0])):
+            array[row] = self.sum(instance, row, array[row], start, ready)
+        found = self.compute(instance, array)
+        return {name: found[name] for name in outputs}
+
+    def sum(self, instance, row, values, start, ready):
+        if ready:
+            before = 0 if start else instance.sums.get(row, 0)
+            instance.sums[row] = before + values
+        return instance.sums.get(row, values)
+
+
+class StateSums(Good):
+    # As Sums, with the sum as a state of the configuration.
+
+    def run(self, instance, inputs, outputs, context):
+        self.refuse(inputs, context)
+        array = inputs["IN"] + np.where(inputs["START"] > 0, 0, inputs["BEFORE"])
+        found = {**self.compute(instance, array), "AFTER": array}
+        return {name: found[name] for name in outputs}
+
+
+class OneSum(Sums):
+    def sum(self, instance, row, values, start, ready):
+        return super().sum(instance, 0, values, start, ready)
+
+
+class NeverStarts(Sums):
+    def sum(self, instance, row, values, start, ready):
+        return super().sum(instance, row, values, row not in instance.sums, ready)
+
+
+class IgnoresReady(Sums):
+    def sum(self, instance, row, values, start, ready):
+        return super().sum(instance, row, values, start, True)
+
+
+class Streams(Good):
+    # Each request gets three answers: those of IN, IN plus 1, and IN plus 2.
+
+    isolation = "process"
+
+    def load(self, config, source):
+        model = super().load(config, source)
+        model.create_instance = lambda placement: StreamInstance(model)
+        return model
+
+    def stream(self, instance, requests):
+        for request in requests:
+            self.answer(instance, request, request.inputs["IN"].array())
+
+    def answer(self, instance, request, array, count=3):
+        for at in range(count):
+            found = self.compute(instance, array + np.float32(at))
+            tensors = [tensor_from_array(name, DataType.FP32, each) for name, each in found.items()]
+            request.respond(tensors, final=at == 2)
+
+
+class StreamInstance:
+    def __init__(self, model):
+        self.backend = model.backend
+        self.factor = model.factor
+        self.sums = {}
+
+    def execute(self, requests):
+        self.backend.stream(self, requests)
+
+    def close(self):
+        pass
+
+
+class NeverEnds(Streams):
+    def answer(self, instance, request, array):
+        super().answer(instance, request, array, count=2)
+
+
+class EndsEarly(Streams):
+    def answer(self, instance, request, array):
+        if request.id in instance.sums:
+            request.respond([], final=True)
+            return
+        instance.sums[request.id] = True
+        super().answer(instance, request, array)
+
+
+class MixesInputs(Streams):
+    def stream(self, instance, requests):
+        for request in requests:
+            self.answer(instance, request, requests[0].inputs["IN"].array())
+
+
+class WrongAnswers(Streams):
+    def compute(self, instance, array):
+        return {name: each[..., None] for name, each in super().compute(instance, array).items()}
 """
+
+SEQUENCES = """
+sequence_batching {
+  direct { }
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } }
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY fp32_false_true: [ 0, 1 ] } }
+}
+"""
+STATE = """
+  state { input_name: "BEFORE" output_name: "AFTER" data_type: TYPE_FP32 dims: -1 }
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }\n"
+CONFIGURED = {"sequences": SEQUENCES, "restart": SEQUENCES, "null-rows": SEQUENCES, "responses": DECOUPLED}
+"""What the configuration of a model has for a check."""
 
 BROKEN = {
     "PreloadsNothing": ("interface", "preload names 'nowhere:load': No module named 'nowhere'"),
@@ -291,6 +409,13 @@ BROKEN = {
     "LoadsAnything": ("load-errors", "missing succeeds"),
     "ChecksNothing": ("check", "check accepts a file that is missing"),
     "KnowsItsProcess": ("process", "a worker process has another result"),
+    "OneSum": ("sequences", "request 2 of a sequence beside another sequence has another result"),
+    "NeverStarts": ("restart", "request 1 of a sequence after another one has ended has another result"),
+    "IgnoresReady": ("null-rows", "whose row was a null row meanwhile has another result"),
+    "NeverEnds": ("responses", "a request has no last answer after 3 s"),
+    "EndsEarly": ("responses", "gets 0 answers instead of 3"),
+    "MixesInputs": ("responses", "answer 1 to a request beside another request has another result"),
+    "WrongAnswers": ("responses", "output 'OUT0' has shape [1, 4, 1]"),
 }
 """By class: the check that must fail, and a part of its text. The backend's name is the class's in lower case."""
 
@@ -301,19 +426,23 @@ def install(site: Path) -> dict[str, str]:
     info.mkdir(parents=True)
     (site / "broken_plugin.py").write_text(SOURCE)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-backends\nVersion: 1.0\n")
-    points = "\n".join(f"{name.lower()} = broken_plugin:{name}" for name in ("Good", "Crashes", *BROKEN))
+    points = "\n".join(
+        f"{name.lower()} = broken_plugin:{name}"
+        for name in ("Good", "Sums", "StateSums", "Streams", "Crashes", *BROKEN)
+    )
     (info / "entry_points.txt").write_text(f"[halimede.backends]\n{points}\n")
     before = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": f"{site}{os.pathsep}{before}" if before else str(site)}
 
 
-def write_model(directory: Path, backend: str) -> Path:
+def write_model(directory: Path, backend: str, extra: str = "") -> Path:
     (directory / "1").mkdir(parents=True)
     (directory / "1" / "model.json").write_text('{"factor": 3}')
     (directory / "config.pbtxt").write_text(
         f'backend: "{backend}"\nmax_batch_size: 8\n'
         'input { name: "IN" data_type: TYPE_FP32 dims: -1 }\n'
         'output { name: "OUT0" data_type: TYPE_FP32 dims: -1 }\noutput { name: "OUT1" data_type: TYPE_FP32 dims: -1 }\n'
+        + extra
     )
     return directory
 

@@ -6,6 +6,7 @@ Images stay in buildah's storage, so that only changed layers are built again.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ SUITE = "bookworm"
 LOCK = Path(gettempdir()) / "halimede-test-image.lock"
 PACKAGES_LOCK = LOCK.with_name("halimede-test-packages.lock")
 CONTAINERS = "halimede-test-"
-"""Prefix of container names in a test run; the accelerator and the process id follow."""
+"""Prefix of container names in a test run; the variant and the process id follow."""
 LEFT_OVER_LIMIT = 8
 """The number of images of earlier builds to keep, at half a gigabyte each. They are the cache of the next build."""
 
@@ -39,6 +40,14 @@ UNNEEDED = (
     *("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian"),
     *("var/cache/apt", "var/lib/apt/lists", "var/log"),
 )
+
+
+def documented_mb() -> dict[str, float]:
+    """The compressed size of each variant on the page about images."""
+    page = (REPOSITORY_ROOT / "docs/pages/container.md").read_text()
+    return {
+        variant: float(size) for variant, size in re.findall(r"^\| `VARIANT=(\w+)` \|.*\| (\d+) MB", page, re.MULTILINE)
+    }
 
 
 class Unavailable(Exception):
@@ -126,17 +135,31 @@ class Image:
 
 
 @contextmanager
-def built_image(accelerator: str = "cpu") -> Iterator[Image]:
-    """Run `make image`, and mount the result's files within the context."""
+def built_image(variant: str = "cpu", *, kept: bool = True) -> Iterator[Image]:
+    """Run `make image`, and mount the result's files within the context.
+
+    An image that is not kept leaves nothing on the disk, not even layers: those of some variants have 20 GB.
+    """
     if sys.platform != "linux" or os.geteuid() != 0:
         raise Unavailable("images are built and run by buildah and runc, as root on Linux")
     with ExitStack() as stack:
         with one_build_at_a_time():
             install_programs()
             provide_base()
-            tag = tag_of(accelerator)
-            with phase(f"Building the server's image ({accelerator})"):
-                run("make", "image", "ENGINE=buildah", f"IMAGE={tag}", f"ACCELERATOR={accelerator}", timeout_s=1800)
+            tag = f"{tag_of(variant)}{'' if kept else '-once'}"
+            without_layers = [] if kept else ["FLAGS_buildah=--format docker --isolation chroot"]
+            with phase(f"Building the server's image ({variant})"):
+                run(
+                    "make",
+                    "image",
+                    "ENGINE=buildah",
+                    f"IMAGE={tag}",
+                    f"VARIANT={variant}",
+                    *without_layers,
+                    timeout_s=3600,
+                )
+            if not kept:
+                stack.callback(run, "buildah", "rmi", tag)
             remove_left_overs()
             image = stack.enter_context(_mounted(tag))
         yield image
@@ -168,8 +191,8 @@ def one_build_at_a_time() -> AbstractContextManager[None]:
     return only_one(LOCK, "container images")
 
 
-def tag_of(accelerator: str) -> str:
-    return f"localhost/halimede:test-{accelerator}"
+def tag_of(variant: str) -> str:
+    return f"localhost/halimede:test-{variant}"
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from halimede_operator.core.api.spec import (
     Workload,
 )
 from halimede_operator.core.platform import Platform
+from halimede_spec.fetch_plan import FORMATS
 
 UID = "0d5e7a64-6c5b-4f0c-9b1c-2f4f5d9f0a11"
 PLATFORM = Platform(
@@ -363,7 +364,7 @@ def _models(draw: st.DrawFn, name: str) -> Model:
         name=name,
         uri=uri,
         digest=draw(st.none() | st.just("sha256:" + "a" * 64)),
-        format=draw(st.none() | st.sampled_from(["onnx", "python"])),
+        format=draw(st.none() | st.sampled_from(sorted(FORMATS))),
         credentials_secret=draw(st.none() | _SUBDOMAIN),
         ca_bundle=draw(st.none() | st.builds(CaBundle, _SUBDOMAIN, st.sampled_from(["ca.crt", "root.pem"]))),
         config=draw(_CONFIGS),

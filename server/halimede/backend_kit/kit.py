@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from halimede.backend_kit import interface, life, results
+from halimede.backend_kit import interface, life, responses, results, sequences
 from halimede.backend_kit.requests import Maker
 from halimede.backend_kit.subject import NotTried, Subject, Wrong, on_thread
 from halimede.backends.python.backend import PythonBackend
@@ -55,7 +55,15 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "load-errors": interface.check_load_errors,
     "check": interface.check_check,
     "process": life.check_process,
+    "sequences": sequences.check_sequences,
+    "restart": sequences.check_restart,
+    "null-rows": sequences.check_null_rows,
+    "responses": responses.check_responses,
 }
+DECOUPLED = ("interface", "load", "completion", "load-errors", "check", "responses")
+"""Checks of decoupled models. The others run single answers in this process, where these models cannot run."""
+HOSTED = ("process", "responses")
+"""Checks in a worker process."""
 NEEDED = ("interface", "load", "single")
 """Checks whose failure would make all further ones fail."""
 
@@ -69,6 +77,7 @@ def make_subject(
     refused: Callable[[ModelConfig], Sequence[InferenceRequest]] = lambda _: (),
     tolerance: float = 1e-3,
     cycles: int = 10,
+    longest_wait_secs: float = 60.0,
 ) -> Subject:
     """The model of the backend `name`, planned as for a load. InferenceError with every problem."""
     plan = plan_model(entry, options, Abandon())
@@ -78,15 +87,12 @@ def make_subject(
     if isinstance(plan.backend, PythonBackend):
         text = f"the backend '{name}' hosts programs in processes of its own: check its models with `halimede check`"
         raise InferenceError(ErrorCode.UNSUPPORTED, text)
-    config, policy = plan.config, plan.config.model_transaction_policy
-    if config.sequence_batching is not None or (policy is not None and policy.decoupled):
-        text = "models with sequence_batching and decoupled models are not checked; give a model without"
-        raise InferenceError(ErrorCode.UNSUPPORTED, text)
+    config = plan.config
     if unknown := shapes.keys() - {each.name for each in config.input}:
         text = f"--shape names '{min(unknown)}', which is no input of model '{entry.name}'"
         raise InferenceError(ErrorCode.INVALID_ARG, text)
     maker = Maker(config, shapes)
-    return Subject(entry, options, plan, plan.backend, maker, tolerance, cycles, refused(config))
+    return Subject(entry, options, plan, plan.backend, maker, tolerance, cycles, refused(config), longest_wait_secs)
 
 
 def write_sample(directory: Path, backend: str) -> Path:
@@ -118,7 +124,9 @@ def run_checks(
 def _run(name: str, check: Callable[[Subject], str], subject: Subject) -> Outcome:
     try:
         # On a thread, as instances are; a process is started from the main thread, whose loop it needs.
-        text = check(subject) if name == "process" else on_thread(lambda: check(subject))
+        if subject.is_decoupled and name not in DECOUPLED:
+            raise NotTried("the model is decoupled")
+        text = check(subject) if name in HOSTED else on_thread(lambda: check(subject))
     except NotTried as reason:
         return Outcome(name, Verdict.NOT_TRIED, f"not tried: {reason}")
     except Wrong as wrong:

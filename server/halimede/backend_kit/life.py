@@ -7,31 +7,22 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from halimede.backend_kit.hosted import hosted_answers
 from halimede.backend_kit.requests import difference
 from halimede.backend_kit.results import GIVE_REQUESTS, refused_alone
 from halimede.backend_kit.subject import NotTried, Runs, Subject, Wrong, answered, artifact_bytes, on_thread
-from halimede.core.config.process_options import strict_outputs
-from halimede.core.observe.custom_metrics import CustomMetrics
-from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import InferenceError, InferenceRequest, Tensor
 from halimede.runtime.malloc import release_free_memory
-from halimede.runtime.prepare import isolated_version
-from halimede.runtime.services import ModelServices
-from halimede.workers.process.worker import ProcessWorker
-from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent
 
 INSTANCES = 4
 RUNS = 10
 WARM_CYCLES = 3
 LEAK_BYTES = 1 << 20
 """How much resident memory a cycle may keep: less is noise of the allocator."""
-LONGEST_WAIT_SECS = 60.0
 
 
 def check_refusals(subject: Subject) -> str:
@@ -79,8 +70,8 @@ def check_cancellation(subject: Subject) -> str:
         expected = runs.outputs(request, "a usual request", GIVE_REQUESTS)
         begun = time.monotonic()
         runs.batch([request], cancelled={0: True})
-        if time.monotonic() - begun > LONGEST_WAIT_SECS:
-            raise Wrong(f"a cancelled batch takes more than {LONGEST_WAIT_SECS:g} s", advice)
+        if time.monotonic() - begun > subject.longest_wait_secs:
+            raise Wrong(f"a cancelled batch takes more than {subject.longest_wait_secs:g} s", advice)
         if subject.config.max_batch_size >= 2:
             replies = runs.batch([subject.maker.request(23), request], cancelled={0: True})
             if found := difference(
@@ -106,7 +97,7 @@ def check_instances(subject: Subject) -> str:
         def run(ordinal: int) -> None:
             made = model.create_instance(subject.placement(ordinal + 1))
             runs = Runs(subject, made)
-            barrier.wait(LONGEST_WAIT_SECS)
+            barrier.wait(subject.longest_wait_secs)
             try:
                 for turn in range(RUNS):
                     at = (ordinal + turn) % INSTANCES
@@ -177,61 +168,9 @@ def check_process(subject: Subject) -> str:
     request = subject.maker.request(50, rows=min(2, subject.config.max_batch_size or 1))
     with subject.running() as runs:
         expected = runs.outputs(request, "a usual request", GIVE_REQUESTS)
-    reply = asyncio.run(_in_process(subject, request))
+    (((reply,),),) = asyncio.run(hosted_answers(subject, [[request]]))
     advice = "import all that is needed inside the backend's methods, and keep nothing in globals between them"
     outputs = answered(reply, "a request in a worker process", advice)
     if found := difference(outputs, expected, subject.tolerance):
         raise Wrong(f"an instance in a worker process has another result: {found}", advice)
     return "an instance in a worker process gives the same results"
-
-
-async def _in_process(subject: Subject, request: InferenceRequest) -> list[Tensor] | InferenceError | None:
-    """The reply of an instance in a worker process."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[list[Tensor] | InferenceError | None] = loop.create_future()
-
-    def on_event(event: WorkerEvent) -> None:
-        if done.done():
-            return
-        match event:
-            case BatchDone(replies=[reply]) if reply is not None:
-                done.set_result(reply)
-            case ResponseSent(reply=reply):
-                done.set_result(reply)
-            case WorkerDown(reason=reason):
-                done.set_exception(Wrong(f"the worker process ended: {reason}", "see the log of the process above"))
-
-    options = subject.options
-    isolated = isolated_version(subject.config, subject.backend, subject.source, 1, options)
-    replies = ReplyChecker(subject.config, is_strict=strict_outputs(subject.config))
-    services = ModelServices(CustomMetrics())
-    try:
-        worker = await ProcessWorker.start(
-            isolated.spec(subject.placement()),
-            subject.config,
-            replies,
-            isolated.program,
-            options.launcher,
-            services,
-            "check#1",
-            on_event,
-            loop,
-        )
-    except InferenceError as error:
-        text = f"the instance does not start in a worker process: {error.message}"
-        raise Wrong(text, "import all that is needed inside the backend's methods") from None
-    try:
-        rows = request.inputs[0].shape[0] if subject.maker.batches else 1
-        worker.execute([BatchItem(1, request, rows, cancelled=False)])
-        async with asyncio.timeout(LONGEST_WAIT_SECS):
-            return _copied(await done)
-    finally:
-        with suppress(TimeoutError):
-            await worker.stop()
-
-
-def _copied(reply: list[Tensor] | InferenceError | None) -> list[Tensor] | InferenceError | None:
-    """The reply in memory of this process, because the worker's memory ends with the worker."""
-    if not isinstance(reply, list):
-        return reply
-    return [replace(tensor, data=bytes(tensor.data)) for tensor in reply]

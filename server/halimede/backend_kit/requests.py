@@ -37,6 +37,10 @@ class Maker:
     def batches(self) -> bool:
         return self.config.max_batch_size > 0
 
+    @property
+    def has_sequences(self) -> bool:
+        return self.config.sequence_batching is not None
+
     def has_variable_dimensions(self) -> bool:
         """Whether some dimension of an input may have any size, and the caller did not choose it."""
         return any(-1 in each.dims and each.name not in self.shapes for each in self.config.input)
@@ -55,7 +59,11 @@ class Maker:
         values: Values = Values.USUAL,
         outputs: Sequence[str] = (),
     ) -> InferenceRequest:
-        """A request whose content follows from the seed, in the shapes in which a backend gets it."""
+        """A request whose content follows from the seed, in the shapes in which a backend gets it.
+
+        For a model of sequences it has one row and is a whole sequence.
+        """
+        rows = 1 if self.has_sequences else rows
         random = np.random.default_rng(seed)
         inputs = []
         for tensor in self.config.input:
@@ -66,7 +74,24 @@ class Maker:
         request = InferenceRequest(self.config.name, id=f"{seed}", inputs=inputs, outputs=tuple(outputs))
         # Reshapes inputs, as the server does, and finds a shape of the caller that does not fit.
         RequestChecker(self.config).check(request)
+        if self.has_sequences:
+            request.sequence_id, request.sequence_start, request.sequence_end = seed + 1, True, True
         return request
+
+    def batch(self, seed: int, rows: int) -> list[InferenceRequest]:
+        """Requests with so many rows together: two, or of a model of sequences one for each row."""
+        if self.has_sequences:
+            return [self.request(seed + at) for at in range(rows)]
+        first = max(1, rows // 2)
+        return [self.request(seed, rows=first), self.request(seed + 1, rows=rows - first)]
+
+    def sequence(self, seed: int, steps: int) -> list[InferenceRequest]:
+        """The requests of one sequence, the first with START and the last with END."""
+        requests = [self.request(seed + at) for at in range(steps)]
+        for at, request in enumerate(requests):
+            request.sequence_id = seed
+            request.sequence_start, request.sequence_end = at == 0, at == steps - 1
+        return requests
 
 
 def _array(random: np.random.Generator, tensor: ModelInput, shape: tuple[int, ...], values: Values) -> NDArray[Any]:

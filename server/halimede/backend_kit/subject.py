@@ -53,10 +53,16 @@ class Subject:
     tolerance: float = 1e-3
     cycles: int = 10
     refused: Sequence[InferenceRequest] = field(default=())
+    longest_wait_secs: float = 60.0
 
     @property
     def config(self) -> ModelConfig:
         return self.plan.config
+
+    @property
+    def is_decoupled(self) -> bool:
+        policy = self.config.model_transaction_policy
+        return policy is not None and policy.decoupled
 
     @property
     def source(self) -> ModelSource:
@@ -98,12 +104,24 @@ class Runs:
         self._subject = subject
         self._runner = InstanceRunner("checked", subject.config, instance, state_files=subject.plan.state_files)
 
-    def batch(self, requests: Sequence[InferenceRequest], cancelled: Mapping[int, bool] | None = None) -> list[Reply]:
-        """The replies of a batch, in order."""
+    def batch(
+        self,
+        requests: Sequence[InferenceRequest],
+        cancelled: Mapping[int, bool] | None = None,
+        *,
+        seats: Sequence[int] | None = None,
+    ) -> list[Reply]:
+        """The replies of a batch, in order. `seats` are the places of sequences; by default each has its own."""
         flags = cancelled or {}
         batches = self._subject.config.max_batch_size > 0
         items = [
-            Item(at, request, request.inputs[0].shape[0] if batches and request.inputs else 1, flags.get(at, False))
+            Item(
+                at,
+                request,
+                request.inputs[0].shape[0] if batches and request.inputs else 1,
+                flags.get(at, False),
+                at if seats is None else seats[at],
+            )
             for at, request in enumerate(requests)
         ]
         replies: list[Reply] = list(self._runner.run(items).replies)

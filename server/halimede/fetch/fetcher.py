@@ -21,6 +21,8 @@ from halimede.fetch.digest import listing_name
 from halimede.fetch.download import FILES, Download, full_disk_reported
 from halimede.fetch.errors import ChangedError, FetchError
 from halimede.fetch.layout import (
+    FILES_OF_VERSION,
+    UNSEEN,
     Layout,
     archive_root,
     check_files,
@@ -38,6 +40,7 @@ from halimede.fetch.repository import FetchedRepository
 from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.source import Source, open_source
 from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
+from halimede.runtime.file_look import look_at
 from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.fetch_plan import S3Defaults
 from halimede_spec.uri import Scheme
@@ -275,12 +278,13 @@ class Fetcher:
     def _place(self, model: PlannedModel, content: Content, *, link: bool) -> None:
         where = model.uri.display
         if content.single is not None:
-            layout = Layout((1,), is_flat=True)
+            layout = FILES_OF_VERSION
             (only,) = content.paths
-            targets = {f"1/{single_file(content.single, model.format, where)}": only}
+            look = look_at(content.locate(only)) or UNSEEN
+            targets = {f"{layout.into}{single_file(content.single, model.format, where, look)}": only}
         else:
             layout = folder_layout(set(content.paths), where)
-            targets = {f"1/{path}" if layout.is_flat else path: path for path in content.paths}
+            targets = {f"{layout.into}{path}": path for path in content.paths}
         made = self._config(model, layout, content)
         versions = selected_versions(layout, made.config, where)
         wanted = {at: path for at, path in targets.items() if not is_of_other_version(path, layout, versions)}

@@ -5,39 +5,64 @@ Each is converted to the layout of a model repository: configuration, labels and
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from halimede.core.config.files import config_file
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.versions import select_versions
-from halimede.core.repository.layout import DEFAULT_ARTIFACTS, ENSEMBLE_PLATFORM, detect_backend, is_version
+from halimede.core.repository.file_kinds import FileKind, Look, look_at_directory
+from halimede.core.repository.layout import (
+    DEFAULT_ARTIFACTS,
+    ENSEMBLE_PLATFORM,
+    SHARED_SUFFIXES,
+    detect_backend,
+    is_version,
+)
+from halimede.core.repository.model_files import well_known_name
 from halimede.core.types import InferenceError
 from halimede.fetch.errors import FetchError
 from halimede.fetch.tree import RemoteFile, named
 from halimede_spec.fetch_exit import FetchExit
+from halimede_spec.fetch_plan import FORMATS
 
-FORMATS = {"onnx": ("onnxruntime", "model.onnx"), "python": ("python", "model.py")}
-"""Backend and file name of each `format` in a plan."""
-
-SUFFIXES = {".onnx": "onnx", ".py": "python"}
+UNSEEN = Look(FileKind.UNKNOWN)
+"""A file that is not there yet."""
 
 ARCHIVES = (".tar.gz", ".tgz", ".zip")
 
 _ARTIFACTS = {artifact.filename for artifact in DEFAULT_ARTIFACTS}
-_FILE_OF_BACKEND = dict(FORMATS.values())
+_SAVED_MODEL = "model.savedmodel"
+_OPENVINO = "model.xml"
+_BACKEND_OF_FILE = {
+    artifact.filename: artifact.backend
+    for artifact in DEFAULT_ARTIFACTS
+    if artifact.backend in FORMATS.values() and artifact.filename != _SAVED_MODEL
+}
+"""The well-known names that a single file can have."""
+_OWN_SUFFIXES = sorted({PurePath(name).suffix for name in _BACKEND_OF_FILE if name != _OPENVINO} - SHARED_SUFFIXES)
 _ACCEPTED = (
-    "use a model's folder (config.pbtxt or numbered versions), a folder with model.onnx or model.py, "
-    "or one .onnx or .py file"
+    "use a model's folder (config.pbtxt or numbered versions), a folder with a model file such as model.onnx or "
+    f"model.py, a SavedModel's folder, or one file that ends in {', '.join(_OWN_SUFFIXES)}; a file of another name "
+    "needs a format"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """`config` is the configuration's path; "" for a model without one. `versions` are the existing versions. A layout
-    without versions is an ensemble's or invalid. In a flat layout all files belong to version 1."""
+    without versions is an ensemble's or invalid. `into` is where the files of a flat layout belong, which are all of
+    version 1; "" if the files have their places."""
 
     versions: tuple[int, ...]
     config: str = ""
-    is_flat: bool = False
+    into: str = ""
+
+    @property
+    def is_flat(self) -> bool:
+        return bool(self.into)
+
+
+FILES_OF_VERSION = Layout((1,), into="1/")
 
 
 def is_archive(name: str) -> bool:
@@ -59,7 +84,9 @@ def folder_layout(paths: Collection[str], where: str) -> Layout:
             raise FetchError(FetchExit.NOT_A_MODEL, text)
         return Layout(versions, config)
     if _ARTIFACTS & tops.keys():
-        return Layout((1,), is_flat=True)
+        return FILES_OF_VERSION
+    if _is_saved_model(tops):
+        return Layout((1,), into=f"1/{_SAVED_MODEL}/")
     if models := models_in(paths):
         text = f"{where} holds several models: {named(models)}; use the folder of one, such as {models[0]}/"
         raise FetchError(FetchExit.NOT_A_MODEL, text)
@@ -69,22 +96,29 @@ def folder_layout(paths: Collection[str], where: str) -> Layout:
 
 def models_in(paths: Iterable[str]) -> tuple[str, ...]:
     """The names of the direct subdirectories that are models."""
-    return tuple(
-        sorted(
-            top
-            for top, inside in _tops(paths).items()
-            if inside and (_is_model(below := _tops(inside)) or _ARTIFACTS & below.keys())
+    return tuple(sorted(top for top, inside in _tops(paths).items() if inside and _is_recognized(_tops(inside))))
+
+
+def single_file(name: str, form: str | None, where: str, look: Look = UNSEEN) -> str:
+    """The name of a single file in its version; NOT_A_MODEL if neither its own name nor `form` shows its format.
+
+    `look` decides between the files of a format whose name the file does not have, such as `booster.json` or
+    `traced.pth`. Without a format the content does not count, so that nothing is downloaded in vain.
+    """
+    shown = name if name in _BACKEND_OF_FILE else well_known_name(name, UNSEEN)
+    backend = FORMATS[form] if form else _BACKEND_OF_FILE.get(shown)
+    files = [file for file, loader in _BACKEND_OF_FILE.items() if loader == backend]
+    if _OPENVINO in files:
+        text = (
+            f"{where}: the weights of an OpenVINO model are in a second file; use a folder with model.xml and model.bin"
         )
-    )
-
-
-def single_file(name: str, form: str | None, where: str) -> str:
-    """The name of a single file in its version; NOT_A_MODEL if its own name does not show its format."""
-    for suffix, form_of_suffix in SUFFIXES.items():
-        if name.endswith(suffix) and form in (None, form_of_suffix):
-            return FORMATS[form_of_suffix][1]
-    if form is not None and not name.endswith(tuple(SUFFIXES)):
-        return FORMATS[form][1]
+        raise FetchError(FetchExit.NOT_A_MODEL, text)
+    if shown in files:
+        return shown
+    if files and not shown:
+        by_suffix = (file for file in files if PurePath(file).suffix == PurePath(name).suffix.lower())
+        by_content = well_known_name("", look)
+        return by_content if by_content in files else next(by_suffix, files[0])
     fault = (
         f"is not a file of a model of format {form}"
         if form
@@ -96,7 +130,7 @@ def single_file(name: str, form: str | None, where: str) -> str:
 def archive_root(paths: Collection[str]) -> str:
     """The only top-level directory of an archive, with a slash; "" if there are others, or the root is the model."""
     tops = _tops(paths)
-    if len(tops) != 1 or _is_model(tops) or _ARTIFACTS & tops.keys():
+    if len(tops) != 1 or _is_recognized(tops):
         return ""
     (only,) = tops
     return f"{only}/" if tops[only] else ""
@@ -139,14 +173,28 @@ def check_files(config: ModelConfig, name: str, targets: Collection[str], versio
         found = detect_backend(config, name, inside[min(versions)].keys())
     except InferenceError as error:
         raise FetchError(FetchExit.NOT_A_MODEL, f"model '{name}': {error.message}") from None
-    wanted = config.default_model_filename or _FILE_OF_BACKEND.get(found.backend, "")
+    wanted = _wanted(found)
     if not wanted or config.cc_model_filenames or config.runtime:
         return
     for version in sorted(inside):
-        if wanted.partition("/")[0] not in inside[version]:
+        if not any(name.partition("/")[0] in inside[version] for name in wanted):
             there = named(sorted(inside[version])) or "nothing"
-            text = f"version {version} has no {wanted}, which backend {found.backend} loads; it has {there}"
+            listed = " or ".join(wanted)
+            text = f"version {version} has no {listed}, which backend {found.backend} loads; it has {there}"
             raise FetchError(FetchExit.NOT_A_MODEL, f"model '{name}': {text}")
+
+
+def _wanted(config: ModelConfig) -> list[str]:
+    """The names of which a version needs one; none for backends whose files are not known here."""
+    if config.default_model_filename:
+        return [config.default_model_filename]
+    return [
+        artifact.filename
+        for artifact in DEFAULT_ARTIFACTS
+        if artifact.backend == config.backend
+        and artifact.backend in FORMATS.values()
+        and config.platform in ("", artifact.platform)
+    ]
 
 
 def _is_in(path: str, version: int) -> bool:
@@ -162,6 +210,14 @@ def _tops(paths: Iterable[str]) -> Mapping[str, list[str]]:
         if inside:
             below.append(inside)
     return tops
+
+
+def _is_recognized(tops: Mapping[str, list[str]]) -> bool:
+    return _is_model(tops) or not _ARTIFACTS.isdisjoint(tops) or _is_saved_model(tops)
+
+
+def _is_saved_model(tops: Mapping[str, list[str]]) -> bool:
+    return look_at_directory(tops.keys()).kind is FileKind.SAVED_MODEL
 
 
 def _is_model(tops: Mapping[str, list[str]]) -> bool:

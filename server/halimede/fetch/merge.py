@@ -9,9 +9,9 @@ from halimede.core.config.read import ParsedConfig, read_config
 from halimede.core.config.write import to_pbtxt
 from halimede.core.repository.layout import PLATFORMS
 from halimede.fetch.errors import FetchError
-from halimede.fetch.layout import FORMATS
 from halimede.fetch.tree import named
 from halimede_spec.fetch_exit import FetchExit
+from halimede_spec.fetch_plan import FORMATS
 
 PARAMETERS = "parameters"
 
@@ -40,7 +40,7 @@ def make_config(own: ParsedConfig | None, over: ParsedConfig | None, name: str, 
     if config.name and config.name != name:
         config = replace(config, name=name)
     if form is not None:
-        config = _with_backend(config, FORMATS[form][0], name, form)
+        config = _with_backend(config, FORMATS[form], name, form)
     if config == before and over is None:
         return MadeConfig(config, None)
     return MadeConfig(config, pbtxt(config, given))

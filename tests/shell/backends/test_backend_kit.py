@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from halimede.backend_kit.kit import CHECKS, Outcome, Verdict, make_subject, run_checks, write_sample
+from halimede.backend_kit.kit import DECOUPLED as DECOUPLED_CHECKS
 from halimede.backend_kit.subject import Subject
 from halimede.backends.discover import installed_backend
 from halimede.core.inventory import Inventory
@@ -17,8 +19,8 @@ from halimede.core.types import DataType, InferenceError, InferenceRequest, Tens
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.workers.launcher import Launcher
-from support.broken_backends import BROKEN, REFUSED, install, write_model
-from support.models import add_onnx_identity, add_simple
+from support.broken_backends import BROKEN, CONFIGURED, DECOUPLED, REFUSED, SEQUENCES, STATE, install, write_model
+from support.models import add_onnx_identity, add_simple, save_onnx, write_config
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,10 @@ def subject_of(directory: Path, options: LoadOptions, backend: str, **settings: 
     return make_subject(entry, options, backend, shapes={}, cycles=6, **settings)  # type: ignore[arg-type]  # passed on
 
 
+def passed(outcomes: Sequence[Outcome]) -> list[str]:
+    return [outcome.check for outcome in outcomes if outcome.verdict is Verdict.OK]
+
+
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
     return [str(outcome) for outcome in outcomes if outcome.verdict is Verdict.FAILED]
 
@@ -58,15 +64,36 @@ def failures(outcomes: Sequence[Outcome]) -> list[str]:
 def test_good_plugin_passes_every_check(tmp_path: Path, options: LoadOptions) -> None:
     subject = subject_of(write_model(tmp_path / "m", "good"), options, "good", refused=refused)
     outcomes = list(run_checks(subject))
-    assert [(outcome.check, outcome.verdict) for outcome in outcomes] == [(name, Verdict.OK) for name in CHECKS], (
-        "\n".join(map(str, outcomes))
-    )
+    assert passed(outcomes) == [name for name in CHECKS if name not in CONFIGURED], "\n".join(map(str, outcomes))
+    assert failures(outcomes) == []
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+def test_good_plugin_of_sequences_passes_every_check(strategy: str, tmp_path: Path, options: LoadOptions) -> None:
+    """With the oldest strategy rows belong to no sequence: the sums are states of the configuration."""
+    model = write_model(tmp_path / "m", "sums" if strategy == "direct" else "statesums", SEQUENCES)
+    if strategy == "oldest":
+        config = model / "config.pbtxt"
+        config.write_text(config.read_text().replace("direct { }", f"oldest {{ }}{STATE}"))
+    subject = subject_of(model, options, "sums" if strategy == "direct" else "statesums", refused=refused)
+    outcomes = list(run_checks(subject))
+    missing = {"full-batch", "responses", *(("null-rows",) if strategy == "oldest" else ())}
+    assert passed(outcomes) == [name for name in CHECKS if name not in missing], "\n".join(map(str, outcomes))
+    assert failures(outcomes) == []
+
+
+def test_good_decoupled_plugin_passes_its_checks(tmp_path: Path, options: LoadOptions) -> None:
+    subject = subject_of(write_model(tmp_path / "m", "streams", DECOUPLED), options, "streams")
+    outcomes = list(run_checks(subject))
+    assert sorted(passed(outcomes)) == sorted(DECOUPLED_CHECKS), "\n".join(map(str, outcomes))
+    assert failures(outcomes) == []
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_broken_plugin_fails_its_check(broken: str, tmp_path: Path, options: LoadOptions) -> None:
     check, text = BROKEN[broken]
-    subject = subject_of(write_model(tmp_path / "m", broken.lower()), options, broken.lower(), refused=refused)
+    model = write_model(tmp_path / "m", broken.lower(), CONFIGURED.get(check, ""))
+    subject = subject_of(model, options, broken.lower(), refused=refused, longest_wait_secs=3)
     (outcome,) = run_checks(subject, only=[check])
     assert outcome.verdict is Verdict.FAILED
     assert text in outcome.text
@@ -89,8 +116,42 @@ def test_onnxruntime_passes(datatype: str, tmp_path: Path, options: LoadOptions)
     assert failures(outcomes) == []
     tried = {outcome.check for outcome in outcomes if outcome.verdict is Verdict.OK}
     # Only a text can be refused: by its encoding.
-    assert set(CHECKS) - tried <= {"refusals"}
+    assert set(CHECKS) - tried - CONFIGURED.keys() <= {"refusals"}
     assert ("refusals" in tried) == (datatype == "BYTES")
+
+
+def test_onnxruntime_passes_with_sequences(tmp_path: Path, options: LoadOptions) -> None:
+    """The sum of a sequence, as a state of the configuration."""
+    save_onnx(
+        tmp_path / "m" / "1" / "model.onnx",
+        [
+            helper.make_node("Sub", ["READY", "START"], ["continues"]),
+            helper.make_node("Mul", ["BEFORE", "continues"], ["kept"]),
+            helper.make_node("Add", ["IN", "kept"], ["OUT"]),
+            helper.make_node("Identity", ["OUT"], ["AFTER"]),
+        ],
+        [
+            ("IN", "FP32", ["N", 4]),
+            ("START", "FP32", ["N", 1]),
+            ("READY", "FP32", ["N", 1]),
+            ("BEFORE", "FP32", ["N", 4]),
+        ],
+        [("OUT", "FP32", ["N", 4]), ("AFTER", "FP32", ["N", 4])],
+    )
+    batching = SEQUENCES.replace("direct { }", f"direct {{ }}{STATE.replace('dims: -1', 'dims: 4')}")
+    write_config(
+        tmp_path / "m",
+        f"""
+        backend: "onnxruntime"
+        max_batch_size: 4
+        input {{ name: "IN" data_type: TYPE_FP32 dims: 4 }}
+        output {{ name: "OUT" data_type: TYPE_FP32 dims: 4 }}
+        {batching}
+        """,
+    )
+    outcomes = list(run_checks(subject_of(tmp_path / "m", options, "onnxruntime")))
+    assert failures(outcomes) == []
+    assert set(CHECKS) - set(passed(outcomes)) <= {"full-batch", "dimensions", "no-elements", "refusals", "responses"}
 
 
 def test_python_backend_has_checks_of_its_own(tmp_path: Path, options: LoadOptions) -> None:

@@ -77,6 +77,30 @@ def test_single_file_is_version_one_with_its_backends_name(store: Store) -> None
     assert tree(store.models) == {"resnet/1/model.onnx": b"onnx"}
 
 
+def test_format_names_the_single_file_and_its_backend(store: Store) -> None:
+    store.put({"digits/booster.model": b"{L\0\0\0\0\0\0\0\x07learner}"})
+
+    assert store.fetch("digits/booster.model").code == 14
+    assert store.gets("digits/booster.model") == 0
+    assert store.fetch("digits/booster.model", format="fil", process="again").code == 0
+
+    assert tree(store.models) == {
+        "digits/1/xgboost.ubj": b"{L\0\0\0\0\0\0\0\x07learner}",
+        "digits/config.pbtxt": b'backend: "fil"\n',
+    }
+
+
+def test_a_saved_models_folder_is_version_one(store: Store) -> None:
+    store.put({"digits/saved_model.pb": b"graph", "digits/variables/variables.index": b"x"})
+
+    assert store.fetch().code == 0
+
+    assert tree(store.models / "digits/1/model.savedmodel") == {
+        "saved_model.pb": b"graph",
+        "variables/variables.index": b"x",
+    }
+
+
 def test_plan_configuration_overrides_the_folders_by_field(store: Store) -> None:
     store.put(
         {

@@ -1,13 +1,17 @@
 """Pure decisions of a fetch: meanings of responses, pauses, secrets, and valid plans."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halimede.core.config.model_config import ModelConfig
+from halimede.core.repository.file_kinds import FileKind, Look
 from halimede.fetch.digest import folder_digest, listing_name
-from halimede.fetch.layout import Layout, archive_root, folder_layout, models_in
+from halimede.fetch.errors import FetchError
+from halimede.fetch.layout import Layout, archive_root, check_files, folder_layout, models_in, single_file
 from halimede.fetch.plan import read_plan
 from halimede.fetch.report import MAX_FAILURE_BYTES, FetchedModel, failure_text, success_text
 from halimede.fetch.retry import LONGEST_PAUSE_SECS, pause_secs
@@ -233,12 +237,108 @@ def test_layouts_are_recognized() -> None:
     assert folder_layout({"config.pbtxt", "1/model.onnx", "12/model.onnx", "labels/1"}, "") == Layout(
         (1, 12), "config.pbtxt"
     )
-    assert folder_layout({"model.onnx", "model.onnx.data"}, "") == Layout((1,), is_flat=True)
-    assert folder_layout({"model.savedmodel/saved_model.pb"}, "") == Layout((1,), is_flat=True)
-    assert models_in(["a/config.yaml", "b/1/x", "c/model.py", "d/x", "e", "01/1/x"]) == ("01", "a", "b", "c")
+    assert folder_layout({"model.onnx", "model.onnx.data"}, "") == Layout((1,), into="1/")
+    assert folder_layout({"model.savedmodel/saved_model.pb"}, "") == Layout((1,), into="1/")
+    exported = {"saved_model.pb", "variables/variables.index"}
+    assert folder_layout(exported, "") == Layout((1,), into="1/model.savedmodel/")
+    assert archive_root({f"exported/{path}" for path in exported}) == "exported/"
+    assert archive_root({"saved_model.pb"}) == ""
+    assert models_in(["a/config.yaml", "b/1/x", "c/model.py", "d/x", "e", "f/saved_model.pb", "01/1/x"]) == (
+        *("01", "a", "b", "c", "f"),
+    )
     assert [
         archive_root(paths) for paths in ({"a/config.pbtxt"}, {"1/model.onnx"}, {"a/x", "b/x"}, {"model.py"}, {"a"})
     ] == ["a/", "", "", "", ""]
+
+
+UNKNOWN = FileKind.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "kind", "expected"),
+    [
+        ("resnet.onnx", None, UNKNOWN, "model.onnx"),
+        ("program.py", None, UNKNOWN, "model.py"),
+        ("traced.PT", None, UNKNOWN, "model.pt"),
+        ("exported.pt2", "torch", UNKNOWN, "model.pt2"),
+        ("resnet.plan", None, UNKNOWN, "model.plan"),
+        ("resnet.engine", "tensorrt", UNKNOWN, "model.plan"),
+        ("frozen.graphdef", None, UNKNOWN, "model.graphdef"),
+        ("frozen.pb", "tensorflow", UNKNOWN, "model.graphdef"),
+        ("booster.ubj", None, UNKNOWN, "xgboost.ubj"),
+        ("forest.tl", None, UNKNOWN, "checkpoint.tl"),
+        ("forest.joblib", None, UNKNOWN, "model.joblib"),
+        ("forest.pkl", "sklearn", UNKNOWN, "model.pkl"),
+        ("forest.pickle", "sklearn", FileKind.PICKLE, "model.joblib"),
+        # Suffixes that other files have as well need the whole well-known name, or a format.
+        ("xgboost.json", None, UNKNOWN, "xgboost.json"),
+        ("model.txt", None, UNKNOWN, "model.txt"),
+        ("booster.json", "fil", UNKNOWN, "xgboost.json"),
+        ("booster.TXT", "fil", UNKNOWN, "model.txt"),
+        # The content decides between the files of a format.
+        ("booster.model", "fil", FileKind.XGBOOST_UBJ, "xgboost.ubj"),
+        ("booster.model", "fil", FileKind.LIGHTGBM, "model.txt"),
+        ("booster.bin", "fil", FileKind.TREELITE, "checkpoint.tl"),
+        ("net.pth", "torch", FileKind.TORCHSCRIPT, "model.pt"),
+        ("net.pth", "torch", FileKind.TORCH_EXPORT, "model.pt2"),
+        # It does not decide on the backend: the load reports the contradiction.
+        ("net.pth", "torch", FileKind.ONNX, "model.pt"),
+    ],
+)
+def test_single_file_gets_a_well_known_name(name: str, form: str | None, kind: FileKind, expected: str) -> None:
+    assert single_file(name, form, "s3://b/x", Look(kind)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "text"),
+    [
+        ("booster.json", None, "s3://b/x is not a model; use a model's folder"),
+        (
+            "booster.json",
+            None,
+            "one file that ends in .graphdef, .joblib, .onnx, .pkl, .plan, .pt, .pt2, .py, .tl, .ubj;",
+        ),
+        ("readme", None, "a file of another name needs a format"),
+        ("audio.dali", None, "is not a model"),
+        ("exported.savedmodel", None, "is not a model"),
+        ("exported.savedmodel", "tensorflow", "is not a file of a model of format tensorflow"),
+        ("resnet.pt", "onnx", "is not a file of a model of format onnx"),
+        ("model.txt", "torch", "is not a file of a model of format torch"),
+        ("model.py", "torch", "is not a file of a model of format torch"),
+        ("resnet.xml", None, "use a folder with model.xml and model.bin"),
+        ("resnet.ir", "openvino", "use a folder with model.xml and model.bin"),
+    ],
+)
+def test_single_file_of_no_format_is_refused(name: str, form: str | None, text: str) -> None:
+    with pytest.raises(FetchError) as refused:
+        single_file(name, form, "s3://b/x", Look(FileKind.XGBOOST_JSON))
+    assert (refused.value.code, text in str(refused.value)) == (FetchExit.NOT_A_MODEL, True), refused.value
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "problem"),
+    [
+        ({"backend": "fil"}, {1: "xgboost.ubj", 2: "model.txt"}, None),
+        ({"backend": "sklearn"}, {1: "model.joblib", 2: "model.pkl"}, None),
+        ({"backend": "fil"}, {1: "model.onnx"}, "version 1 has no xgboost.ubj or xgboost.json or xgboost.model or"),
+        ({"platform": "torch_aoti"}, {1: "model.pt"}, "version 1 has no model.pt2, which backend pytorch loads"),
+        ({}, {1: "model.pt2", 2: "model.pt"}, "version 2 has no model.pt2, which backend pytorch loads"),
+        ({"backend": "tensorrt"}, {1: "resnet.plan"}, "version 1 has no model.plan"),
+        ({"backend": "tensorrt", "default_model_filename": "resnet.plan"}, {1: "resnet.plan"}, None),
+        ({"platform": "pytorch_libtorch", "runtime": "model.py"}, {1: "model.py"}, None),
+        ({"backend": "own"}, {1: "anything"}, None),
+        ({}, {1: "saved_model.pb"}, "itself is a SavedModel: move its files into 'model.savedmodel'"),
+    ],
+)
+def test_each_version_needs_a_file_of_the_backend(
+    config: dict[str, str], files: dict[int, str], problem: str | None
+) -> None:
+    targets = [f"{version}/{name}" for version, name in files.items()]
+    if problem is None:
+        check_files(ModelConfig(**config), "m", targets, files.keys())
+    else:
+        with pytest.raises(FetchError, match=re.escape(problem)):
+            check_files(ModelConfig(**config), "m", targets, files.keys())
 
 
 def test_the_digest_of_a_folder_is_by_path_in_bytewise_order() -> None:

@@ -87,7 +87,7 @@ def test_endpoint_is_an_http_server_without_a_user(endpoint: str) -> None:
         ({"uri": None}, ["uri: is missing"]),
         ({"uri": ""}, ["uri: expected a string that is not empty"]),
         ({"uri": "s3://b/../m"}, ["uri: 's3://b/../m': has '.' or '..' in it"]),
-        ({"format": "tf"}, ["format: use one of onnx, python"]),
+        ({"format": "tf"}, ["format: use one of onnx, python, torch, tensorflow, openvino, tensorrt, fil, sklearn"]),
         ({"digest": DIGEST.upper()}, ["digest: expected sha256: and 64 of the digits 0 to 9 and a to f"]),
         ({"config": 1}, ["config: expected an object, a model configuration"]),
         ({"config": {"name": "!"}}, ["config: cannot be read"]),

@@ -172,7 +172,7 @@ def test_all_problems_are_reported_at_once_with_their_paths() -> None:
         model(),
         {
             "spec.model.uri": "ftp://models/bert",
-            "spec.model.format": "tensorrt",
+            "spec.model.format": "caffe",
             "spec.model.config": {"instances": [{"count": 1}, {"count": 300}]},
             "spec.replicas": -1,
             "spec.resources": {"requests": {"cpu": "two"}},
