@@ -1,6 +1,7 @@
 """Estimators in the backend `sklearn`; conformance/test_trees.py has them in their processes."""
 
 import pickle
+import warnings
 from dataclasses import replace
 
 import joblib
@@ -9,10 +10,10 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from halimede.backends.trees.sklearn_backend import SklearnBackend
+from halimede.backends.trees.sklearn_backend import SklearnBackend, SklearnInstance
 from halimede.backends.trees.sklearn_options import METHODS, estimator_input, output_methods
 from halimede.core.config.model_config import (
     ModelConfig,
@@ -176,3 +177,29 @@ def test_an_estimator_uses_its_share_of_the_cores(tmp_path):
     config = settings({"x": (FP64, 5)}, {"y": (INT64, 1)}, INTRA_OP_THREAD_COUNT="3")
     instance = BACKEND.load(config, saved(tmp_path, estimator)).create_instance(CPU)
     assert instance._estimator.get_params()["randomforestclassifier__n_jobs"] == 3
+
+
+def test_column_names_of_the_training_are_no_warning(tmp_path):
+    named, plain = LogisticRegression().fit(X, Y), StandardScaler().fit(X)
+    # What fit() notes of a data frame.
+    named.feature_names_in_ = np.array(["a", "b", "c", "d", "e"], dtype=object)
+    config = settings({"x": (FP64, 5)}, {"y": (INT64, 1)})
+    with pytest.warns(UserWarning, match="X does not have valid feature names"):
+        expected = named.predict(X)
+    for estimator in (named, Pipeline([("scale", plain), ("classify", named)])):
+        # Every warning is an error in these tests.
+        assert run(config, saved(tmp_path, estimator), {"x": X})["y"].shape == (len(X), 1)
+    assert run(config, saved(tmp_path, named), {"x": X})["y"].ravel().tolist() == expected.tolist()
+
+
+class Filters:
+    """Answers with the number of filters of warnings that it finds, each of which costs a forest time for each tree."""
+
+    def predict(self, rows):
+        return np.full((len(rows), 1), len(warnings.filters))
+
+
+def test_an_estimator_finds_no_further_filters_of_warnings():
+    config = settings({"x": (FP64, 5)}, {"y": (INT64, 1)})
+    instance = SklearnInstance(Filters(), config, {"y": "predict"})
+    assert instance.run({"x": X[:1]}, ["y"], context(1))["y"].item() == len(warnings.filters)
