@@ -18,12 +18,13 @@ from halimede.backends.trees.sklearn_options import (
     PREDICTION,
     PROBABILITIES,
     estimator_input,
+    limited_jobs,
     output_methods,
     tensor_output,
 )
 from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, TensorSignature, complete
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.config.process_options import intra_op_threads
+from halimede.core.config.process_options import INTRA_OP_THREAD_COUNT, intra_op_threads
 from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ class SklearnBackend:
         estimator = _load(source)
         _check(estimator, config, methods, source.name)
         instances = sum(max(1, group.count) for group in config.instance_group)
-        _limit_threads(estimator, intra_op_threads(config, available_cores(), instances))
+        threads = intra_op_threads(config, available_cores(), instances)
+        _limit_threads(estimator, threads, threads if INTRA_OP_THREAD_COUNT in config.parameters else None)
         return SklearnModel(estimator, config, methods)
 
 
@@ -208,10 +210,17 @@ def _without_name_warnings() -> Iterator[None]:
         yield
 
 
-def _limit_threads(estimator: Any, threads: int) -> None:
-    """Set every `n_jobs` in the estimator: it may say -1, for all cores of the machine."""
+def _limit_threads(estimator: Any, share: int, configured: int | None) -> None:
+    """Set every `n_jobs` in the estimator for `share` cores: it may say -1, for all cores of the machine."""
     if not hasattr(estimator, "get_params"):
         return
-    names = [name for name in estimator.get_params(deep=True) if name.rpartition("__")[2] == "n_jobs"]
-    if names:
-        estimator.set_params(**dict.fromkeys(names, threads))
+    parameters = estimator.get_params(deep=True)
+    jobs: dict[str, Any] = {}
+    for name, n_jobs in parameters.items():
+        owner, _, last = name.rpartition("__")
+        if last == "n_jobs":
+            part = parameters.get(owner, estimator)
+            is_sklearn = type(part).__module__.startswith("sklearn.")
+            jobs[name] = configured or limited_jobs(n_jobs, share, none_is_one=is_sklearn)
+    if jobs:
+        estimator.set_params(**jobs)
