@@ -105,7 +105,11 @@ def outside(export: Export) -> Images:
 
 def _train_in_process(framework: Framework, demo: Path) -> None:
     command = [sys.executable, "-m", "halimede.demo.frameworks", framework.name, str(demo)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603 - this project's own command
+    # Threads that wait for one another would take longer than one thread of each training.
+    environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), "1")
+    done = subprocess.run(  # noqa: S603 - this project's own command
+        command, env=environment, capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode:
         raise TrainingError(f"the training with {framework.title} ended with {done.returncode}:\n{done.stderr[-3000:]}")
 
@@ -143,7 +147,7 @@ def _torch(digits: Digits, path: Path) -> Any:
     classifier = nn.Sequential(layers, nn.Softmax(dim=1)).eval()
     images = torch.from_numpy(digits.held_out)
     # TorchScript, because a program of torch.export takes seven seconds more to load.
-    torch.jit.trace(classifier, images[:2]).save(str(path))
+    torch.jit.trace(classifier, images[:2], check_trace=False).save(str(path))
     with torch.inference_mode():
         return classifier(images).numpy()
 
@@ -186,6 +190,9 @@ def _openvino(digits: Digits, path: Path) -> Any:
     return compiled(digits.held_out)[OUTPUT]
 
 
+# Small operations of several threads wait for the slowest thread.
+_ONE_THREAD = 'parameters { key: "INTRA_OP_THREAD_COUNT" value { string_value: "1" } }\n'
+
 FRAMEWORKS = (
     Framework("scikit-learn", "sklearn", "sklearn", ("sklearn", "joblib"), "trees", "model.joblib", _sklearn),
     Framework(
@@ -200,7 +207,9 @@ FRAMEWORKS = (
         "output__0",
         'parameters { key: "predict_proba" value { string_value: "true" } }\n',
     ),
-    Framework("PyTorch", "torch", "pytorch", ("torch",), "torch", "model.pt", _torch, "INPUT__0", "OUTPUT__0"),
+    Framework(
+        "PyTorch", "torch", "pytorch", ("torch",), "torch", "model.pt", _torch, "INPUT__0", "OUTPUT__0", _ONE_THREAD
+    ),
     Framework(
         "TensorFlow", "tensorflow", "tensorflow", ("tensorflow", "keras"), "tensorflow", "model.savedmodel", _tensorflow
     ),
