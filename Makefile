@@ -29,7 +29,7 @@ endef
 
 .PHONY: demo test check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv
 
-demo: .venv  ## train a small model, serve it, measure it; serve python models, kill the process of one
+demo: .venv  ## train small models in each framework, serve and measure them; serve python models, kill the process of one
 	$(BIN)/python -m halimede.demo
 
 test: check  ## all checks and tests that a change must pass

@@ -117,12 +117,14 @@ def config(
     extra: str = "",
     batching: str = "",
     instances: int = 1,
+    output_dims: str = "",
 ) -> str:
+    """`output_dims` are those of the input if they are not given."""
     given, made = tensors
     return (
         f'name: "{name}"\nbackend: "{backend}"\nmax_batch_size: {max_batch_size}\n'
         f'input [ {{ name: "{given}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
-        f'output [ {{ name: "{made}" data_type: TYPE_FP32 dims: [ {dims} ] }} ]\n'
+        f'output [ {{ name: "{made}" data_type: TYPE_FP32 dims: [ {output_dims or dims} ] }} ]\n'
         f"instance_group [ {{ kind: KIND_CPU count: {instances} }} ]\ndynamic_batching {{ {batching} }}\n{extra}"
     )
 

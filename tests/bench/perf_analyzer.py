@@ -51,11 +51,17 @@ def fetch() -> Path:
 
 
 @contextmanager
-def loading(model: str, protocol: str, address: str, callers: int, rows: int = 1) -> Iterator[None]:
-    """Keep `callers` requests of `rows` rows in flight during the block, for at most ten minutes."""
+def loading(
+    model: str, protocol: str, address: str, callers: int, rows: int = 1, data: Path | None = None
+) -> Iterator[None]:
+    """Keep `callers` requests of so many rows in flight during the block, for at most ten minutes.
+
+    `data` is a file of its `--input-data`; without one the inputs are random bytes.
+    """
     home = fetch()
     command = [str(home / "perf_analyzer"), "-m", model, "-i", protocol, "-u", address, "-b", str(rows)]
     command += ["--concurrency-range", str(callers), "--max-threads", str(callers), "-p", "200000", "-r", "3"]
+    command += ["--input-data", str(data)] if data is not None else []
     environment = {**os.environ, "LD_LIBRARY_PATH": str(home)}
     output = subprocess.DEVNULL
     with subprocess.Popen(command, env=environment, stdout=output, stderr=output) as running:

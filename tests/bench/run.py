@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import backends
 import bls
 import busy
 import hop
@@ -215,6 +216,21 @@ def busy_rows(server: ServerProcess) -> list[Row]:
     return rows
 
 
+def backend_rows(scratch: Path) -> list[Row]:
+    """Each CPU backend that is installed: a bare loop's time for the batches that the server formed, over the server's."""
+    rows = []
+    for each in backends.measured(scratch):
+        note = (
+            f"{backends.CALLERS} callers, {each.batch_ms:.1f} ms a batch of {each.full}, of which {each.is_full:.2f} are "
+            f"full; size {each.size}"
+        )
+        rows.append(row(f"{each.name}-{each.isolation}", "ratio to a bare loop", each.ratios, note))
+        if each.to_onnx:
+            note = f"that ratio over the one of onnx-{each.isolation} in the same round"
+            rows.append(row(f"{each.name}-to-onnx", "ratio of ratios", each.to_onnx, note))
+    return rows
+
+
 def growth_row(server: ServerProcess) -> Row:
     """Memory that GROWTH_REQUESTS small requests leave behind."""
 
@@ -265,6 +281,7 @@ ALONE: dict[str, Callable[[Path], list[Row]]] = {
     "micro": lambda _: micro_rows(),
     "hop": lambda _: hop_rows(),
     "bls": lambda _: bls_rows(),
+    "backends": backend_rows,
     "start": start_rows,
 }
 

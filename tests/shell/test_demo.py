@@ -1,12 +1,17 @@
 """The demo's conclusions from its measurements, and its drawings."""
 
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
+from rich.console import Console
 
-from halimede.demo.__main__ import batch_text, disagreements, drawn
+from halimede.demo.__main__ import batch_text, disagreements, drawn, frameworks_table
 from halimede.demo.drive import Drive
+from halimede.demo.frameworks import FRAMEWORKS, Digits, Framework, TrainingError, train_missing
 from halimede.demo.photos import Photo, is_right
 
 # Two images; the model outside the server returns 0 for the first and 1 for the second.
@@ -31,6 +36,37 @@ def test_answers_of_other_images_disagree() -> None:
 
 def test_batches_are_grouped_between_powers_of_two() -> None:
     assert batch_text(Counter({1: 5, 2: 3, 3: 1, 7: 2, 8: 1, 15: 1, 16: 4})) == "1:5 2-3:4 4-7:2 8-15:2 16-31:4"
+
+
+def test_the_table_names_frameworks_that_are_not_installed() -> None:
+    served = Drive(OUTSIDE.repeat(2, axis=0), np.array([0.001, 0.002, 0.003, 0.004]), 2.0, Counter({2: 2}))
+    console = Console(width=160)
+    with console.capture() as captured:
+        console.print(frameworks_table({"PyTorch": (served, OUTSIDE)}, np.array([0, 0])))
+    shown = [[cell.strip() for cell in line.split("│")[1:-1]] for line in captured.get().splitlines() if "│" in line]
+    assert [row[:3] for row in shown] == [
+        ["scikit-learn", "sklearn", "not installed: halimede[trees]"],
+        ["XGBoost", "fil", "not installed: halimede[trees]"],
+        ["PyTorch", "pytorch", "0.5000 (0.5000)"],
+        ["TensorFlow", "tensorflow", "not installed: halimede[tensorflow]"],
+        ["OpenVINO", "openvino", "not installed: halimede[openvino]"],
+    ]
+    assert shown[2][3:] == ["2", "2.50", "3.97", "2-3:2"]
+
+
+def test_a_framework_is_installed_if_all_its_packages_are() -> None:
+    torch = next(each for each in FRAMEWORKS if each.title == "PyTorch")
+    assert torch.is_installed()
+    assert not replace(torch, packages=("torch", "no_such_package")).is_installed()
+
+
+def test_a_training_that_fails_says_which_and_why(tmp_path: Path) -> None:
+    def train(digits: Digits, path: Path) -> None: ...
+
+    unknown = Framework("Unknown", "unknown", "fil", (), "trees", "model", train)
+    with pytest.raises(TrainingError, match=r"(?s)the training with Unknown ended with 1:.*not enough values"):
+        train_missing([unknown], tmp_path)
+    assert not unknown.export(tmp_path).folder.exists()
 
 
 def test_pixels_are_right_when_opencv_makes_the_same_of_the_file() -> None:

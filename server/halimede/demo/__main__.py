@@ -1,11 +1,12 @@
-"""The demo: four parts on one server. A trained model is queried, compared and measured; python models are queried,
-and the process of one is killed; pipelines combine them all; sequences run through a model with state."""
+"""The demo: five parts on one server. A trained model is queried, compared and measured, and so is one of each
+framework; python models are queried, and the process of one is killed; pipelines combine models; sequences run through
+a model with state."""
 
 import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +16,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from halimede.demo import photos, pipelines, wards
-from halimede.demo.digits import LABELS, REQUEST, answers_outside, held_out_images, train
+from halimede.demo import frameworks, photos, pipelines, wards
+from halimede.demo.digits import INPUT, LABELS, OUTPUT, REQUEST, answers_outside, held_out_images, train
 from halimede.demo.digits import MODEL as DIGITS
-from halimede.demo.drive import CALLERS, Drive, batches_formed, drive
+from halimede.demo.drive import CALLERS, Drive, Target, batches_formed, drive
 from halimede.demo.export import Export
 from halimede.demo.process import ServerNotReadyError, ServerProcess
 
 FOLDER = Path(".demo")
-PASSES = 10
+PASSES, FRAMEWORK_PASSES = 10, 2
 LIBRARIES = {"HTTP": "tritonclient.http", "gRPC": "tritonclient.grpc"}
+MEASURES, BATCHES = ("Accuracy (outside)", "Requests/s", "p50 ms", "p99 ms"), "Batches formed, by size"
 TOLERANCE = 1e-5
 """Tolerance for probabilities compared with those computed outside: batch sizes affect rounding."""
+READY_S = 180
+"""A busy machine takes this long to import all frameworks at the same time."""
 PICTURES = 60
 DIGITS_READ_ALOUD = 4
 RAMP = " .:-=+*#%@"
@@ -49,15 +53,20 @@ def main() -> int:
     if not stateful.folder.exists():
         with console.status("Training a forecast with state"):
             wards.train(stateful)
+    installed = [each for each in frameworks.FRAMEWORKS if each.is_installed()]
+    with console.status(f"Training the same with {', '.join(each.title for each in installed)}"):
+        frameworks.train_missing(installed, FOLDER)
 
-    folders = (export.repository, stateful.repository, photos.REPOSITORY)
+    trained = [each.export(FOLDER).repository for each in installed]
+    folders = (export.repository, stateful.repository, photos.REPOSITORY, *trained)
     repositories = [f"--model-repository={folder}" for folder in folders]
     with ServerProcess(repositories, FOLDER / "server.log") as server:
         with console.status("Starting halimede serve"):
-            server.wait_ready()
+            server.wait_ready(READY_S)
         console.print(f"Server: process {server.pid}, HTTP {server.address('http')}, gRPC {server.address('grpc')}")
         are_right = [
             digits_act(console, server, export),
+            frameworks_act(console, server, export),
             photos_act(console, server),
             pipelines_act(console, server, export),
             sequences_act(console, server, stateful),
@@ -90,6 +99,7 @@ def digits_act(console: Console, server: ServerProcess, export: Export) -> bool:
                 library,
                 server.address(protocol.lower()),
                 server.address("http"),
+                Target(DIGITS, INPUT, OUTPUT),
                 images,
                 PASSES,
                 reporter(bars, protocol, PASSES * len(images)),
@@ -99,6 +109,25 @@ def digits_act(console: Console, server: ServerProcess, export: Export) -> bool:
     for protocol, count in different.items():
         if count:
             console.print(f"{protocol}: {count} answers differ from the model's outside the server", style="bold red")
+    return not any(different.values())
+
+
+def frameworks_act(console: Console, server: ServerProcess, export: Export) -> bool:
+    """Query the model of each framework; returns whether the results equal those of the frameworks outside."""
+    images, digits = held_out_images(export)
+    address = server.address("http")
+    measured: dict[str, tuple[Drive, NDArray[np.float32]]] = {}
+    with progress_bars(console) as bars:
+        for each in frameworks.FRAMEWORKS:
+            if each.is_installed():
+                report = reporter(bars, f"HTTP, {each.title}", FRAMEWORK_PASSES * len(images))
+                driven = drive(LIBRARIES["HTTP"], address, address, each.target, images, FRAMEWORK_PASSES, report)
+                measured[each.title] = driven, frameworks.outside(each.export(FOLDER))
+    console.print(frameworks_table(measured, digits))
+    different = {title: disagreements(driven, outside) for title, (driven, outside) in measured.items()}
+    for title, count in different.items():
+        if count:
+            console.print(f"{title}: {count} answers differ from its own outside the server", style="bold red")
     return not any(different.values())
 
 
@@ -247,23 +276,46 @@ def table(drives: dict[str, Drive], digits: NDArray[np.int64], outside: NDArray[
         "theirs.",
     )
     shown.add_column("Protocol")
-    for name in ("Accuracy (outside)", "Requests/s", "p50 ms", "p99 ms"):
+    for name in MEASURES:
         shown.add_column(name, justify="right")
-    shown.add_column("Batches formed, by size")
-    outside_accuracy = float((outside.argmax(axis=1) == digits).mean())
+    shown.add_column(BATCHES)
     for protocol, each in drives.items():
-        wanted = np.resize(digits, len(each.answers))
-        accuracy = float((each.answers.argmax(axis=1) == wanted).mean())
-        p50_ms, p99_ms = np.percentile(each.latencies_s * 1000, [50, 99])
-        shown.add_row(
-            protocol,
-            f"{accuracy:.4f} ({outside_accuracy:.4f})",
-            f"{len(each.answers) / each.wall_s:.0f}",
-            f"{p50_ms:.2f}",
-            f"{p99_ms:.2f}",
-            batch_text(each.batches),
-        )
+        shown.add_row(protocol, *cells(each, digits, outside))
     return shown
+
+
+def frameworks_table(measured: Mapping[str, tuple[Drive, NDArray[np.float32]]], digits: NDArray[np.int64]) -> Table:
+    """One row per framework: `measured` has requests and the answers outside by title; others are not installed."""
+    shown = Table(
+        title=f"A model of each framework, {FRAMEWORK_PASSES} passes over HTTP, {CALLERS} callers",
+        caption="In parentheses: the framework itself, without a server.",
+    )
+    for name in ("Framework", "Backend"):
+        shown.add_column(name)
+    for name in MEASURES:
+        shown.add_column(name, justify="right")
+    shown.add_column(BATCHES)
+    for each in frameworks.FRAMEWORKS:
+        if each.title in measured:
+            shown.add_row(each.title, each.backend, *cells(measured[each.title][0], digits, measured[each.title][1]))
+        else:
+            shown.add_row(each.title, each.backend, Text(f"not installed: halimede[{each.extra}]"))
+    return shown
+
+
+def cells(driven: Drive, digits: NDArray[np.int64], outside: NDArray[np.float32]) -> list[str]:
+    """The columns of measurements in a table's row."""
+    wanted = np.resize(digits, len(driven.answers))
+    accuracy = float((driven.answers.argmax(axis=1) == wanted).mean())
+    outside_accuracy = float((outside.argmax(axis=1) == digits).mean())
+    p50_ms, p99_ms = np.percentile(driven.latencies_s * 1000, [50, 99])
+    return [
+        f"{accuracy:.4f} ({outside_accuracy:.4f})",
+        f"{len(driven.answers) / driven.wall_s:.0f}",
+        f"{p50_ms:.2f}",
+        f"{p99_ms:.2f}",
+        batch_text(driven.batches),
+    ]
 
 
 def batch_text(batches: Counter[int]) -> str:
@@ -283,5 +335,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit(130)
-    except ServerNotReadyError as error:
+    except (ServerNotReadyError, frameworks.TrainingError) as error:
         sys.exit(str(error))

@@ -30,21 +30,29 @@ def held_out_images(export: Export) -> tuple[NDArray[np.float32], NDArray[np.int
         return arrays["images"], arrays["digits"]
 
 
-def train(export: Export) -> None:
-    """Train, and write the model, the held-out images and a request for curl."""
-    # These imports take seconds, and a second run does not need them.
-    from skl2onnx import convert_sklearn  # type: ignore[import-untyped]  # no types there
-    from skl2onnx.common.data_types import FloatTensorType  # type: ignore[import-untyped]  # no types there
+def split_images() -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """scikit-learn's images [n, 64] and digits [n], for the training and held out of it; the same at each call."""
+    # These imports take seconds.
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # no types there
     from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]  # no types there
-    from sklearn.neural_network import MLPClassifier  # type: ignore[import-untyped]  # no types there
-    from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]  # no types there
-    from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]  # no types there
 
     images, digits = load_digits(return_X_y=True)
     seen, held_out, seen_digits, held_out_digits = train_test_split(
         images.astype(np.float32), digits.astype(np.int64), test_size=0.2, random_state=0, stratify=digits
     )
+    return seen, seen_digits, held_out, held_out_digits
+
+
+def train(export: Export) -> None:
+    """Train, and write the model, the held-out images and a request for curl."""
+    # These imports take seconds, and a second run does not need them.
+    from skl2onnx import convert_sklearn  # type: ignore[import-untyped]  # no types there
+    from skl2onnx.common.data_types import FloatTensorType  # type: ignore[import-untyped]  # no types there
+    from sklearn.neural_network import MLPClassifier  # type: ignore[import-untyped]  # no types there
+    from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]  # no types there
+    from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]  # no types there
+
+    seen, seen_digits, held_out, held_out_digits = split_images()
     classifier = make_pipeline(StandardScaler(), MLPClassifier((256, 128), early_stopping=True, random_state=0))
     classifier.fit(seen, seen_digits)
     onnx_model = convert_sklearn(
@@ -54,7 +62,8 @@ def train(export: Export) -> None:
         target_opset=17,
     )
 
-    with export.written(onnx_model.SerializeToString(), CONFIG) as partial:
+    with export.written(CONFIG) as partial:
+        partial.model.write_bytes(onnx_model.SerializeToString())
         (partial.repository / MODEL / "labels.txt").write_text("\n".join(LABELS) + "\n")
         (partial.folder / REQUEST).write_text(json.dumps(curl_request(held_out[0])) + "\n")
         np.savez(partial.folder / "held_out.npz", images=held_out, digits=held_out_digits)

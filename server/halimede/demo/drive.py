@@ -14,8 +14,6 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.demo.digits import INPUT, MODEL, OUTPUT
-
 CALLERS = 16
 WARM_UP_REQUESTS = 10
 PROGRESS_INTERVAL_S = 0.1
@@ -25,8 +23,17 @@ Ask = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """Maps one image [1, 64] to its probabilities [1, 10]."""
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model that maps an image [64] to ten probabilities, and the names of these tensors."""
+
+    model: str
+    input: str
+    output: str
+
+
 @contextmanager
-def connection(library: str, address: str) -> Iterator[Ask]:
+def connection(library: str, address: str, target: Target) -> Iterator[Ask]:
     """A client from `tritonclient.http` or `tritonclient.grpc`, whose interfaces are alike, for the calling thread."""
     triton = import_module(library)
     client = triton.InferenceServerClient(address)
@@ -34,9 +41,9 @@ def connection(library: str, address: str) -> Iterator[Ask]:
     limit = {"client_timeout": REQUEST_TIMEOUT_S} if library.endswith("grpc") else {}
 
     def ask(image: NDArray[np.float32]) -> NDArray[np.float32]:
-        tensor = triton.InferInput(INPUT, list(image.shape), "FP32")
+        tensor = triton.InferInput(target.input, list(image.shape), "FP32")
         tensor.set_data_from_numpy(image)
-        answer: NDArray[np.float32] = client.infer(MODEL, [tensor], **limit).as_numpy(OUTPUT)
+        answer: NDArray[np.float32] = client.infer(target.model, [tensor], **limit).as_numpy(target.output)
         return answer
 
     try:
@@ -62,6 +69,7 @@ def drive(
     library: str,
     address: str,
     http_address: str,
+    target: Target,
     images: NDArray[np.float32],
     passes: int,
     on_progress: Callable[[int], None],
@@ -76,13 +84,13 @@ def drive(
 
     def when_all_are_warm() -> None:
         nonlocal started_s, batches_before
-        batches_before = batches_formed(http_address, MODEL)
+        batches_before = batches_formed(http_address, target.model)
         started_s = time.perf_counter()
 
     start = threading.Barrier(CALLERS, action=when_all_are_warm, timeout=REQUEST_TIMEOUT_S)
 
     def call(caller: int) -> None:
-        with connection(library, address) as ask:
+        with connection(library, address, target) as ask:
             for _ in range(WARM_UP_REQUESTS):
                 ask(images[:1])
             start.wait()
@@ -104,7 +112,7 @@ def drive(
         errors = [error for each in calls if (error := each.exception())]
         if errors:
             raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
-    return Drive(answers, latencies_s, wall_s, batches_formed(http_address, MODEL) - batches_before)
+    return Drive(answers, latencies_s, wall_s, batches_formed(http_address, target.model) - batches_before)
 
 
 def batches_formed(http_address: str, model: str) -> Counter[int]:

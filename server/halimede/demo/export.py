@@ -1,9 +1,9 @@
-"""A directory with a model that the demo has trained: a repository with the ONNX model, and data for requests."""
+"""A directory with a model that the demo has trained: a repository with the model, and data for requests."""
 
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -11,6 +11,7 @@ from pathlib import Path
 class Export:
     folder: Path
     name: str
+    filename: str = "model.onnx"
 
     @property
     def repository(self) -> Path:
@@ -18,18 +19,17 @@ class Export:
 
     @property
     def model(self) -> Path:
-        return self.repository / self.name / "1" / "model.onnx"
+        return self.repository / self.name / "1" / self.filename
 
     @contextmanager
-    def written(self, model: bytes, config: str) -> Iterator["Export"]:
-        """Write the model; the caller's block adds files to the export that it gets.
+    def written(self, config: str) -> Iterator["Export"]:
+        """Write the configuration; the caller's block adds the model and other files to the export that it gets.
 
         `folder` appears only when it is complete.
         """
-        partial = Export(self.folder.with_name(f"{self.folder.name}.partial"), self.name)
+        partial = replace(self, folder=self.folder.with_name(f"{self.folder.name}.partial"))
         shutil.rmtree(partial.folder, ignore_errors=True)
         partial.model.parent.mkdir(parents=True)
-        partial.model.write_bytes(model)
         (partial.repository / self.name / "config.pbtxt").write_text(config)
         yield partial
         partial.folder.rename(self.folder)

@@ -54,7 +54,8 @@ def train(export: Export) -> None:
 
     patients, progress = load_diabetes(return_X_y=True)
     regression = Ridge(alpha=0.1).fit(patients, progress)
-    with export.written(onnx_model(regression.coef_, regression.intercept_), CONFIG) as partial:
+    with export.written(CONFIG) as partial:
+        partial.model.write_bytes(onnx_model(regression.coef_, regression.intercept_))
         np.save(partial.folder / "patients.npy", patients.astype(np.float32).reshape(WARDS, PATIENTS, 10))
 
 

@@ -2,7 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from halimede.backends.trees.sklearn_options import (
     PREDICTION,
     PROBABILITIES,
     estimator_input,
+    limited_jobs,
     output_methods,
     tensor_output,
 )
 from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, TensorSignature, complete
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.config.process_options import intra_op_threads
+from halimede.core.config.process_options import INTRA_OP_THREAD_COUNT, intra_op_threads
 from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
@@ -64,7 +66,8 @@ class SklearnBackend:
         estimator = _load(source)
         _check(estimator, config, methods, source.name)
         instances = sum(max(1, group.count) for group in config.instance_group)
-        _limit_threads(estimator, intra_op_threads(config, available_cores(), instances))
+        threads = intra_op_threads(config, available_cores(), instances)
+        _limit_threads(estimator, threads, threads if INTRA_OP_THREAD_COUNT in config.parameters else None)
         return SklearnModel(estimator, config, methods)
 
 
@@ -88,15 +91,14 @@ class SklearnInstance:
         self._estimator = estimator
         self._config = config
         self._methods = methods
+        self._has_names = _has_names(estimator)
 
     def run(
         self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], context: RunContext
     ) -> dict[str, NDArray[Any]]:
         rows = estimator_input(inputs, self._config)
         results: dict[str, Any] = {}
-        with warnings.catch_warnings():
-            # Estimators that were trained on data frames warn at each call that arrays have no names of columns.
-            warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
+        with _without_name_warnings() if self._has_names else nullcontext():
             for method in {self._methods[name] for name in outputs}:
                 results[method] = getattr(self._estimator, method)(rows)
         return {
@@ -190,10 +192,35 @@ def _signature(estimator: Any, config: ModelConfig, model: str) -> ModelSignatur
     return ModelSignature(inputs, outputs)
 
 
-def _limit_threads(estimator: Any, threads: int) -> None:
-    """Set every `n_jobs` in the estimator: it may say -1, for all cores of the machine."""
+def _has_names(estimator: Any) -> bool:
+    """Whether the estimator, or a part of it, was trained on data frames."""
+    parts = estimator.get_params(deep=True).values() if hasattr(estimator, "get_params") else ()
+    return any(hasattr(each, "feature_names_in_") for each in (estimator, *parts))
+
+
+@contextmanager
+def _without_name_warnings() -> Iterator[None]:
+    """Estimators that were trained on data frames warn at each call that arrays have no names of columns.
+
+    A filter has its price: forests set all filters of warnings again for each tree, so this one costs them a
+    twentieth of their time.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "X does not have valid feature names", UserWarning)
+        yield
+
+
+def _limit_threads(estimator: Any, share: int, configured: int | None) -> None:
+    """Set every `n_jobs` in the estimator for `share` cores: it may say -1, for all cores of the machine."""
     if not hasattr(estimator, "get_params"):
         return
-    names = [name for name in estimator.get_params(deep=True) if name.rpartition("__")[2] == "n_jobs"]
-    if names:
-        estimator.set_params(**dict.fromkeys(names, threads))
+    parameters = estimator.get_params(deep=True)
+    jobs: dict[str, Any] = {}
+    for name, n_jobs in parameters.items():
+        owner, _, last = name.rpartition("__")
+        if last == "n_jobs":
+            part = parameters.get(owner, estimator)
+            is_sklearn = type(part).__module__.startswith("sklearn.")
+            jobs[name] = configured or limited_jobs(n_jobs, share, none_is_one=is_sklearn)
+    if jobs:
+        estimator.set_params(**jobs)

@@ -1,6 +1,7 @@
 """Estimators in the backend `sklearn`; conformance/test_trees.py has them in their processes."""
 
 import pickle
+import warnings
 from dataclasses import replace
 
 import joblib
@@ -9,11 +10,13 @@ import pytest
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from xgboost import XGBClassifier
 
-from halimede.backends.trees.sklearn_backend import SklearnBackend
-from halimede.backends.trees.sklearn_options import METHODS, estimator_input, output_methods
+from halimede.backends.cores import available_cores
+from halimede.backends.trees.sklearn_backend import SklearnBackend, SklearnInstance
+from halimede.backends.trees.sklearn_options import METHODS, estimator_input, limited_jobs, output_methods
 from halimede.core.config.model_config import (
     ModelConfig,
     ModelDynamicBatching,
@@ -171,8 +174,61 @@ def test_answers_that_do_not_fit_the_configuration_are_errors(tmp_path):
     assert "2 arrays, one per target" in error.message
 
 
-def test_an_estimator_uses_its_share_of_the_cores(tmp_path):
-    estimator = make_pipeline(StandardScaler(), RandomForestClassifier(2, n_jobs=-1)).fit(X, Y)
-    config = settings({"x": (FP64, 5)}, {"y": (INT64, 1)}, INTRA_OP_THREAD_COUNT="3")
+def jobs_after_load(tmp_path, estimator, **parameters):
+    config = settings({"x": (FP64, 5)}, {"y": (INT64, 1)}, **parameters)
     instance = BACKEND.load(config, saved(tmp_path, estimator)).create_instance(CPU)
-    assert instance._estimator.get_params()["randomforestclassifier__n_jobs"] == 3
+    found = instance._estimator.get_params()
+    return [value for name, value in found.items() if name.endswith("n_jobs")]
+
+
+@pytest.mark.parametrize("n_jobs", [None, 1, 2, -1])
+def test_a_configured_number_of_threads_is_every_n_jobs(tmp_path, n_jobs):
+    estimator = make_pipeline(StandardScaler(), RandomForestClassifier(2, n_jobs=n_jobs)).fit(X, Y)
+    assert jobs_after_load(tmp_path, estimator, INTRA_OP_THREAD_COUNT="3") == [3]
+
+
+def test_an_estimator_of_one_job_keeps_it(tmp_path):
+    assert jobs_after_load(tmp_path, RandomForestClassifier(2).fit(X, Y)) == [None]
+
+
+def test_all_cores_of_the_machine_are_the_share_of_the_instance(tmp_path):
+    estimator = make_pipeline(StandardScaler(), RandomForestClassifier(2, n_jobs=-1)).fit(X, Y)
+    assert jobs_after_load(tmp_path, estimator) == [available_cores()]
+
+
+def test_boosted_trees_without_a_number_get_the_share_of_the_instance(tmp_path):
+    assert jobs_after_load(tmp_path, XGBClassifier(n_estimators=2).fit(X, Y)) == [available_cores()]
+
+
+@pytest.mark.parametrize(
+    ("n_jobs", "none_is_one", "expected"),
+    [(None, True, None), (None, False, 4), (-1, True, 4), (-3, True, 4), (9, True, 4), (2, True, 2)],
+)
+def test_n_jobs_is_at_most_the_share(n_jobs, none_is_one, expected):
+    assert limited_jobs(n_jobs, 4, none_is_one=none_is_one) == expected
+
+
+def test_column_names_of_the_training_are_no_warning(tmp_path):
+    named, plain = LogisticRegression().fit(X, Y), StandardScaler().fit(X)
+    # What fit() notes of a data frame.
+    named.feature_names_in_ = np.array(["a", "b", "c", "d", "e"], dtype=object)
+    config = settings({"x": (FP64, 5)}, {"y": (INT64, 1)})
+    with pytest.warns(UserWarning, match="X does not have valid feature names"):
+        expected = named.predict(X)
+    for estimator in (named, Pipeline([("scale", plain), ("classify", named)])):
+        # Every warning is an error in these tests.
+        assert run(config, saved(tmp_path, estimator), {"x": X})["y"].shape == (len(X), 1)
+    assert run(config, saved(tmp_path, named), {"x": X})["y"].ravel().tolist() == expected.tolist()
+
+
+class Filters:
+    """Answers with the number of filters of warnings that it finds, each of which costs a forest time for each tree."""
+
+    def predict(self, rows):
+        return np.full((len(rows), 1), len(warnings.filters))
+
+
+def test_an_estimator_finds_no_further_filters_of_warnings():
+    config = settings({"x": (FP64, 5)}, {"y": (INT64, 1)})
+    instance = SklearnInstance(Filters(), config, {"y": "predict"})
+    assert instance.run({"x": X[:1]}, ["y"], context(1))["y"].item() == len(warnings.filters)
