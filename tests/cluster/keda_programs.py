@@ -82,12 +82,17 @@ class Keda:
             f"--client-ca-file={certificates / 'ca.crt'}",
             f"--tls-cert-file={certificates / 'tls.crt'}",
             f"--tls-private-key-file={certificates / 'tls.key'}",
+            # Without it, the adapter takes itself for a pod, and ends.
+            f"--lister-kubeconfig={login}",
             f"--authentication-kubeconfig={login}",
             f"--authorization-kubeconfig={login}",
         )
-        serve_group(cluster, EXTERNAL, NAMESPACE, SERVICE, ADAPTER_PORT)
-        for program in (operator, adapter):
-            program.check()
+
+        def check() -> None:
+            operator.check()
+            adapter.check()
+
+        serve_group(cluster, EXTERNAL, NAMESPACE, SERVICE, ADAPTER_PORT, check)
 
     def _serves_kinds(self) -> bool:
         try:

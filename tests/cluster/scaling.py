@@ -20,12 +20,22 @@ BUSY = "halimede_instance_busy_ratio"
 SEQUENCES = "halimede_sequences_open"
 METRICS_PORT = 8002
 
-ZEROS = "".join(f'{name}{{model="m",version="1"}} 0\n' for name in (QUEUE, EXECUTING, BUSY))
-# Answers every probe, and at the metrics' port what was posted there.
+NEVER = ("nv_inference_request_success", SEQUENCES)
+"""What stays 0: a played pod receives nothing new, however often it is looked at."""
+
+
+def page_of(**values: float | str) -> str:
+    """A page of metrics. values: of queue, executing, busy."""
+    names = {"queue": QUEUE, "executing": EXECUTING, "busy": BUSY}
+    shown = {names[each]: value for each, value in values.items()} | dict.fromkeys(NEVER, 0)
+    return "".join(f'{name}{{model="m",version="1"}} {value}\n' for name, value in shown.items())
+
+
+# Answers every probe, and shows the page of metrics that was posted last. The operator posts too, for the index.
 PLAYED_POD = f"""
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-page = [{ZEROS!r}]
+page = [{page_of(queue=0, executing=0, busy=0)!r}]
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         shown = page[0] if self.path == "/metrics" else "ready"
@@ -34,8 +44,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(shown.encode())
     def do_POST(self):
-        page[0] = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        self.send_response(200)
+        given = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if self.path == "/metrics":
+            page[0] = given
+        self.send_response(200 if self.path == "/metrics" else 404)
         self.end_headers()
     def log_message(self, *_):
         pass
@@ -78,15 +90,11 @@ class PlayedPods:
 
     def show(self, pod: str, **values: float | str) -> None:
         """The values of the pod's metrics from now on: queue, executing, busy; without any it has no metrics at all."""
-        names = {"queue": QUEUE, "executing": EXECUTING, "busy": BUSY}
-        lines = [f'{names[each]}{{model="m",version="1"}} {value}\n' for each, value in values.items()]
-        # A pod that received nothing new since it is looked at.
-        others = [f'{name}{{model="m",version="1"}} 0\n' for name in ("nv_inference_request_success", SEQUENCES)]
-        self.post(pod, "".join(lines + others if lines else ()))
+        self.post(pod, page_of(**values) if values else "")
 
     def post(self, pod: str, page: str) -> None:
         address = self._tenant.cluster.forward(f"pod/{pod}", METRICS_PORT, self._tenant.namespace)
-        request = urllib.request.Request(f"http://{address}/", page.encode(), method="POST")
+        request = urllib.request.Request(f"http://{address}/metrics", page.encode(), method="POST")
         urllib.request.urlopen(request, timeout=LIMIT_S).close()
 
     def show_all(self, **values: float | str) -> None:

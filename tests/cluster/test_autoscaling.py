@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from cluster.control import QUICK, HpaTiming
 from cluster.hpa_objects import autoscaler, pods_metric
 from cluster.installed import Platform, Tenant
 from cluster.metrics import ClusterPrometheus
-from cluster.models import START_LIMIT_S, apply
+from cluster.models import START_LIMIT_S, apply, model
 from cluster.scaling import History, OfferedLoad, PlayedPods, played_model
 from cluster.spaces import eventually
+from halimede_operator.core.api.spec import Preset
 from support.hpa_simulation import Served
 from support.served import add_python
 
@@ -276,49 +278,58 @@ return [pb.InferenceResponse([pb.Tensor("OUT", r.input_tensors()[0].as_numpy())]
 """
 
 
+ONE_LOAD = 2.4
+"""Requests per second that one pod can answer, with room."""
+NEEDED = Served(service_s=SLEEPS_S).needed(4 * ONE_LOAD)
+
+
+def follows(tenant: Tenant, name: str) -> str:
+    """Offer 1x, 4x and 1x to a model; return what its replicas did."""
+    address = tenant.cluster.forward(f"service/{name}", 8000, tenant.namespace)
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}
+
+    def has_capacity() -> bool:
+        return bool(tenant.get("deployment", name)["status"].get("readyReplicas", 0) >= NEEDED)
+
+    with OfferedLoad(address, "/v2/models/sleeps/infer", body) as load, History(tenant, name) as history:
+        load.offer(ONE_LOAD)
+        time.sleep(60)
+        assert history.values == [1], name
+        load.offer(4 * ONE_LOAD)
+        begun = time.monotonic()
+        eventually(lambda: max(history.values) >= NEEDED, f"{NEEDED} replicas of {name}", SCALE_LIMIT_S)
+        wanted_s = time.monotonic() - begun
+        eventually(has_capacity, f"capacity of {name}", 300)
+        ready_s = time.monotonic() - begun
+        time.sleep(90)
+        load.offer(ONE_LOAD)
+        eventually(lambda: history.values[-1] == 1, f"one replica of {name} again", 900)
+        counts = history.values
+        highest = counts.index(max(counts))
+        assert counts[: highest + 1] == sorted(counts[: highest + 1]), (name, counts)
+        assert counts[highest:] == sorted(counts[highest:], reverse=True), (name, counts)
+    return (
+        f"{name}: {NEEDED} wanted after {wanted_s:.0f} s, Ready after {ready_s:.0f} s; {counts}, answers {load.answers}"
+    )
+
+
 @pytest.mark.timeout(1500, func_only=True)
-@pytest.mark.parametrize("preset", ["queue", "concurrency", "gpu"])
 def test_replicas_follow_offered_load(
-    platform: Platform, tenant: Tenant, metrics: ClusterPrometheus, tmp_path: Path, preset: str
+    platform: Platform, tenant: Tenant, metrics: ClusterPrometheus, tmp_path: Path
 ) -> None:
-    """1x, 4x, 1x of a model that sleeps, with the timing of Kubernetes; the time to Ready is printed."""
+    """A model that sleeps, for each preset at the same time, with the timing of Kubernetes; the times are printed."""
     add_python(tmp_path, "sleeps", SLEEPS, max_batch_size=0, dims="4")
     uri = platform.store.put("sleeps", tmp_path / "sleeps")
-    one = 2.4
-    needed = Served(service_s=SLEEPS_S).needed(4 * one)
+    names = [str(preset) for preset in Preset]
     platform.cluster.set_autoscaling(HpaTiming())
-    document = {
-        "apiVersion": "halimede.dev/v1alpha1",
-        "kind": "InferenceModel",
-        "metadata": {"name": "sleeps"},
-        "spec": {"model": {"uri": uri}, "autoscaling": {"maxReplicas": 6, "preset": preset}},
-    }
     try:
-        apply(tenant, document)
-        tenant.wait_ready("im/sleeps", START_LIMIT_S)
-        address = tenant.cluster.forward("service/sleeps", 8000, tenant.namespace)
-        body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}
-        with OfferedLoad(address, "/v2/models/sleeps/infer", body) as load, History(tenant, "sleeps") as history:
-            load.offer(one)
-            time.sleep(60)
-            assert history.values == [1]
-            load.offer(4 * one)
-            begun = time.monotonic()
-            eventually(lambda: max(history.values) >= needed, f"{needed} replicas to be wanted", SCALE_LIMIT_S)
-            wanted_s = time.monotonic() - begun
-            eventually(
-                lambda: tenant.get("deployment", "sleeps")["status"].get("readyReplicas", 0) >= needed, "capacity", 300
-            )
-            print(
-                f"\n{preset}: {needed} replicas wanted after {wanted_s:.0f} s, Ready after {time.monotonic() - begun:.0f} s"
-            )
-            time.sleep(90)
-            load.offer(one)
-            eventually(lambda: history.values[-1] == 1, "one replica again", 900)
-            counts = history.values
-            highest = counts.index(max(counts))
-            assert counts[: highest + 1] == sorted(counts[: highest + 1]), counts
-            assert counts[highest:] == sorted(counts[highest:], reverse=True), counts
-            print(f"{preset}: {counts}, answers {load.answers}")
+        for name in names:
+            document = model(name, uri, autoscaling={"maxReplicas": 6, "preset": name})
+            document["spec"]["model"]["name"] = "sleeps"
+            apply(tenant, document)
+        for name in names:
+            tenant.wait_ready(f"im/{name}", START_LIMIT_S)
+        with ThreadPoolExecutor() as pool:
+            print("", *pool.map(lambda name: follows(tenant, name), names), sep="\n")
     finally:
         platform.cluster.set_autoscaling()
