@@ -31,11 +31,14 @@ def page_of(**values: float | str) -> str:
     return "".join(f'{name}{{model="m",version="1"}} {value}\n' for name, value in shown.items())
 
 
+ZEROS = page_of(queue=0, executing=0, busy=0)
 # Answers every probe, and shows the page of metrics that was posted last. The operator posts too, for the index.
 PLAYED_POD = f"""
+import os
+import signal
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-page = [{page_of(queue=0, executing=0, busy=0)!r}]
+page = [PAGE]
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         shown = page[0] if self.path == "/metrics" else "ready"
@@ -51,13 +54,14 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
     def log_message(self, *_):
         pass
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 threading.Thread(target=ThreadingHTTPServer(("", {METRICS_PORT}), Handler).serve_forever).start()
 ThreadingHTTPServer(("", 8000), Handler).serve_forever()
 """
 
 
-def played_model(name: str, uri: str, autoscaling: Object, **fields: Any) -> Object:
-    """An InferenceModel whose pods have no server, but metrics that `PlayedPods` sets. Each pod begins with zeros."""
+def played_model(name: str, uri: str, autoscaling: Object, *, page: str = ZEROS, **fields: Any) -> Object:
+    """An InferenceModel whose pods have no server, but metrics that `PlayedPods` sets. page: with which a pod begins."""
     return {
         "apiVersion": "halimede.dev/v1alpha1",
         "kind": "InferenceModel",
@@ -65,7 +69,7 @@ def played_model(name: str, uri: str, autoscaling: Object, **fields: Any) -> Obj
         "spec": {
             "model": {"uri": uri},
             "autoscaling": autoscaling,
-            "podTemplate": running(PLAYED_POD),
+            "podTemplate": running(PLAYED_POD.replace("PAGE", repr(page))),
             **fields,
         },
     }
