@@ -21,8 +21,11 @@ PROMETHEUS_PORT = 9090
 TARGETS_PORT = 9091
 PLAYED_PORT = 6444
 MONITORING = "monitoring"
-PROMETHEUS_URL = f"http://prometheus.{MONITORING}.svc:{PROMETHEUS_PORT}"
-"""For pods."""
+SERVED = (
+    f"--set=prometheus.url=http://prometheus.{MONITORING}.svc:{PROMETHEUS_PORT}",
+    "--set=metricsApi.enabled=Always",
+)
+"""Values with which the chart serves the metrics of this Prometheus."""
 API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 OBJECTS = {"inferencemodel": "halimede_dev_model", "modelensemble": "halimede_dev_ensemble"}
 """The target labels by which an object's pods are found, and the pods' own labels that they come from."""

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from typing import Any, Self
 
 from cluster.installed import Tenant
@@ -191,11 +192,10 @@ class OfferedLoad:
 
     async def _ask(self) -> None:
         """The status is counted; a broken connection under "lost"."""
-        try:
+        status = ""
+        with suppress(OSError):
             reader, writer = await asyncio.open_connection(*self._where)
-            writer.write(self._request)
-            status = (await reader.read()).partition(b" ")[2][:3].decode() or "lost"
-            writer.close()
-        except OSError:
-            status = "lost"
-        self.answers[status] = self.answers.get(status, 0) + 1
+            with closing(writer):
+                writer.write(self._request)
+                status = (await reader.read()).partition(b" ")[2][:3].decode()
+        self.answers[status or "lost"] = self.answers.get(status or "lost", 0) + 1
