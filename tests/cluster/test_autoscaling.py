@@ -229,7 +229,7 @@ def test_hpa_scales_to_zero(platform: Platform, tenant: Tenant, pods: PlayedPods
     by_hpa = {"maxReplicas": 6, "scaleToZero": {"idleFor": "10s", "zeroBy": "HPA"}}
     platform.cluster.set_autoscaling(QUICK, ["HPAScaleToZero=true"])
     try:
-        # Its pods have no metrics until they are set: with zeros the HPA takes them away at once.
+        # Its pods have no metrics until they are set: for zeros the HPA may take a pod away before others are set.
         apply(tenant, played_model(NAME, scaled, by_hpa, page=""))
         eventually(pods.running, "the first pod", START_LIMIT_S)
         with History(tenant, NAME) as history:
