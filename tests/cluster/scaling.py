@@ -4,9 +4,10 @@ import asyncio
 import json
 import subprocess
 import threading
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any, Self
 
 from cluster.installed import Tenant
@@ -165,7 +166,9 @@ class OfferedLoad:
         self._rate = 0.0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self.answers: dict[str, int] = {}
+        self.answered = 0
+        self.failed: list[str] = []
+        """The time and the cause of each request that was not answered with status 200."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -191,11 +194,18 @@ class OfferedLoad:
             await asyncio.wait(pending, timeout=LIMIT_S)
 
     async def _ask(self) -> None:
-        """The status is counted; a broken connection under "lost"."""
-        status = ""
-        with suppress(OSError):
+        try:
             reader, writer = await asyncio.open_connection(*self._where)
             with closing(writer):
                 writer.write(self._request)
-                status = (await reader.read()).partition(b" ")[2][:3].decode()
-        self.answers[status or "lost"] = self.answers.get(status or "lost", 0) + 1
+                answer = await reader.read()
+        except OSError as error:
+            self._fail(repr(error))
+            return
+        if answer.startswith(b"HTTP/1.1 200 "):
+            self.answered += 1
+        else:
+            self._fail(answer.decode(errors="replace")[-500:] or "no answer")
+
+    def _fail(self, why: str) -> None:
+        self.failed.append(f"{time.strftime('%H:%M:%S')} {why}")

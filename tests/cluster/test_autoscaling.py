@@ -281,7 +281,7 @@ SLEEPS_S = 0.25
 SLEEPS = f"""
 import time
 time.sleep({SLEEPS_S})
-return [pb.InferenceResponse([pb.Tensor("OUT", r.input_tensors()[0].as_numpy())]) for r in requests]
+return [answer(request) for request in requests]
 """
 
 
@@ -319,7 +319,8 @@ def follow(tenant: Tenant, preset: Preset) -> None:
         assert counts[: highest + 1] == sorted(counts[: highest + 1]), (name, counts)
         assert counts[highest:] == sorted(counts[highest:], reverse=True), (name, counts)
     times = f"{NEEDED} wanted after {wanted_s:.0f} s, Ready after {ready_s:.0f} s"
-    print(f"\n{name}: {times}; {counts}, answers {load.answers}")
+    print(f"\n{name}: {times}; {counts}, {load.answered} answers")
+    assert load.failed == []
 
 
 @pytest.mark.timeout(1500, func_only=True)
