@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, Self
@@ -109,6 +110,16 @@ class PlayedPods:
             list(pool.map(lambda pod: self.show(pod, **values), self.running()))
 
 
+def turns_of(values: Sequence[int]) -> list[int]:
+    """The first value, the last one, and those at which a rise and a fall meet. values: without repetitions.
+
+    The HPA asks for its metrics one after the other, so it may see new samples of one alone, and take two steps.
+    """
+    inner = zip(values, values[1:], values[2:], strict=False)
+    turns = [each for before, each, after in inner if (before < each) == (each > after)]
+    return [*values[:1], *turns, *values[1:][-1:]]
+
+
 class History:
     """Each value of a Deployment's `spec.replicas` during the `with`, as a watch reports it."""
 
@@ -146,6 +157,10 @@ class History:
         """Without repetitions."""
         seen = self._values[:]
         return [each for number, each in enumerate(seen) if number == 0 or each != seen[number - 1]]
+
+    @property
+    def turns(self) -> list[int]:
+        return turns_of(self.values)
 
     def _read(self) -> None:
         assert self._process
