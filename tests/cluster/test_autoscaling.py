@@ -64,7 +64,9 @@ def stays(history: History, *turns: int) -> None:
 
 
 def hpa_condition(tenant: Tenant, kind: str) -> dict[str, str]:
-    conditions = tenant.get("hpa", NAME).get("status", {}).get("conditions", [])
+    """{} while there is none, or no HPA."""
+    hpas = tenant.get("hpa", f"--field-selector=metadata.name={NAME}")["items"]
+    conditions = [each for hpa in hpas for each in hpa.get("status", {}).get("conditions", ())]
     return next((each for each in conditions if each["type"] == kind), {})
 
 
