@@ -11,8 +11,8 @@ from cluster.access import Cluster
 from cluster.faults import Faults
 from cluster.given import REGISTRY, GivenCluster
 from cluster.gpus import Gpus
-from cluster.installed import CHART, Platform, Tenant, provide_images
-from cluster.metrics import PROMETHEUS_URL, ClusterPrometheus, PlayedMetrics
+from cluster.installed import Platform, Tenant, provide_images
+from cluster.metrics import SERVED, ClusterPrometheus, PlayedMetrics
 from cluster.operators import Place, no_other_operator
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
@@ -170,13 +170,10 @@ def metrics(platform: Platform) -> Iterator[ClusterPrometheus]:
     """A Prometheus that scrapes every second, and the chart's metrics API that asks it."""
     prometheus = ClusterPrometheus(platform.cluster, interval_s=1)
     prometheus.start()
-    values = platform.values()
-    upgrade = ("upgrade", "halimede", str(CHART), *values)
-    sources = (f"--set=prometheus.url={PROMETHEUS_URL}", "--set=metricsApi.enabled=Always")
-    platform.cluster.helm(*upgrade, *sources, "--wait", "--timeout=2m", limit_s=150)
+    platform.upgrade(*SERVED)
     platform.cluster.kubectl(
         "wait", "--for=condition=Available", "apiservice/v1beta2.custom.metrics.k8s.io", "--timeout=60s"
     )
     yield prometheus
-    platform.cluster.helm(*upgrade, "--wait", "--timeout=2m", limit_s=150)
+    platform.upgrade()
     prometheus.stop()

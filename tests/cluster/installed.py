@@ -122,6 +122,11 @@ class Platform:
             raise AssertionError(f"{error}\n{found[-3000:]}\n{logs[-3000:]}") from None
         return platform
 
+    def upgrade(self, *values: str) -> None:
+        """Let helm give the operator these values, as `--set=NAME=VALUE`, beside its first ones, and no others."""
+        arguments = ("upgrade", "halimede", str(CHART), *self.values(), *values, "--wait", "--timeout=2m")
+        self.cluster.helm(*arguments, limit_s=150)
+
     def values(self) -> list[str]:
         """What is different from the chart's own: where it is, and what it gives."""
         chosen = {

@@ -56,7 +56,9 @@ class Keda:
         host = f"{SERVICE}.{NAMESPACE}.svc"
         control.authority.issue(host, "", host, "localhost", ADDRESS, "127.0.0.1").write(certificates / "tls")
         login = control.write_login("keda", "system:masters")
-        environment = ("env", f"KUBECONFIG={login}", f"POD_NAMESPACE={NAMESPACE}", "WATCH_NAMESPACE=")
+        # What a pod reads from its ServiceAccount's folder comes from variables here.
+        namespaces = (f"POD_NAMESPACE={NAMESPACE}", f"KEDA_CLUSTER_OBJECT_NAMESPACE={NAMESPACE}", "WATCH_NAMESPACE=")
+        environment = ("env", f"KUBECONFIG={login}", *namespaces)
         lead_to_control(cluster, NAMESPACE, SERVICE, ADAPTER_PORT)
         operator = control.space.start(
             "keda-operator",
@@ -82,12 +84,17 @@ class Keda:
             f"--client-ca-file={certificates / 'ca.crt'}",
             f"--tls-cert-file={certificates / 'tls.crt'}",
             f"--tls-private-key-file={certificates / 'tls.key'}",
+            # Without it, the adapter takes itself for a pod, and ends.
+            f"--lister-kubeconfig={login}",
             f"--authentication-kubeconfig={login}",
             f"--authorization-kubeconfig={login}",
         )
-        serve_group(cluster, EXTERNAL, NAMESPACE, SERVICE, ADAPTER_PORT)
-        for program in (operator, adapter):
-            program.check()
+
+        def check() -> None:
+            operator.check()
+            adapter.check()
+
+        serve_group(cluster, EXTERNAL, NAMESPACE, SERVICE, ADAPTER_PORT, check)
 
     def _serves_kinds(self) -> bool:
         try:

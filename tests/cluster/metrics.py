@@ -4,7 +4,7 @@ import base64
 import json
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,12 @@ PROMETHEUS_PORT = 9090
 TARGETS_PORT = 9091
 PLAYED_PORT = 6444
 MONITORING = "monitoring"
-PROMETHEUS_URL = f"http://prometheus.{MONITORING}.svc:{PROMETHEUS_PORT}"
-"""For pods."""
+SERVED = (
+    f"--set=prometheus.url=http://prometheus.{MONITORING}.svc:{PROMETHEUS_PORT}",
+    "--set=metricsApi.enabled=Always",
+)
+"""Values with which the chart serves the metrics of this Prometheus."""
+API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 OBJECTS = {"inferencemodel": "halimede_dev_model", "modelensemble": "halimede_dev_ensemble"}
 """The target labels by which an object's pods are found, and the pods' own labels that they come from."""
 
@@ -119,7 +123,7 @@ class PlayedMetrics:
         )
         eventually(self._socket.exists, "the played metrics", check=program.check)
         lead_to_control(self.cluster, MONITORING, "played-metrics", PLAYED_PORT)
-        serve_group(self.cluster, VERSION, MONITORING, "played-metrics", PLAYED_PORT)
+        serve_group(self.cluster, VERSION, MONITORING, "played-metrics", PLAYED_PORT, program.check)
 
     def stop(self) -> None:
         self.cluster.kubectl("delete", "apiservice", _api_name(VERSION))
@@ -148,10 +152,12 @@ def lead_to_control(cluster: OwnCluster, namespace: str, name: str, port: int) -
     })  # fmt: skip
 
 
-def serve_group(cluster: OwnCluster, version: str, namespace: str, service: str, port: int) -> None:
-    """Let the API server ask a Service for a version of an API, and wait until it does."""
+def serve_group(
+    cluster: OwnCluster, version: str, namespace: str, service: str, port: int, check: Callable[[], None]
+) -> None:
+    """Let the API server ask a Service for a version of an API, and wait until it does. check: that of its program."""
     group, _, number = version.partition("/")
-    cluster.api.create("/apis/apiregistration.k8s.io/v1/apiservices", {
+    cluster.api.create(API_SERVICES, {
         "metadata": {"name": _api_name(version)},
         "spec": {
             "group": group,
@@ -162,7 +168,12 @@ def serve_group(cluster: OwnCluster, version: str, namespace: str, service: str,
             "service": {"name": service, "namespace": namespace, "port": port},
         },
     })  # fmt: skip
-    cluster.kubectl("wait", "--for=condition=Available", "--timeout=60s", f"apiservice/{_api_name(version)}")
+
+    def is_available() -> bool:
+        found = cluster.api.get(f"{API_SERVICES}/{_api_name(version)}").get("status", {}).get("conditions", ())
+        return any((each["type"], each["status"]) == ("Available", "True") for each in found)
+
+    eventually(is_available, f"the API server to be served {version}", check=check)
 
 
 def _api_name(version: str) -> str:

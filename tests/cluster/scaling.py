@@ -4,8 +4,11 @@ import asyncio
 import json
 import subprocess
 import threading
+import time
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, Self
 
 from cluster.installed import Tenant
@@ -20,12 +23,25 @@ BUSY = "halimede_instance_busy_ratio"
 SEQUENCES = "halimede_sequences_open"
 METRICS_PORT = 8002
 
-ZEROS = "".join(f'{name}{{model="m",version="1"}} 0\n' for name in (QUEUE, EXECUTING, BUSY))
-# Answers every probe, and at the metrics' port what was posted there.
+NEVER = ("nv_inference_request_success", SEQUENCES)
+"""What stays 0: a played pod receives nothing new, however often it is looked at."""
+
+
+def page_of(**values: float | str) -> str:
+    """A page of metrics. values: of queue, executing, busy."""
+    names = {"queue": QUEUE, "executing": EXECUTING, "busy": BUSY}
+    shown = {names[each]: value for each, value in values.items()} | dict.fromkeys(NEVER, 0)
+    return "".join(f'{name}{{model="m",version="1"}} {value}\n' for name, value in shown.items())
+
+
+ZEROS = page_of(queue=0, executing=0, busy=0)
+# Answers every probe, and shows the page of metrics that was posted last. The operator posts too, for the index.
 PLAYED_POD = f"""
+import os
+import signal
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-page = [{ZEROS!r}]
+page = [PAGE]
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         shown = page[0] if self.path == "/metrics" else "ready"
@@ -34,18 +50,21 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(shown.encode())
     def do_POST(self):
-        page[0] = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        self.send_response(200)
+        given = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if self.path == "/metrics":
+            page[0] = given
+        self.send_response(200 if self.path == "/metrics" else 404)
         self.end_headers()
     def log_message(self, *_):
         pass
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 threading.Thread(target=ThreadingHTTPServer(("", {METRICS_PORT}), Handler).serve_forever).start()
 ThreadingHTTPServer(("", 8000), Handler).serve_forever()
 """
 
 
-def played_model(name: str, uri: str, autoscaling: Object, **fields: Any) -> Object:
-    """An InferenceModel whose pods have no server, but metrics that `PlayedPods` sets. Each pod begins with zeros."""
+def played_model(name: str, uri: str, autoscaling: Object, *, page: str = ZEROS, **fields: Any) -> Object:
+    """An InferenceModel whose pods have no server, but metrics that `PlayedPods` sets. page: with which a pod begins."""
     return {
         "apiVersion": "halimede.dev/v1alpha1",
         "kind": "InferenceModel",
@@ -53,7 +72,7 @@ def played_model(name: str, uri: str, autoscaling: Object, **fields: Any) -> Obj
         "spec": {
             "model": {"uri": uri},
             "autoscaling": autoscaling,
-            "podTemplate": running(PLAYED_POD),
+            "podTemplate": running(PLAYED_POD.replace("PAGE", repr(page))),
             **fields,
         },
     }
@@ -78,21 +97,27 @@ class PlayedPods:
 
     def show(self, pod: str, **values: float | str) -> None:
         """The values of the pod's metrics from now on: queue, executing, busy; without any it has no metrics at all."""
-        names = {"queue": QUEUE, "executing": EXECUTING, "busy": BUSY}
-        lines = [f'{names[each]}{{model="m",version="1"}} {value}\n' for each, value in values.items()]
-        # A pod that received nothing new since it is looked at.
-        others = [f'{name}{{model="m",version="1"}} 0\n' for name in ("nv_inference_request_success", SEQUENCES)]
-        self.post(pod, "".join(lines + others if lines else ()))
+        self.post(pod, page_of(**values) if values else "")
 
     def post(self, pod: str, page: str) -> None:
         address = self._tenant.cluster.forward(f"pod/{pod}", METRICS_PORT, self._tenant.namespace)
-        request = urllib.request.Request(f"http://{address}/", page.encode(), method="POST")
+        request = urllib.request.Request(f"http://{address}/metrics", page.encode(), method="POST")
         urllib.request.urlopen(request, timeout=LIMIT_S).close()
 
     def show_all(self, **values: float | str) -> None:
         """All at once, since the controller may look in between."""
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda pod: self.show(pod, **values), self.running()))
+
+
+def turns_of(values: Sequence[int]) -> list[int]:
+    """The first value, the last one, and those at which a rise and a fall meet. values: without repetitions.
+
+    The HPA asks for its metrics one after the other, so it may see new samples of one alone, and take two steps.
+    """
+    inner = zip(values, values[1:], values[2:], strict=False)
+    turns = [each for before, each, after in inner if (before < each) == (each > after)]
+    return [*values[:1], *turns, *values[1:][-1:]]
 
 
 class History:
@@ -133,6 +158,10 @@ class History:
         seen = self._values[:]
         return [each for number, each in enumerate(seen) if number == 0 or each != seen[number - 1]]
 
+    @property
+    def turns(self) -> list[int]:
+        return turns_of(self.values)
+
     def _read(self) -> None:
         assert self._process
         assert self._process.stdout
@@ -152,7 +181,9 @@ class OfferedLoad:
         self._rate = 0.0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self.answers: dict[str, int] = {}
+        self.answered = 0
+        self.failed: list[str] = []
+        """The time and the cause of each request that was not answered with status 200."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -178,12 +209,18 @@ class OfferedLoad:
             await asyncio.wait(pending, timeout=LIMIT_S)
 
     async def _ask(self) -> None:
-        """The status is counted; a broken connection under "lost"."""
         try:
             reader, writer = await asyncio.open_connection(*self._where)
-            writer.write(self._request)
-            status = (await reader.read()).partition(b" ")[2][:3].decode() or "lost"
-            writer.close()
-        except OSError:
-            status = "lost"
-        self.answers[status] = self.answers.get(status, 0) + 1
+            with closing(writer):
+                writer.write(self._request)
+                answer = await reader.read()
+        except OSError as error:
+            self._fail(repr(error))
+            return
+        if answer.startswith(b"HTTP/1.1 200 "):
+            self.answered += 1
+        else:
+            self._fail(answer.decode(errors="replace")[-500:] or "no answer")
+
+    def _fail(self, why: str) -> None:
+        self.failed.append(f"{time.strftime('%H:%M:%S')} {why}")

@@ -7,24 +7,26 @@ import pytest
 from cluster.control import ADDRESS
 from cluster.installed import Platform, Tenant
 from cluster.keda_programs import Keda
-from cluster.metrics import PROMETHEUS_PORT, ClusterPrometheus
+from cluster.metrics import PROMETHEUS_PORT, SERVED, ClusterPrometheus
 from cluster.models import START_LIMIT_S, apply
 from cluster.scaling import History, PlayedPods, played_model
 from cluster.spaces import eventually
 
 NAME = "played"
-POLLED_S = 120.0
-"""KEDA asks every 15 seconds."""
+POLLED_S = 180.0
+"""KEDA asks every 15 seconds, and the operator looks every minute whether there is a KEDA."""
 
 pytestmark = [pytest.mark.keda, pytest.mark.timeout(900, func_only=True)]
 
 
 @pytest.fixture(scope="module")
 def keda(platform: Platform, metrics: ClusterPrometheus) -> Iterator[Keda]:
+    platform.upgrade(*SERVED, "--set=rbac.keda=true")
     keda = Keda(platform.cluster)
     keda.start()
     yield keda
     keda.stop()
+    platform.upgrade(*SERVED)
 
 
 def test_keda_scales_up_and_to_zero_and_back(tenant: Tenant, keda: Keda, scaled: str) -> None:

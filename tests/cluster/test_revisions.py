@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.installed import CHART, Platform, Tenant
+from cluster.installed import Platform, Tenant
 from cluster.models import QUESTION, START_LIMIT_S, Object, apply, model
 from cluster.spaces import eventually
 from support.models import add_scaled
@@ -29,15 +29,10 @@ def tripled(platform: Platform, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def upgrade(platform: Platform) -> Iterator[Callable[[str], None]]:
+def upgrade(platform: Platform) -> Iterator[Callable[..., None]]:
     """Upgrades the operator with one changed value of the chart; after the test it has its values again."""
-
-    def change(*values: str) -> None:
-        arguments = ("upgrade", "halimede", str(CHART), *platform.values(), *values, "--wait", "--timeout=2m")
-        platform.cluster.helm(*arguments, limit_s=150)
-
-    yield change
-    change()
+    yield platform.upgrade
+    platform.upgrade()
 
 
 def test_a_failed_update_is_rolled_back_and_the_fix_goes_live(

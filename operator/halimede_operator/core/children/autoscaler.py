@@ -3,6 +3,7 @@
 Both HPAs have the same name, so that there cannot be two of them. KEDA copies the labels of a ScaledObject to its HPA.
 """
 
+from halimede_operator.core.api.quantities import quantity
 from halimede_operator.core.api.spec import Autoscaling, Json, Key, Provider, ZeroBy
 from halimede_operator.core.autoscaling.presets import BEHAVIOR, IN_USE, goals_of, object_metric, pod_metric, promql
 from halimede_operator.core.children.metadata import metadata
@@ -75,7 +76,7 @@ def _scaled_object(key: Key, uid: str, scaling: Autoscaling) -> Json:
             "metadata": {
                 "serverAddress": scaling.prometheus_address or "",
                 "query": promql(goal.metric, key),
-                "threshold": goal.target,
+                "threshold": _number(goal.target),
                 "activationThreshold": "0",
                 # No result is an error, and not 0: then nothing is scaled down.
                 "ignoreNullValues": "false",
@@ -100,6 +101,14 @@ def _scaled_object(key: Key, uid: str, scaling: Autoscaling) -> Json:
             "triggers": triggers,
         },
     }
+
+
+def _number(target: str) -> str:
+    """A quantity as KEDA reads numbers: it knows no units, such as that of 800m."""
+    amount = quantity(target)
+    if amount is None:
+        raise ValueError(f"{target!r} is no quantity")
+    return str(amount.numerator if amount.denominator == 1 else float(amount))
 
 
 def _bounds(scaling: Autoscaling) -> Json:

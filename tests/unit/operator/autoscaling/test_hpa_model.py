@@ -70,6 +70,17 @@ def test_only_the_one_that_went_to_zero_comes_back() -> None:
     assert found.decide(spec, running(), some, now_s=30) == 0
 
 
+def test_a_pod_that_somebody_starts_goes_at_its_first_zero() -> None:
+    # After an hour at 0 no recommendation above 0 is left in the window.
+    behavior = Behavior.parse({"scaleDown": {"stabilizationWindowSeconds": 600}})
+    spec = Autoscaler((Metric("waiting", 4000, Kind.AVERAGE),), 10, min_replicas=0, behavior=behavior)
+    controller = Controller(can_scale_to_zero=True)
+    assert [controller.decide(spec, running("a"), {"waiting": 0}, now_s=at) for at in (0, 590, 610)] == [1, 1, 0]
+    assert controller.decide(spec, running(), {"waiting": None}, now_s=4000) == 0
+    assert controller.decide(spec, running("b"), {"waiting": None}, now_s=4015) == 1
+    assert controller.decide(spec, running("b"), {"waiting": 0}, now_s=4030) == 0
+
+
 def test_behavior_limits_each_period_not_each_sync() -> None:
     samples = {"load": {"a": 400_000}}
     free = Autoscaler((Metric("load", 4000),), max_replicas=100)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from halimede_operator.core.api.spec import Autoscaling, Preset, Provider, ScaleToZero, Workload, ZeroBy
 from halimede_operator.core.autoscaling.presets import BEHAVIOR
 from halimede_operator.core.children.autoscaler import scaler
@@ -80,6 +82,14 @@ def test_scaled_object_of_a_preset():
         assert trigger["metadata"]["serverAddress"] == "http://prometheus:9090"
         assert trigger["metadata"]["ignoreNullValues"] == "false"
         assert 'namespace="prod",inferencemodel="bert"' in trigger["metadata"]["query"]
+
+
+@pytest.mark.parametrize(
+    ("target", "threshold"), [("4", "4"), ("700m", "0.7"), ("1.50", "1.5"), ("2k", "2000"), ("1e3", "1000")]
+)
+def test_thresholds_of_keda_are_numbers_without_units(target, threshold):
+    first, busy = keda(target=target)["triggers"]
+    assert (first["metadata"]["threshold"], busy["metadata"]["threshold"]) == (threshold, "0.8")
 
 
 def test_keda_takes_the_last_pod_only_from_an_unused_object():
