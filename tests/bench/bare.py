@@ -7,7 +7,6 @@ reads lines of JSON, executions by batch size, and prints the seconds that it to
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ import frameworks
 TARGET_MS = 7.0
 LEAST_MS, MOST_MS = 5.5, 9.0
 """Within the 5 to 10 ms of the goal also when the machine's speed changes a little."""
-TRIES = 6
+TRIES = 4
 RUNS = 25
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -67,7 +66,7 @@ class Bare:
 
 
 def batch_ms(framework: frameworks.Framework, call: frameworks.Call) -> float:
-    """Median milliseconds of a full batch."""
+    """Milliseconds of a full batch that nothing disturbs: the least of several."""
     x = framework.inputs(framework.batch)
     call(x)
     taken = []
@@ -75,21 +74,24 @@ def batch_ms(framework: frameworks.Framework, call: frameworks.Call) -> float:
         start = time.perf_counter()
         call(x)
         taken.append(time.perf_counter() - start)
-    return statistics.median(taken) * 1000
+    return min(taken) * 1000
 
 
 def sized(framework: frameworks.Framework, path: Path) -> tuple[frameworks.Call, int, float]:
-    """Write the model with the size that takes about TARGET_MS for a full batch; its call, size and time."""
+    """Write the model with the size that takes about TARGET_MS for a full batch; its call, size and time.
+
+    The last try counts even if the machine is so busy that none is between LEAST_MS and MOST_MS.
+    """
     size = framework.first_size
-    for _ in range(TRIES):
+    for attempt in range(TRIES):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         framework.write(size, path)
         call = framework.open(path)
         taken_ms = batch_ms(framework, call)
-        if LEAST_MS <= taken_ms <= MOST_MS:
-            return call, size, taken_ms
+        if LEAST_MS <= taken_ms <= MOST_MS or attempt == TRIES - 1:
+            break
         size = max(1, round(size * TARGET_MS / taken_ms))
-    raise RuntimeError(f"no size of {framework.backend} takes {LEAST_MS} to {MOST_MS} ms: {size} takes {taken_ms}")
+    return call, size, taken_ms
 
 
 def main(name: str, path: str) -> None:

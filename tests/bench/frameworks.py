@@ -220,6 +220,7 @@ def _tensorflow() -> Any:
     os.environ["ENABLE_RUNTIME_UPTIME_TELEMETRY"] = "0"
     import tensorflow as tf
 
+    tf.get_logger().setLevel("ERROR")
     # The threads belong to the process and are made once, for the first graph that runs in it.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
