@@ -54,6 +54,7 @@ def claims() -> list[str]:
         f"With {waiting} waiting requests, `queue` asks for {math.ceil(waiting / of_queue)} pods.",
         f"{pods} pods that are busy for {busy} % ask for "
         f"ceil({pods} × {busy / 100:g} / {of_busy:g}) = {math.ceil(pods * busy / 100 / of_busy)}",
+        f"one decision asks for at most 1 / {target(Preset.GPU):g} times the pods",
         f"when its metrics have asked for it for {up['stabilizationWindowSeconds']} s",
         f"at most to {WORDS[UP_FACTOR]}, or by {UP_MINIMUM} pods, within 15 s",
         f"At most {policy['value']} % of the pods go within {policy['periodSeconds']} s, "

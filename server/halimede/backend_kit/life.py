@@ -16,7 +16,7 @@ from halimede.backend_kit.requests import difference
 from halimede.backend_kit.results import GIVE_REQUESTS, refused_alone
 from halimede.backend_kit.subject import NotTried, Runs, Subject, Wrong, answered, artifact_bytes, on_thread
 from halimede.core.types import InferenceError, InferenceRequest, Tensor
-from halimede.runtime.malloc import release_free_memory
+from halimede.runtime.malloc import allocated_bytes, release_free_memory
 
 INSTANCES = 4
 RUNS = 10
@@ -137,9 +137,9 @@ def check_cycles(subject: Subject) -> str:
         on_thread(cycle)
         held.append(_held())
     advice = "free in the `close` of the instance and of the model what they hold"
-    threads, descriptors, _ = (new - old for new, old in zip(held[-1], held[0], strict=True))
+    threads, descriptors = (held[-1][at] - held[0][at] for at in (0, 1))
     # The median: memory of others that this process frees in one cycle must not hide a leak of each.
-    per_cycle = int(median(new[2] - old[2] for old, new in pairwise(held)))
+    per_cycle = max(int(median(new[at] - old[at] for old, new in pairwise(held))) for at in (2, 3))
     if threads >= subject.cycles // 2:
         raise Wrong(f"{subject.cycles} loads and unloads leave {threads} threads", advice)
     if descriptors >= subject.cycles // 2:
@@ -149,8 +149,9 @@ def check_cycles(subject: Subject) -> str:
     return f"{subject.cycles} loads and unloads keep nothing (threads {threads:+}, descriptors {descriptors:+})"
 
 
-def _held() -> tuple[int, int, int]:
-    """Threads, descriptors and resident bytes of this process."""
+def _held() -> tuple[int, int, int, int]:
+    """Threads, descriptors, resident bytes and allocated bytes of this process. Pages of files come and go, and do not
+    count."""
     gc.collect()
     release_free_memory()
     deadline = time.monotonic() + 1
@@ -159,8 +160,12 @@ def _held() -> tuple[int, int, int]:
     while time.monotonic() < deadline and (now := len(os.listdir("/proc/self/task"))) < count:
         count = now
         time.sleep(0.05)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return count, len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
+    sizes_kib = [
+        int(line.split()[1])
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(("RssAnon:", "RssShmem:"))
+    ]
+    return count, len(os.listdir("/proc/self/fd")), sum(sizes_kib) << 10, allocated_bytes()
 
 
 def check_process(subject: Subject) -> str:
