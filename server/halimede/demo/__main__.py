@@ -280,7 +280,7 @@ def table(drives: dict[str, Drive], digits: NDArray[np.int64], outside: NDArray[
         shown.add_column(name, justify="right")
     shown.add_column(BATCHES)
     for protocol, each in drives.items():
-        shown.add_row(protocol, *cells(each, digits, outside))
+        shown.add_row(protocol, *cells(each, digits, outside), batch_text(each.batches))
     return shown
 
 
@@ -294,7 +294,6 @@ def frameworks_table(measured: Mapping[str, tuple[Drive, NDArray[np.float32]]], 
         shown.add_column(name)
     for name in MEASURES:
         shown.add_column(name, justify="right")
-    shown.add_column(BATCHES)
     for each in frameworks.FRAMEWORKS:
         if each.title in measured:
             shown.add_row(each.title, each.backend, *cells(measured[each.title][0], digits, measured[each.title][1]))
@@ -314,7 +313,6 @@ def cells(driven: Drive, digits: NDArray[np.int64], outside: NDArray[np.float32]
         f"{len(driven.answers) / driven.wall_s:.0f}",
         f"{p50_ms:.2f}",
         f"{p99_ms:.2f}",
-        batch_text(driven.batches),
     ]
 
 
