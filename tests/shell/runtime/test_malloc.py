@@ -30,5 +30,6 @@ MIB = 1 << 20
 def test_allocated_and_freed_memory_of_threads_is_counted() -> None:
     got = subprocess.check_output([sys.executable, "-c", CODE], text=True, timeout=60)
     allocated, freed = map(int, got.split())
-    assert 8 * MIB <= allocated < 9 * MIB
-    assert 8 * MIB <= freed < 9 * MIB
+    # The interpreter allocates some KiB meanwhile.
+    assert 7 * MIB < allocated < 9 * MIB
+    assert 7 * MIB < freed < 9 * MIB
