@@ -64,7 +64,7 @@ def stays(history: History, *turns: int) -> None:
 
 
 def hpa_condition(tenant: Tenant, kind: str) -> dict[str, str]:
-    """{} while there is none, or no HPA."""
+    """The HPA's condition of this type; an empty one if the HPA or the condition does not exist."""
     hpas = tenant.get("hpa", f"--field-selector=metadata.name={NAME}")["items"]
     conditions = [each for hpa in hpas for each in hpa.get("status", {}).get("conditions", ())]
     return next((each for each in conditions if each["type"] == kind), {})

@@ -177,7 +177,7 @@ def check_files(config: ModelConfig, name: str, targets: Collection[str], versio
     if not wanted or config.cc_model_filenames or config.runtime:
         return
     for version in sorted(inside):
-        if not any(name.partition("/")[0] in inside[version] for name in wanted):
+        if not any(file.partition("/")[0] in inside[version] for file in wanted):
             there = named(sorted(inside[version])) or "nothing"
             listed = " or ".join(wanted)
             text = f"version {version} has no {listed}, which backend {found.backend} loads; it has {there}"
