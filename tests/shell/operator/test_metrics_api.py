@@ -120,11 +120,8 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         with shown(request.config), http_server(pods.respond) as url:
             stack = start_prometheus(pods.configuration(url), folder)
             with stack as prometheus, metrics_api(cluster, prometheus.url, folder) as api:
-                # All pods are scraped, and those with rates twice.
-                api.until(lambda: len(prometheus.query("up == 1")) == len(pods.targets))
-                api.until(
-                    lambda: bool(prometheus.query('rate(halimede_queue_duration_seconds_sum{pod="waiting-0"}[1m]) > 0'))
-                )
+                # A rate needs two scrapes.
+                api.until(lambda: len(prometheus.query("sum_over_time(up[1m]) >= 2")) == len(pods.targets))
                 yield World(cluster, prometheus, api, as_user(api, cluster, HPA, "system:authenticated"))
     except Unavailable as why:
         pytest.skip(str(why))

@@ -14,9 +14,6 @@ from support.operator_harness import DIGITS, SPEC, Harness
 from support.operator_processes import running
 from support.operator_watches import Watched, a_few, run
 
-# kopf is stopped here while it starts to handle the objects of a list, and drops what it has not started.
-pytestmark = pytest.mark.filterwarnings("ignore:.*coroutine object worker:pytest.PytestUnraisableExceptionWarning")
-
 GROUP = "resource.k8s.io"
 TEMPLATES = rf"GET /apis/{GROUP}/v1/resourceclaimtemplates"
 LABELS = {"app.kubernetes.io/managed-by": "halimede-operator"}
