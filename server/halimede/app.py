@@ -24,8 +24,9 @@ from halimede.core.inventory import Inventory
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.policy import StartHold
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.frontends.grpc.options import Tls, Transport
+from halimede.core.types import InferenceError
+from halimede.front_processes.pool import FrontProcesses, wanted_processes
+from halimede.front_processes.services import access_log_of, make_grpc, make_http
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
@@ -52,7 +53,7 @@ from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.runtime.watcher import watch
-from halimede.settings import AccessLevel, ModelControlMode, Settings
+from halimede.settings import ModelControlMode, Settings
 from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, failed_loads, model_rows, option_rows
 from halimede.termination import write_message
 from halimede.workers.launcher import Launcher
@@ -180,11 +181,16 @@ class App:
             control_mode=settings.model_control_mode,
             strict_readiness=settings.strict_readiness,
             metrics_config=settings.metrics_config,
-            dropped_log_lines=dropped_lines,
+            dropped_log_lines=self._dropped_lines,
             custom_metrics=services.metrics,
             inventory=self._inventory,
         )
         services.models = self._core
+        self._fronts: FrontProcesses | None = None
+        processes = wanted_processes(settings)
+        if processes > 1 and (settings.allow_http or settings.allow_grpc):
+            self._fronts = FrontProcesses(processes, self._core, settings, self._launcher)
+            self._core.on_models_changed(self._fronts.page.note_change)
         self._http: HttpServer | None = None
         self._grpc: GrpcServer | None = None
         self._metrics: MetricsServer | None = None
@@ -198,34 +204,14 @@ class App:
         if (printed := divert_cxx_streams()) is not None:
             self._native = OutputReader(printed, "native", {}, asyncio.get_running_loop())
         settings = self._settings
-        access_log = None
-        if settings.log_access is not AccessLevel.OFF:
-            access_log = AccessLog(admits_access, log_access, successes=settings.log_access is AccessLevel.ALL)
-        if settings.allow_http:
-            self._http = HttpServer(
-                self._core,
-                max_input_size=settings.http_max_input_size,
-                log=log.error,
-                restricted=settings.http_restricted_api,
-                forward=settings.http_header_forward_pattern,
-            )
-            if settings.log_verbose:
-                self._http.log_requests(log.debug)
-            if access_log is not None:
-                self._http.log_access(access_log)
-            port = await self._http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
-            self._places["HTTPService"] = _place(settings.http_address, port)
-        if settings.allow_grpc:
-            self._grpc = GrpcServer(
-                self._core,
-                _transport(settings),
-                restricted=settings.grpc_restricted_protocol,
-                forward=settings.grpc_header_forward_pattern,
-                max_response_pool_size=settings.grpc_max_response_pool_size,
-                access_log=access_log,
-            )
-            port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
-            self._places["GRPCInferenceService"] = _place(settings.grpc_address, port)
+        access_log = access_log_of(settings)
+        if self._fronts is not None:
+            if settings.allow_http:
+                self._places["HTTPService"] = _place(settings.http_address, self._fronts.bind_http())
+            if settings.allow_grpc:
+                self._places["GRPCInferenceService"] = _place(settings.grpc_address, self._fronts.bind_grpc())
+        else:
+            await self._listen_here(access_log)
         if settings.allow_metrics:
             self._metrics = MetricsServer(self._core.render_metrics, log=log.error)
             if settings.log_verbose:
@@ -237,9 +223,23 @@ class App:
             self._places["Metrics Service"] = _place(settings.metrics_address, port)
         if self._grpc is not None:
             self._grpc.start()
+        if self._fronts is not None:
+            await self._fronts.start()
         for service, place in self._places.items():
             log.info("%s listens at %s", service, place)
         self._sampler.start()
+
+    async def _listen_here(self, access_log: AccessLog | None) -> None:
+        """Serve HTTP and gRPC in this process."""
+        settings = self._settings
+        if settings.allow_http:
+            self._http = make_http(settings, self._core, access_log)
+            port = await self._http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
+            self._places["HTTPService"] = _place(settings.http_address, port)
+        if settings.allow_grpc:
+            self._grpc = make_grpc(settings, self._core, access_log)
+            port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
+            self._places["GRPCInferenceService"] = _place(settings.grpc_address, port)
 
     async def serve(self) -> int:
         """Load the models, serve until a signal, drain; 1 if a model failed under `--exit-on-error` or time ran out."""
@@ -278,7 +278,7 @@ class App:
         self._sampler.stop()
         if self._native is not None:
             self._native.close()
-        fronts = (self._http, self._grpc, self._metrics)
+        fronts = (self._http, self._grpc, self._fronts, self._metrics)
         closing: list[Awaitable[None]] = [front.close() for front in fronts if front is not None]
         # No need to wait for its end: the processes that it started end with this process.
         closing.append(run_in_thread("close-launcher", self._launcher.close))
@@ -316,10 +316,18 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         # Sent by log rotation.
-        loop.add_signal_handler(signal.SIGHUP, reopen)
+        loop.add_signal_handler(signal.SIGHUP, self._reopen_log)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             # By default these signals end the process. A handler and not SIG_IGN, which child processes would inherit.
             loop.add_signal_handler(number, _ignore)
+
+    def _reopen_log(self) -> None:
+        reopen()
+        if self._fronts is not None:
+            self._fronts.reopen_log()
+
+    def _dropped_lines(self) -> int:
+        return dropped_lines() + (self._fronts.dropped_lines() if self._fronts is not None else 0)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -333,6 +341,8 @@ class App:
             yield self._http.drain()
         if self._grpc is not None:
             yield self._grpc.drain()
+        if self._fronts is not None:
+            yield self._fronts.drain()
 
     def _requests_in_flight(self) -> str:
         busy, _ = self._lifecycle.busy()
@@ -349,6 +359,8 @@ class App:
             self._http.send_away()
         if self._grpc is not None:
             self._grpc.send_away()
+        if self._fronts is not None:
+            self._fronts.send_away()
         await asyncio.sleep(delay_secs)
 
     async def _drain(self, delay_secs: float) -> int:
@@ -423,39 +435,3 @@ def _log_measured_devices(settings: Settings, inventory: Inventory) -> None:
             log.info("Collecting metrics for GPU %d: %s", device.index, device.name)
     if settings.allow_cpu_metrics:
         log.info("Collecting CPU metrics")
-
-
-def _transport(settings: Settings) -> Transport:
-    return Transport(
-        reuse_port=settings.reuse_grpc_port,
-        max_message_bytes=settings.grpc_max_input_size,
-        tls=_tls(settings),
-        compression_level=settings.grpc_infer_response_compression_level.value,
-        keepalive_time=settings.grpc_keepalive_time,
-        keepalive_timeout=settings.grpc_keepalive_timeout,
-        keepalive_permit_without_calls=settings.grpc_keepalive_permit_without_calls,
-        http2_min_recv_ping_interval_without_data=settings.grpc_http2_min_recv_ping_interval_without_data,
-        http2_max_ping_strikes=settings.grpc_http2_max_ping_strikes,
-        max_connection_age=settings.grpc_max_connection_age,
-        max_connection_age_grace=settings.grpc_max_connection_age_grace,
-        stall_secs=settings.grpc_stall_timeout_secs,
-    )
-
-
-def _tls(settings: Settings) -> Tls | None:
-    if not settings.grpc_use_ssl:
-        return None
-    return Tls(
-        _read_pem("--grpc-server-cert", settings.grpc_server_cert),
-        _read_pem("--grpc-server-key", settings.grpc_server_key),
-        _read_pem("--grpc-root-cert", settings.grpc_root_cert) if settings.grpc_use_ssl_mutual else None,
-    )
-
-
-def _read_pem(flag: str, path: Path | None) -> bytes:
-    if path is None:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"{flag} is required with --grpc-use-ssl")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"{flag}: '{path}' cannot be read: {error.strerror}") from None

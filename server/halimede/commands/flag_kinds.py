@@ -1,6 +1,7 @@
 """The forms that the values of flags have: how each is shown in --help, and how it is read."""
 
 from enum import Enum
+from pathlib import Path
 
 from halimede.commands.flag import FlagKind
 from halimede.commands.readers import (
@@ -33,6 +34,23 @@ from halimede.commands.readers import (
 from halimede.settings import AccessLevel, CompressionLevel, LogFormat, ModelControlMode
 
 
+def as_written(value: object) -> str:
+    """A setting in its command line form; "" for one that has none."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case Enum():
+            return str(value.value)
+        case float():
+            return f"{value:g}"
+        case (major, minor):
+            return f"{major}.{minor}"
+        case int() | str() | Path():
+            return str(value)
+        case _:
+            return ""
+
+
 class PollMode(Enum):
     """A mode of Triton's that is parsed only to refuse it by name."""
 
@@ -53,6 +71,7 @@ ADDRESS = FlagKind("ADDRESS", read_address)
 PORT = FlagKind("PORT", integer_reader(0, 65535))
 COUNT = FlagKind("COUNT", integer_reader(1, INT32_MAX))
 COUNT_OR_NONE = FlagKind("COUNT", integer_reader(0, INT32_MAX))
+PROCESSES = FlagKind("COUNT", integer_reader(0, 64))
 BYTES = FlagKind("BYTES", integer_reader(1, INT64_MAX))
 BYTES_OR_NONE = FlagKind("BYTES", integer_reader(0, INT64_MAX))
 MESSAGE_BYTES = FlagKind("BYTES", integer_reader(1, INT32_MAX))

@@ -9,7 +9,6 @@ protects something is honoured or refused, never ignored. The parser, --help and
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from halimede.commands.flag import Combine, Flag, FlagKind, FlagTreatment, last
@@ -46,6 +45,7 @@ from halimede.commands.flag_kinds import (
     PATTERN,
     PORT,
     PORT_RANGE,
+    PROCESSES,
     RATE_LIMIT,
     RATE_RESOURCE,
     REPOSITORY,
@@ -60,6 +60,7 @@ from halimede.commands.flag_kinds import (
     VERBOSITY,
     WHOLE_SECONDS,
     PollMode,
+    as_written,
 )
 from halimede.commands.readers import Setting, merge_backend_options, merge_restrictions
 from halimede.settings import Settings
@@ -68,23 +69,6 @@ TRITON_VERSION = "2.51.0"
 """The version of Triton that this server is compatible with: clients that check it require at least some 2.x."""
 
 DEFAULTS = Settings()
-
-
-def _as_written(value: object) -> str:
-    """A setting in its command line form."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case Enum():
-            return str(value.value)
-        case float():
-            return f"{value:g}"
-        case (major, minor):
-            return f"{major}.{minor}"
-        case int() | str() | Path():
-            return str(value)
-        case _:
-            return ""
 
 
 def _honoured(
@@ -99,7 +83,7 @@ def _honoured(
 ) -> Flag:
     """A flag that sets the field of its own name, or `field`, and has that field's default."""
     field = field or name.removeprefix("--").replace("-", "_")
-    default = _as_written(getattr(DEFAULTS, field))
+    default = as_written(getattr(DEFAULTS, field))
     return Flag((name,), kind, text, default=default, field=field, combine=combine, treat=treat, why=why)
 
 
@@ -278,6 +262,11 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "--exit-timeout-secs",
             SECONDS_OR_NONE,
             "How long a stop waits for requests in flight, after the drain delay.",
+        ),
+        _honoured(
+            "--frontend-processes",
+            PROCESSES,
+            "Processes that accept, parse and answer: 1 for the server's own, 0 for 1 below 4 cores, 2 below 16, else 4.",
         ),
     ),
     "HTTP": (

@@ -7,6 +7,7 @@ handler in a loop when it has lost its reserve; asyncio stops for a second and l
     OPEN     accepts connections, some per turn of the loop
     OPEN without descriptors: a reserved descriptor takes one connection at a time and answers that it is refused
     PAUSED   the reserve is used too, or the socket failed: no accepting for RETRY_S      -> OPEN
+    YIELDING another process has fewer connections: no accepting for YIELD_S, then one -> OPEN
     CLOSED   by `close`
 """
 
@@ -20,6 +21,8 @@ from contextlib import suppress
 from halimede.frontends.sockets import BACKLOG
 
 RETRY_S = 0.05
+YIELD_S = 0.002
+"""How long a connection is left to a process with fewer ones."""
 MORE_FILES = "a larger `ulimit -n` is right"
 _PER_TURN = 64
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
@@ -58,8 +61,14 @@ class ConnectionAcceptor:
     """
 
     def __init__(
-        self, sock: socket.socket, take: Callable[[socket.socket], None], on_shortage: Callable[[str], bytes]
+        self,
+        sock: socket.socket,
+        take: Callable[[socket.socket], None],
+        on_shortage: Callable[[str], bytes],
+        is_ours: Callable[[], bool] | None = None,
     ) -> None:
+        """`is_ours` is for a socket that several processes have: whether this one should take the next connection."""
+        self._is_ours = is_ours
         self._sock = sock
         self._take = take
         self._on_shortage = on_shortage
@@ -71,7 +80,7 @@ class ConnectionAcceptor:
     def accept_all(self) -> None:
         """Accept every connection in the kernel's queue."""
         for _ in range(BACKLOG + 1):
-            if self._retry is not None or not self._accept_one():
+            if (self._retry is not None and self._is_ours is None) or not self._accept_one():
                 return
 
     def close(self) -> None:
@@ -87,6 +96,13 @@ class ConnectionAcceptor:
             os.close(self._reserve)
 
     def _accept_some(self) -> None:
+        if self._is_ours is not None:
+            # One at a time, so that the counts are right when the next one comes.
+            if self._is_ours():
+                self._accept_one()
+            else:
+                self._stop_for(YIELD_S)
+            return
         for _ in range(_PER_TURN):
             if not self._accept_one():
                 return
@@ -130,11 +146,19 @@ class ConnectionAcceptor:
     def _pause(self, reason: str) -> None:
         """Stop accepting for RETRY_S: the loop would call again at once, without effect."""
         self._on_shortage(reason)
+        self._stop_for(RETRY_S)
+
+    def _stop_for(self, secs: float) -> None:
         self._loop.remove_reader(self._sock)
-        self._retry = self._loop.call_later(RETRY_S, self._resume)
+        self._retry = self._loop.call_later(secs, self._resume)
 
     def _resume(self) -> None:
         self._retry = None
+        if self._is_ours is not None:
+            # The processes with fewer connections are busy, or gone.
+            self._accept_one()
+        if self._retry is not None:
+            return
         if self._reserve is None:
             self._reserve = _open_reserve()
         self._loop.add_reader(self._sock, self._accept_some)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from halimede.frontends.accept import MORE_FILES, ConnectionAcceptor, refuse_connection
 from halimede.frontends.sockets import SocketFile
+from halimede.frontends.totals import PortTotals
 
 FAULT_LOG_S = 10.0
 """Minimum interval of log lines about a fault that every connection would repeat."""
@@ -79,9 +80,11 @@ class Port:
         unsent_bytes: Callable[[], int],
         refusal: bytes = b"",
         tls: ssl.SSLContext | None = None,
+        totals: PortTotals | None = None,
     ) -> None:
         """`service` is the name in log lines; `unsent_bytes` gives the total of all connections. A connection that is
-        refused gets `refusal`; with `tls` it is only closed."""
+        refused gets `refusal`; with `tls` it is only closed. With `totals`, limits hold over all front-end
+        processes."""
         self.limits = limits
         self._make_connection = make_connection
         self.service = service
@@ -89,6 +92,7 @@ class Port:
         self._unsent_bytes = unsent_bytes
         self._refusal = b"" if tls is not None else refusal
         self._tls = tls
+        self._totals = totals
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -115,7 +119,8 @@ class Port:
         self._files = [file for sock in sockets if (file := SocketFile.of(sock)) is not None]
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._max_descriptor = open_files - self.limits.spare_descriptors
-        self._acceptors = [ConnectionAcceptor(sock, self._take, self._on_shortage) for sock in sockets]
+        is_ours = None if self._totals is None else self._totals.connections.is_least
+        self._acceptors = [ConnectionAcceptor(sock, self._take, self._on_shortage, is_ours) for sock in sockets]
         self._sweep_timer = loop.call_later(self.limits.sweep_s, self._sweep, loop)
 
     async def stop_accepting(self) -> None:
@@ -179,7 +184,7 @@ class Port:
 
     def _take(self, sock: socket.socket) -> None:
         most = self.limits.max_connections
-        if len(self._connections) + len(self._expected) >= most:
+        if self._count() >= most:
             refuse_connection(sock, self._refuse(f"{most} connections are open, as many as are served"))
         elif sock.fileno() >= self._max_descriptor:
             # The kernel assigns the lowest free number, so this one shows how many are taken.
@@ -188,6 +193,7 @@ class Port:
             loop = asyncio.get_running_loop()
             connection = self._make_connection()
             self._expected.add(connection)
+            self._count()
             arriving = loop.create_task(
                 loop.connect_accepted_socket(
                     lambda: connection,
@@ -207,6 +213,7 @@ class Port:
         # The connection or its handshake failed, or the port is closing.
         sock.close()
         self._expected.discard(connection)
+        self._count()
         # An OSError, which includes those of TLS, is the client's matter: with a line for each, any client could fill
         # the log.
         if error is not None and not isinstance(error, OSError):
@@ -231,12 +238,18 @@ class Port:
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""
         self._connections.discard(connection)
+        self._count()
         if not self._connections:
             self._empty.set()
 
+    def _count(self) -> int:
+        """The number of connections of the server, with those that are still arriving."""
+        own = len(self._connections) + len(self._expected)
+        return own if self._totals is None else self._totals.connections.publish(own)
+
     def shed(self) -> None:
         """Close connections until at most `max_unsent_bytes` are unsent, the longest stalled first."""
-        most = self.limits.max_unsent_bytes
+        most = self._most_unsent()
         if self._unsent_bytes() <= most:
             return
         stalled = [(order, each) for each in self._connections if (order := each.stall_order()) is not None]
@@ -252,12 +265,21 @@ class Port:
                 f"{closed} connections closed: more than {most} bytes of answers waited for clients that do not read"
             )
 
+    def _most_unsent(self) -> int:
+        """How many bytes may be unsent here. Among several processes the one that has more than its share closes
+        connections."""
+        most = self.limits.max_unsent_bytes
+        if self._totals is None:
+            return most
+        total, own = self._totals.unsent_bytes, self._unsent_bytes()
+        return max(most - (total.publish(own) - own), total.share())
+
     def _sweep(self, loop: asyncio.AbstractEventLoop, unswept: Sequence[Connection] = ()) -> None:
         """Check connections: those `unswept`, or a new round over all of them. Events are handled between the steps."""
         unswept = unswept or tuple(self._connections)
         now = loop.time()
         limits = self.limits
-        is_crowded = len(self._connections) + len(self._expected) > limits.max_connections * 9 // 10
+        is_crowded = self._count() > limits.max_connections * 9 // 10
         for connection in unswept[:SWEEP_STEP]:
             if connection not in self._connections:
                 continue

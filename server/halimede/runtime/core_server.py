@@ -96,6 +96,10 @@ class CoreServer:
         for task in self._control:
             task.cancel()
 
+    def on_models_changed(self, callback: Callable[[], None]) -> None:
+        """Call this after each change of what `model` returns, before a load or an unload is answered."""
+        self._lifecycle.records.on_change = callback
+
     def expect_few(self) -> None:
         """No client sends new requests from now on: batches do not wait for more."""
         self._lifecycle.expect_few()
@@ -145,7 +149,7 @@ class CoreServer:
     def kv_cache(self, model: str) -> KvCache | None:
         return kv_cache.find_kv_cache(self._custom_metrics.series(kv_cache.FAMILY), model)
 
-    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+    async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         records = self._lifecycle.records
         if not name:
             return [v.stats.snapshot() for _, r in sorted(records.items()) for v in r.versions.values()]
@@ -163,7 +167,7 @@ class CoreServer:
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
         return await self._lifecycle.index(ready_only)
 
-    def devices(self) -> DeviceReport:
+    async def devices(self) -> DeviceReport:
         placed: dict[int, Counter[tuple[str, str]]] = {}
         for name, record in sorted(self._lifecycle.records.items()):
             for version in record.versions.values():

@@ -73,14 +73,14 @@ class Server(Protocol):
     def kv_cache(self, model: str) -> KvCache | None:
         """The fill level of a language model's KV cache; None for a model that does not report it."""
 
-    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+    async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         """The statistics of one version, of all versions of a model (version ""), or of all models (name "").
         INVALID_ARG `requested model '<m>' is not available` when unknown."""
 
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
         """Every model of the repositories, one entry per version that was ever loaded."""
 
-    def devices(self) -> DeviceReport:
+    async def devices(self) -> DeviceReport:
         """The devices of the server, with the instances on each, and the memory in use as of the last sample."""
 
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:

@@ -227,7 +227,7 @@ async def test_reload_without_changes_for_the_ensemble_leaves_it_unchanged(repos
     add_scaled(repository, "step", 5)
     await bench.load("step")
     assert await bench.value() == 5
-    assert bench.core.statistics("e")[0].inference_count == 2
+    assert (await bench.core.statistics("e"))[0].inference_count == 2
     await bench.core.close()
 
 

@@ -87,7 +87,7 @@ class Control:
 
     async def _model_statistics(self, request: ProtoMessage) -> ProtoMessage:
         # A version without a name is ignored, as in Triton.
-        return encode_statistics(self._server.statistics(request.name, request.version if request.name else ""))
+        return encode_statistics(await self._server.statistics(request.name, request.version if request.name else ""))
 
     async def _repository_index(self, request: ProtoMessage) -> ProtoMessage:
         check_repository_name(request)

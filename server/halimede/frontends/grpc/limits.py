@@ -6,6 +6,7 @@ from typing import Protocol
 
 from halimede.core.wire.http2.keepalive import KeepaliveRules
 from halimede.core.wire.http2.limits import Http2Limits
+from halimede.frontends.totals import Total
 
 _BUFFER_BYTES = 64 << 10
 _HTTP2 = Http2Limits()
@@ -72,6 +73,13 @@ class Shared:
     is_leaving: bool = False
     is_draining: bool = False
     unflushed: list[Flushing] = field(default_factory=list)
+    total_held: Total | None = None
+    """Counts `held_bytes` over all front-end processes."""
+
+    def hold(self, size: int) -> int:
+        """Count bytes that are held for requests; negative when they are freed. Returns how many are held in all."""
+        self.held_bytes += size
+        return self.held_bytes if self.total_held is None else self.total_held.publish(self.held_bytes)
 
     def flush_later(self, connection: Flushing) -> None:
         """Write a connection's outgoing bytes when the current callbacks have run: the answers of a batch together."""
@@ -101,9 +109,9 @@ class HeldBytes:
         """Count bytes that are held for requests. Returns whether they are within their limits."""
         shared = self._shared
         self._requests += size
-        shared.held_bytes += size
+        held = shared.hold(size)
         limits = shared.limits
-        return self._requests <= limits.max_connection_held_bytes and shared.held_bytes <= limits.max_held_bytes
+        return self._requests <= limits.max_connection_held_bytes and held <= limits.max_held_bytes
 
     def wait(self, size: int) -> None:
         """Count bytes of answers that wait for room."""

@@ -5,7 +5,7 @@ import logging
 import random
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -33,6 +33,7 @@ from halimede.frontends.grpc.tls import server_context
 from halimede.frontends.grpc.unary import UnaryMethod
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.sockets import SocketFile, bind, bound_port
+from halimede.frontends.totals import PortTotals
 from halimede.runtime.server import Server
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class GrpcServer:
         access_log: AccessLog | None = None,
         limits: GrpcLimits | None = None,
         port_limits: PortLimits | None = None,
+        totals: PortTotals | None = None,
     ) -> None:
         """Calls of a `restricted` category need its secret in their metadata. Metadata whose names match `forward`
         become parameters of the call's requests. A stream is not read further while `max_response_pool_size` of its
@@ -71,6 +73,7 @@ class GrpcServer:
         self.access_log = access_log
         limits = (limits or GrpcLimits()).for_messages(transport.max_message_bytes, transport.stall_secs)
         self.shared = Shared(limits, keepalive_rules(transport))
+        self.shared.total_held = None if totals is None else totals.held_bytes
         self._transport = transport
         self._health = HealthService(server)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -89,6 +92,7 @@ class GrpcServer:
             log=log.error,
             unsent_bytes=lambda: self.shared.unsent_bytes,
             tls=None if transport.tls is None else server_context(transport.tls),
+            totals=totals,
         )
 
     def bind(self, address: str, port: int) -> int:
@@ -103,6 +107,10 @@ class GrpcServer:
     def start(self) -> None:
         """Start to serve."""
         sockets, self._sockets = self._sockets, []
+        self.serve(sockets)
+
+    def serve(self, sockets: Sequence[socket.socket]) -> None:
+        """Serve on sockets that `sockets.bind` made, instead of `bind` and `start`; they belong to the server then."""
         self._port.serve(sockets)
 
     def send_away(self) -> None:

@@ -16,6 +16,7 @@ from halimede.frontends.http.protocol import INTERNAL_ERROR, HttpConnection
 from halimede.frontends.http.shared import Shared
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.sockets import bind, bound_port
+from halimede.frontends.totals import PortTotals
 
 # The numbers of methods in the library of Triton's HTTP server, for its verbose log lines.
 _METHOD_NUMBERS = {b"GET": 0, b"HEAD": 1, b"POST": 2, b"PUT": 3, b"DELETE": 4}
@@ -46,10 +47,12 @@ class Listener:
         port_limits: PortLimits,
         keep_names: bool = False,
         protocol: Protocol = Protocol.HTTP,
+        totals: PortTotals | None = None,
     ) -> None:
         """`keep_names`: heads have `sent_headers`."""
         self.handle = handle
-        self.shared = Shared(limits, max_body, keep_names=keep_names)
+        total_held = None if totals is None else totals.held_bytes
+        self.shared = Shared(limits, max_body, keep_names=keep_names, total_held=total_held)
         self.requests = RequestLog(protocol)
         self.port = Port(
             lambda: HttpConnection(self, asyncio.get_running_loop()),
@@ -58,6 +61,7 @@ class Listener:
             log=log,
             unsent_bytes=lambda: self.shared.unsent_bytes,
             refusal=_REFUSAL,
+            totals=totals,
         )
         self._tasks: set[asyncio.Task[None]] = set()
 

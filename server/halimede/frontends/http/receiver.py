@@ -209,8 +209,7 @@ class Receiver:
         """Count bytes that are held for the request. Returns whether all connections are within their limit."""
         self._held += size
         shared = self._shared
-        shared.held_bytes += size
-        return shared.held_bytes <= shared.limits.max_held_bytes
+        return shared.hold(size) <= shared.limits.max_held_bytes
 
     def answered(self) -> bool:
         """The answer is complete: the next request may begin. Returns whether to `go_on`."""
@@ -237,7 +236,7 @@ class Receiver:
         self._release_held()
 
     def _release_held(self) -> None:
-        self._shared.held_bytes -= self._held
+        self._shared.hold(-self._held)
         self._held = 0
 
     # Requests.

@@ -31,6 +31,7 @@ from halimede.frontends.http.outbox import JSON, PLAIN_TEXT
 from halimede.frontends.http.routes import Action, Route, resolve
 from halimede.frontends.port import PortLimits
 from halimede.frontends.steps import StepQueue
+from halimede.frontends.totals import PortTotals
 from halimede.runtime.server import Server
 
 # Halimede's version. The version in the body may be one of Triton's.
@@ -50,6 +51,7 @@ class HttpServer(Listener):
         forward: re.Pattern[str] | None = None,
         limits: Limits | None = None,
         port_limits: PortLimits | None = None,
+        totals: PortTotals | None = None,
     ) -> None:
         """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets internal faults.
 
@@ -64,6 +66,7 @@ class HttpServer(Listener):
             limits=limits or Limits(),
             port_limits=port_limits or PortLimits(),
             keep_names=forward is not None,
+            totals=totals,
         )
         self._model_server = server
         steps = StepQueue(self.fail)
@@ -155,7 +158,15 @@ class HttpServer(Listener):
         exchange.respond(200, JSON, (to_json(self._model_server.model(route.model, route.version).config),))
 
     def _model_statistics(self, exchange: Exchange, route: Route) -> None:
-        exchange.respond(200, JSON, (statistics_json(self._model_server.statistics(route.model, route.version)),))
+        self.spawn(exchange, self._statistics(exchange, route))
+
+    async def _statistics(self, exchange: Exchange, route: Route) -> None:
+        try:
+            statistics = await self._model_server.statistics(route.model, route.version)
+        except InferenceError as error:
+            respond_error(exchange, error)
+        else:
+            exchange.respond(200, JSON, (statistics_json(statistics),))
 
     def _repository_index(self, exchange: Exchange, route: Route) -> None:
         self.spawn(exchange, self._index(exchange, decode_index_request(_small_body(exchange, route))))
@@ -169,7 +180,10 @@ class HttpServer(Listener):
             exchange.respond(200, JSON, (index_json(index),))
 
     def _devices(self, exchange: Exchange, _route: Route) -> None:
-        exchange.respond(200, JSON, (devices_json(self._model_server.devices()),))
+        self.spawn(exchange, self._answer_devices(exchange))
+
+    async def _answer_devices(self, exchange: Exchange) -> None:
+        exchange.respond(200, JSON, (devices_json(await self._model_server.devices()),))
 
     def _model_load(self, exchange: Exchange, route: Route) -> None:
         _refuse_repository(route)

@@ -78,7 +78,7 @@ class Loader:
 
     async def _load_once(self, name: str, for_model: bool) -> bool:
         """Whether the record is still the model's after the wait: a failed load before this one drops it."""
-        record = self._records.setdefault(name, ModelRecord(name))
+        record = self._records.obtain(name)
         async with record.lock:
             if self._records.get(name) is not record:
                 return False

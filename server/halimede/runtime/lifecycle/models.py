@@ -37,7 +37,7 @@ class ModelLifecycle:
         services: ModelServices,
         retry_count: int = 0,
     ) -> None:
-        self.records: Records = {}
+        self.records = Records()
         self.has_unreadable_repository = False
         """Whether a repository could not be read at the start. The server then does not know what it should serve."""
         self.table = RequestTable()
@@ -173,7 +173,7 @@ class ModelLifecycle:
 
     async def _load_at_start(self, name: str) -> bool:
         # Wanted from the start, so that the server is not ready before it serves.
-        record = self.records.setdefault(name, ModelRecord(name))
+        record = self.records.obtain(name)
         record.status.wanted = True
         try:
             await self.load(name)

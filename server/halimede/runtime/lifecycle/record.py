@@ -1,7 +1,7 @@
 """The state of each model, and the part of it that the repository plan reads."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -65,6 +65,10 @@ class Serving:
     view: ModelView
 
 
+def _ignore() -> None:
+    """No callback is set."""
+
+
 @dataclass(slots=True)
 class ModelRecord:
     """The state of one model name.
@@ -76,6 +80,8 @@ class ModelRecord:
     `ensemble` is set from the load of an ensemble to its unload, also while a step is missing and it does not serve.
     `fingerprint` and `sources` are those of the files that serve. `warned` has the warnings about the directory that
     were logged.
+
+    `on_change` is called after each change of the versions that serve.
 
     `loading` is set while a load of the directory on disk is in progress. `loads` counts the loads that have ended, and
     `failed` is the error of the last one.
@@ -96,6 +102,7 @@ class ModelRecord:
     loading: bool = False
     loads: int = 0
     failed: InferenceError | None = None
+    on_change: Callable[[], None] = _ignore
 
     def replace(self, versions: Mapping[int, ModelVersion]) -> dict[int, ModelVersion]:
         """Serve these versions from now on, in one step; return the versions that were served before."""
@@ -103,6 +110,7 @@ class ModelRecord:
         self.versions = dict(sorted(versions.items()))
         self.serving = by_text(self.versions)
         self.served = {text: Served(each.version.config, each.version.labels) for text, each in self.serving.items()}
+        self.on_change()
         return old
 
     def steps(self) -> tuple[StepKey, ...]:
@@ -122,8 +130,20 @@ class ModelRecord:
         return {number: Health(version.executor.refusal, version.workers) for number, version in self.versions.items()}
 
 
-Records = dict[str, ModelRecord]
-"""By name: every model that is loaded, or was, or should be."""
+class Records(dict[str, ModelRecord]):
+    """By name: every model that is loaded, or was, or should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_change: Callable[[], None] = _ignore
+        """Called after each change of the versions that serve. Set before the first record is made."""
+
+    def obtain(self, name: str) -> ModelRecord:
+        """The record of a model, a new one if it has none."""
+        record = self.get(name)
+        if record is None:
+            record = self[name] = ModelRecord(name, on_change=self.on_change)
+        return record
 
 
 def by_text(versions: Mapping[int, ModelVersion]) -> dict[str, Serving]:

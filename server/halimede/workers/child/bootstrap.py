@@ -24,7 +24,7 @@ import signal
 import traceback
 from contextlib import suppress
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from io import TextIOWrapper
 from types import ModuleType
@@ -78,9 +78,12 @@ def end(code: int) -> NoReturn:
 
 
 def _provide_package() -> None:
-    spec = ModuleSpec("halimede", None, is_package=True)
-    spec.submodule_search_locations = [os.path.dirname(os.path.dirname(os.path.dirname(PATH)))]
-    sys.modules["halimede"] = module_from_spec(spec)
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(PATH)))
+    loader = SourceFileLoader("halimede", os.path.join(folder, "__init__.py"))
+    spec = ModuleSpec("halimede", loader, is_package=True)
+    spec.submodule_search_locations = [folder]
+    package = sys.modules["halimede"] = module_from_spec(spec)
+    loader.exec_module(package)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from halimede.workers.frames.kinds import (
 
 def main(descriptor: int) -> int:
     """Serve the channel until the server ends it. Returns the process's exit code."""
-    _ignore_stop_signals()
+    ignore_stop_signals()
     channel = Channel(descriptor)
     memory = Memory(channel)
     # A process that the model forks must not use the channel, nor keep it open after the worker's end.
@@ -41,7 +41,7 @@ def main(descriptor: int) -> int:
         return 0
 
 
-def _ignore_stop_signals() -> None:
+def ignore_stop_signals() -> None:
     """Let SIGTERM and SIGINT have no effect: they may be sent to all processes of the server, which first drains.
 
     Uses a handler instead of SIG_IGN, which programs that the model starts would inherit. In processes that the model

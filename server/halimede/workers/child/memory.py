@@ -21,11 +21,12 @@ ARENA_BYTES = 256 << 20
 class Memory:
     """Both arenas, segments of other workers, and which of their blocks the model still uses."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, arena_bytes: int = ARENA_BYTES) -> None:
+        """`arena_bytes`: maximum bytes of tensors of this process in shared memory."""
         self._channel = channel
         self.inbound = SegmentMap()
         self.shared = SharedSegments(self.inbound.released)
-        self.outbound = OwnArena(ARENA_BYTES)
+        self.outbound = OwnArena(arena_bytes)
         self.wanted_bytes = 0
         """Bytes that did not fit and are not reported yet. The server enlarges the arena."""
         self.reporting = threading.RLock()
@@ -77,6 +78,11 @@ class Memory:
         block = segment, offset
         self._retained[block] = True
         return (self.inbound if segment < FIRST_SHARED else self.shared).lease(block, offset, size_bytes)
+
+    @property
+    def has_retained(self) -> bool:
+        """Whether blocks of the server are in use here."""
+        return bool(self._retained)
 
     def unused(self) -> list[Block]:
         """Blocks that were reported as retained and are no longer in use. The caller holds `reporting`."""

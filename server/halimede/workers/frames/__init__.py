@@ -3,10 +3,11 @@
 | module | contents |
 |---|---|
 | `kinds` | the header, the kinds and their limits, the layout of frames that consist of a few numbers |
-| `control` | JSON, errors, lists of blocks |
+| `json_frames` | JSON, errors, lists of blocks |
 | `batches` | EXECUTE |
 | `answers` | DONE, RESPONSE |
 | `calls` | INFER, CALL_ANSWER |
+| `groups` | INFERS, ANSWERS |
 | `services` | SERVICE_CALL, SERVICE_RESULT |
 | `tensors`, `texts` | parts of the descriptions of batches, answers and calls |
 

@@ -72,6 +72,15 @@ _INVALID = DataType.INVALID
 def encode_infer(number: int, batch: int, request: InferenceRequest, place: Place, wanted: Callable[[], int]) -> Buffer:
     """An INFER frame. `wanted` is called after the inputs are placed: the bytes that did not fit. ValueError,
     struct.error."""
+    whole, data, at = describe_infer(request, place)
+    length = len(whole) - _INFER.size
+    head = _WHOLE_INFER.pack(_INFER_OWN.size + len(whole) + at, INFER, length, number, batch, wanted())
+    return b"".join((head, whole, *data))
+
+
+def describe_infer(request: InferenceRequest, place: Place) -> tuple[bytes, list[Buffer], int]:
+    """The description of a request, the bytes that are sent in the frame, and how many these are. ValueError,
+    struct.error."""
     size = 0
     for tensor in request.inputs:
         size += len(tensor.data)
@@ -100,9 +109,7 @@ def encode_infer(number: int, batch: int, request: InferenceRequest, place: Plac
         texts,
         *described,
     )
-    length = len(whole) - _INFER.size
-    head = _WHOLE_INFER.pack(_INFER_OWN.size + len(whole) + at, INFER, length, number, batch, wanted())
-    return b"".join((head, whole, *data))
+    return whole, data, at
 
 
 def _call_text(
@@ -149,17 +156,21 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
         if end > len(body):
             raise FrameError("INFER: a description that ends too early")
         described = body[_INFER_OWN.size : end]
-        model, version, request_id, inputs, outputs, parameters, priority, timeout_us, correlation, flags = (
-            _known_call(bytes(described)) if length <= REMEMBERED_BYTES else _call(described)
-        )
-        tensors = make_tensors(inputs, body, data_start(end), locate, True)
+        form = known_call_form(bytes(described)) if length <= REMEMBERED_BYTES else call_form(described)
+        request = make_request(form, body, data_start(end), locate)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFER: {describe_decode_error(error)}") from error
-    request = InferenceRequest(
+    return Infer(number, batch, request, wanted_bytes)
+
+
+def make_request(form: "CallForm", body: memoryview, base: int, locate: Locate) -> InferenceRequest:
+    """A request whose tensors are in `body` from `base` on, or where `locate` finds them. FrameError, ValueError."""
+    model, version, request_id, inputs, outputs, parameters, priority, timeout_us, correlation, flags = form
+    return InferenceRequest(
         model,
         version,
         request_id,
-        tensors,
+        make_tensors(inputs, body, base, locate, True),
         outputs,
         dict(parameters) if parameters else {},
         priority,
@@ -167,18 +178,17 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
         correlation,
         *flags,
     )
-    return Infer(number, batch, request, wanted_bytes)
 
 
 _Flags = tuple[bool, ...]
-_CallForm = tuple[
+CallForm = tuple[
     str, str, str, Sequence[TensorForm], tuple[str, ...], Mapping[str, ParameterValue], int, int, int | str, _Flags
 ]
 """Model, version, id, inputs, outputs, parameters, priority, timeout, correlation; START, END, whether one answer is
 wanted."""
 
 
-def _call(described: Buffer) -> _CallForm:
+def call_form(described: Buffer) -> CallForm:
     """FrameError, struct.error, ValueError, KeyError."""
     (
         correlation, timeout_us, priority, flags, n_inputs, n_outputs,
@@ -208,7 +218,7 @@ def _call(described: Buffer) -> _CallForm:
     return model, version, request_id, tensors, outputs, parameters, priority, timeout_us, correlation, truths
 
 
-_known_call = lru_cache(REMEMBERED)(_call)
+known_call_form = lru_cache(REMEMBERED)(call_form)
 
 
 def _read_names(described: Buffer, at: int, count: int) -> tuple[tuple[str, ...], int]:
@@ -223,6 +233,15 @@ def _read_names(described: Buffer, at: int, count: int) -> tuple[tuple[str, ...]
 
 def encode_call_answer(number: int, response: InferenceResponse, place: Place) -> Buffer:
     """A CALL_ANSWER frame."""
+    whole, data, at = describe_answer(response, place)
+    head = _WHOLE_CALL_ANSWER.pack(
+        _CALL_ANSWER_OWN.size + len(whole) + at, CALL_ANSWER, len(whole) - _CALL_ANSWER.size, number
+    )
+    return b"".join((head, whole, *data))
+
+
+def describe_answer(response: InferenceResponse, place: Place) -> tuple[bytes, list[Buffer], int]:
+    """The description of an answer, the bytes that are sent in the frame, and their number."""
     described: list[bytes] = []
     data: list[Buffer] = []
     at = 0
@@ -243,10 +262,7 @@ def encode_call_answer(number: int, response: InferenceResponse, place: Place) -
         None if error is None else error.code,
         *described,
     )
-    head = _WHOLE_CALL_ANSWER.pack(
-        _CALL_ANSWER_OWN.size + len(whole) + at, CALL_ANSWER, len(whole) - _CALL_ANSWER.size, number
-    )
-    return b"".join((head, whole, *data))
+    return whole, data, at
 
 
 def _answer_text(
@@ -272,25 +288,29 @@ def decode_call_answer(body: memoryview, locate: Locate) -> tuple[int, Inference
     length, call = _CALL_ANSWER_OWN.unpack_from(body)
     end = _CALL_ANSWER_OWN.size + _CALL_ANSWER.size + length
     described = body[_CALL_ANSWER_OWN.size : end]
-    form = _known_answer(bytes(described)) if length <= REMEMBERED_BYTES else _answer(described)
+    form = known_answer_form(bytes(described)) if length <= REMEMBERED_BYTES else answer_form(described)
+    return call, make_answer(form, body, data_start(end), locate)
+
+
+def make_answer(form: "AnswerForm", body: memoryview, base: int, locate: Locate) -> InferenceResponse:
+    """An answer whose tensors are in `body` from `base` on, or where `locate` finds them."""
     model, version, request_id, tensors, parameters, code, text, final = form
-    response = InferenceResponse(
+    return InferenceResponse(
         model,
         version,
         request_id,
-        make_tensors(tensors, body, data_start(end), locate, False),
+        make_tensors(tensors, body, base, locate, False),
         json.loads(parameters) if parameters else {},
         None if code is None else InferenceError(code, text),
         final,
     )
-    return call, response
 
 
-_AnswerForm = tuple[str, str, str, Sequence[TensorForm], bytes, ErrorCode | None, str, bool]
+AnswerForm = tuple[str, str, str, Sequence[TensorForm], bytes, ErrorCode | None, str, bool]
 """Model, version, id, outputs, parameters as JSON, the error's code, its text, whether it is final."""
 
 
-def _answer(described: Buffer) -> _AnswerForm:
+def answer_form(described: Buffer) -> AnswerForm:
     final, is_error, code, count, model_length, version_length, id_length, text_length = _CALL_ANSWER.unpack_from(
         described
     )
@@ -308,4 +328,4 @@ def _answer(described: Buffer) -> _AnswerForm:
     return model, version, request_id, tensors, text, None, "", bool(final)
 
 
-_known_answer = lru_cache(REMEMBERED)(_answer)
+known_answer_form = lru_cache(REMEMBERED)(answer_form)

@@ -12,6 +12,9 @@ from halimede.core.types import Buffer, ErrorCode
 MAX_ANSWER_BYTES = 1 << 30
 """Maximum bytes of the answers of one batch. Workers never send a frame with more."""
 
+MAX_INFERS_BYTES = 3 << 30
+"""Maximum bytes of the requests in one frame. A front-end process sends larger ones one at a time."""
+
 MAX_CONTROL_BYTES = 16 << 20
 """Maximum bytes of a JSON frame, and of a SERVICE_CALL."""
 
@@ -68,6 +71,16 @@ class FrameKind(IntEnum):
     `workers.claim`."""
     EXECUTE_NEXT_1 = 13
     """The same with the second token."""
+    ANSWERS = 14
+    """Answers to INFERS, for a front-end process."""
+    TOLD = 15
+    """The number of an ASK, and its result."""
+    LEAVE = 16
+    """A front-end process is to ask its clients to connect elsewhere."""
+    DRAIN = 17
+    """A front-end process is to close its ports and connections once their requests are answered."""
+    REOPEN = 18
+    """A front-end process is to reopen its log file."""
 
     STARTED = 32
     """JSON: properties of the runner, or the result of the task in START."""
@@ -94,6 +107,12 @@ class FrameKind(IntEnum):
     """The number of an INFER, and the number of its answers, none of them final, that were received."""
     MAPPED = 45
     """The number of a segment of another worker, and whether it is mapped. After False the worker gets only copies."""
+    INFERS = 46
+    """Inferences that the clients of a front-end process request."""
+    ASK = 47
+    """A number, and what a front-end process asks the server besides inferences."""
+    DRAINED = 48
+    """A front-end process has no connection left."""
 
 
 HEADER = struct.Struct("<II")
@@ -124,6 +143,7 @@ LOG_LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
 EXECUTE, DONE, RESPONSE = int(FrameKind.EXECUTE), int(FrameKind.DONE), int(FrameKind.RESPONSE)
 EXECUTE_NEXT = int(FrameKind.EXECUTE_NEXT_0), int(FrameKind.EXECUTE_NEXT_1)
 """By token."""
+INFERS, ANSWERS = int(FrameKind.INFERS), int(FrameKind.ANSWERS)
 INFER, CALL_ANSWER, METRICS = int(FrameKind.INFER), int(FrameKind.CALL_ANSWER), int(FrameKind.METRICS)
 LIMITS = {
     FrameKind.STARTED: MAX_CONTROL_BYTES,
@@ -140,8 +160,11 @@ LIMITS = {
     FrameKind.CANCEL_CALL: CALL.size,
     FrameKind.TAKEN: TAKEN.size,
     FrameKind.MAPPED: MAPPED.size,
+    FrameKind.INFERS: MAX_INFERS_BYTES,
+    FrameKind.ASK: MAX_CONTROL_BYTES,
+    FrameKind.DRAINED: 0,
 }
-"""The largest body of each kind that a worker sends."""
+"""The largest body of each kind that a worker or a front-end process sends."""
 
 ERROR_CODES = tuple(ErrorCode)
 ERROR_NUMBERS = {code: number for number, code in enumerate(ERROR_CODES)}

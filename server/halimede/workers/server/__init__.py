@@ -8,6 +8,7 @@
 | `shared_segments` | segments of other workers that this worker may read |
 | `batches` | the batches that the worker has |
 | `calls` | inferences that the model's code requests |
+| `answers` | their answers |
 | `services` | other requests of the model's code to the server |
 
 What a worker sends is not trusted. A frame that cannot be read, a place that is not the worker's, an answer that was

@@ -5,26 +5,18 @@ that were not sent ends the connection. An unknown number is not an error: the f
 have crossed. Memory is bounded because the answering models wait for acknowledgements.
 """
 
-import asyncio
-import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
-from halimede.workers.frames.calls import Infer, decode_infer, encode_call_answer
+from halimede.core.types import InferenceResponse
+from halimede.workers.frames.calls import Infer, decode_infer
 from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, FrameError, FrameKind, unpack
-from halimede.workers.segments import Block
+from halimede.workers.server.answers import AnswerSender
 from halimede.workers.server.batches import SentBatches
 from halimede.workers.server.channel import Channel
-from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES, Memory
+from halimede.workers.server.memory import Memory
 from halimede.workers.server.tasks import Tasks
 from halimede.workers.worker import BatchItem
-
-log = logging.getLogger(__name__)
-
-MAX_UNSENT_BYTES = 1 << 30
-"""Maximum bytes that wait for a worker to read; above it, its inferences are answered with errors."""
 
 OnResponse = Callable[[InferenceResponse], None]
 
@@ -84,16 +76,12 @@ class Calls:
         is_decoupled: bool,
         owner: CallOwner,
     ) -> None:
-        self._channel = channel
         self._memory = memory
         self._batches = batches
-        self._tasks = tasks
-        self._model = model
         self._is_decoupled = is_decoupled
         self._owner = owner
         self._in_flight: dict[int, _Call] = {}
-        self._delayed: deque[tuple[int, InferenceResponse]] = deque()
-        """Answers that wait, in order, for a large one that is being copied."""
+        self._answers = AnswerSender(channel, memory, tasks, f"the process of model '{model}'")
         channel.handle(FrameKind.INFER, self._on_infer)
         channel.handle(FrameKind.CANCEL_CALL, self._on_cancel)
         channel.handle(FrameKind.TAKEN, self._on_taken)
@@ -103,7 +91,7 @@ class Calls:
 
     def close(self) -> None:
         """Cancel all calls: the worker has ended."""
-        self._delayed.clear()
+        self._answers.close()
         left = list(self._in_flight.values())
         self._in_flight.clear()
         for call in left:
@@ -153,64 +141,5 @@ class Calls:
         """Send an answer to the inference of this number."""
         if response.final:
             self._in_flight.pop(number, None)
-        self._send(number, response)
+        self._answers.send(number, response)
         self._owner.on_answered()
-
-    def _send(self, number: int, response: InferenceResponse) -> None:
-        memory = self._memory
-        size = 0
-        for tensor in response.outputs:
-            size += len(tensor.data)
-        if self._delayed or (
-            size > COPIED_ON_LOOP_BYTES and memory.bytes_to_copy(response.outputs) > COPIED_ON_LOOP_BYTES
-        ):
-            self._delayed.append((number, response))
-            if len(self._delayed) == 1:
-                self._tasks.run(self._send_delayed())
-            return
-        frame, blocks = self._encode(number, response)
-        if blocks:
-            memory.copy(memory.take_copies())
-            memory.retain(blocks)
-        self._channel.send(frame)
-
-    async def _send_delayed(self) -> None:
-        """Send the delayed answers; large ones are copied on a thread."""
-        memory = self._memory
-        while self._delayed:
-            number, response = self._delayed[0]
-            size_bytes = memory.bytes_to_copy(response.outputs)
-            if size_bytes > COPIED_ON_LOOP_BYTES:
-                await memory.make_room(size_bytes)
-            frame, blocks = self._encode(number, response)
-            try:
-                if copies := memory.take_copies():
-                    await asyncio.to_thread(memory.copy, copies)
-            except Exception as error:  # noqa: BLE001  the inference must be answered
-                memory.take_back(blocks)
-                frame, blocks = self._encode(number, _failed(response, error))
-            self._delayed.popleft()
-            memory.retain(blocks)
-            self._channel.send(frame)
-
-    def _encode(self, number: int, response: InferenceResponse) -> tuple[Buffer, Sequence[Block]]:
-        """The frame and its blocks; an error's frame if the answer cannot be sent."""
-        memory = self._memory
-        if self._channel.unsent_bytes > MAX_UNSENT_BYTES and response.error is None:
-            text = f"more than {MAX_UNSENT_BYTES} bytes wait for the model's process to read them"
-            response = _failed(response, InferenceError(ErrorCode.UNAVAILABLE, text))
-        try:
-            frame = encode_call_answer(number, response, memory.place)
-        except Exception as error:
-            log.error("model '%s': an answer could not be sent to its process", self._model, exc_info=error)
-            memory.take_back(memory.take_placed())
-            memory.take_copies()
-            frame = encode_call_answer(number, _failed(response, error), memory.place)
-        return frame, memory.take_placed()
-
-
-def _failed(response: InferenceResponse, error: Exception) -> InferenceResponse:
-    """The error that replaces an answer that cannot be sent."""
-    if not isinstance(error, InferenceError):
-        error = InferenceError(ErrorCode.INTERNAL, f"the answer could not be sent to the model's process: {error}")
-    return InferenceResponse(response.model_name, response.model_version, error=error, final=response.final)

@@ -1,0 +1,100 @@
+"""ASK and TOLD: the methods of `runtime.server.Server` besides inferences, called over the channel.
+
+A front end parses what strangers send, so its question is JSON and names a method of a list. The core's answer is
+pickled.
+"""
+
+import base64
+import json
+import pickle
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.runtime.server import LoadParameter, Server
+from halimede.workers.frames.kinds import FrameError, FrameKind, encode_frame
+
+AT_ONCE = frozenset({"is_ready", "is_draining", "model", "kv_cache"})
+"""Methods that return at once. A front end waits for them without a turn of its loop."""
+
+AWAITED = frozenset({"is_model_ready", "statistics", "repository_index", "devices", "load_model", "unload_model"})
+_NUMBER = struct.Struct("<I")
+_TOLD = struct.Struct("<I?")
+
+
+def encode_ask(number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
+    """An ASK frame. Arguments are what JSON has, and mappings to bytes."""
+    return encode_frame(FrameKind.ASK, _NUMBER.pack(number) + json.dumps([method, *arguments], default=_bytes).encode())
+
+
+def decode_ask(body: Buffer) -> tuple[int, str, tuple[Any, ...]]:
+    """Number, method and arguments. FrameError."""
+    try:
+        (number,) = _NUMBER.unpack_from(body)
+        method, *arguments = json.loads(bytes(body[_NUMBER.size :]), object_hook=_unbytes)
+    except (struct.error, ValueError, TypeError, RecursionError) as error:
+        raise FrameError(f"ASK: {error}") from error
+    if method not in AT_ONCE and method not in AWAITED:
+        raise FrameError(f"ASK: a method {method!r:.100}")
+    return number, method, tuple(arguments)
+
+
+def _bytes(value: object) -> object:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"base64": base64.b64encode(value).decode()}
+    raise TypeError(f"{type(value).__name__} in a question to the core")
+
+
+def _unbytes(value: dict[str, Any]) -> object:
+    return base64.b64decode(value["base64"]) if value.keys() == {"base64"} else value
+
+
+def answer_now(server: Server, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
+    """Call a method of AT_ONCE: its TOLD frame."""
+    try:
+        return encode_told(number, getattr(server, method)(*arguments))
+    except InferenceError as error:
+        return encode_told_error(number, error)
+
+
+async def answer_later(server: Server, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
+    """Call a method of AWAITED: its TOLD frame."""
+    try:
+        return encode_told(number, await getattr(server, method)(*arguments))
+    except InferenceError as error:
+        return encode_told_error(number, error)
+
+
+def encode_told(number: int, value: object) -> bytes:
+    """A TOLD frame with a result."""
+    return encode_frame(FrameKind.TOLD, _TOLD.pack(number, True) + pickle.dumps(value))
+
+
+def encode_told_error(number: int, error: InferenceError) -> bytes:
+    """A TOLD frame with an error."""
+    return encode_frame(FrameKind.TOLD, _TOLD.pack(number, False) + pickle.dumps((error.code.name, error.message)))
+
+
+def decode_told(body: Buffer) -> tuple[int, bool, bytes]:
+    """Number, whether it is a result, and the pickled result or error. Only the core sends this frame."""
+    number, is_result = _TOLD.unpack_from(body)
+    return number, is_result, bytes(body[_TOLD.size :])
+
+
+def result_of(is_result: bool, pickled: bytes) -> Any:
+    """The result; raises the error."""
+    if not is_result:
+        raise error_of(pickled)
+    return pickle.loads(pickled)  # noqa: S301 -- the core made it
+
+
+def error_of(pickled: bytes) -> InferenceError:
+    """The error of an answer."""
+    code, message = pickle.loads(pickled)  # noqa: S301 -- the core made it
+    return InferenceError(ErrorCode[code], message)
+
+
+def plain(parameters: Mapping[str, LoadParameter]) -> dict[str, LoadParameter]:
+    """The parameters of a load as an argument."""
+    return dict(parameters)

@@ -1,0 +1,206 @@
+"""The core's end of the channel to one front-end process.
+
+A front end is trusted more than a model's process, but what it sends is checked in the same way: it parses what
+strangers send. Its inferences are cancelled when it ends.
+"""
+
+import asyncio
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from halimede.core.types import InferenceResponse
+from halimede.front_processes.asks import AT_ONCE, answer_later, answer_now, decode_ask
+from halimede.runtime.server import Server
+from halimede.workers.frames.groups import decode_infers, encode_answers, wanted_bytes
+from halimede.workers.frames.json_frames import decode_json, error_from_json
+from halimede.workers.frames.kinds import CALL, TAKEN, FrameError, FrameKind, encode_frame, unexpected, unpack
+from halimede.workers.frames.tensors import INLINE_BYTES
+from halimede.workers.server.answers import AnswerSender
+from halimede.workers.server.channel import Channel
+from halimede.workers.server.memory import Memory
+from halimede.workers.server.tasks import Tasks
+
+ARENA_BYTES = 1 << 30
+"""Maximum bytes of tensors in shared memory in each direction. Further ones are sent in frames."""
+
+
+class _Call:
+    """One inference of a client of the front end."""
+
+    __slots__ = ("link", "number", "ticket", "untaken")
+
+    def __init__(self, number: int, link: "FrontLink") -> None:
+        self.number = number
+        self.ticket = 0
+        self.untaken = 0
+        self.link: FrontLink | None = link
+        """None after the final answer or the process's end."""
+
+    def answer(self, response: InferenceResponse) -> None:
+        link = self.link
+        if link is None:
+            return
+        if response.final:
+            self.link = None
+        else:
+            self.untaken += 1
+        link.answer(self.number, response)
+
+
+class FrontLink:
+    """The channel to one process. All methods are called on the event loop's thread."""
+
+    def __init__(
+        self, channel: Any, server: Server, on_lost: Callable[[str], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """`channel` is the socket; `on_lost` gets the reason once it is closed."""
+        self._server = server
+        self._on_lost = on_lost
+        self._loop = loop
+        self._tasks = Tasks(loop)
+        self._channel = Channel(channel, self._on_channel_lost, loop)
+        self._memory = Memory(self._channel, self._tasks, loop, ARENA_BYTES)
+        self._large = AnswerSender(self._channel, self._memory, self._tasks, "a front-end process")
+        self._in_flight: dict[int, _Call] = {}
+        self._ready: list[tuple[int, InferenceResponse]] = []
+        """Answers that are sent together at the end of this turn of the loop."""
+        self._started: asyncio.Future[Any] = loop.create_future()
+        self._drained: asyncio.Future[None] = loop.create_future()
+        self._is_closed = False
+        handle = self._channel.handle
+        handle(FrameKind.INFERS, self._on_infers)
+        handle(FrameKind.CANCEL_CALL, self._on_cancel)
+        handle(FrameKind.TAKEN, self._on_taken)
+        handle(FrameKind.ASK, self._on_ask)
+        handle(FrameKind.STARTED, self._on_started)
+        handle(FrameKind.FAILED, self._on_failed)
+        handle(FrameKind.DRAINED, self._on_drained)
+
+    def __repr__(self) -> str:
+        return f"<FrontLink in_flight={len(self._in_flight)}>"
+
+    async def start(self, order: object, descriptors: tuple[int, ...]) -> None:
+        """Send the order to start, with descriptors, which are closed here; returns when the process serves.
+        InferenceError if it fails; cancelled if it dies."""
+        self._channel.send(encode_frame(FrameKind.START, pickle.dumps(order)), descriptors)
+        await self._started
+
+    def tell(self, kind: FrameKind) -> None:
+        """Send LEAVE, DRAIN or REOPEN."""
+        self._channel.send(encode_frame(kind))
+
+    async def drained(self) -> None:
+        """Return when the process has no connection left, or has ended."""
+        await asyncio.wait((self._drained,))
+
+    def close(self) -> None:
+        """Close the channel, which ends the process, and cancel its inferences. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._channel.close()
+        self._tasks.cancel()
+        self._large.close()
+        self._ready.clear()
+        self._started.cancel()
+        self._drained.cancel()
+        left = list(self._in_flight.values())
+        self._in_flight.clear()
+        for call in left:
+            call.link = None
+            self._server.cancel(call.ticket)
+        self._memory.close()
+
+    def _on_channel_lost(self, reason: str) -> None:
+        self.close()
+        self._on_lost(reason)
+
+    def _on_started(self, body: memoryview) -> None:
+        if self._started.done():
+            raise unexpected(FrameKind.STARTED)
+        self._started.set_result(decode_json(body))
+
+    def _on_failed(self, body: memoryview) -> None:
+        if self._started.done():
+            raise unexpected(FrameKind.FAILED)
+        self._started.set_exception(error_from_json(decode_json(body)))
+
+    def _on_drained(self, _: memoryview) -> None:
+        if not self._drained.done():
+            self._drained.set_result(None)
+
+    # Inferences.
+
+    def _on_infers(self, body: memoryview) -> None:
+        if wanted := wanted_bytes(body):
+            self._memory.grow_outbound(wanted)
+        in_flight, infer = self._in_flight, self._server.infer
+        for number, request in decode_infers(body, self._memory.locate):
+            if number in in_flight:
+                raise FrameError(f"inference {number} twice")
+            call = in_flight[number] = _Call(number, self)
+            call.ticket = infer(request, call.answer)
+
+    def _on_cancel(self, body: memoryview) -> None:
+        (number,) = unpack(CALL, body, FrameKind.CANCEL_CALL)
+        if (call := self._in_flight.get(number)) is not None:
+            self._server.cancel(call.ticket)
+
+    def _on_taken(self, body: memoryview) -> None:
+        number, responses = unpack(TAKEN, body, FrameKind.TAKEN)
+        if (call := self._in_flight.get(number)) is None:
+            return
+        if responses > call.untaken:
+            raise FrameError(f"{responses} answers of inference {number} taken, where {call.untaken} were sent")
+        call.untaken -= responses
+        self._server.acknowledge(call.ticket, responses)
+
+    def answer(self, number: int, response: InferenceResponse) -> None:
+        """Send an answer with the others of this turn."""
+        if response.final:
+            self._in_flight.pop(number, None)
+        if not self._ready:
+            self._loop.call_soon(self._flush)
+        self._ready.append((number, response))
+
+    def _flush(self) -> None:
+        ready, self._ready = self._ready, []
+        small: list[tuple[int, InferenceResponse]] = []
+        for each in ready:
+            outputs = each[1].outputs
+            is_small = len(outputs) == 1 and len(outputs[0].data) <= INLINE_BYTES
+            if (is_small or _all_small(outputs)) and not self._large.is_delayed:
+                small.append(each)
+                continue
+            self._send_small(small)
+            small = []
+            self._large.send(*each)
+        self._send_small(small)
+
+    def _send_small(self, answers: Sequence[tuple[int, InferenceResponse]]) -> None:
+        if not answers:
+            return
+        try:
+            frame = encode_answers(answers, self._memory.place)
+        except Exception:  # noqa: BLE001  one by one, which fails only what cannot be sent
+            for each in answers:
+                self._large.send(*each)
+            return
+        self._channel.send(frame)
+
+    # Questions.
+
+    def _on_ask(self, body: memoryview) -> None:
+        number, method, arguments = decode_ask(body)
+        if method in AT_ONCE:
+            self._channel.send(answer_now(self._server, number, method, arguments))
+        else:
+            self._tasks.run(self._answer_later(number, method, arguments))
+
+    async def _answer_later(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        self._channel.send(await answer_later(self._server, number, method, arguments))
+
+
+def _all_small(outputs: Sequence[Any]) -> bool:
+    return all(len(output.data) <= INLINE_BYTES for output in outputs)

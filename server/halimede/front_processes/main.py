@@ -1,0 +1,166 @@
+"""The program of a front-end process: HTTP and gRPC on the core's listening sockets, until the core ends it."""
+
+import asyncio
+import gc
+import os
+import pickle
+import socket
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+import uvloop
+
+from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
+from halimede.front_processes.page import Page
+from halimede.front_processes.remote import RemoteServer
+from halimede.front_processes.services import access_log_of, make_grpc, make_http
+from halimede.frontends.grpc.server import GrpcServer
+from halimede.frontends.http.server import HttpServer
+from halimede.log import configure, dropped_lines, reopen, shutdown
+from halimede.runtime.malloc import keep_large_buffers
+from halimede.settings import Settings
+from halimede.workers.child.channel import Channel
+from halimede.workers.child.main import ignore_stop_signals
+from halimede.workers.child.memory import Memory
+from halimede.workers.frames.json_frames import error_json, json_frame
+from halimede.workers.frames.kinds import FrameKind, encode_frame
+
+ARENA_BYTES = 1 << 30
+"""Maximum bytes of requests in shared memory. Further ones are sent in frames."""
+
+PUBLISH_S = 1.0
+"""How often the process publishes how many log lines it dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a front-end process is to do. `process` is its number, of `processes`.
+
+    With it come descriptors: the log's stream, the page, and the sockets of the services, HTTP's first.
+    """
+
+    settings: Settings
+    metadata: ServerMetadata
+    process: int
+    processes: int
+    http_sockets: int
+    grpc_sockets: int
+
+
+def preload() -> None:
+    """Import what a front end needs, in the process that front ends are forked from: the imports of this module."""
+
+
+def main(descriptor: int) -> int:
+    """Serve until the core closes the channel. Returns the process's exit code."""
+    ignore_stop_signals()
+    channel = Channel(descriptor)
+    memory = Memory(channel, ARENA_BYTES)
+    kind, body = channel.receive()
+    if kind is not FrameKind.START:
+        raise RuntimeError(f"the first frame is {kind.name}, not START")
+    order: Order = pickle.loads(body)  # noqa: S301 -- the core made it
+    try:
+        code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(order, channel, memory))
+    except (InferenceError, OSError) as error:
+        failure = error if isinstance(error, InferenceError) else InferenceError(ErrorCode.INTERNAL, str(error))
+        channel.send(json_frame(FrameKind.FAILED, error_json(failure)))
+        code = 1
+    shutdown()
+    return code
+
+
+async def _serve(order: Order, channel: Channel, memory: Memory) -> int:
+    """InferenceError, OSError if the services cannot be made."""
+    stream, page = _take(channel), _take(channel)
+    # Log lines go where the core's go, not to the pipe of this process.
+    os.dup2(stream, 2)
+    os.close(stream)
+    configure(order.settings)
+    keep_large_buffers()
+    loop = asyncio.get_running_loop()
+    front = _FrontEnd(order, channel, memory, Page(page, order.processes), loop)
+    http, grpc = (
+        [socket.socket(fileno=_take(channel)) for _ in range(count)]
+        for count in (order.http_sockets, order.grpc_sockets)
+    )
+    await front.serve(http, grpc)
+    return 0
+
+
+def _take(channel: Channel) -> int:
+    descriptor = channel.take_descriptor()
+    if descriptor is None:
+        raise InferenceError(ErrorCode.UNAVAILABLE, "a front-end process got fewer descriptors than it needs")
+    return descriptor
+
+
+class _FrontEnd:
+    """The services of this process, and what the core tells it."""
+
+    def __init__(
+        self, order: Order, channel: Channel, memory: Memory, page: Page, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._order = order
+        self._channel = channel
+        self._page = page
+        self._loop = loop
+        self._server = RemoteServer(channel, memory, page, order.metadata, loop)
+        self._ended = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
+        self._http: HttpServer | None = None
+        self._grpc: GrpcServer | None = None
+
+    async def serve(self, http: list[socket.socket], grpc: list[socket.socket]) -> None:
+        """Serve on these sockets until the core ends it."""
+        order, page = self._order, self._page
+        access_log = access_log_of(order.settings)
+        if http:
+            self._http = make_http(order.settings, self._server, access_log, page.http_totals(order.process))
+        if grpc:
+            self._grpc = make_grpc(order.settings, self._server, access_log, page.grpc_totals(order.process))
+        if self._http is not None:
+            await self._http.serve(http)
+        if self._grpc is not None:
+            self._grpc.serve(grpc)
+        # Objects of the start live as long as the process: the collector need not traverse them.
+        gc.freeze()
+        self._channel.read_on_loop(self._loop, self._perform)
+        self._channel.send(json_frame(FrameKind.STARTED, {}))
+        # Frames that came with the order.
+        self._perform()
+        while not self._ended.is_set():
+            page.publish_dropped_lines(order.process, dropped_lines())
+            try:
+                async with asyncio.timeout(PUBLISH_S):
+                    await self._ended.wait()
+            except TimeoutError:
+                continue
+        closing: list[Awaitable[None]] = [each.close() for each in (self._http, self._grpc) if each is not None]
+        await asyncio.gather(*closing)
+
+    def _perform(self) -> None:
+        """Handle the frames that have come."""
+        server = self._server
+        while (work := self._channel.received()) is not None:
+            kind, body = work
+            if kind is FrameKind.ANSWERS:
+                server.on_answers(body)
+            elif kind is FrameKind.CALL_ANSWER:
+                server.on_answer(body)
+            elif kind is FrameKind.LEAVE:
+                for service in (self._http, self._grpc):
+                    if service is not None:
+                        service.send_away()
+            elif kind is FrameKind.DRAIN:
+                self._draining = self._loop.create_task(self._drain())
+            elif kind is FrameKind.REOPEN:
+                reopen()
+            elif kind is FrameKind.STOP:
+                self._ended.set()
+                return
+
+    async def _drain(self) -> None:
+        draining: list[Awaitable[None]] = [each.drain() for each in (self._http, self._grpc) if each is not None]
+        await asyncio.gather(*draining)
+        self._channel.send(encode_frame(FrameKind.DRAINED))

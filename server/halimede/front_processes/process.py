@@ -1,0 +1,157 @@
+"""One front-end process: its start, and its restarts when it dies."""
+
+import asyncio
+import logging
+import os
+import signal
+
+from halimede.core.supervise import describe_exit
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.front_processes.link import FrontLink
+from halimede.front_processes.main import Order
+from halimede.front_processes.page import Page
+from halimede.runtime.server import Server
+from halimede.workers.frames.kinds import FrameKind
+from halimede.workers.launcher import Launcher, WorkerProcess
+from halimede.workers.output import OutputReader
+
+log = logging.getLogger(__name__)
+
+ENTRY = "halimede.front_processes.main:main"
+PRELOAD = "halimede.front_processes.main:preload"
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 10.0
+LONG_LIFE_S = 60.0
+"""A process that lived for less is started again after a pause, which doubles with each such death."""
+
+END_S = 5.0
+"""How long a process may take to end once its channel is closed."""
+
+
+class FrontProcess:
+    """One place among the front-end processes, with the process that has it now."""
+
+    def __init__(
+        self,
+        order: Order,
+        descriptors: tuple[int, ...],
+        page: Page,
+        server: Server,
+        launcher: Launcher,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """`descriptors` are those of `Order`; the caller keeps them open until `close`."""
+        self._order = order
+        self._descriptors = descriptors
+        self._page = page
+        self._server = server
+        self._launcher = launcher
+        self._loop = loop
+        self.link: FrontLink | None = None
+        self._process: WorkerProcess | None = None
+        self._lost = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+        self.lost_lines = 0
+        """Log lines that former processes of this place dropped."""
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the process, None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Start the process and return when it serves; it is kept running from then on. InferenceError if it fails."""
+        await self._start()
+        self._keeping = self._loop.create_task(self._keep())
+
+    def stop_keeping(self) -> None:
+        """Do not start the process again when it ends."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+
+    def tell(self, kind: FrameKind) -> None:
+        """Send LEAVE, DRAIN or REOPEN, if there is a process."""
+        if self.link is not None:
+            self.link.tell(kind)
+
+    async def drained(self) -> None:
+        """Return when the process has no connection left, or has ended."""
+        if self.link is not None:
+            await self.link.drained()
+
+    async def close(self) -> None:
+        """End the process."""
+        self.stop_keeping()
+        if self._keeping is not None:
+            await asyncio.wait((self._keeping,))
+        await self._end()
+
+    async def _start(self) -> None:
+        self._lost.clear()
+        process = await asyncio.to_thread(
+            self._launcher.spawn, f"front-end-{self._order.process}", entry=ENTRY, preload=PRELOAD
+        )
+        self._process = process
+        about = {"frontend": str(self._order.process)}
+        self._output = OutputReader(process.output, "front end", about, self._loop)
+        self.link = FrontLink(process.channel, self._server, self._on_lost, self._loop)
+        starting = asyncio.ensure_future(self.link.start(self._order, tuple(map(os.dup, self._descriptors))))
+        try:
+            await starting
+        except asyncio.CancelledError:
+            if not self._lost.is_set():
+                raise
+            why = describe_exit(await process.wait())
+            await self._end()
+            raise InferenceError(ErrorCode.INTERNAL, f"a front-end process ended by {why} while it started") from None
+        except InferenceError:
+            await self._end()
+            raise
+
+    def _on_lost(self, _reason: str) -> None:
+        self._lost.set()
+
+    async def _keep(self) -> None:
+        """Start the process again whenever it has ended."""
+        pause = FIRST_PAUSE_S
+        while True:
+            begun = self._loop.time()
+            await self._lost.wait()
+            process = self._process
+            why = "an unknown cause"
+            if process is not None:
+                process.kill(signal.SIGKILL)
+                why = describe_exit(await process.wait())
+            await self._end()
+            pause = FIRST_PAUSE_S if self._loop.time() - begun > LONG_LIFE_S else min(2 * pause, LONGEST_PAUSE_S)
+            log.error(
+                "front-end process %d ended by %s: its connections are lost, and it is started again",
+                self._order.process,
+                why,
+            )
+            while True:
+                try:
+                    await self._start()
+                    break
+                except InferenceError as error:
+                    log.error("%s", error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _end(self) -> None:
+        link, self.link = self.link, None
+        process, self._process = self._process, None
+        if link is not None:
+            link.close()
+        if process is not None:
+            try:
+                async with asyncio.timeout(END_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill(signal.SIGKILL)
+                await process.wait()
+            self._output.close()
+            process.close()
+        self._page.clear(self._order.process)
+        self.lost_lines += self._page.keep_dropped_lines(self._order.process)

@@ -1,0 +1,93 @@
+"""The HTTP and gRPC servers that the settings describe, in the core process or in a front-end process."""
+
+import logging
+from pathlib import Path
+
+from halimede.core.observe.access_lines import AccessLog
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.frontends.grpc.options import Tls, Transport
+from halimede.frontends.grpc.server import GrpcServer
+from halimede.frontends.http.server import HttpServer
+from halimede.frontends.totals import PortTotals
+from halimede.log import admits_access, log_access
+from halimede.runtime.server import Server
+from halimede.settings import AccessLevel, Settings
+
+log = logging.getLogger("halimede.app")
+
+
+def access_log_of(settings: Settings) -> AccessLog | None:
+    """The access log, None if it is off."""
+    if settings.log_access is AccessLevel.OFF:
+        return None
+    return AccessLog(admits_access, log_access, successes=settings.log_access is AccessLevel.ALL)
+
+
+def make_http(
+    settings: Settings, server: Server, access_log: AccessLog | None, totals: PortTotals | None = None
+) -> HttpServer:
+    """The HTTP server, which is not bound yet."""
+    http = HttpServer(
+        server,
+        max_input_size=settings.http_max_input_size,
+        log=log.error,
+        restricted=settings.http_restricted_api,
+        forward=settings.http_header_forward_pattern,
+        totals=totals,
+    )
+    if settings.log_verbose:
+        http.log_requests(log.debug)
+    if access_log is not None:
+        http.log_access(access_log)
+    return http
+
+
+def make_grpc(
+    settings: Settings, server: Server, access_log: AccessLog | None, totals: PortTotals | None = None
+) -> GrpcServer:
+    """The gRPC server, which is not bound yet. InferenceError and OSError for certificates that cannot be used."""
+    return GrpcServer(
+        server,
+        _transport(settings),
+        restricted=settings.grpc_restricted_protocol,
+        forward=settings.grpc_header_forward_pattern,
+        max_response_pool_size=settings.grpc_max_response_pool_size,
+        access_log=access_log,
+        totals=totals,
+    )
+
+
+def _transport(settings: Settings) -> Transport:
+    return Transport(
+        reuse_port=settings.reuse_grpc_port,
+        max_message_bytes=settings.grpc_max_input_size,
+        tls=_tls(settings),
+        compression_level=settings.grpc_infer_response_compression_level.value,
+        keepalive_time=settings.grpc_keepalive_time,
+        keepalive_timeout=settings.grpc_keepalive_timeout,
+        keepalive_permit_without_calls=settings.grpc_keepalive_permit_without_calls,
+        http2_min_recv_ping_interval_without_data=settings.grpc_http2_min_recv_ping_interval_without_data,
+        http2_max_ping_strikes=settings.grpc_http2_max_ping_strikes,
+        max_connection_age=settings.grpc_max_connection_age,
+        max_connection_age_grace=settings.grpc_max_connection_age_grace,
+        stall_secs=settings.grpc_stall_timeout_secs,
+    )
+
+
+def _tls(settings: Settings) -> Tls | None:
+    if not settings.grpc_use_ssl:
+        return None
+    return Tls(
+        _read_pem("--grpc-server-cert", settings.grpc_server_cert),
+        _read_pem("--grpc-server-key", settings.grpc_server_key),
+        _read_pem("--grpc-root-cert", settings.grpc_root_cert) if settings.grpc_use_ssl_mutual else None,
+    )
+
+
+def _read_pem(flag: str, path: Path | None) -> bytes:
+    if path is None:
+        raise InferenceError(ErrorCode.INVALID_ARG, f"{flag} is required with --grpc-use-ssl")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InferenceError(ErrorCode.INVALID_ARG, f"{flag}: '{path}' cannot be read: {error.strerror}") from None

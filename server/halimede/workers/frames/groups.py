@@ -1,0 +1,144 @@
+"""INFERS and ANSWERS: the requests that a front-end process passes on together, and their answers.
+
+A frame consists of groups. The requests of a group have equal descriptions (model, names, shapes, sizes), which are
+sent once. Most clients send the same kind of request, so a frame usually has one group. A request with tensors in
+shared memory, or with texts of its own, is a group of its own.
+
+Standard library and numpy only, for any CPython from 3.10 on.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+from halimede.core.types import Buffer, InferenceRequest, InferenceResponse
+from halimede.workers.frames.calls import (
+    answer_form,
+    call_form,
+    describe_answer,
+    describe_infer,
+    known_answer_form,
+    known_call_form,
+    make_answer,
+    make_request,
+)
+from halimede.workers.frames.kinds import ANSWERS, HEADER, INFERS, FrameError, describe_decode_error
+from halimede.workers.frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Place, data_start
+
+_WANTED = struct.Struct("<Q")
+_GROUP = struct.Struct("<IIQ")
+"""Length of the description, number of requests, bytes of each."""
+
+
+class _Groups:
+    """Groups of one frame, while they are encoded."""
+
+    def __init__(self, start: int) -> None:
+        """`start`: where the first group begins in the body."""
+        self.parts: list[Buffer] = []
+        self.end = start
+        self._described = b""
+        self._numbers: list[int] = []
+        self._data: list[Buffer] = []
+        self._size = 0
+
+    def add(self, number: int, described: bytes, data: list[Buffer], size: int) -> None:
+        """Add a request. Equal descriptions are mostly the same object, because the encoder caches them."""
+        if self._numbers and (described is self._described or described == self._described):
+            self._numbers.append(number)
+            self._data += data
+            return
+        self.close()
+        self._described, self._numbers, self._data, self._size = described, [number], data, size
+
+    def close(self) -> None:
+        """End the current group, if there is one."""
+        if not self._numbers:
+            return
+        numbers, described, size = self._numbers, self._described, self._size
+        count = len(numbers)
+        start = self.end + _GROUP.size + len(described) + 4 * count
+        base = data_start(start)
+        head = _GROUP.pack(len(described), count, size)
+        self.parts += (head, described, _numbers(count).pack(*numbers), PADDING[base - start], *self._data)
+        self.end = base + count * size
+        self._numbers = []
+
+
+@lru_cache(256)
+def _numbers(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}I")
+
+
+def encode_infers(
+    requests: Sequence[tuple[int, InferenceRequest]],
+    place: Place,
+    wanted: Callable[[], int],
+    on_error: Callable[[int, Exception], None],
+) -> Buffer:
+    """An INFERS frame of numbered requests. `wanted` as in `calls.encode_infer`. `on_error` gets the number of each
+    request that cannot be sent, which the frame then lacks."""
+    groups = _Groups(_WANTED.size)
+    for number, request in requests:
+        try:
+            described, data, size = describe_infer(request, place)
+        except (ValueError, struct.error) as error:
+            on_error(number, error)
+        else:
+            groups.add(number, described, data, size)
+    groups.close()
+    head = HEADER.pack(groups.end, INFERS)
+    return b"".join((head, _WANTED.pack(wanted()), *groups.parts))
+
+
+def wanted_bytes(body: memoryview) -> int:
+    """The bytes of an INFERS frame's requests that did not fit into the sender's arena. FrameError."""
+    try:
+        (wanted,) = _WANTED.unpack_from(body)
+    except struct.error as error:
+        raise FrameError("INFERS: too short") from error
+    return int(wanted)
+
+
+def decode_infers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceRequest]]:
+    """The numbers and requests of an INFERS frame. FrameError. Tensors in the frame are views of `body`."""
+    try:
+        for described, numbers, base, size in _read(body, _WANTED.size):
+            form = known_call_form(bytes(described)) if len(described) <= REMEMBERED_BYTES else call_form(described)
+            for index, number in enumerate(numbers):
+                yield number, make_request(form, body, base + index * size, locate)
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        raise FrameError(f"INFERS: {describe_decode_error(error)}") from error
+
+
+def encode_answers(answers: Sequence[tuple[int, InferenceResponse]], place: Place) -> Buffer:
+    """An ANSWERS frame: each answer with the number of its request."""
+    groups = _Groups(0)
+    for number, response in answers:
+        groups.add(number, *describe_answer(response, place))
+    groups.close()
+    return b"".join((HEADER.pack(groups.end, ANSWERS), *groups.parts))
+
+
+def decode_answers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceResponse]]:
+    """The answers in an ANSWERS frame. Not checked: the server made it. Tensors are views of `body`."""
+    for described, numbers, base, size in _read(body, 0):
+        form = known_answer_form(bytes(described)) if len(described) <= REMEMBERED_BYTES else answer_form(described)
+        for index, number in enumerate(numbers):
+            yield number, make_answer(form, body, base + index * size, locate)
+
+
+def _read(body: memoryview, at: int) -> Iterator[tuple[memoryview, Sequence[int], int, int]]:
+    """The groups of a frame: description, numbers, start and length of the first request's data."""
+    end = len(body)
+    while at < end:
+        length, count, size = _GROUP.unpack_from(body, at)
+        at += _GROUP.size
+        described = body[at : at + length]
+        at += length
+        if at + 4 * count > end or not count:
+            raise FrameError(f"a group of {count} requests that ends too early")
+        numbers = _numbers(count).unpack_from(body, at)
+        base = data_start(at + 4 * count)
+        yield described, numbers, base, size
+        at = base + count * size
