@@ -107,6 +107,8 @@ class Channel:
         self._loop = loop
         self._on_work = on_work
         loop.add_reader(self._socket.fileno(), self._read_on_loop)
+        # uvloop has made it a socket that does not block.
+        self._socket.setblocking(True)
 
     def poll(self) -> None:
         """Read what has arrived, without waiting."""
