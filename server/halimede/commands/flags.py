@@ -266,7 +266,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--frontend-processes",
             PROCESSES,
-            "Processes that accept, parse and answer; 1 is the server's own, 0 chooses by cores (1 below 4, 2 below 16, 4).",
+            "Processes that accept, parse and answer: 1 is the server's own, 0 is 1 below 4 cores, 2 below 16, else 4.",
         ),
     ),
     "HTTP": (
