@@ -150,7 +150,7 @@ _UNLESS_NAMED = (
     "Authorization and the headers of restricted APIs are left out unless one alternative of the pattern is the "
     "whole name, as in x-.*|authorization."
 )
-_ONE_LOOP = "one event loop serves all connections, without a pool of threads"
+_ONE_LOOP = "event loops serve all connections, without a pool of threads; see --frontend-processes"
 _PACKAGES = "these plug-ins are Python packages, found by their entry points and not in a directory"
 _SAGEMAKER = "the SageMaker endpoint is not supported yet"
 _VERTEX = "the Vertex AI endpoint is not supported yet"
