@@ -12,6 +12,7 @@
 | `process` | core | one of them: its starts and restarts |
 | `link` | core | the channel to one process: its requests, and the answers to them |
 | `remote` | front end | `runtime.server.Server` over the channel |
+| `questions` | front end | questions to the core, and the models that it knows of |
 | `main` | front end | the program |
 
 The core binds the ports and passes the listening sockets on; each process accepts from them. The channel and the shared

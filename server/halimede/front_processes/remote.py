@@ -18,8 +18,9 @@ from halimede.core.types import (
 from halimede.core.types.caller import Caller
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
-from halimede.front_processes.asks import decode_told, encode_ask, error_of, plain, result_of
+from halimede.front_processes.asks import plain
 from halimede.front_processes.page import Page
+from halimede.front_processes.questions import KnownModels, Questions
 from halimede.runtime.server import LoadParameter, OnResponse
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.memory import Memory
@@ -28,9 +29,6 @@ from halimede.workers.frames.groups import decode_answers, encode_infers
 from halimede.workers.frames.json_frames import encode_blocks
 from halimede.workers.frames.kinds import CALL, TAKEN, FrameKind, encode_frame
 from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES
-
-MAX_KNOWN_MODELS = 4096
-"""Versions of models, and names without a model, that are kept. Above it, all are asked again."""
 
 UNUSED_S = 0.05
 """How soon the core learns that memory of answers is free, if no other request tells it before."""
@@ -46,7 +44,6 @@ class RemoteServer:
     ) -> None:
         self._channel = channel
         self._memory = memory
-        self._page = page
         self._metadata = metadata
         self._loop = loop
         self._next = 1
@@ -59,15 +56,9 @@ class RemoteServer:
         self._copying: dict[int, list[bytes]] = {}
         """Large requests that are copied on a thread, with the frames that must follow them."""
         self._copies: set[asyncio.Task[None]] = set()
-        self._told: dict[int, tuple[bool, bytes]] = {}
-        self._asking: dict[int, asyncio.Future[tuple[bool, bytes]] | None] = {}
-        """Questions without an answer; those of `_ask_now` without a future."""
-        self._asked = 0
-        self._models: dict[tuple[str, str], tuple[bool, bytes]] = {}
-        self._views: dict[tuple[str, str], tuple[bytes, ModelView]] = {}
-        self._changes = page.changes
+        self._questions = Questions(channel, loop)
+        self._models = KnownModels(self._questions, page)
         self._reporting: asyncio.TimerHandle | None = None
-        channel.handle(FrameKind.TOLD, self._on_told)
 
     def __repr__(self) -> str:
         return f"<RemoteServer in_flight={len(self._waiting)}>"
@@ -81,89 +72,38 @@ class RemoteServer:
         return True
 
     def is_ready(self) -> bool:
-        return bool(self._ask_now("is_ready"))
+        return bool(self._questions.ask_now("is_ready"))
 
     def is_draining(self) -> bool:
-        return bool(self._ask_now("is_draining"))
+        return bool(self._questions.ask_now("is_draining"))
 
     def model(self, name: str, version: str = "") -> ModelView:
-        key = name, version
-        changes = self._page.changes
-        if changes != self._changes or len(self._models) > MAX_KNOWN_MODELS:
-            self._changes = changes
-            self._models.clear()
-            if len(self._views) > MAX_KNOWN_MODELS:
-                self._views.clear()
-        found = self._models.get(key)
-        if found is None:
-            found = self._models[key] = self._find(key)
-        is_result, pickled = found
-        if is_result:
-            return self._views[key][1]
-        self._views.pop(key, None)
-        raise error_of(pickled)
-
-    def _find(self, key: tuple[str, str]) -> tuple[bool, bytes]:
-        """Ask the core. A model that did not change keeps its view, and with it what front ends have made from that."""
-        is_result, pickled = self._answer_now("model", key)
-        if is_result:
-            known = self._views.get(key)
-            if known is None or known[0] != pickled:
-                self._views[key] = pickled, result_of(True, pickled)
-        return is_result, pickled
+        return self._models.find(name, version)
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
-        return bool(await self._ask("is_model_ready", name, version))
+        return bool(await self._questions.ask("is_model_ready", name, version))
 
     def kv_cache(self, model: str) -> KvCache | None:
-        cache: KvCache | None = self._ask_now("kv_cache", model)
+        cache: KvCache | None = self._questions.ask_now("kv_cache", model)
         return cache
 
     async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        statistics: Sequence[ModelStatistics] = await self._ask("statistics", name, version)
+        statistics: Sequence[ModelStatistics] = await self._questions.ask("statistics", name, version)
         return statistics
 
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
-        index: Sequence[ModelIndexEntry] = await self._ask("repository_index", ready_only)
+        index: Sequence[ModelIndexEntry] = await self._questions.ask("repository_index", ready_only)
         return index
 
     async def devices(self) -> DeviceReport:
-        report: DeviceReport = await self._ask("devices")
+        report: DeviceReport = await self._questions.ask("devices")
         return report
 
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        await self._ask("load_model", name, plain(parameters))
+        await self._questions.ask("load_model", name, plain(parameters))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        await self._ask("unload_model", name, unload_dependents)
-
-    def _ask_now(self, method: str, *arguments: Any) -> Any:
-        return result_of(*self._answer_now(method, arguments))
-
-    def _answer_now(self, method: str, arguments: tuple[Any, ...]) -> tuple[bool, bytes]:
-        """Wait for the answer without a turn of the loop: the core answers such a question at once."""
-        number = self._send_ask(method, arguments)
-        self._asking[number] = None
-        self._channel.wait_for(lambda: number in self._told)
-        return self._told.pop(number)
-
-    async def _ask(self, method: str, *arguments: Any) -> Any:
-        number = self._send_ask(method, arguments)
-        future = self._asking[number] = self._loop.create_future()
-        return result_of(*await future)
-
-    def _send_ask(self, method: str, arguments: tuple[Any, ...]) -> int:
-        self._asked = number = self._asked % _MAX_NUMBER + 1
-        self._channel.send(encode_ask(number, method, arguments))
-        return number
-
-    def _on_told(self, body: memoryview) -> None:
-        number, is_result, pickled = decode_told(body)
-        future = self._asking.pop(number, None)
-        if future is None:
-            self._told[number] = is_result, pickled
-        elif not future.done():
-            future.set_result((is_result, pickled))
+        await self._questions.ask("unload_model", name, unload_dependents)
 
     # Inferences.
 
