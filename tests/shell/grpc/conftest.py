@@ -204,7 +204,7 @@ class FakeServer:
                 on_response(InferenceResponse(request.model_name, "", request.id, error=error))
             self.changed.notify_all()
 
-    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+    async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         if name and name not in self.views:
             raise InferenceError(ErrorCode.INVALID_ARG, f"requested model '{name}' is not available")
         assert name or not version

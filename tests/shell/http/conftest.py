@@ -152,7 +152,7 @@ class FakeServer:
     def kv_cache(self, model: str) -> KvCache | None:
         return KvCache(1, 4, 64) if model == "echo" else None
 
-    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+    async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         if name and name not in self.models:
             raise InferenceError(ErrorCode.INVALID_ARG, f"requested model '{name}' is not available")
         return [ModelStatistics(name or "echo", version or "1")]
@@ -161,7 +161,7 @@ class FakeServer:
         self.calls.append(("index", ready_only))
         return [ModelIndexEntry("echo", "1", ModelReadyState.READY)]
 
-    def devices(self) -> DeviceReport:
+    async def devices(self) -> DeviceReport:
         return DeviceReport((DeviceState(Device(DeviceKind.GPU, 0, "GPU-1")),))
 
     async def load_model(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:

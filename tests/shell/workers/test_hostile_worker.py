@@ -23,7 +23,7 @@ from halimede.workers.frames.kinds import (
     MAX_TEXT_BYTES,
     FrameKind,
 )
-from halimede.workers.server import calls
+from halimede.workers.server import answers
 from halimede.workers.server.channel import MAX_UNSENT_FRAMES
 from support.channel import Stage, done_frame, mappings, response_frame, stage, tensor
 from support.hostile import KIB, MIB, check_reason, executed, infer, raw, send, service, taken, uncalled
@@ -110,7 +110,7 @@ def test_answers_to_a_worker_that_does_not_read_become_errors(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """The limit is reduced from 1 GiB for the test."""
-    monkeypatch.setattr(calls, "MAX_UNSENT_BYTES", 4 * MIB)
+    monkeypatch.setattr(answers, "MAX_UNSENT_BYTES", 4 * MIB)
 
     async def main() -> None:
         async with stage(arena_bytes=0) as each:
@@ -132,7 +132,7 @@ def test_answers_to_a_worker_that_does_not_read_become_errors(
                 errors.append(response.error)
             assert errors.count(None) < 10
             assert errors[-1] == InferenceError(
-                ErrorCode.UNAVAILABLE, f"more than {4 * MIB} bytes wait for the model's process to read them"
+                ErrorCode.UNAVAILABLE, f"more than {4 * MIB} bytes wait for the process of model 'm' to read them"
             )
             await each.send(infer(101, 10))
             await each.until(lambda: len(each.heard.asked) == 101, "another")
