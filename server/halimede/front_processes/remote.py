@@ -63,8 +63,10 @@ class RemoteServer:
         self._asking: dict[int, asyncio.Future[tuple[bool, bytes]] | None] = {}
         """Questions without an answer; those of `_ask_now` without a future."""
         self._asked = 0
-        self._models: dict[tuple[str, str], tuple[bool, bytes]] = {}
+        self._models: dict[tuple[str, str], ModelView] = {}
+        """What serves, as of `_changes`."""
         self._views: dict[tuple[str, str], tuple[bytes, ModelView]] = {}
+        """Every view that the core sent, with its pickled form."""
         self._changes = page.changes
         self._reporting: asyncio.TimerHandle | None = None
         channel.handle(FrameKind.TOLD, self._on_told)
@@ -94,23 +96,22 @@ class RemoteServer:
             self._models.clear()
             if len(self._views) > MAX_KNOWN_MODELS:
                 self._views.clear()
-        found = self._models.get(key)
-        if found is None:
-            found = self._models[key] = self._find(key)
-        is_result, pickled = found
-        if is_result:
-            return self._views[key][1]
-        self._views.pop(key, None)
-        raise error_of(pickled)
+        view = self._models.get(key)
+        if view is None:
+            view = self._models[key] = self._find(key)
+        return view
 
-    def _find(self, key: tuple[str, str]) -> tuple[bool, bytes]:
-        """Ask the core. A model that did not change keeps its view, and with it what front ends have made from that."""
+    def _find(self, key: tuple[str, str]) -> ModelView:
+        """Ask the core. A model that did not change keeps its view, and with it what front ends have made from that.
+        Errors are not kept: a model may begin to load without a change of what serves."""
         is_result, pickled = self._answer_now("model", key)
-        if is_result:
-            known = self._views.get(key)
-            if known is None or known[0] != pickled:
-                self._views[key] = pickled, result_of(True, pickled)
-        return is_result, pickled
+        if not is_result:
+            self._views.pop(key, None)
+            raise error_of(pickled)
+        known = self._views.get(key)
+        if known is None or known[0] != pickled:
+            known = self._views[key] = pickled, result_of(True, pickled)
+        return known[1]
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
         return bool(await self._ask("is_model_ready", name, version))
