@@ -25,6 +25,7 @@ from typing import Any
 import backends
 import bls
 import busy
+import fronts
 import hop
 import micro
 import models
@@ -231,6 +232,19 @@ def backend_rows(scratch: Path) -> list[Row]:
     return rows
 
 
+def front_rows(scratch: Path) -> list[Row]:
+    """Front ends in processes of their own, against one process that does everything."""
+    rows = []
+    alone, *others = fronts.measured(scratch)
+    for each in (alone, *others):
+        note = f"{fronts.CALLERS} callers over HTTP; all processes of the server: {statistics.median(each.all_us):.1f}"
+        rows.append(row(f"core-fronts-{each.processes}", "us CPU per request", each.core_us, note))
+    for each in others:
+        ratios = [rate / one for rate, one in zip(each.rates, alone.rates, strict=True)]
+        rows.append(row(f"rate-fronts-{each.processes}", "ratio to one process", ratios))
+    return rows
+
+
 def growth_row(server: ServerProcess) -> Row:
     """Memory that GROWTH_REQUESTS small requests leave behind."""
 
@@ -282,6 +296,7 @@ ALONE: dict[str, Callable[[Path], list[Row]]] = {
     "hop": lambda _: hop_rows(),
     "bls": lambda _: bls_rows(),
     "backends": backend_rows,
+    "fronts": front_rows,
     "start": start_rows,
 }
 

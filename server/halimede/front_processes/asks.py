@@ -6,14 +6,18 @@ pickled.
 
 import base64
 import json
+import logging
 import pickle
 import struct
 from collections.abc import Mapping
 from typing import Any
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.frontends.http.protocol import INTERNAL_ERROR
 from halimede.runtime.server import LoadParameter, Server
 from halimede.workers.frames.kinds import FrameError, FrameKind, encode_frame
+
+log = logging.getLogger(__name__)
 
 AT_ONCE = frozenset({"is_ready", "is_draining", "model", "kv_cache"})
 """Methods that return at once. A front end waits for them without a turn of its loop."""
@@ -54,16 +58,24 @@ def answer_now(server: Server, number: int, method: str, arguments: tuple[Any, .
     """Call a method of AT_ONCE: its TOLD frame."""
     try:
         return encode_told(number, getattr(server, method)(*arguments))
-    except InferenceError as error:
-        return encode_told_error(number, error)
+    except Exception as error:  # noqa: BLE001 -- whatever it was, the front end waits for an answer
+        return encode_told_error(number, _told(method, error))
 
 
 async def answer_later(server: Server, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
     """Call a method of AWAITED: its TOLD frame."""
     try:
         return encode_told(number, await getattr(server, method)(*arguments))
-    except InferenceError as error:
-        return encode_told_error(number, error)
+    except Exception as error:  # noqa: BLE001 -- whatever it was, the front end waits for an answer
+        return encode_told_error(number, _told(method, error))
+
+
+def _told(method: str, error: Exception) -> InferenceError:
+    """The error that the front end gets. An internal fault is logged, without details for the client."""
+    if isinstance(error, InferenceError):
+        return error
+    log.error("unexpected error in %s for a front-end process", method, exc_info=error)
+    return InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR)
 
 
 def encode_told(number: int, value: object) -> bytes:

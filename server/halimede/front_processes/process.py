@@ -23,7 +23,7 @@ PRELOAD = "halimede.front_processes.main:preload"
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 LONG_LIFE_S = 60.0
-"""A process that lived for less is started again after a pause, which doubles with each such death."""
+"""The pause before a restart doubles with each death of a process that lived for less."""
 
 END_S = 5.0
 """How long a process may take to end once its channel is closed."""
@@ -96,15 +96,18 @@ class FrontProcess:
         about = {"frontend": str(self._order.process)}
         self._output = OutputReader(process.output, "front end", about, self._loop)
         self.link = FrontLink(process.channel, self._server, self._on_lost, self._loop)
-        starting = asyncio.ensure_future(self.link.start(self._order, tuple(map(os.dup, self._descriptors))))
         try:
-            await starting
+            await self.link.start(self._order, tuple(map(os.dup, self._descriptors)))
         except asyncio.CancelledError:
             if not self._lost.is_set():
                 raise
             why = describe_exit(await process.wait())
             await self._end()
             raise InferenceError(ErrorCode.INTERNAL, f"a front-end process ended by {why} while it started") from None
+        except OSError as error:
+            await self._end()
+            text = f"a front-end process cannot be started: {error.strerror or error}"
+            raise InferenceError(ErrorCode.UNAVAILABLE, text) from error
         except InferenceError:
             await self._end()
             raise
@@ -124,20 +127,20 @@ class FrontProcess:
                 process.kill(signal.SIGKILL)
                 why = describe_exit(await process.wait())
             await self._end()
-            pause = FIRST_PAUSE_S if self._loop.time() - begun > LONG_LIFE_S else min(2 * pause, LONGEST_PAUSE_S)
             log.error(
                 "front-end process %d ended by %s: its connections are lost, and it is started again",
                 self._order.process,
                 why,
             )
-            while True:
+            if self._loop.time() - begun > LONG_LIFE_S:
+                pause = FIRST_PAUSE_S
+            while self.link is None:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
                 try:
                     await self._start()
-                    break
                 except InferenceError as error:
                     log.error("%s", error)
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE_S)
 
     async def _end(self) -> None:
         link, self.link = self.link, None

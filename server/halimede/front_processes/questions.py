@@ -59,14 +59,16 @@ class Questions:
 
 
 class KnownModels:
-    """The models that were asked for, until the page says that the models have changed."""
+    """The models that serve, as far as they were asked for since the last change that the page counts."""
 
     def __init__(self, questions: Questions, page: Page) -> None:
         self._questions = questions
         self._page = page
         self._changes = page.changes
-        self._models: dict[tuple[str, str], tuple[bool, bytes]] = {}
+        self._models: dict[tuple[str, str], ModelView] = {}
+        """What serves, as of `_changes`."""
         self._views: dict[tuple[str, str], tuple[bytes, ModelView]] = {}
+        """Every view that the core sent, with its pickled form."""
 
     def find(self, name: str, version: str) -> ModelView:
         """As `runtime.server.Server.model`."""
@@ -77,20 +79,19 @@ class KnownModels:
             self._models.clear()
             if len(self._views) > MAX_KNOWN_MODELS:
                 self._views.clear()
-        found = self._models.get(key)
-        if found is None:
-            found = self._models[key] = self._ask(key)
-        is_result, pickled = found
-        if is_result:
-            return self._views[key][1]
-        self._views.pop(key, None)
-        raise error_of(pickled)
+        view = self._models.get(key)
+        if view is None:
+            view = self._models[key] = self._ask(key)
+        return view
 
-    def _ask(self, key: tuple[str, str]) -> tuple[bool, bytes]:
-        """Ask the core. A model that did not change keeps its view, and with it what front ends have made from that."""
+    def _ask(self, key: tuple[str, str]) -> ModelView:
+        """Ask the core. A model that did not change keeps its view, and with it what front ends have made from that.
+        Errors are not kept: a model may begin to load without a change of what serves."""
         is_result, pickled = self._questions.answer_now("model", key)
-        if is_result:
-            known = self._views.get(key)
-            if known is None or known[0] != pickled:
-                self._views[key] = pickled, result_of(True, pickled)
-        return is_result, pickled
+        if not is_result:
+            self._views.pop(key, None)
+            raise error_of(pickled)
+        known = self._views.get(key)
+        if known is None or known[0] != pickled:
+            known = self._views[key] = pickled, result_of(True, pickled)
+        return known[1]
