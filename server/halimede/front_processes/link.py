@@ -7,9 +7,10 @@ strangers send. Its inferences are cancelled when it ends.
 import asyncio
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from halimede.core.types import InferenceResponse
+from halimede.core.types import InferenceError, InferenceResponse
 from halimede.front_processes.asks import AT_ONCE, answer_later, answer_now, decode_ask
 from halimede.runtime.server import Server
 from halimede.workers.frames.groups import decode_infers, encode_answers, wanted_bytes
@@ -33,6 +34,7 @@ class _Call:
     def __init__(self, number: int, link: "FrontLink") -> None:
         self.number = number
         self.ticket = 0
+        """0 until the core has accepted the request."""
         self.untaken = 0
         self.link: FrontLink | None = link
         """None after the final answer or the process's end."""
@@ -45,6 +47,8 @@ class _Call:
             self.link = None
         else:
             self.untaken += 1
+        if response.error is not None and not self.ticket:
+            response = _refusal(response, response.error)
         link.answer(self.number, response)
 
 
@@ -200,6 +204,11 @@ class FrontLink:
 
     async def _answer_later(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
         self._channel.send(await answer_later(self._server, number, method, arguments))
+
+
+def _refusal(response: InferenceResponse, error: InferenceError) -> InferenceResponse:
+    """The answer to a request that was not accepted. Others may have the same error, so it is copied."""
+    return replace(response, error=InferenceError(error.code, error.message, is_refusal=True))
 
 
 def _all_small(outputs: Sequence[Any]) -> bool:

@@ -18,12 +18,17 @@ class ErrorCode(Enum):
 
 
 class InferenceError(Exception):
-    """An error for the caller: a code, and a text with the problem, its place, and the expected value."""
+    """An error for the caller: a code, and a text with the problem, its place, and the expected value.
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    `is_refusal` is set where a front end in a process of its own gets an error that the core gave before it accepted
+    the request. Within one process such an error comes before the call of `infer` returns.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, *, is_refusal: bool = False) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.is_refusal = is_refusal
 
     def __repr__(self) -> str:
         return f"<InferenceError {self.code.name} {self.message!r}>"

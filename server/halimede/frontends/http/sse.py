@@ -152,7 +152,7 @@ class EventCall:
     def _fail(self, error: InferenceError) -> None:
         if self._session.is_over:
             return
-        is_accepted = self._slot.ticket != 0
+        is_accepted = self._slot.ticket != 0 and not error.is_refusal
         if self._stream is None and not (self._sends_errors and is_accepted):
             respond_infer_error(self._exchange, error)
             self._end()

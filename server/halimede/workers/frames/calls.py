@@ -63,6 +63,8 @@ _CALL_ANSWER = struct.Struct("<BBBHHHII")
 # Each with the header before it.
 _WHOLE_INFER, _WHOLE_CALL_ANSWER = struct.Struct("<IIIIIQ"), struct.Struct("<IIII")
 _LENGTH = struct.Struct("<H")
+_REFUSAL = 2
+"""In place of the 1 that marks an error: the request was not accepted."""
 
 _REMEMBERED_TENSORS = 16
 """Descriptions of more tensors are not cached."""
@@ -260,19 +262,27 @@ def describe_answer(response: InferenceResponse, place: Place) -> tuple[bytes, l
         text,
         response.final,
         None if error is None else error.code,
+        error is not None and error.is_refusal,
         *described,
     )
     return whole, data, at
 
 
 def _answer_text(
-    model_name: str, model_version: str, name: str, text: bytes, final: bool, code: ErrorCode | None, *tensors: bytes
+    model_name: str,
+    model_version: str,
+    name: str,
+    text: bytes,
+    final: bool,
+    code: ErrorCode | None,
+    is_refusal: bool,
+    *tensors: bytes,
 ) -> bytes:
     """A CALL_ANSWER's description, padded to the start of its tensors' bytes."""
     model, version, request_id = encode_name(model_name), encode_name(model_version), checked_text(name)
     number = 0 if code is None else ERROR_NUMBERS[code]
     lengths = len(tensors), len(model), len(version), len(request_id), len(text)
-    numbers = _CALL_ANSWER.pack(final, code is not None, number, *lengths)
+    numbers = _CALL_ANSWER.pack(final, _REFUSAL if is_refusal else code is not None, number, *lengths)
     described = b"".join((numbers, model, version, request_id, text, *tensors))
     return described + PADDING[-(_WHOLE_CALL_ANSWER.size + len(described)) & 15]
 
@@ -294,20 +304,20 @@ def decode_call_answer(body: memoryview, locate: Locate) -> tuple[int, Inference
 
 def make_answer(form: "AnswerForm", body: memoryview, base: int, locate: Locate) -> InferenceResponse:
     """An answer whose tensors are in `body` from `base` on, or where `locate` finds them."""
-    model, version, request_id, tensors, parameters, code, text, final = form
+    model, version, request_id, tensors, parameters, code, text, final, is_refusal = form
     return InferenceResponse(
         model,
         version,
         request_id,
         make_tensors(tensors, body, base, locate, False),
         json.loads(parameters) if parameters else {},
-        None if code is None else InferenceError(code, text),
+        None if code is None else InferenceError(code, text, is_refusal=is_refusal),
         final,
     )
 
 
-AnswerForm = tuple[str, str, str, Sequence[TensorForm], bytes, ErrorCode | None, str, bool]
-"""Model, version, id, outputs, parameters as JSON, the error's code, its text, whether it is final."""
+AnswerForm = tuple[str, str, str, Sequence[TensorForm], bytes, ErrorCode | None, str, bool, bool]
+"""Model, version, id, outputs, parameters as JSON, the error's code, its text, whether it is final, and a refusal."""
 
 
 def answer_form(described: Buffer) -> AnswerForm:
@@ -324,8 +334,9 @@ def answer_form(described: Buffer) -> AnswerForm:
     text = bytes(described[at : at + text_length])
     tensors, _ = read_tensors(described, at + text_length, count, None)
     if is_error:
-        return model, version, request_id, tensors, b"", ERROR_CODES[code], str(text, "utf-8", "replace"), bool(final)
-    return model, version, request_id, tensors, text, None, "", bool(final)
+        error = ERROR_CODES[code], str(text, "utf-8", "replace")
+        return model, version, request_id, tensors, b"", *error, bool(final), is_error == _REFUSAL
+    return model, version, request_id, tensors, text, None, "", bool(final), False
 
 
 known_answer_form = lru_cache(REMEMBERED)(answer_form)
