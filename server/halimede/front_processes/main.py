@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import uvloop
@@ -22,6 +23,7 @@ from halimede.settings import Settings
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.main import ignore_stop_signals
 from halimede.workers.child.memory import Memory
+from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import FrameKind, encode_frame
 
@@ -66,6 +68,8 @@ def main(descriptor: int) -> int:
         failure = error if isinstance(error, InferenceError) else InferenceError(ErrorCode.INTERNAL, str(error))
         channel.send(json_frame(FrameKind.FAILED, error_json(failure)))
         code = 1
+    except ServerGoneError:
+        code = 0
     shutdown()
     return code
 
@@ -163,4 +167,5 @@ class _FrontEnd:
     async def _drain(self) -> None:
         draining: list[Awaitable[None]] = [each.drain() for each in (self._http, self._grpc) if each is not None]
         await asyncio.gather(*draining)
-        self._channel.send(encode_frame(FrameKind.DRAINED))
+        with suppress(ServerGoneError):
+            self._channel.send(encode_frame(FrameKind.DRAINED))

@@ -4,9 +4,11 @@ import asyncio
 from typing import Any
 
 from halimede.core.config.model_view import ModelView
+from halimede.core.types import ErrorCode, InferenceError
 from halimede.front_processes.asks import decode_told, encode_ask, error_of, result_of
 from halimede.front_processes.page import Page
 from halimede.workers.child.channel import Channel
+from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.kinds import FrameKind
 
 MAX_KNOWN_MODELS = 4096
@@ -16,7 +18,10 @@ _MAX_NUMBER = (1 << 32) - 1
 
 
 class Questions:
-    """ASK frames, and the TOLD frames that answer them. All methods are called on the event loop's thread."""
+    """ASK frames, and the TOLD frames that answer them. All methods are called on the event loop's thread.
+
+    Questions raise InferenceError UNAVAILABLE when the core has ended.
+    """
 
     def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
         self._channel = channel
@@ -35,7 +40,10 @@ class Questions:
         """Wait for the answer without a turn of the loop: the core answers such a question at once."""
         number = self._send(method, arguments)
         self._asking[number] = None
-        self._channel.wait_for(lambda: number in self._told)
+        try:
+            self._channel.wait_for(lambda: number in self._told)
+        except ServerGoneError:
+            raise _gone() from None
         return self._told.pop(number)
 
     async def ask(self, method: str, *arguments: Any) -> Any:
@@ -46,7 +54,10 @@ class Questions:
 
     def _send(self, method: str, arguments: tuple[Any, ...]) -> int:
         self._asked = number = self._asked % _MAX_NUMBER + 1
-        self._channel.send(encode_ask(number, method, arguments))
+        try:
+            self._channel.send(encode_ask(number, method, arguments))
+        except ServerGoneError:
+            raise _gone() from None
         return number
 
     def _on_told(self, body: memoryview) -> None:
@@ -56,6 +67,10 @@ class Questions:
             self._told[number] = is_result, pickled
         elif not future.done():
             future.set_result((is_result, pickled))
+
+
+def _gone() -> InferenceError:
+    return InferenceError(ErrorCode.UNAVAILABLE, "the server has ended")
 
 
 class KnownModels:

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import (
+    Buffer,
     DeviceReport,
     ErrorCode,
     InferenceError,
@@ -24,6 +26,7 @@ from halimede.front_processes.questions import KnownModels, Questions
 from halimede.runtime.server import LoadParameter, OnResponse
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.memory import Memory
+from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.calls import decode_call_answer
 from halimede.workers.frames.groups import decode_answers, encode_infers
 from halimede.workers.frames.json_frames import encode_blocks
@@ -149,9 +152,9 @@ class RemoteServer:
         requests, self._requests = self._requests, []
         frames, self._frames = self._frames, []
         if requests:
-            self._channel.send(self._encode(requests))
+            _send(self._channel, self._encode(requests))
         if frames:
-            self._channel.send(b"".join(frames))
+            _send(self._channel, b"".join(frames))
         self._report_unused()
 
     def _encode(self, requests: Sequence[tuple[int, InferenceRequest]]) -> Any:
@@ -176,7 +179,7 @@ class RemoteServer:
             self._fail(number, error)
             del self._copying[number]
             return
-        self._channel.send([frame, *self._copying.pop(number)])
+        _send(self._channel, [frame, *self._copying.pop(number)])
 
     def on_answers(self, body: memoryview) -> None:
         """An ANSWERS frame."""
@@ -204,7 +207,7 @@ class RemoteServer:
         with memory.reporting:
             unused = memory.unused()
             if unused:
-                self._channel.send(encode_blocks(FrameKind.UNUSED, unused))
+                _send(self._channel, encode_blocks(FrameKind.UNUSED, unused))
 
     def _report_unused_soon(self) -> None:
         if self._reporting is None and self._memory.has_retained:
@@ -214,3 +217,9 @@ class RemoteServer:
         self._reporting = None
         self._report_unused()
         self._report_unused_soon()
+
+
+def _send(channel: Channel, message: "Buffer | list[Buffer]") -> None:
+    """Send frames, unless the core has ended: the process then reads that next, and ends too."""
+    with suppress(ServerGoneError):
+        channel.send(message)

@@ -1,0 +1,64 @@
+"""What clients and readers of the log see must not depend on the number of front-end processes."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from halimede.core.types import InferenceError, InferenceRequest, ServerMetadata
+from halimede.front_processes.page import Page
+from halimede.front_processes.remote import RemoteServer
+from halimede.workers.child.channel import Channel
+from halimede.workers.child.memory import Memory
+from support.models import add_identity
+from support.served import add_python
+from support.server import RunningServer, start_server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    repository = tmp_path / "models"
+    repository.mkdir()
+    add_identity(repository, "identity")
+    add_python(repository, "python")
+    running = start_server(tmp_path, ["--model-repository", repository, "--frontend-processes=2"])
+    yield running
+    running.kill()
+
+
+def test_a_request_that_is_not_accepted_gets_no_event_stream(server: RunningServer) -> None:
+    for model, status in (("identity", 400), ("python", 400), ("missing", 404)):
+        answer = server.post(f"/v2/models/{model}/generate_stream", {})
+        assert (answer.status, answer.headers["content-type"]) == (status, "application/json"), answer.body
+        assert model in answer.error
+
+
+def test_a_front_end_whose_core_has_ended_logs_no_fault() -> None:
+    faults: list[object] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: faults.append(context))
+        core, front_end = socket.socketpair()
+        channel = Channel(front_end.detach())
+        page = Page.create(1)
+        server = RemoteServer(channel, Memory(channel), Page(page, 1), ServerMetadata("", "", ()), loop)
+        os.close(page)
+        ticket = server.infer(InferenceRequest("m", inputs=[]), faults.append)
+        core.close()
+        await asyncio.sleep(0)
+        server.cancel(ticket)
+        await asyncio.sleep(0)
+        for ask in (server.is_ready, partial(server.model, "m")):
+            with pytest.raises(InferenceError, match="the server has ended"):
+                ask()
+        with pytest.raises(InferenceError, match="the server has ended"):
+            await server.devices()
+        channel.disconnect()
+
+    asyncio.run(main())
+    assert faults == []
