@@ -121,11 +121,12 @@ def turns_of(values: Sequence[int]) -> list[int]:
 
 
 class History:
-    """Each value of a Deployment's `spec.replicas` during the `with`, as a watch reports it."""
+    """Each value of a Deployment's `spec.replicas` during the `with`, as a watch reports it. field: another number."""
 
-    def __init__(self, tenant: Tenant, name: str) -> None:
+    def __init__(self, tenant: Tenant, name: str, field: str = "spec.replicas") -> None:
         self._tenant = tenant
         self._name = name
+        self._field = field
         self._values: list[int] = []
         self._process: subprocess.Popen[str] | None = None
 
@@ -134,7 +135,7 @@ class History:
         self._process = subprocess.Popen(
             [
                 *(kubectl, f"--kubeconfig={self._tenant.cluster.kubeconfig}", f"--namespace={self._tenant.namespace}"),
-                *("get", "deployment", self._name, "--watch", "-o", 'jsonpath={.spec.replicas}{"\\n"}'),
+                *("get", "deployment", self._name, "--watch", "-o", f'jsonpath={{.{self._field}}}{{"\\n"}}'),
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -166,7 +167,8 @@ class History:
         assert self._process
         assert self._process.stdout
         for line in self._process.stdout:
-            self._values.append(int(line))
+            # A status has no number instead of 0.
+            self._values.append(int(line.strip() or 0))
 
 
 class OfferedLoad:
@@ -206,7 +208,9 @@ class OfferedLoad:
                 task.add_done_callback(pending.discard)
             await asyncio.sleep(1 / self._rate if self._rate else 0.1)
         if pending:
-            await asyncio.wait(pending, timeout=LIMIT_S)
+            _, late = await asyncio.wait(pending, timeout=LIMIT_S)
+            for _ in late:
+                self._fail(f"no answer within {LIMIT_S} s")
 
     async def _ask(self) -> None:
         try:

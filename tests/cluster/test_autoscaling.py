@@ -287,20 +287,81 @@ return [answer(request) for request in requests]
 ONE_LOAD = 2.4
 """Requests per second that one pod can answer, with room."""
 NEEDED = Served(service_s=SLEEPS_S).needed(4 * ONE_LOAD)
+THREE_BUSY = 8.0
+"""Requests per second that two pods can only just answer, so that an HPA wants three."""
+NEEDS_THREE = 1.7
+"""The sum of the busy fractions from which on it does, with its tolerance. Of THREE_BUSY it is 2."""
 WANTED_S = {Preset.QUEUE: 60.0, Preset.CONCURRENCY: 60.0, Preset.GPU: 120.0}
 """How soon so many replicas are wanted; the busy fraction is at most 1, so that `gpu` needs a decision more."""
+
+
+def offered(tenant: Tenant, name: str) -> OfferedLoad:
+    """Of requests to a model that sleeps."""
+    address = tenant.cluster.forward(f"service/{name}", 8000, tenant.namespace)
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}
+    return OfferedLoad(address, "/v2/models/sleeps/infer", body)
+
+
+@pytest.fixture
+def sleeps(platform: Platform, tmp_path: Path) -> str:
+    """The URI of the model that sleeps."""
+    add_python(tmp_path, "sleeps", SLEEPS, max_batch_size=0, dims="4")
+    return platform.store.put("sleeps", tmp_path / "sleeps")
+
+
+def sleeping(name: str, uri: str, **fields: object) -> dict[str, object]:
+    document = model(name, uri, **fields)
+    document["spec"]["model"]["name"] = "sleeps"
+    return document
+
+
+@pytest.mark.timeout(900, func_only=True)
+def test_switching_autoscaling_under_load_fails_no_request(
+    tenant: Tenant, pods: PlayedPods, metrics: ClusterPrometheus, sleeps: str
+) -> None:
+    off = sleeping(NAME, sleeps, replicas=3)
+    on = sleeping(NAME, sleeps, replicas=3, autoscaling=scaling(preset="queue"))
+    busy = f'halimede_instance_busy_ratio{{namespace="{tenant.namespace}"}}'
+    apply(tenant, off)
+    has(pods, 3)
+    tenant.infer(NAME, {"IN": ("FP32", [4], [1, 2, 3, 4])}, served="sleeps")
+    with (
+        History(tenant, NAME) as wanted,
+        History(tenant, NAME, "status.readyReplicas") as ready,
+        offered(tenant, NAME) as load,
+    ):
+        load.offer(THREE_BUSY)
+        eventually(lambda: sum(metrics.query(busy).values()) > NEEDS_THREE, "the load in the metrics")
+
+        def keeps_three() -> None:
+            """The HPA may want more for a while, when this machine is slow."""
+            deadline = time.monotonic() + STAYS_S
+            while time.monotonic() < deadline:
+                assert (min(wanted.values), min(ready.values)) == (3, 3), (wanted.values, ready.values)
+                assert len(pods.running()) >= 3
+                time.sleep(0.5)
+
+        for _ in range(2):
+            apply(tenant, on)
+            has_metrics(tenant)
+            keeps_three()
+            apply(tenant, off)
+            eventually(lambda: tenant.names("hpa") == set(), "the end of the HPA")
+            has(pods, 3)
+            keeps_three()
+            assert wanted.values[-1] == 3, wanted.values
+    print(f"\nswitched: {wanted.values} replicas, {ready.values} Ready; {load.answered} answers")
+    assert load.failed == []
 
 
 def follow(tenant: Tenant, preset: Preset) -> None:
     """Offer 1x, 4x and 1x to the model of this name; print what its replicas did."""
     name = str(preset)
-    address = tenant.cluster.forward(f"service/{name}", 8000, tenant.namespace)
-    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}
 
     def has_capacity() -> bool:
         return bool(tenant.get("deployment", name)["status"].get("readyReplicas", 0) >= NEEDED)
 
-    with OfferedLoad(address, "/v2/models/sleeps/infer", body) as load, History(tenant, name) as history:
+    with offered(tenant, name) as load, History(tenant, name) as history:
         load.offer(ONE_LOAD)
         time.sleep(60)
         assert history.values == [1], name
@@ -322,17 +383,13 @@ def follow(tenant: Tenant, preset: Preset) -> None:
 
 @pytest.mark.timeout(1500, func_only=True)
 def test_replicas_follow_offered_load(
-    platform: Platform, tenant: Tenant, metrics: ClusterPrometheus, tmp_path: Path
+    platform: Platform, tenant: Tenant, metrics: ClusterPrometheus, sleeps: str
 ) -> None:
     """A model that sleeps, for each preset at the same time, with the timing of Kubernetes; the times are printed."""
-    add_python(tmp_path, "sleeps", SLEEPS, max_batch_size=0, dims="4")
-    uri = platform.store.put("sleeps", tmp_path / "sleeps")
     platform.cluster.set_autoscaling(HpaTiming())
     try:
         for preset in Preset:
-            document = model(preset, uri, autoscaling={"maxReplicas": 6, "preset": preset})
-            document["spec"]["model"]["name"] = "sleeps"
-            apply(tenant, document)
+            apply(tenant, sleeping(preset, sleeps, autoscaling={"maxReplicas": 6, "preset": preset}))
         for preset in Preset:
             tenant.wait_ready(f"im/{preset}", START_LIMIT_S)
         with ThreadPoolExecutor() as pool:

@@ -22,9 +22,6 @@ from halimede.workers.server.channel import Channel
 from halimede.workers.server.memory import Memory
 from halimede.workers.server.tasks import Tasks
 
-ARENA_BYTES = 1 << 30
-"""Maximum bytes of tensors in shared memory in each direction. Further ones are sent in frames."""
-
 
 class _Call:
     """One inference of a client of the front end."""
@@ -64,7 +61,7 @@ class FrontLink:
         self._loop = loop
         self._tasks = Tasks(loop)
         self._channel = Channel(channel, self._on_channel_lost, loop)
-        self._memory = Memory(self._channel, self._tasks, loop, ARENA_BYTES)
+        self._memory = Memory(self._channel, self._tasks, loop)
         self._large = AnswerSender(self._channel, self._memory, self._tasks, "a front-end process")
         self._in_flight: dict[int, _Call] = {}
         self._ready: list[tuple[int, InferenceResponse]] = []

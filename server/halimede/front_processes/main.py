@@ -27,9 +27,6 @@ from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import FrameKind, encode_frame
 
-ARENA_BYTES = 1 << 30
-"""Maximum bytes of requests in shared memory. Further ones are sent in frames."""
-
 PUBLISH_S = 1.0
 """How often the process publishes how many log lines it dropped."""
 
@@ -57,7 +54,7 @@ def main(descriptor: int) -> int:
     """Serve until the core closes the channel. Returns the process's exit code."""
     ignore_stop_signals()
     channel = Channel(descriptor)
-    memory = Memory(channel, ARENA_BYTES)
+    memory = Memory(channel)
     kind, body = channel.receive()
     if kind is not FrameKind.START:
         raise RuntimeError(f"the first frame is {kind.name}, not START")

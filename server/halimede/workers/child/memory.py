@@ -21,12 +21,11 @@ ARENA_BYTES = 256 << 20
 class Memory:
     """Both arenas, segments of other workers, and which of their blocks the model still uses."""
 
-    def __init__(self, channel: Channel, arena_bytes: int = ARENA_BYTES) -> None:
-        """`arena_bytes`: maximum bytes of tensors of this process in shared memory."""
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.inbound = SegmentMap()
         self.shared = SharedSegments(self.inbound.released)
-        self.outbound = OwnArena(arena_bytes)
+        self.outbound = OwnArena(ARENA_BYTES)
         self.wanted_bytes = 0
         """Bytes that did not fit and are not reported yet. The server enlarges the arena."""
         self.reporting = threading.RLock()
