@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -331,7 +331,7 @@ class LogOutput:
             return len(lines), os.strerror(errno.EBADF)
         # The rest of a line that was cut must not join the line after it.
         parts = [b"\n", *lines] if self._is_torn else lines
-        done, error = _write_all(self._fd, b"".join(parts))
+        done, error = _write_all(self._fd, parts)
         if error is None:
             self._is_torn = False
             return 0, ""
@@ -441,20 +441,34 @@ def _has_name(fd: int) -> bool:
         return False  # a stale handle of a remote file, or one that other code closed
 
 
-def _write_all(fd: int, data: bytes) -> tuple[int, OSError | None]:
+def _write_all(fd: int, lines: Sequence[bytes]) -> tuple[int, OSError | None]:
     """How many bytes were written, and the error that ended the write early."""
     done = 0
-    while done < len(data):
-        try:
-            done += os.write(fd, data[done:] if done else data)
-        except BlockingIOError:
-            # Non-blocking by `_open`, or by another process that shares our stderr.
-            full = select.poll()
-            full.register(fd, select.POLLOUT)
-            full.poll()
-        except OSError as error:
-            return done, error
+    for piece in _pieces(lines):
+        end = done + len(piece)
+        while done < end:
+            try:
+                done += os.write(fd, piece[done - end :])
+            except BlockingIOError:
+                # Non-blocking by `_open`, or by another process that shares our stderr.
+                full = select.poll()
+                full.register(fd, select.POLLOUT)
+                full.poll()
+            except OSError as error:
+                return done, error
     return done, None
+
+
+def _pieces(lines: Sequence[bytes]) -> Iterator[bytes]:
+    """Lines that are written together. Up to PIPE_BUF bytes are not mixed with those of another front-end process,
+    which writes to the same pipe."""
+    start = size = 0
+    for index, line in enumerate(lines):
+        if size and size + len(line) > select.PIPE_BUF:
+            yield b"".join(lines[start:index])
+            start, size = index, 0
+        size += len(line)
+    yield b"".join(lines[start:])
 
 
 def _hold_standard_streams() -> None:

@@ -12,8 +12,10 @@ import pytest
 from halimede.core.types import InferenceError, InferenceRequest, ServerMetadata
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
+from halimede.log import LogOutput
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.memory import Memory
+from support.background import in_background
 from support.models import add_identity
 from support.served import add_python
 from support.server import RunningServer, start_server
@@ -62,3 +64,19 @@ def test_a_front_end_whose_core_has_ended_logs_no_fault() -> None:
 
     asyncio.run(main())
     assert faults == []
+
+
+def test_processes_that_log_to_one_pipe_do_not_mix_lines(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    written = [[b"%d %03d %s\n" % (writer, number, b"x" * 200) for number in range(500)] for writer in range(2)]
+    writing = [in_background(partial(LogOutput(path).write, lines)) for lines in written]
+    os.set_blocking(reader, True)
+    read = bytearray()
+    while len(read) < sum(map(len, written[0] + written[1])):
+        read += os.read(reader, 1000)
+    os.close(reader)
+    assert [each.result(30) for each in writing] == [(0, "")] * 2
+    lines = bytes(read).splitlines(keepends=True)
+    assert [[line for line in lines if line.startswith(b"%d " % writer)] for writer in range(2)] == written
