@@ -19,7 +19,7 @@ from halimede.workers.frames.kinds import FrameError, FrameKind, encode_frame
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = frozenset({"is_ready", "is_draining", "model", "kv_cache"})
+AT_ONCE = frozenset({"is_live", "is_ready", "is_draining", "model", "kv_cache"})
 """Methods that return at once. A front end waits for them without a turn of its loop."""
 
 AWAITED = frozenset({"is_model_ready", "statistics", "repository_index", "devices", "load_model", "unload_model"})

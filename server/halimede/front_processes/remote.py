@@ -72,7 +72,8 @@ class RemoteServer:
         return self._metadata
 
     def is_live(self) -> bool:
-        return True
+        # The core is asked, so that a liveness probe fails when the core hangs.
+        return bool(self._questions.ask_now("is_live"))
 
     def is_ready(self) -> bool:
         return bool(self._questions.ask_now("is_ready"))

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -37,6 +39,14 @@ def test_a_request_that_is_not_accepted_gets_no_event_stream(server: RunningServ
         answer = server.post(f"/v2/models/{model}/generate_stream", {})
         assert (answer.status, answer.headers["content-type"]) == (status, "application/json"), answer.body
         assert model in answer.error
+
+
+def test_a_server_whose_core_hangs_is_not_live(server: RunningServer) -> None:
+    server.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        urlopen(f"http://{server.http_url}/v2/health/live", timeout=0.5)
+    server.process.send_signal(signal.SIGCONT)
+    assert server.get("/v2/health/live").status == 200
 
 
 def test_a_front_end_whose_core_has_ended_logs_no_fault() -> None:
