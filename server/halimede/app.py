@@ -80,6 +80,9 @@ FAST_EXIT_SECS = 0.2
 FEW_CONNECTIONS = 4096
 """A server that can have fewer connections logs a warning: a fleet of clients may need more."""
 
+FRONT_END_FILES = 32
+"""About as many files a front-end process has open without connections."""
+
 
 def run(settings: Settings) -> NoReturn:
     """Serve until a signal, and end the process: exit code 0 after a complete stop, else 1."""
@@ -116,10 +119,18 @@ def _flush_prints() -> None:
         print(end="", flush=True)
 
 
-def _warn_of_few_files() -> None:
+def _warn_of_few_files(front_ends: int) -> None:
     """Warn if few file descriptors are left once the models are loaded: connections need them."""
     allowed, in_use = open_files_limit(), count_open_files()
-    if allowed - in_use < FEW_CONNECTIONS:
+    if front_ends:
+        connections = front_ends * max(0, allowed - FRONT_END_FILES)
+        if connections < FEW_CONNECTIONS:
+            log.warning(
+                "each of %d front-end processes may open %d files: connections beyond %d are turned away; raise the "
+                "limit with `ulimit -n`",
+                *(front_ends, allowed, connections),
+            )
+    elif allowed - in_use < FEW_CONNECTIONS:
         log.warning(
             "this process may open %d files and has %d open with its models loaded: connections beyond %d are turned "
             "away; raise the limit with `ulimit -n`",
@@ -253,7 +264,7 @@ class App:
             return await self._drain(delay_secs=0)
         await self._log_startup_tables()
         if self._settings.allow_http or self._settings.allow_grpc:
-            _warn_of_few_files()
+            _warn_of_few_files(len(self._fronts.pids()) if self._fronts is not None else 0)
         if loading.result() and self._settings.exit_on_error:
             log.error("creating server: Internal - failed to load all models: %s", ", ".join(loading.result()))
             write_message(failed_loads(await self._core.repository_index(ready_only=False)))

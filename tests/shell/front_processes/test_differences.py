@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from halimede.workers.child.memory import Memory
 from support.background import in_background
 from support.models import add_identity
 from support.served import add_python
-from support.server import RunningServer, start_server
+from support.server import LOOPBACK, RunningServer, start_command, start_server, wait_until
 
 
 @pytest.fixture
@@ -47,6 +48,16 @@ def test_a_server_whose_core_hangs_is_not_live(server: RunningServer) -> None:
         urlopen(f"http://{server.http_url}/v2/health/live", timeout=0.5)
     server.process.send_signal(signal.SIGCONT)
     assert server.get("/v2/health/live").status == 200
+
+
+def test_the_warning_of_few_files_counts_those_of_all_processes(tmp_path: Path) -> None:
+    command = ["prlimit", "--nofile=256:256", sys.executable, "-m", "halimede", "serve", *LOOPBACK]
+    server = start_command(tmp_path, [*command, f"--model-repository={tmp_path}", "--frontend-processes=3"])
+    try:
+        wait_until(lambda: "may open" in server.log, "the warning", server)
+        assert "each of 3 front-end processes may open 256 files: connections beyond 672 are turned away" in server.log
+    finally:
+        server.kill()
 
 
 def test_a_front_end_whose_core_has_ended_logs_no_fault() -> None:
