@@ -17,6 +17,9 @@ START_LIMIT_S = 60.0
 LOOPBACK = (
     *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1"),
     *("--http-port=0", "--grpc-port=0", "--metrics-port=0"),
+    # On every machine: tests count the processes, files and memory of a server. `shell/front_processes` has servers
+    # with more.
+    "--frontend-processes=1",
 )
 
 
