@@ -45,7 +45,7 @@ NOT_YET = """
 """
 OURS = (
     "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs --log-access --server-version "
-    "--process-per-device --allow-pickle"
+    "--process-per-device --allow-pickle --frontend-processes"
 )
 
 
@@ -115,6 +115,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--grpc-http2-max-ping-strikes=5": ("grpc_http2_max_ping_strikes", 5),
     "--grpc-max-connection-age=60000": ("grpc_max_connection_age", 60_000),
     "--grpc-max-connection-age-grace=500": ("grpc_max_connection_age_grace", 500),
+    "--frontend-processes=4": ("frontend_processes", 4),
     "--grpc-stall-timeout-secs=2.5": ("grpc_stall_timeout_secs", 2.5),
     "--allow-metrics=false": ("allow_metrics", False),
     "--allow-gpu-metrics=false": ("allow_gpu_metrics", False),
