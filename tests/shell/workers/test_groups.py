@@ -14,7 +14,7 @@ from halimede.workers.frames.groups import (
     encode_infers,
     wanted_bytes,
 )
-from halimede.workers.frames.kinds import FrameError, FrameKind
+from halimede.workers.frames.kinds import MAX_CLIENT_TEXT_BYTES, FrameError, FrameKind
 from halimede.workers.frames.tensors import INLINE_BYTES
 from support.frames import CALL_ANSWERS, CALLS, PLACED, U32, U64, Shelf, body_of, plain
 
@@ -125,11 +125,11 @@ def test_a_request_that_cannot_be_sent_is_reported_alone(requests: Numbered, pla
     "fields",
     [
         {"model_name": "m" * 70_000},
-        {"id": "i" * 70_000},
+        {"id": "i" * (MAX_CLIENT_TEXT_BYTES + 1)},
         {"sequence_id": -1},
         {"sequence_id": 2**64},
         {"timeout_us": 2**64},
-        {"parameters": {"k": "x" * 70_000}},
+        {"parameters": {"k": "x" * MAX_CLIENT_TEXT_BYTES}},
         {"inputs": [Tensor("x", DataType.INT8, (2**63,), b"a")]},
     ],
     ids=lambda fields: next(iter(fields)),
@@ -142,6 +142,16 @@ def test_each_field_beyond_its_limit_is_reported(fields: dict[str, Any]):
 
     assert failed == [2]
     check_equal(read(body_of(frame, FrameKind.INFERS)), [requests[0], requests[2]], "inputs")
+
+
+def test_long_texts_of_clients_arrive():
+    long = ",[{" * 100_000
+    requests = [(1, small(1)), (2, small(2, id=long, sequence_id=long, parameters={long: long, "k": 1}))]
+    answers = [(2, InferenceResponse("m", "1", long, parameters={"k": long}))]
+
+    check_equal(read(infers(requests)), requests, "inputs")
+    body = body_of(encode_answers(answers, Shelf(False).place), FrameKind.ANSWERS)
+    check_equal(list(decode_answers(body, Shelf(False).locate)), answers, "outputs")
 
 
 def test_only_requests_that_were_not_sent_leave_an_empty_frame():
@@ -187,7 +197,7 @@ def test_a_frame_that_ends_too_early_is_refused(cut: int):
 
 
 def test_deeply_nested_parameters_are_refused_with_a_frame_error():
-    nested = "[" * 30_000
+    nested = "[" * 300_000
     request = small(1, parameters={"k": nested})
     body = bytearray(infers([(1, request)]))
     # The text of the parameters becomes the lists that it names.
