@@ -50,9 +50,9 @@ def open_connections(process: psutil.Process, port: int) -> int:
 
 
 def owner(server: RunningServer, client: socket.socket) -> int | None:
-    """The pid of the front end that accepted this connection; None if none has yet."""
+    """The pid of the process that accepted this connection; None if none has yet."""
     mine = client.getsockname()[1]
-    for process in front_ends(server):
+    for process in (*front_ends(server), psutil.Process(server.process.pid)):
         for each in process.net_connections("tcp"):
             if each.raddr and each.raddr.port == mine:
                 return process.pid
@@ -79,7 +79,7 @@ class Connection:
 
 
 def connect(server: RunningServer) -> Connection:
-    """A connection that a front end has accepted."""
+    """A connection that a front end, or the core of a server without any, has accepted."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     connection.request("GET", "/v2/health/live")
     assert connection.getresponse().read() == b""
