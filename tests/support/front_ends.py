@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
+import tritonclient.grpc as grpcclient
 
 from support.served import children, zygotes
 from support.server import Answer, RunningServer, wait_until
@@ -105,3 +106,29 @@ def connections_to_each(server: RunningServer, count: int = 2, each: int = 1) ->
     finally:
         for one in made:
             one.http.close()
+
+
+@contextmanager
+def grpc_clients_of_each(server: RunningServer, count: int = 2) -> Iterator[list[grpcclient.InferenceServerClient]]:
+    """Clients with connections of their own, so many that every front end serves at least one."""
+    made: list[grpcclient.InferenceServerClient] = []
+    before = [open_connections(process, server.grpc_port) for process in front_ends(server)]
+    try:
+        while len(made) < count or any(
+            open_connections(process, server.grpc_port) <= had
+            for process, had in zip(front_ends(server), before, strict=True)
+        ):
+            assert len(made) < MAX_TRIES, "one front end accepts no gRPC connection"
+            made.append(grpc_client(server.grpc_url))
+            assert made[-1].is_server_live()
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+def grpc_client(url: str, **options: object) -> grpcclient.InferenceServerClient:
+    """A client with a connection of its own: by default all channels of a process share one."""
+    return grpcclient.InferenceServerClient(
+        url, channel_args=[("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)], **options
+    )
