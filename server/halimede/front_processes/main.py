@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import pickle
+import signal
 import socket
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -76,6 +77,10 @@ async def _serve(order: Order, channel: Channel, memory: Memory) -> int:
     configure(order.settings)
     keep_large_buffers()
     loop = asyncio.get_running_loop()
+    # As in the core: log rotation may signal all processes of the server, and by default these signals end a process.
+    loop.add_signal_handler(signal.SIGHUP, reopen)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        loop.add_signal_handler(number, _ignore)
     front = _FrontEnd(order, channel, memory, Page(page, order.processes), loop)
     http, grpc = (
         [socket.socket(fileno=_take(channel)) for _ in range(count)]
@@ -83,6 +88,10 @@ async def _serve(order: Order, channel: Channel, memory: Memory) -> int:
     )
     await front.serve(http, grpc)
     return 0
+
+
+def _ignore() -> None:
+    """No effect."""
 
 
 def _take(channel: Channel) -> int:
