@@ -52,6 +52,7 @@ class FrontProcess:
         self._process: WorkerProcess | None = None
         self._lost = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
+        self._is_leaving = False
         self.lost_lines = 0
         """Log lines that former processes of this place dropped."""
 
@@ -69,6 +70,11 @@ class FrontProcess:
         """Do not start the process again when it ends."""
         if self._keeping is not None:
             self._keeping.cancel()
+
+    def send_away(self) -> None:
+        """Continue to serve, while clients are asked to connect elsewhere; also after a restart."""
+        self._is_leaving = True
+        self.tell(FrameKind.LEAVE)
 
     def tell(self, kind: FrameKind) -> None:
         """Send LEAVE, DRAIN or REOPEN, if there is a process."""
@@ -111,6 +117,8 @@ class FrontProcess:
         except InferenceError:
             await self._end()
             raise
+        if self._is_leaving:
+            self.tell(FrameKind.LEAVE)
 
     def _on_lost(self, _reason: str) -> None:
         self._lost.set()
