@@ -23,6 +23,7 @@ from halimede.settings import Settings
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.main import ignore_stop_signals
 from halimede.workers.child.memory import Memory
+from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import FrameKind, encode_frame
 
@@ -54,7 +55,10 @@ def main(descriptor: int) -> int:
     ignore_stop_signals()
     channel = Channel(descriptor)
     memory = Memory(channel)
-    kind, body = channel.receive()
+    try:
+        kind, body = channel.receive()
+    except ServerGoneError:
+        return 0
     if kind is not FrameKind.START:
         raise RuntimeError(f"the first frame is {kind.name}, not START")
     order: Order = pickle.loads(body)  # noqa: S301 -- the core made it

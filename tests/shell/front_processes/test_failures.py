@@ -207,6 +207,7 @@ def test_the_death_of_the_core_leaves_no_process(tmp_path: Path, stage: Stage):
                     call.result(30)
         _, left = psutil.wait_procs(everyone, 30)
         assert left == []
+        assert "Traceback" not in running.log
         with pytest.raises(ConnectionRefusedError):
             running.get("/v2/health/live")
     finally:
@@ -240,5 +241,36 @@ def test_no_restart_leaves_a_zombie_or_a_descriptor(tmp_path: Path, stage: Stage
             len(children(each.pid)) for each in children(core.pid) if front_ends(running)[0] in children(each.pid)
         ] == [count]
         assert running.stop() == 0, running.log
+    finally:
+        running.kill()
+
+
+def test_a_restart_waits_for_free_descriptors(tmp_path: Path, stage: Stage):
+    """With one more each time the start fails at a later step, of which none keeps descriptors."""
+    running = start(tmp_path, stage.repository)
+    try:
+        core = psutil.Process(running.process.pid)
+        _, hard = core.rlimit(psutil.RLIMIT_NOFILE)
+        descriptors = core.num_fds()
+        before = front_ends(running)
+        # Those of the process that dies are free then.
+        allowed = descriptors - 3
+        core.rlimit(psutil.RLIMIT_NOFILE, (allowed, hard))
+        before[0].kill()
+
+        def failures() -> int:
+            return running.log.count("Too many open files")
+
+        wait_until(lambda: failures() == 1, "the first start to fail", running)
+        allowed += 4
+        while len(front_ends(running)) < 2:
+            allowed += 1
+            core.rlimit(psutil.RLIMIT_NOFILE, (allowed, hard))
+            failed = failures()
+            wait_until(lambda failed=failed: failures() > failed or len(front_ends(running)) == 2, "a start", running)
+        assert failures() > 1
+        wait_for_front_ends(running, besides=before[:1])
+        wait_until(lambda: core.num_fds() <= descriptors, f"{descriptors} open files again", running)
+        assert "Traceback" not in running.log
     finally:
         running.kill()
