@@ -15,7 +15,7 @@ from support.background import in_background
 from support.calls import ONES_JSON, executing, index, metric, pending
 from support.front_ends import TWO, Connection, connections_to_each, front_ends, wait_for_front_ends
 from support.models import add_identity
-from support.served import Stage, add_python, body, children, descendants
+from support.served import Stage, add_python, alive, body, children, descendants
 from support.server import RunningServer, start_server, wait_until
 
 HELD = """
@@ -147,7 +147,7 @@ def test_the_death_of_their_zygote(server: RunningServer):
     wait_for_front_ends(server)
     before = front_ends(server)
     before[0].parent().kill()  # type: ignore[union-attr]
-    psutil.wait_procs(before, 30)
+    wait_until(lambda: not alive(before), "their end", server)
     wait_for_front_ends(server, besides=before)
     with connections_to_each(server) as found:
         assert {front.post(QUICK, ONES_JSON).status for front in found} == {200}
@@ -205,8 +205,7 @@ def test_the_death_of_the_core_leaves_no_process(tmp_path: Path, stage: Stage):
             for call in calls:
                 with pytest.raises(ConnectionError):
                     call.result(30)
-        _, left = psutil.wait_procs(everyone, 30)
-        assert left == []
+        wait_until(lambda: not alive(everyone), f"the end of {everyone}")
         assert "Traceback" not in running.log
         with pytest.raises(ConnectionRefusedError):
             running.get("/v2/health/live")

@@ -19,7 +19,7 @@ from support.background import in_background
 from support.calls import ONES_JSON, executing
 from support.front_ends import connections_to_each, front_ends, grpc_client, grpc_clients_of_each
 from support.models import add_identity
-from support.served import add_python, descendants, notes_file
+from support.served import add_python, alive, descendants, notes_file
 from support.server import RunningServer, Start, wait_until
 
 PKI = Path(support.h2client.__file__).parent / "pki"
@@ -52,8 +52,7 @@ def stop(server: RunningServer) -> None:
     everyone = descendants(server.process.pid)
     assert server.stop() == 0, server.log
     assert all(is_refused(port) for port in server.ports.values())
-    _, left = psutil.wait_procs(everyone, 30)
-    assert left == []
+    wait_until(lambda: not alive(everyone), f"the end of {everyone}")
 
 
 def test_no_accepted_request_is_lost_at_a_stop_under_load(start: Start, repository: Path):
