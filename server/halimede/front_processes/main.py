@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import pickle
 import signal
@@ -26,6 +27,8 @@ from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import FrameKind, encode_frame
+
+log = logging.getLogger(__name__)
 
 PUBLISH_S = 1.0
 """How often the process publishes how many log lines it dropped."""
@@ -78,7 +81,11 @@ async def _serve(order: Order, channel: Channel, memory: Memory) -> int:
     # Log lines go where the core's go, not to the pipe of this process.
     os.dup2(stream, 2)
     os.close(stream)
-    configure(order.settings)
+    try:
+        configure(order.settings)
+    except InferenceError as error:
+        # The log's directory is gone since the core has started. The log is then standard error.
+        log.error("%s", error)
     keep_large_buffers()
     loop = asyncio.get_running_loop()
     # As in the core: log rotation may signal all processes of the server, and by default these signals end a process.
