@@ -9,6 +9,7 @@ from typing import cast
 
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.sockets import bind, bound_port
+from halimede.frontends.totals import PortTotals
 from support.loop_thread import LoopThread
 
 PAGE = bytes(16 << 20)
@@ -18,7 +19,13 @@ PAGE = bytes(16 << 20)
 class Echo:
     """A service. The answer to `page` is PAGE, the one to `wait` is sent by `release`."""
 
-    def __init__(self, log: Callable[[str], None], limits: PortLimits, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        log: Callable[[str], None],
+        limits: PortLimits,
+        tls: ssl.SSLContext | None,
+        totals: PortTotals | None = None,
+    ) -> None:
         self.unsent_bytes = 0
         self.waiting: list[EchoConnection] = []
         self.port = Port(
@@ -29,6 +36,7 @@ class Echo:
             unsent_bytes=lambda: self.unsent_bytes,
             refusal=b"refused",
             tls=tls,
+            totals=totals,
         )
 
     def release(self) -> None:
@@ -98,9 +106,10 @@ class RunningEcho(LoopThread):
         tls: ssl.SSLContext | None,
         loop_factory: Callable[[], asyncio.AbstractEventLoop],
         sockets: Sequence[socket.socket] | None,
+        totals: PortTotals | None = None,
     ) -> None:
         super().__init__(loop_factory)
-        self.service: Echo = self.call(lambda: Echo(self.log.append, limits, tls))
+        self.service: Echo = self.call(lambda: Echo(self.log.append, limits, tls, totals))
         self.port = self.service.port
         sockets = sockets or bind("127.0.0.1", 0, "Echo")
         self.place = ("127.0.0.1", bound_port(sockets))

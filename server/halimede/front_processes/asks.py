@@ -28,7 +28,7 @@ _TOLD = struct.Struct("<I?")
 
 
 def encode_ask(number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
-    """An ASK frame. Arguments are what JSON has, and mappings to bytes."""
+    """An ASK frame. Arguments are what JSON has, without lists, and mappings to bytes."""
     return encode_frame(FrameKind.ASK, _NUMBER.pack(number) + json.dumps([method, *arguments], default=_bytes).encode())
 
 
@@ -37,21 +37,22 @@ def decode_ask(body: Buffer) -> tuple[int, str, tuple[Any, ...]]:
     try:
         (number,) = _NUMBER.unpack_from(body)
         method, *arguments = json.loads(bytes(body[_NUMBER.size :]), object_hook=_unbytes)
-    except (struct.error, ValueError, TypeError, RecursionError) as error:
+    except (struct.error, ValueError, TypeError, LookupError, RecursionError) as error:
         raise FrameError(f"ASK: {error}") from error
-    if method not in AT_ONCE and method not in AWAITED:
+    if not isinstance(method, str) or (method not in AT_ONCE and method not in AWAITED):
         raise FrameError(f"ASK: a method {method!r:.100}")
     return number, method, tuple(arguments)
 
 
 def _bytes(value: object) -> object:
     if isinstance(value, bytes | bytearray | memoryview):
-        return {"base64": base64.b64encode(value).decode()}
+        return [base64.b64encode(value).decode()]
     raise TypeError(f"{type(value).__name__} in a question to the core")
 
 
 def _unbytes(value: dict[str, Any]) -> object:
-    return base64.b64decode(value["base64"]) if value.keys() == {"base64"} else value
+    # A list, because a client may choose every name and every text.
+    return {name: base64.b64decode(each[0]) if isinstance(each, list) else each for name, each in value.items()}
 
 
 def answer_now(server: Server, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:

@@ -2,8 +2,10 @@
 
 import asyncio
 import gc
+import logging
 import os
 import pickle
+import signal
 import socket
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -26,6 +28,8 @@ from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import FrameKind, encode_frame
+
+log = logging.getLogger(__name__)
 
 PUBLISH_S = 1.0
 """How often the process publishes how many log lines it dropped."""
@@ -55,7 +59,10 @@ def main(descriptor: int) -> int:
     ignore_stop_signals()
     channel = Channel(descriptor)
     memory = Memory(channel)
-    kind, body = channel.receive()
+    try:
+        kind, body = channel.receive()
+    except ServerGoneError:
+        return 0
     if kind is not FrameKind.START:
         raise RuntimeError(f"the first frame is {kind.name}, not START")
     order: Order = pickle.loads(body)  # noqa: S301 -- the core made it
@@ -77,9 +84,17 @@ async def _serve(order: Order, channel: Channel, memory: Memory) -> int:
     # Log lines go where the core's go, not to the pipe of this process.
     os.dup2(stream, 2)
     os.close(stream)
-    configure(order.settings)
+    try:
+        configure(order.settings)
+    except InferenceError as error:
+        # The log's directory is gone since the core has started. The log is then standard error.
+        log.error("%s", error)
     keep_large_buffers()
     loop = asyncio.get_running_loop()
+    # As in the core: log rotation may signal all processes of the server, and by default these signals end a process.
+    loop.add_signal_handler(signal.SIGHUP, reopen)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        loop.add_signal_handler(number, _ignore)
     front = _FrontEnd(order, channel, memory, Page(page, order.processes), loop)
     http, grpc = (
         [socket.socket(fileno=_take(channel)) for _ in range(count)]
@@ -87,6 +102,10 @@ async def _serve(order: Order, channel: Channel, memory: Memory) -> int:
     )
     await front.serve(http, grpc)
     return 0
+
+
+def _ignore() -> None:
+    """No effect."""
 
 
 def _take(channel: Channel) -> int:

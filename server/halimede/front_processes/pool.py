@@ -92,7 +92,7 @@ class FrontProcesses:
     def send_away(self) -> None:
         """Continue to serve, while clients are asked to connect elsewhere."""
         for process in self._processes:
-            process.tell(FrameKind.LEAVE)
+            process.send_away()
 
     async def drain(self) -> None:
         """Close the ports, and return when all requests are answered and all connections closed."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Sequence
 
 from halimede.core.supervise import describe_exit
 from halimede.core.types import ErrorCode, InferenceError
@@ -52,6 +53,7 @@ class FrontProcess:
         self._process: WorkerProcess | None = None
         self._lost = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
+        self._is_leaving = False
         self.lost_lines = 0
         """Log lines that former processes of this place dropped."""
 
@@ -69,6 +71,11 @@ class FrontProcess:
         """Do not start the process again when it ends."""
         if self._keeping is not None:
             self._keeping.cancel()
+
+    def send_away(self) -> None:
+        """Continue to serve, while clients are asked to connect elsewhere; also after a restart."""
+        self._is_leaving = True
+        self.tell(FrameKind.LEAVE)
 
     def tell(self, kind: FrameKind) -> None:
         """Send LEAVE, DRAIN or REOPEN, if there is a process."""
@@ -97,7 +104,7 @@ class FrontProcess:
         self._output = OutputReader(process.output, "front end", about, self._loop)
         self.link = FrontLink(process.channel, self._server, self._on_lost, self._loop)
         try:
-            await self.link.start(self._order, tuple(map(os.dup, self._descriptors)))
+            await self.link.start(self._order, _duplicates(self._descriptors))
         except asyncio.CancelledError:
             if not self._lost.is_set():
                 raise
@@ -111,6 +118,8 @@ class FrontProcess:
         except InferenceError:
             await self._end()
             raise
+        if self._is_leaving:
+            self.tell(FrameKind.LEAVE)
 
     def _on_lost(self, _reason: str) -> None:
         self._lost.set()
@@ -158,3 +167,16 @@ class FrontProcess:
             process.close()
         self._page.clear(self._order.process)
         self.lost_lines += self._page.keep_dropped_lines(self._order.process)
+
+
+def _duplicates(descriptors: Sequence[int]) -> tuple[int, ...]:
+    """Duplicates of all descriptors, or none. OSError."""
+    made: list[int] = []
+    try:
+        for each in descriptors:
+            made.append(os.dup(each))  # noqa: PERF401  the finished ones are closed after an error
+    except OSError:
+        for each in made:
+            os.close(each)
+        raise
+    return tuple(made)

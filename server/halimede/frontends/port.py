@@ -272,7 +272,8 @@ class Port:
         if self._totals is None:
             return most
         total, own = self._totals.unsent_bytes, self._unsent_bytes()
-        return max(most - (total.publish(own) - own), total.share())
+        # Less than the share: of processes with equal parts, none would close any.
+        return max(most - (total.publish(own) - own), total.share() - 1)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop, unswept: Sequence[Connection] = ()) -> None:
         """Check connections: those `unswept`, or a new round over all of them. Events are handled between the steps."""

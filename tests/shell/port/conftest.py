@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from halimede.frontends.port import PortLimits
+from halimede.frontends.totals import PortTotals
 from support.echo import RunningEcho
 from support.loop_thread import LOOPS
 
@@ -25,8 +26,9 @@ def serve() -> Iterator[Serve]:
         tls: ssl.SSLContext | None = None,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
         sockets: Sequence[socket.socket] | None = None,
+        totals: PortTotals | None = None,
     ) -> RunningEcho:
-        running = RunningEcho(limits or PortLimits(), tls, loop_factory, sockets)
+        running = RunningEcho(limits or PortLimits(), tls, loop_factory, sockets, totals)
         started.append(running)
         return running
 

@@ -87,6 +87,18 @@ def test_a_segment_arrives_with_its_descriptor(server: Server):
     assert server.memory.outbound.map.sizes() == dict.fromkeys(range(1, 12, 2), 4096)
 
 
+def test_many_descriptors_arrive_with_one_frame(server: Server):
+    """Those of a front-end process: the log, the page and all listening sockets."""
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(40)]
+    socket.send_fds(server.socket, [encode_frame(FrameKind.START)], descriptors)
+    server.channel.receive()
+    arrived = [server.channel.take_descriptor() for _ in descriptors]
+    for each in descriptors + [each for each in arrived if each is not None]:
+        os.close(each)
+
+    assert None not in arrived
+
+
 def test_a_cancel_is_seen_while_the_main_thread_executes(server: Server):
     open_request(server)
     assert not server.requests.is_cancelled(1)

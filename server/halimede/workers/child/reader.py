@@ -10,7 +10,8 @@ from collections.abc import Callable
 from halimede.workers.frames.kinds import HEADER
 
 _RECEIVE_BYTES = 256 << 10
-_DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * 8)
+_DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * 64)
+"""For a frame with the listening sockets of a front-end process. The kernel drops what does not fit."""
 
 
 class ServerGoneError(Exception):

@@ -15,6 +15,7 @@ from halimede.core.types import (
     InferenceResponse,
     ParameterValue,
 )
+from halimede.workers.frames.json_frames import MAX_JSON_VALUES
 from halimede.workers.frames.kinds import (
     CALL_ANSWER,
     ERROR_CODES,
@@ -22,6 +23,7 @@ from halimede.workers.frames.kinds import (
     INFER,
     MAX_ANSWER_BYTES,
     MAX_CALL_TENSORS,
+    MAX_CLIENT_TEXT_BYTES,
     MAX_TEXT_BYTES,
     FrameError,
     describe_decode_error,
@@ -42,10 +44,12 @@ from halimede.workers.frames.texts import (
     NO_TEXTS,
     NUMERIC,
     Texts,
+    checked_client_text,
     checked_text,
     decode_parameters,
     encode_name,
     encode_parameters,
+    encode_text,
     texts_of,
 )
 from halimede.workers.worker import NO_PARAMETERS
@@ -80,9 +84,11 @@ def encode_infer(number: int, batch: int, request: InferenceRequest, place: Plac
     return b"".join((head, whole, *data))
 
 
-def describe_infer(request: InferenceRequest, place: Place) -> tuple[bytes, list[Buffer], int]:
-    """The description of a request, the bytes that are sent in the frame, and how many these are. ValueError,
-    struct.error."""
+def describe_infer(
+    request: InferenceRequest, place: Place, is_of_client: bool = False
+) -> tuple[bytes, list[Buffer], int]:
+    """The description of a request, the bytes that are sent in the frame, and how many these are. The texts of a
+    client may be longer than those of a model. ValueError, struct.error."""
     size = 0
     for tensor in request.inputs:
         size += len(tensor.data)
@@ -93,8 +99,11 @@ def describe_infer(request: InferenceRequest, place: Place) -> tuple[bytes, list
     if len(request.inputs) > MAX_CALL_TENSORS or len(request.outputs) > MAX_CALL_TENSORS:
         raise ValueError(f"at most {MAX_CALL_TENSORS} inputs and as many outputs are allowed")
     is_plain = not (request.id or request.sequence_id or request.parameters)
-    parameters = encode_parameters(request.parameters, "request") if request.parameters else b""
-    texts = NO_TEXTS if is_plain else texts_of(request, parameters, checked_text)
+    texts = NO_TEXTS
+    if not is_plain:
+        most = MAX_CLIENT_TEXT_BYTES if is_of_client else MAX_TEXT_BYTES
+        parameters = encode_parameters(request.parameters, "request", most) if request.parameters else b""
+        texts = texts_of(request, parameters, checked_client_text if is_of_client else checked_text)
     described: list[bytes] = []
     data: list[Buffer] = []
     at = 0
@@ -190,14 +199,14 @@ CallForm = tuple[
 wanted."""
 
 
-def call_form(described: Buffer) -> CallForm:
-    """FrameError, struct.error, ValueError, KeyError."""
+def call_form(described: Buffer, most: int = MAX_TEXT_BYTES) -> CallForm:
+    """`most`: the maximum bytes of each text. FrameError, struct.error, ValueError, KeyError."""
     (
         correlation, timeout_us, priority, flags, n_inputs, n_outputs,
         model_length, version_length, id_length, parameters_length, correlation_length,
     ) = _INFER.unpack_from(described)  # fmt: skip
     texts = id_length + parameters_length + (correlation_length if correlation_length != NUMERIC else 0)
-    if n_inputs > MAX_CALL_TENSORS or n_outputs > MAX_CALL_TENSORS or texts > 3 * MAX_TEXT_BYTES:
+    if n_inputs > MAX_CALL_TENSORS or n_outputs > MAX_CALL_TENSORS or texts > 3 * most:
         raise FrameError(f"INFER: {n_inputs} inputs, {n_outputs} outputs and {texts} bytes of text")
     at = _INFER.size
     model = str(described[at : at + model_length], "utf-8")
@@ -209,7 +218,9 @@ def call_form(described: Buffer) -> CallForm:
     if correlation_length != NUMERIC:
         correlation = str(described[at : at + correlation_length], "utf-8")
         at += correlation_length
-    parameters = decode_parameters(described[at : at + parameters_length]) if parameters_length else NO_PARAMETERS
+    encoded = described[at : at + parameters_length]
+    # As many values as bytes have room for: the front end has parsed them already.
+    parameters = decode_parameters(encoded, max(MAX_JSON_VALUES, most)) if parameters_length else NO_PARAMETERS
     at += parameters_length
     outputs, at = _read_names(described, at, n_outputs)
     tensors, at = read_tensors(described, at, n_inputs, None)
@@ -279,7 +290,7 @@ def _answer_text(
     *tensors: bytes,
 ) -> bytes:
     """A CALL_ANSWER's description, padded to the start of its tensors' bytes."""
-    model, version, request_id = encode_name(model_name), encode_name(model_version), checked_text(name)
+    model, version, request_id = encode_name(model_name), encode_name(model_version), encode_text(name)
     number = 0 if code is None else ERROR_NUMBERS[code]
     lengths = len(tensors), len(model), len(version), len(request_id), len(text)
     numbers = _CALL_ANSWER.pack(final, _REFUSAL if is_refusal else code is not None, number, *lengths)

@@ -22,7 +22,14 @@ from halimede.workers.frames.calls import (
     make_answer,
     make_request,
 )
-from halimede.workers.frames.kinds import ANSWERS, HEADER, INFERS, FrameError, describe_decode_error
+from halimede.workers.frames.kinds import (
+    ANSWERS,
+    HEADER,
+    INFERS,
+    MAX_CLIENT_TEXT_BYTES,
+    FrameError,
+    describe_decode_error,
+)
 from halimede.workers.frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Place, data_start
 
 _WANTED = struct.Struct("<Q")
@@ -89,7 +96,7 @@ def encode_infers(
     groups = _Groups(_WANTED.size)
     for number, request in requests:
         try:
-            described, data, size = describe_infer(request, place)
+            described, data, size = describe_infer(request, place, is_of_client=True)
         except (ValueError, struct.error) as error:
             on_error(number, error)
         else:
@@ -112,7 +119,11 @@ def decode_infers(body: memoryview, locate: Locate) -> Iterator[tuple[int, Infer
     """The numbers and requests of an INFERS frame. FrameError. Tensors in the frame are views of `body`."""
     try:
         for described, numbers, base, size in _read(body, _WANTED.size):
-            form = known_call_form(bytes(described)) if len(described) <= REMEMBERED_BYTES else call_form(described)
+            form = (
+                known_call_form(bytes(described))
+                if len(described) <= REMEMBERED_BYTES
+                else call_form(described, MAX_CLIENT_TEXT_BYTES)
+            )
             for index, number in enumerate(numbers):
                 yield number, make_request(form, body, base + index * size, locate)
     except (struct.error, ValueError, IndexError, KeyError) as error:

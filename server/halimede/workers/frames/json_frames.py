@@ -15,11 +15,11 @@ def json_frame(kind: FrameKind, value: Any) -> bytes:
     return encode_frame(kind, json.dumps(value).encode())
 
 
-def decode_json(body: Buffer) -> Any:
+def decode_json(body: Buffer, max_values: int = MAX_JSON_VALUES) -> Any:
     """FrameError."""
     text = bytes(body)
-    if len(text) > MAX_JSON_VALUES and sum(map(text.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
-        raise FrameError(f"JSON of more than {MAX_JSON_VALUES} values")
+    if len(text) > max_values and sum(map(text.count, (b",", b"[", b"{"))) > max_values:
+        raise FrameError(f"JSON of more than {max_values} values")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

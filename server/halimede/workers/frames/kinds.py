@@ -21,6 +21,9 @@ MAX_CONTROL_BYTES = 16 << 20
 MAX_TEXT_BYTES = 64 << 10
 """Maximum bytes of an error's message, which is cut, and of a reply's parameters."""
 
+MAX_CLIENT_TEXT_BYTES = 16 << 20
+"""Maximum bytes of each text of a client's request: its id, its correlation, its parameters as JSON."""
+
 MAX_LINE_BYTES = 16 << 10
 """Maximum bytes of a log line."""
 

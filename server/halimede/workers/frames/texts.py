@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from halimede.core.types import Buffer, InferenceRequest, ParameterValue
-from halimede.workers.frames.json_frames import decode_json
-from halimede.workers.frames.kinds import MAX_TEXT_BYTES, FrameError
+from halimede.workers.frames.json_frames import MAX_JSON_VALUES, decode_json
+from halimede.workers.frames.kinds import MAX_CLIENT_TEXT_BYTES, MAX_TEXT_BYTES, FrameError
 
 NUMERIC = 0xFFFFFFFF
 Texts = tuple[int, int, int, int, bytes]
@@ -29,12 +29,15 @@ def encode_text(value: str) -> bytes:
     return value.encode("utf-8", "replace")
 
 
-def checked_text(value: str) -> bytes:
+def checked_text(value: str, most: int = MAX_TEXT_BYTES) -> bytes:
     """As `encode_text`. ValueError when it is too long for one field."""
     text = encode_text(value)
-    if len(text) > MAX_TEXT_BYTES:
-        raise ValueError(f"a text of {len(text)} bytes, at most {MAX_TEXT_BYTES} are allowed")
+    if len(text) > most:
+        raise ValueError(f"a text of {len(text)} bytes, at most {most} are allowed")
     return text
+
+
+checked_client_text = partial(checked_text, most=MAX_CLIENT_TEXT_BYTES)
 
 
 @lru_cache(maxsize=128)
@@ -46,16 +49,18 @@ def encode_name(value: str) -> bytes:
     return text
 
 
-def encode_parameters(parameters: Mapping[str, ParameterValue], of: str = "response") -> bytes:
+def encode_parameters(
+    parameters: Mapping[str, ParameterValue], of: str = "response", most: int = MAX_TEXT_BYTES
+) -> bytes:
     """JSON; lone surrogates are replaced. ValueError if it is too long, or a number has too many digits for Python."""
     text = json.dumps(dict(parameters), ensure_ascii=False).encode("utf-8", "replace")
-    if len(text) > MAX_TEXT_BYTES:
-        raise ValueError(f"the {of}'s parameters take {len(text)} bytes, at most {MAX_TEXT_BYTES} are allowed")
+    if len(text) > most:
+        raise ValueError(f"the {of}'s parameters take {len(text)} bytes, at most {most} are allowed")
     return text
 
 
-def decode_parameters(text: Buffer) -> Mapping[str, ParameterValue]:
-    value = decode_json(text)
+def decode_parameters(text: Buffer, max_values: int = MAX_JSON_VALUES) -> Mapping[str, ParameterValue]:
+    value = decode_json(text, max_values)
     if not isinstance(value, dict) or not all(isinstance(each, bool | int | float | str) for each in value.values()):
         raise FrameError("invalid parameters")
     for name, each in value.items():

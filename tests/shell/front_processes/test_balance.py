@@ -1,0 +1,64 @@
+"""Connections are shared out evenly, for HTTP and gRPC, also after a restart."""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from support.front_ends import TWO, front_ends, open_connections, wait_for_front_ends
+from support.models import add_identity
+from support.server import RunningServer, start_server, wait_until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    repository = tmp_path_factory.mktemp("models")
+    add_identity(repository, "quick")
+    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository])
+    yield running
+    assert running.process.poll() is None, running.log
+    assert running.stop() == 0, running.log
+
+
+def counts(server: RunningServer, port: int) -> list[int]:
+    return [open_connections(process, port) for process in front_ends(server)]
+
+
+def connect(stack: ExitStack, port: int, count: int) -> None:
+    for _ in range(count):
+        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+
+
+def idle(server: RunningServer) -> None:
+    for port in (server.http_port, server.grpc_port):
+        wait_until(lambda port=port: counts(server, port) == [0, 0], "no connections", server)
+
+
+@pytest.mark.parametrize("service", ["HTTPService", "GRPCInferenceService"])
+def test_forty_connections_are_twenty_for_each(server: RunningServer, service: str):
+    port = server.ports[service]
+    idle(server)
+    with ExitStack() as stack:
+        connect(stack, port, 40)
+        wait_until(lambda: sum(counts(server, port)) == 40, "all to be accepted", server)
+        assert all(17 <= count <= 23 for count in counts(server, port)), counts(server, port)
+
+
+def test_a_process_that_is_started_again_gets_the_next_connections(server: RunningServer):
+    port = server.http_port
+    idle(server)
+    with ExitStack() as stack:
+        connect(stack, port, 20)
+        wait_until(lambda: sum(counts(server, port)) == 20, "all to be accepted", server)
+        before = front_ends(server)
+        os.kill(before[0].pid, signal.SIGKILL)
+        wait_for_front_ends(server, besides=before[:1])
+        kept = counts(server, port)
+        assert kept[0] <= 1
+        connect(stack, port, 20)
+        wait_until(lambda: sum(counts(server, port)) >= sum(kept) + 20, "all to be accepted", server)
+        first, second = counts(server, port)
+        assert abs(first - second) <= 6, (first, second)

@@ -1,0 +1,134 @@
+"""The front-end processes of a running server, and connections to each of them."""
+
+import http.client
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+import tritonclient.grpc as grpcclient
+
+from support.served import children, zygotes
+from support.server import Answer, RunningServer, wait_until
+
+TWO = "--frontend-processes=2"
+NAME = "front-end-"
+MAX_TRIES = 200
+
+
+def front_ends(server: RunningServer) -> list[psutil.Process]:
+    """In the order of their numbers."""
+    found = []
+    for parent in zygotes(server):
+        for each in children(parent.pid):
+            try:
+                if each.name().startswith(NAME):
+                    found.append((each.name(), each))
+            except psutil.NoSuchProcess:
+                continue
+    return [each for _, each in sorted(found, key=lambda one: one[0])]
+
+
+def wait_for_front_ends(server: RunningServer, count: int = 2, besides: Sequence[psutil.Process] = ()) -> None:
+    """Wait until so many run, none of which is one of `besides`, and each accepts a connection."""
+    wait_until(
+        lambda: (
+            len(found := front_ends(server)) == count and not {each.pid for each in found} & {e.pid for e in besides}
+        ),
+        f"{count} front-end processes",
+        server,
+    )
+    with connections_to_each(server, count):
+        pass
+
+
+def open_connections(process: psutil.Process, port: int) -> int:
+    """How many connections of clients to this port the process has accepted."""
+    return sum(
+        each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port for each in process.net_connections("tcp")
+    )
+
+
+def owner(server: RunningServer, client: socket.socket) -> int | None:
+    """The pid of the process that accepted this connection; None if none has yet."""
+    mine = client.getsockname()[1]
+    for process in (*front_ends(server), psutil.Process(server.process.pid)):
+        for each in process.net_connections("tcp"):
+            if each.raddr and each.raddr.port == mine:
+                return process.pid
+    return None
+
+
+@dataclass
+class Connection:
+    """A persistent HTTP connection, and the pid of the front end that serves it."""
+
+    pid: int
+    http: http.client.HTTPConnection
+
+    def request(self, method: str, path: str, body: bytes | str = b"", headers: dict[str, str] | None = None) -> Answer:
+        self.http.request(method, path, body or None, headers or {})
+        response = self.http.getresponse()
+        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+    def get(self, path: str) -> Answer:
+        return self.request("GET", path)
+
+    def post(self, path: str, body: bytes | str = b"", headers: dict[str, str] | None = None) -> Answer:
+        return self.request("POST", path, body, headers)
+
+
+def connect(server: RunningServer) -> Connection:
+    """A connection that a front end, or the core of a server without any, has accepted."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+    connection.request("GET", "/v2/health/live")
+    assert connection.getresponse().read() == b""
+    pid = owner(server, connection.sock)
+    assert pid is not None
+    return Connection(pid, connection)
+
+
+@contextmanager
+def connections_to_each(server: RunningServer, count: int = 2, each: int = 1) -> Iterator[list[Connection]]:
+    """At least `each` connections to every front end, in the order of the processes."""
+    made: list[Connection] = []
+    try:
+        for _ in range(MAX_TRIES):
+            made.append(connect(server))
+            pids = [one.pid for one in made]
+            if len(set(pids)) == count and min(map(pids.count, set(pids))) >= each:
+                break
+        else:
+            raise AssertionError(f"{MAX_TRIES} connections were all accepted by {set(pids)}")
+        order = [process.pid for process in front_ends(server)]
+        yield sorted(made, key=lambda one: order.index(one.pid))
+    finally:
+        for one in made:
+            one.http.close()
+
+
+@contextmanager
+def grpc_clients_of_each(server: RunningServer, count: int = 2) -> Iterator[list[grpcclient.InferenceServerClient]]:
+    """Clients with connections of their own, so many that every front end serves at least one."""
+    made: list[grpcclient.InferenceServerClient] = []
+    before = [open_connections(process, server.grpc_port) for process in front_ends(server)]
+    try:
+        while len(made) < count or any(
+            open_connections(process, server.grpc_port) <= had
+            for process, had in zip(front_ends(server), before, strict=True)
+        ):
+            assert len(made) < MAX_TRIES, "one front end accepts no gRPC connection"
+            made.append(grpc_client(server.grpc_url))
+            assert made[-1].is_server_live()
+        yield made
+    finally:
+        for each in made:
+            each.close()
+
+
+def grpc_client(url: str, **options: object) -> grpcclient.InferenceServerClient:
+    """A client with a connection of its own: by default all channels of a process share one."""
+    return grpcclient.InferenceServerClient(
+        url, channel_args=[("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)], **options
+    )
