@@ -158,7 +158,7 @@ def test_parameters_of_a_load_are_refused_by_their_name(fronts: Any, clients: An
         assert infer(front, "steady") == 200
     for client in clients:
         # The map of a message has no order, and the first parameter is named.
-        with pytest.raises(InferenceServerException, match="load parameter '(config|file:1/m)' is not supported yet"):
+        with pytest.raises(InferenceServerException, match=r"load parameter '(config|file:1/m)' is not supported yet"):
             client.load_model("steady", config="{}", files={"file:1/m": bytes(range(256))})
 
 
