@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support.calls import ONES_JSON
@@ -130,13 +131,25 @@ def use_until_in(path: Path, fronts: list[Connection]) -> None:
     wait_until(are_in, f"lines of all processes in {path}")
 
 
+def everyone(server: RunningServer) -> list[psutil.Process]:
+    return [psutil.Process(server.process.pid), *front_ends(server)]
+
+
+def open_files(process: psutil.Process) -> list[str]:
+    return [each.path for each in process.open_files()]
+
+
 def test_after_a_rotation_all_processes_write_to_the_new_file(two: Logged):
     server, path = two.server, two.path
     with connections_to_each(server) as fronts:
         use_until_in(path, fronts)
+        assert all(str(path) in open_files(each) for each in everyone(server))
         moved = path.rename(path.with_name("server.log.1"))
         server.process.send_signal(signal.SIGHUP)
-        wait_until(path.exists, "the new file")
+        # Without another line, so that the old file can be compressed.
+        wait_until(
+            lambda: not any(str(moved) in open_files(each) for each in everyone(server)), "the old file to be closed"
+        )
         use_until_in(path, fronts)
         # Lines are written in their order: those before the rotation have all been written.
         before = moved.read_bytes()

@@ -45,6 +45,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     (repository / "scaled" / "config.pbtxt").write_text("version_policy { all { } }")
     add_python(repository, "told", WHO)
     add_python(repository, "many", "pass", decoupled=True)
+    add_python(repository, "failing", "raise pb_utils.TritonModelException('no luck')")
     (repository / "broken").mkdir()
     (repository / "broken" / "config.pbtxt").write_text('backend: "identity" nonsense')
     arguments: list[str | Path] = [
@@ -150,6 +151,11 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
     "infinite": infer("told", LARGE | {"parameters": {"a": float("inf"), "b": 10**400}}),
     "forwarded": (*infer("told", LARGE), {"x-a": "1", "X-B": "two", "y-c": "3"}),
     "gzip": (*infer("quick", ONES), {"Accept-Encoding": "gzip"}),
+    "generate nothing": ("POST", "/v2/models/quick/generate", b"{}"),
+    "stream nothing": ("POST", "/v2/models/wide/generate_stream", b"{}"),
+    "stream wrong": ("POST", "/v2/models/quick/generate_stream", b'{"IN": [1, 2, 3]}'),
+    "stream failing": ("POST", "/v2/models/failing/generate_stream", b'{"IN": 1}'),
+    "events of nothing": (*infer("wide", {"inputs": []}), {"Accept": "text/event-stream"}),
     "generate": ("POST", "/v2/models/quick/generate", b'{"IN": 1.0}'),
     "generate stream": ("POST", "/v2/models/wide/generate_stream", b'{"IN": [1.0, 2.0]}'),
 }
@@ -265,6 +271,21 @@ def channels(both: Both) -> Iterator[list[grpc.Channel]]:
 def test_grpc_answers_are_the_same(channels: list[grpc.Channel], name: str):
     alone, *others = (outcome(channel, *CALLS[name]) for channel in channels)
     assert others == [alone] * 6
+
+
+@pytest.mark.parametrize("name", ["", "scaled"])
+def test_grpc_statistics_have_the_same_fields(channels: list[grpc.Channel], name: str):
+    def fields(channel: grpc.Channel) -> str:
+        code, _, answer = outcome(channel, "ModelStatistics", pb.ModelStatisticsRequest(name=name))
+        assert code == "OK"
+        # Numbers that are 0 are not sent.
+        return "".join(
+            f"{each.name} {each.version} {each.HasField('inference_stats')}\n" for each in answer.model_stats
+        )
+
+    alone, *others = map(fields, channels)
+    assert others == [alone] * 6
+    assert "scaled 3 True" in alone
 
 
 def test_readiness_is_the_same_on_new_connections(both: Both):
