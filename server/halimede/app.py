@@ -264,7 +264,7 @@ class App:
             return await self._drain(delay_secs=0)
         await self._log_startup_tables()
         if self._settings.allow_http or self._settings.allow_grpc:
-            _warn_of_few_files(len(self._fronts.pids()) if self._fronts is not None else 0)
+            _warn_of_few_files(self._fronts.count if self._fronts is not None else 0)
         if loading.result() and self._settings.exit_on_error:
             log.error("creating server: Internal - failed to load all models: %s", ", ".join(loading.result()))
             write_message(failed_loads(await self._core.repository_index(ready_only=False)))

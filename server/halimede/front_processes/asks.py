@@ -9,12 +9,11 @@ import json
 import logging
 import pickle
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.frontends.http.protocol import INTERNAL_ERROR
-from halimede.runtime.server import LoadParameter, Server
+from halimede.runtime.server import Server
 from halimede.workers.frames.kinds import FrameError, FrameKind, encode_frame
 
 log = logging.getLogger(__name__)
@@ -106,8 +105,3 @@ def error_of(pickled: bytes) -> InferenceError:
     """The error of an answer."""
     code, message = pickle.loads(pickled)  # noqa: S301 -- the core made it
     return InferenceError(ErrorCode[code], message)
-
-
-def plain(parameters: Mapping[str, LoadParameter]) -> dict[str, LoadParameter]:
-    """The parameters of a load as an argument."""
-    return dict(parameters)

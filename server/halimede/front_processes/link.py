@@ -6,20 +6,21 @@ strangers send. Its inferences are cancelled when it ends.
 
 import asyncio
 import pickle
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from halimede.core.types import InferenceError, InferenceResponse
+from halimede.core.types import InferenceError, InferenceResponse, Tensor
 from halimede.front_processes.asks import AT_ONCE, answer_later, answer_now, decode_ask
 from halimede.runtime.server import Server
 from halimede.workers.frames.groups import decode_infers, encode_answers, wanted_bytes
-from halimede.workers.frames.json_frames import decode_json, error_from_json
-from halimede.workers.frames.kinds import CALL, TAKEN, FrameError, FrameKind, encode_frame, unexpected, unpack
+from halimede.workers.frames.kinds import CALL, TAKEN, FrameError, FrameKind, encode_frame, unpack
 from halimede.workers.frames.tensors import INLINE_BYTES
 from halimede.workers.server.answers import AnswerSender
 from halimede.workers.server.channel import Channel
 from halimede.workers.server.memory import Memory
+from halimede.workers.server.starting import StartAnswer
 from halimede.workers.server.tasks import Tasks
 
 
@@ -53,9 +54,9 @@ class FrontLink:
     """The channel to one process. All methods are called on the event loop's thread."""
 
     def __init__(
-        self, channel: Any, server: Server, on_lost: Callable[[str], None], loop: asyncio.AbstractEventLoop
+        self, channel: socket.socket, server: Server, on_lost: Callable[[str], None], loop: asyncio.AbstractEventLoop
     ) -> None:
-        """`channel` is the socket; `on_lost` gets the reason once it is closed."""
+        """`on_lost` gets the reason once it is closed."""
         self._server = server
         self._on_lost = on_lost
         self._loop = loop
@@ -66,7 +67,7 @@ class FrontLink:
         self._in_flight: dict[int, _Call] = {}
         self._ready: list[tuple[int, InferenceResponse]] = []
         """Answers that are sent together at the end of this turn of the loop."""
-        self._started: asyncio.Future[Any] = loop.create_future()
+        self._started = StartAnswer(self._channel, loop)
         self._drained: asyncio.Future[None] = loop.create_future()
         self._is_closed = False
         handle = self._channel.handle
@@ -74,8 +75,6 @@ class FrontLink:
         handle(FrameKind.CANCEL_CALL, self._on_cancel)
         handle(FrameKind.TAKEN, self._on_taken)
         handle(FrameKind.ASK, self._on_ask)
-        handle(FrameKind.STARTED, self._on_started)
-        handle(FrameKind.FAILED, self._on_failed)
         handle(FrameKind.DRAINED, self._on_drained)
 
     def __repr__(self) -> str:
@@ -85,7 +84,7 @@ class FrontLink:
         """Send the order to start, with descriptors, which are closed here; returns when the process serves.
         InferenceError if it fails; cancelled if it dies."""
         self._channel.send(encode_frame(FrameKind.START, pickle.dumps(order)), descriptors)
-        await self._started
+        await self._started.wait()
 
     def tell(self, kind: FrameKind) -> None:
         """Send LEAVE, DRAIN or REOPEN."""
@@ -116,16 +115,6 @@ class FrontLink:
     def _on_channel_lost(self, reason: str) -> None:
         self.close()
         self._on_lost(reason)
-
-    def _on_started(self, body: memoryview) -> None:
-        if self._started.done():
-            raise unexpected(FrameKind.STARTED)
-        self._started.set_result(decode_json(body))
-
-    def _on_failed(self, body: memoryview) -> None:
-        if self._started.done():
-            raise unexpected(FrameKind.FAILED)
-        self._started.set_exception(error_from_json(decode_json(body)))
 
     def _on_drained(self, _: memoryview) -> None:
         if not self._drained.done():
@@ -208,5 +197,5 @@ def _refusal(response: InferenceResponse, error: InferenceError) -> InferenceRes
     return replace(response, error=InferenceError(error.code, error.message, is_refusal=True))
 
 
-def _all_small(outputs: Sequence[Any]) -> bool:
+def _all_small(outputs: Sequence[Tensor]) -> bool:
     return all(len(output.data) <= INLINE_BYTES for output in outputs)

@@ -36,7 +36,7 @@ class FrontProcesses:
 
     def __init__(self, count: int, server: Server, settings: Settings, launcher: Launcher) -> None:
         """OSError if the system has no descriptor left."""
-        self._count = count
+        self.count = count
         self._server = server
         self._settings = settings
         self._launcher = launcher
@@ -69,16 +69,10 @@ class FrontProcesses:
         """Start the processes and return when all serve. InferenceError if one fails."""
         descriptors = (2, self._descriptor, *(sock.fileno() for sock in (*self._http, *self._grpc)))
         loop = asyncio.get_running_loop()
-        for number in range(self._count):
-            order = Order(
-                self._settings, self._server.metadata(), number, self._count, len(self._http), len(self._grpc)
-            )
+        for number in range(self.count):
+            order = Order(self._settings, self._server.metadata(), number, self.count, len(self._http), len(self._grpc))
             self._processes.append(FrontProcess(order, descriptors, self.page, self._server, self._launcher, loop))
         await asyncio.gather(*(process.start() for process in self._processes))
-
-    def pids(self) -> Sequence[int | None]:
-        """The pid of each process, None for one that is down."""
-        return [process.pid for process in self._processes]
 
     def dropped_lines(self) -> int:
         """Log lines that front-end processes dropped."""

@@ -57,11 +57,6 @@ class FrontProcess:
         self.lost_lines = 0
         """Log lines that former processes of this place dropped."""
 
-    @property
-    def pid(self) -> int | None:
-        """The pid of the process, None if there is none."""
-        return None if self._process is None else self._process.pid
-
     async def start(self) -> None:
         """Start the process and return when it serves; it is kept running from then on. InferenceError if it fails."""
         await self._start()

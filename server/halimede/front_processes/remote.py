@@ -20,7 +20,6 @@ from halimede.core.types import (
 from halimede.core.types.caller import Caller
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
-from halimede.front_processes.asks import plain
 from halimede.front_processes.page import Page
 from halimede.front_processes.questions import KnownModels, Questions
 from halimede.runtime.server import LoadParameter, OnResponse
@@ -104,7 +103,7 @@ class RemoteServer:
         return report
 
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        await self._questions.ask("load_model", name, plain(parameters))
+        await self._questions.ask("load_model", name, dict(parameters))
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         await self._questions.ask("unload_model", name, unload_dependents)

@@ -3,6 +3,7 @@
 | module | contents |
 |---|---|
 | `connection` | all modules of one process put together; start and end, readiness, log, metrics |
+| `starting` | the answer of a process to START |
 | `channel` | frames: sent, received, bounded |
 | `memory` | the two arenas: tensors for the worker, tensors of the worker |
 | `shared_segments` | segments of other workers that this worker may read |

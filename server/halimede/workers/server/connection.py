@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from halimede.backends.hosting import WorkerSpec
 from halimede.workers.claim import Claim
-from halimede.workers.frames.json_frames import decode_json, error_from_json, json_frame
+from halimede.workers.frames.json_frames import json_frame
 from halimede.workers.frames.kinds import (
     METRIC,
     METRIC_OPERATIONS,
@@ -28,6 +28,7 @@ from halimede.workers.server.calls import CallOwner, Calls
 from halimede.workers.server.channel import Channel
 from halimede.workers.server.memory import ARENA_BYTES, Memory
 from halimede.workers.server.services import ServiceCalls, ServiceOwner
+from halimede.workers.server.starting import StartAnswer
 from halimede.workers.server.tasks import Tasks
 
 MAX_LINES_PER_SECOND = 2_000
@@ -85,14 +86,12 @@ class WorkerConnection:
             self.channel, self.memory, self.batches, self._tasks, spec.model, spec.decoupled, owners.calls
         )
         self.services = ServiceCalls(self.channel, self._tasks, spec.model, owners.model)
-        self._started: asyncio.Future[Any] = loop.create_future()
+        self._started = StartAnswer(self.channel, loop)
         self._ended: asyncio.Future[None] = loop.create_future()
         self._is_closed = False
         self._lines_since = 0.0
         self._lines = 0
         handle = self.channel.handle
-        handle(FrameKind.STARTED, self._on_started)
-        handle(FrameKind.FAILED, self._on_failed)
         handle(FrameKind.STOPPED, self._on_stopped)
         handle(FrameKind.READY, self._on_ready)
         handle(FrameKind.LOG, self._on_log)
@@ -109,8 +108,8 @@ class WorkerConnection:
         self._is_closed = True
         self.channel.close()
         self._tasks.cancel()
-        for future in (self._started, self._ended):
-            future.cancel()
+        self._started.cancel()
+        self._ended.cancel()
         self.batches.close()
         self.calls.close()
         self.memory.close()
@@ -122,7 +121,7 @@ class WorkerConnection:
     async def start(self, start: Mapping[str, Any]) -> Any:
         """Send START and wait for the worker's answer. InferenceError; cancelled if the worker is lost."""
         self.channel.send(json_frame(FrameKind.START, start), self._claim.share())
-        return await self._started
+        return await self._started.wait()
 
     async def stop(self) -> None:
         """Let the model finalize, and wait for that; cancelled if the worker is lost."""
@@ -132,16 +131,6 @@ class WorkerConnection:
     def ask_ready(self) -> None:
         """`ModelOwner.on_ready` gets the answer, once no batch is running."""
         self.channel.send(encode_frame(FrameKind.ASK_READY))
-
-    def _on_started(self, body: memoryview) -> None:
-        if self._started.done():
-            raise unexpected(FrameKind.STARTED)
-        self._started.set_result(decode_json(body))
-
-    def _on_failed(self, body: memoryview) -> None:
-        if self._started.done():
-            raise unexpected(FrameKind.FAILED)
-        self._started.set_exception(error_from_json(decode_json(body)))
 
     def _on_stopped(self, _: memoryview) -> None:
         if self._ended.done():

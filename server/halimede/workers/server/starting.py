@@ -1,0 +1,35 @@
+"""The answer of a process to START."""
+
+import asyncio
+from typing import Any
+
+from halimede.workers.frames.json_frames import decode_json, error_from_json
+from halimede.workers.frames.kinds import FrameKind, unexpected
+from halimede.workers.server.channel import Channel
+
+
+class StartAnswer:
+    """STARTED or FAILED, once. All methods are called on the event loop's thread."""
+
+    def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
+        self._answer: asyncio.Future[Any] = loop.create_future()
+        channel.handle(FrameKind.STARTED, self._on_started)
+        channel.handle(FrameKind.FAILED, self._on_failed)
+
+    async def wait(self) -> Any:
+        """What STARTED says. InferenceError for FAILED; cancelled if the process is lost."""
+        return await self._answer
+
+    def cancel(self) -> None:
+        """The process is lost."""
+        self._answer.cancel()
+
+    def _on_started(self, body: memoryview) -> None:
+        if self._answer.done():
+            raise unexpected(FrameKind.STARTED)
+        self._answer.set_result(decode_json(body))
+
+    def _on_failed(self, body: memoryview) -> None:
+        if self._answer.done():
+            raise unexpected(FrameKind.FAILED)
+        self._answer.set_exception(error_from_json(decode_json(body)))
