@@ -58,6 +58,8 @@ def test_a_failed_load_call_leaves_its_reason_in_the_log(start: Start, repositor
 def test_a_stop_logs_each_second_what_it_waits_for(start: Start, repository: Path) -> None:
     add_identity(repository, "slow", extra='parameters { key: "execute_delay_ms" value { string_value: "1500" } }')
     server = start("--model-repository", repository)
+    # The server is ready before it has logged its tables and what it started.
+    wait_until(lambda: "I Started Metrics Service at " in "\n".join(lines(server)), "the end of the start", server)
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
         tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
         tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
