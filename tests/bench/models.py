@@ -66,6 +66,7 @@ class FullQueue:
     instances: int = 1
     callers: int = 48
     rows: int = 1
+    batching: str = ""
 
 
 FULL_QUEUE = {
@@ -75,6 +76,7 @@ FULL_QUEUE = {
     "waits": FullQueue(2),
     "waits_process": FullQueue(2, isolation="process"),
     "waits_two": FullQueue(2, instances=2),
+    "waits_levels": FullQueue(2, batching="priority_levels: 2 default_priority_level: 2"),
     "waits_short": FullQueue(0.5, callers=4, rows=FULL_BATCH),
 }
 """In `whole` and `short` one request fills a batch."""
@@ -227,7 +229,7 @@ def write_repository(root: Path) -> Path:
         extra = "".join(
             f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in options.items()
         )
-        configs[name] = config(name, backend, tensors, dims, FULL_BATCH, extra, instances=each.instances)
+        configs[name] = config(name, backend, tensors, dims, FULL_BATCH, extra, each.batching, each.instances)
     for name, text in configs.items():
         (root / name / "1").mkdir(parents=True)
         (root / name / "config.pbtxt").write_text(text)

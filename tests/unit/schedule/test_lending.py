@@ -12,18 +12,23 @@ from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import InferenceError
 from support.lending import Instances
 from support.scheduling import expired, pending
+from support.strategies import Groups
 
 A, B = Slot(0), Slot(1)
 MS = 1_000_000
 
 
-def instances(policy: BatchPolicy, count: int = 1, priorities: Priorities | None = None) -> Instances:
-    queue = LevelQueue(policy, priorities) if priorities is not None else None
+each_queue = pytest.mark.parametrize("levels", [None, Priorities(2, 2)], ids=["one level", "levels"])
+
+
+def instances(policy: BatchPolicy, count: int = 1, levels: Priorities | None = None) -> Instances:
+    queue = LevelQueue(policy, levels) if levels is not None else None
     return Instances(DynamicBatchScheduler(policy, count, queue, lends=True))
 
 
-def test_a_full_batch_waits_at_the_busy_instance():
-    played = instances(BatchPolicy(max_batch_size=2))
+@each_queue
+def test_a_full_batch_waits_at_the_busy_instance(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=2), levels=levels)
     played.arrive(*map(pending, range(1, 6)))
     assert played.batches == {A: [(1, 2), (3, 4)]}
     assert played.scheduler.queued == 3, "the requests of a batch that has not begun are queued"
@@ -31,8 +36,9 @@ def test_a_full_batch_waits_at_the_busy_instance():
     assert (played.begun, played.scheduler.queued) == ([(1, 2), (3, 4)], 1)
 
 
-def test_a_batch_that_can_grow_is_not_lent():
-    played = instances(BatchPolicy(max_batch_size=4))
+@each_queue
+def test_a_batch_that_can_grow_is_not_lent(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=4), levels=levels)
     played.arrive(pending(1))
     played.arrive(pending(2), pending(3), pending(4))
     assert played.batches == {A: [(1,)]}
@@ -52,8 +58,9 @@ def test_nothing_is_lent_without_leave():
     assert played.batches == {A: [(1, 2)]}
 
 
-def test_the_requests_of_a_lent_batch_count_against_the_bound():
-    played = instances(BatchPolicy(max_batch_size=1, max_queue_size=2))
+@each_queue
+def test_the_requests_of_a_lent_batch_count_against_the_bound(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=1, max_queue_size=2), levels=levels)
     for key in (1, 2, 3):
         played.arrive(pending(key))
     assert played.batches == {A: [(1,), (2,)]}
@@ -61,8 +68,9 @@ def test_the_requests_of_a_lent_batch_count_against_the_bound():
         played.scheduler.enqueue(pending(4), 0)
 
 
-def test_a_cancelled_request_leaves_a_batch_that_has_not_begun():
-    played = instances(BatchPolicy(max_batch_size=2))
+@each_queue
+def test_a_cancelled_request_leaves_a_batch_that_has_not_begun(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=2), levels=levels)
     played.arrive(*map(pending, range(1, 5)))
     assert played.cancel(4)
     assert played.batches == {A: [(1, 2)]}
@@ -70,8 +78,9 @@ def test_a_cancelled_request_leaves_a_batch_that_has_not_begun():
     assert played.begun == [(1, 2), (3,)]
 
 
-def test_a_request_that_has_begun_cannot_be_cancelled():
-    played = instances(BatchPolicy(max_batch_size=1))
+@each_queue
+def test_a_request_that_has_begun_cannot_be_cancelled(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=1), levels=levels)
     played.arrive(pending(1), pending(2))
     played.end(A, report=False)
     assert not played.cancel(2), "it runs, although the scheduler has not been told"
@@ -79,9 +88,10 @@ def test_a_request_that_has_begun_cannot_be_cancelled():
     assert (played.begun, played.scheduler.queued) == ([(1,), (2,)], 0)
 
 
-def test_an_instance_gives_back_one_batch_for_each_that_it_runs():
+@each_queue
+def test_an_instance_gives_back_one_batch_for_each_that_it_runs(levels: Priorities | None):
     """Else clients that cancel their requests would make the server send batches without end."""
-    played = instances(BatchPolicy(max_batch_size=1))
+    played = instances(BatchPolicy(max_batch_size=1), levels=levels)
     played.arrive(*map(pending, range(1, 6)))
     for key in (2, 3, 4):
         assert played.cancel(key)
@@ -91,8 +101,9 @@ def test_an_instance_gives_back_one_batch_for_each_that_it_runs():
     assert played.batches == {A: [(5,), (6,)]}
 
 
-def test_a_request_expires_in_a_batch_that_has_not_begun():
-    played = instances(BatchPolicy(max_batch_size=2, allow_timeout_override=True))
+@each_queue
+def test_a_request_expires_in_a_batch_that_has_not_begun(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=2, allow_timeout_override=True), levels=levels)
     played.arrive(pending(1), pending(2), pending(3, timeout_us=1000), pending(4))
     assert played.batches == {A: [(1, 2), (3, 4)]}
     played.pass_time(MS)
@@ -102,8 +113,9 @@ def test_a_request_expires_in_a_batch_that_has_not_begun():
     assert played.begun == [(1, 2), (4,)]
 
 
-def test_a_request_that_has_begun_does_not_expire():
-    played = instances(BatchPolicy(max_batch_size=1, default_timeout_ns=MS))
+@each_queue
+def test_a_request_that_has_begun_does_not_expire(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=1, default_timeout_ns=MS), levels=levels)
     played.arrive(pending(1), pending(2))
     played.end(A, report=False)
     played.pass_time(MS)
@@ -112,9 +124,10 @@ def test_a_request_that_has_begun_does_not_expire():
     assert (played.begun, played.scheduler.queued) == ([(1,), (2,)], 0)
 
 
-def test_a_late_request_of_a_batch_is_delayed():
+@each_queue
+def test_a_late_request_of_a_batch_is_delayed(levels: Priorities | None):
     policy = BatchPolicy(1, default_timeout_ns=MS, timeout_action=TimeoutAction.DELAY)
-    played = instances(policy)
+    played = instances(policy, levels=levels)
     played.arrive(pending(1), pending(2), pending(3))
     played.pass_time(MS // 2)
     played.arrive(pending(4))
@@ -124,16 +137,18 @@ def test_a_late_request_of_a_batch_is_delayed():
     assert played.begun == [(1,), (4,), (2,), (3,)]
 
 
-def test_a_free_instance_takes_the_batch_of_a_busy_one():
-    played = instances(BatchPolicy(max_batch_size=1), 2)
+@each_queue
+def test_a_free_instance_takes_the_batch_of_a_busy_one(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=1), 2, levels=levels)
     played.arrive(pending(1), pending(2), pending(3))
     assert played.batches == {A: [(1,), (3,)], B: [(2,)]}
     played.end(B)
     assert played.batches == {A: [(1,)], B: [(3,)]}
 
 
-def test_a_batch_does_not_wait_for_a_slow_instance():
-    played = instances(BatchPolicy(max_batch_size=1), 2)
+@each_queue
+def test_a_batch_does_not_wait_for_a_slow_instance(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=1), 2, levels=levels)
     played.arrive(*map(pending, range(1, 9)))
     assert played.batches == {A: [(1,), (3,)], B: [(2,), (4,)]}
     played.end(B)
@@ -143,27 +158,173 @@ def test_a_batch_does_not_wait_for_a_slow_instance():
     assert played.batches[A] == [(6,), (7,)], "after its batch it is lent one again"
 
 
-def test_a_queue_of_levels_lends_nothing():
-    """A higher priority may arrive before a batch begins."""
+def test_a_request_of_a_higher_level_runs_before_a_batch_that_has_not_begun():
     played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2))
     played.arrive(pending(1), pending(2), pending(3))
-    assert played.batches == {A: [(1,)]}
+    assert played.batches == {A: [(1,), (2,)]}
     played.arrive(Pending(4, 1, 4, priority=1))
-    for _ in range(4):
+    assert played.batches == {A: [(1,)]}
+    played.end(A)
+    assert played.batches == {A: [(4,), (2,)]}, "lent again, in the order of arrival"
+    for _ in range(3):
         played.end(A)
     assert played.begun == [(1,), (4,), (2,), (3,)]
 
 
-def test_unread_batches_of_a_dead_instance_run_first():
-    played = instances(BatchPolicy(max_batch_size=2))
+def test_a_request_of_a_higher_level_does_not_stop_a_batch_that_has_begun():
+    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2))
+    played.arrive(pending(1), pending(2), pending(3))
+    played.end(A, report=False)
+    played.arrive(Pending(4, 1, 4, priority=1))
+    played.report(A)
+    assert played.batches == {A: [(2,), (4,)]}
+
+
+def test_a_request_of_the_same_level_leaves_the_batch_where_it_is():
+    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2))
+    played.arrive(pending(1))
+    played.arrive(Pending(2, 1, 4, priority=1))
+    played.arrive(Pending(3, 1, 4, priority=1), pending(4))
+    assert (played.batches, played.taken_back) == ({A: [(1,), (2,)]}, 0)
+
+
+def test_all_instances_give_back_batches_for_a_higher_level():
+    """The next instance that ends its batch must run it, whichever that is."""
+    played = instances(BatchPolicy(max_batch_size=1), 2, Priorities(2, 2))
+    played.arrive(*map(pending, range(1, 6)))
+    assert played.batches == {A: [(1,), (3,)], B: [(2,), (4,)]}
+    played.arrive(Pending(6, 1, 4, priority=1))
+    played.end(B)
+    assert played.batches == {A: [(1,)], B: [(6,), (3,)]}
+    played.end(A)
+    assert played.batches == {A: [(4,), (5,)], B: [(6,), (3,)]}
+
+
+def test_a_request_that_moves_up_runs_before_a_batch_that_has_not_begun():
+    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(3, 3, aging_ns=MS))
+    played.arrive(pending(1), pending(2))
+    played.pass_time(MS // 2)
+    # Now 2 is lent. It moves up first, and is lent again by the end of the running batch.
+    played.arrive(Pending(3, 1, 4, priority=2))
+    assert (played.batches, played.taken_back) == ({A: [(1,)]}, 1)
+    played.end(A)
+    assert played.batches == {A: [(3,), (2,)]}
+    played.pass_time(MS // 2)
+    assert (played.batches, played.taken_back) == ({A: [(3,)]}, 2)
+    played.end(A)
+    assert played.begun == [(1,), (3,), (2,)]
+
+
+def test_a_request_that_moves_up_overtakes_a_batch_that_has_not_begun():
+    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(3, 3, aging_ns=MS))
+    played.arrive(pending(1))
+    played.arrive(pending(2))
+    # So nothing is lent until 1 ends.
+    assert played.cancel(2)
+    played.arrive(pending(3))
+    played.pass_time(MS // 2)
+    played.arrive(Pending(4, 1, 4, priority=2), Pending(5, 1, 4, priority=2))
+    played.end(A)
+    assert played.batches == {A: [(4,), (5,)]}
+    # In level 2 it is before 5, because it arrived earlier.
+    played.pass_time(MS // 2)
+    played.end(A)
+    assert played.begun == [(1,), (4,), (3,)]
+
+
+def test_a_late_request_is_not_lent():
+    """A request of its level that arrives comes before it."""
+    policy = BatchPolicy(1, default_timeout_ns=MS, timeout_action=TimeoutAction.DELAY)
+    played = instances(policy, 1, Priorities(2, 2))
+    played.arrive(*map(pending, (1, 2, 3, 4)))
+    played.pass_time(MS)
+    played.end(A)
+    assert played.batches == {A: [(2,)]}
+    played.arrive(pending(5))
+    for _ in range(3):
+        played.end(A)
+    assert played.begun == [(1,), (2,), (5,), (3,), (4,)]
+
+
+def test_a_batch_that_becomes_larger_with_time_is_not_lent():
+    """Until the delay is over the preferred size runs, then all that fit."""
+    policy = BatchPolicy(max_batch_size=4, preferred_batch_sizes=(2, 4), max_queue_delay_ns=MS)
+    played = instances(policy, 1, Priorities(2, 2))
+    played.arrive(pending(1, rows=4))
+    played.arrive(pending(2, rows=2), pending(3), pending(4, rows=2))
+    assert played.batches == {A: [(1,)]}
+    played.pass_time(MS)
+    played.end(A)
+    assert played.begun == [(1,), (2, 3)]
+
+
+def test_the_rows_of_a_batch_that_came_back_count():
+    played = instances(BatchPolicy(max_batch_size=4, max_queue_delay_ns=MS), 1, Priorities(2, 2))
+    played.arrive(*map(pending, range(1, 9)))
+    assert played.batches == {A: [(1, 2, 3, 4), (5, 6, 7, 8)]}
+    assert played.cancel(5)
+    played.end(A)
+    assert played.batches == {}, "three of four rows wait for the delay"
+    played.arrive(pending(9))
+    assert played.begun[-1] == (6, 7, 8, 9)
+
+
+def test_the_shapes_of_a_batch_that_came_back_count():
+    played = instances(BatchPolicy(max_batch_size=4, max_queue_delay_ns=MS), 1, Priorities(2, 2))
+    played.arrive(*[pending(key, shape="a") for key in range(1, 9)])
+    played.arrive(pending(9, shape="b"))
+    assert played.cancel(7)
+    assert played.cancel(8)
+    played.end(A)
+    assert played.batches == {A: [(5, 6)]}, "closed by the request of another shape, so it does not wait"
+
+
+def test_the_delay_of_a_request_is_its_own():
+    """Not that of a batch that has begun, of which the scheduler has not heard."""
+    played = instances(BatchPolicy(max_batch_size=2, max_queue_delay_ns=MS), 2, Priorities(2, 2))
+    played.arrive(*map(pending, range(1, 7)))
+    assert played.batches == {A: [(1, 2), (5, 6)], B: [(3, 4)]}
+    played.end(A, report=False)
+    played.now = MS // 2
+    played.arrive(pending(7))
+    played.end(B)
+    assert played.scheduler.wake_at() == MS // 2 + MS
+
+
+def test_bounds_of_levels_count_the_requests_of_a_lent_batch():
+    policies = {2: BatchPolicy(max_queue_size=2)}
+    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2, policies))
+    for key in (1, 2, 3):
+        played.arrive(pending(key))
+    assert played.batches == {A: [(1,), (2,)]}
+    with pytest.raises(InferenceError, match="Exceeds maximum queue size"):
+        played.scheduler.enqueue(pending(4), 0)
+    played.end(A)
+    played.arrive(pending(4))
+    assert played.scheduler.queued == 2
+
+
+def test_a_strategy_is_lent_nothing():
+    """It would see the requests of a batch again that is taken back."""
+    policy = BatchPolicy(max_batch_size=2)
+    queue = LevelQueue(policy, None, Groups())
+    played = Instances(DynamicBatchScheduler(policy, 1, queue, lends=True))
+    played.arrive(*map(pending, range(1, 6)))
+    assert played.batches == {A: [(1, 2)]}
+
+
+@each_queue
+def test_unread_batches_of_a_dead_instance_run_first(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=2), levels=levels)
     played.arrive(*map(pending, range(1, 7)))
     assert played.die(A, unread=(3, 4)) == [3, 4]
     played.start(A)
     assert played.batches == {A: [(3, 4), (5, 6)]}
 
 
-def test_a_dead_instance_takes_a_batch_with_it_that_it_had_begun():
-    played = instances(BatchPolicy(max_batch_size=2))
+@each_queue
+def test_a_dead_instance_takes_a_batch_with_it_that_it_had_begun(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=2), levels=levels)
     played.arrive(*map(pending, range(1, 7)))
     assert played.die(A) == []
     assert played.scheduler.queued == 2
@@ -171,8 +332,9 @@ def test_a_dead_instance_takes_a_batch_with_it_that_it_had_begun():
     assert played.batches == {A: [(5, 6)]}
 
 
-def test_an_emptied_queue_has_the_batch_that_has_not_begun():
-    played = instances(BatchPolicy(max_batch_size=1), 2)
+@each_queue
+def test_an_emptied_queue_has_the_batch_that_has_not_begun(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=1), 2, levels=levels)
     played.arrive(*map(pending, range(1, 6)))
     played.end(A, report=False)
     assert played.scheduler.drain() == [4, 5], "3 has begun"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.levels import LevelQueue
+from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import InferenceError
 from support.examples import examples
@@ -40,13 +41,21 @@ policies = st.builds(
     default_timeout_ns=st.sampled_from([0, 7 * US]),
     allow_timeout_override=st.just(True),
 )
+priorities = st.builds(Priorities, levels=st.just(3), default=st.just(2), aging_ns=st.sampled_from([0, 0, 6 * US]))
+
+
+def scheduler_of(
+    policy: BatchPolicy, levels: Priorities | None, count: int, *, lends: bool = True
+) -> DynamicBatchScheduler:
+    queue = None if levels is None else LevelQueue(policy, levels)
+    return DynamicBatchScheduler(policy, count, queue, lends=lends)
 
 
 class Play:
     """Performs events, and knows of each request what has become of it."""
 
-    def __init__(self, policy: BatchPolicy, count: int) -> None:
-        self.scheduler = DynamicBatchScheduler(policy, count, lends=True)
+    def __init__(self, scheduler: DynamicBatchScheduler, count: int) -> None:
+        self.scheduler = scheduler
         self.played = Instances(self.scheduler)
         self.slots = [Slot(instance) for instance in range(count)]
         self.up = set(self.slots)
@@ -63,7 +72,7 @@ class Play:
                 key = len(self.requests) + 1
                 rows, shape = (1, 1, 2, 5)[pick % 4], ("a", "a", "b")[pick % 3]
                 timeout_us = (0, 0, 3)[pick // 7 % 3]
-                self.requests[key] = Pending(key, rows, 4, shape, timeout_us=timeout_us)
+                self.requests[key] = Pending(key, rows, 4, shape, pick // 21 % 4, timeout_us)
                 played.arrive(self.requests[key])
             case "cancel":
                 key = max(1, len(self.requests) - pick % 6)
@@ -123,11 +132,11 @@ class Play:
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, st.integers(1, 3), scripts)
+@given(policies, st.none() | priorities, st.integers(1, 3), scripts)
 def test_each_request_leaves_once_and_no_instance_idles(
-    policy: BatchPolicy, count: int, script: list[tuple[Kind, int]]
+    policy: BatchPolicy, levels: Priorities | None, count: int, script: list[tuple[Kind, int]]
 ):
-    play = Play(policy, count)
+    play = Play(scheduler_of(policy, levels, count), count)
     for kind, pick in script:
         try:
             play.perform(kind, pick)
@@ -138,18 +147,41 @@ def test_each_request_leaves_once_and_no_instance_idles(
     assert begun | play.cancelled | play.lost | {fail.request for fail in play.played.failed} == set(play.requests)
 
 
+@settings(max_examples=examples(400), deadline=None)
+@given(policies, priorities, scripts)
+def test_levels_run_in_the_same_order_as_without_lending(
+    policy: BatchPolicy, levels: Priorities, script: list[tuple[Kind, int]]
+):
+    """One instance, which reports the end of a batch at once; requests of one row, so that a batch is full or open."""
+    plays = [Instances(scheduler_of(policy, levels, 1, lends=lends)) for lends in (True, False)]
+    for key, (kind, pick) in enumerate(script, 1):
+        for played in plays:
+            match kind:
+                case "arrive":
+                    played.arrive(Pending(key, 1, 4, priority=pick % 4, timeout_us=(0, 0, 3)[pick // 4 % 3]))
+                case "cancel":
+                    played.cancel(max(1, key - pick % 6))
+                case "end" if played.batches:
+                    played.end(Slot(0))
+                case "pass time":
+                    played.pass_time((1, US, 4 * US, 20 * US)[pick % 4])
+        lending, usual = plays
+        assert lending.begun == usual.begun
+        assert lending.failed == usual.failed
+
+
 @settings(max_examples=examples(100), deadline=None)
-@given(st.integers(1, 3), st.integers(5, 40), st.integers(0, 1 << 16))
-def test_batches_are_as_full_as_without_lending(count: int, callers: int, seed: int):
+@given(st.none() | st.just(Priorities(3, 2)), st.integers(1, 3), st.integers(5, 40), st.integers(0, 1 << 16))
+def test_batches_are_as_full_as_without_lending(levels: Priorities | None, count: int, callers: int, seed: int):
     """Closed-loop callers, each of which sends its next request when it is answered."""
 
     def rows_per_batch(*, lends: bool) -> float:
-        scheduler = DynamicBatchScheduler(BatchPolicy(max_batch_size=MAX_ROWS), count, lends=lends)
+        scheduler = scheduler_of(BatchPolicy(max_batch_size=MAX_ROWS), levels, count, lends=lends)
         played = Instances(scheduler)
         key = 0
         for _ in range(callers):
             key += 1
-            scheduler.enqueue(Pending(key, 1, 4), played.now)
+            scheduler.enqueue(Pending(key, 1, 4, priority=key % 3), played.now)
         played.poll()
         picks = seed
         for _ in range(200):
@@ -159,7 +191,7 @@ def test_batches_are_as_full_as_without_lending(count: int, callers: int, seed: 
             played.end(slot)
             for _ in range(answered):
                 key += 1
-                scheduler.enqueue(Pending(key, 1, 4), played.now)
+                scheduler.enqueue(Pending(key, 1, 4, priority=key % 3), played.now)
             played.poll()
         return sum(map(len, played.begun[-100:])) / 100
 

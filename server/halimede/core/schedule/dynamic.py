@@ -3,12 +3,12 @@
 A slot that ends a batch must not wait for the event loop, which may be busy for milliseconds. So a busy slot is lent
 one batch, which its instance begins when it has ended the running one. Only a batch that cannot grow is lent: batches
 are as full as without. A lent batch that has not begun is taken back when one of its requests is cancelled or expires,
-when another slot is free, and when its slot takes so long that others have overtaken it.
+when another slot is free, when its slot takes so long that others have overtaken it, and when a request of a higher
+priority level arrives.
 """
 
 from collections import deque
 from collections.abc import Sequence
-from typing import cast
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.expected_batch import ExpectedBatch
@@ -58,10 +58,7 @@ class DynamicBatchScheduler:
         self._executing = 0
         """The requests of all slots."""
         self._expected = ExpectedBatch(policy.max_batch_size)
-        # A queue of levels decides a batch when it runs.
-        self._lends = lends and isinstance(self._queue, BatchQueue)
-        self._lending = cast(BatchQueue, self._queue)
-        """The queue, for what is lent."""
+        self._lends = lends
         self._lent: dict[Slot, Batch] = {}
         """In the order in which they were lent."""
         self._barred: set[Slot] = set()
@@ -69,7 +66,7 @@ class DynamicBatchScheduler:
         requests cannot make the server send the same batches again and again."""
         self.take_back: TakeBack = never
         if self._lends:
-            self._lending.reclaim = self._reclaim
+            self._queue.reclaim = self._reclaim
 
     def __repr__(self) -> str:
         running, slots = len(self._busy), len(self._busy) + len(self._free)
@@ -116,9 +113,9 @@ class DynamicBatchScheduler:
         if self._can_lend():
             for slot in self._busy:
                 if slot not in self._lent and slot not in self._barred:
-                    batch = self._lent[slot] = self._lending.lend(slot)
+                    batch = self._lent[slot] = self._queue.lend(slot)
                     actions.append(Execute(slot, tuple(batch.keys)))
-                    if not self._lending.has_closed:
+                    if not self._queue.has_closed:
                         break
         if self._failed:
             actions += self._failed
@@ -156,9 +153,9 @@ class DynamicBatchScheduler:
             if batch is None:
                 self._free.append(slot)
             else:
-                self._lending.begin(batch)
+                self._queue.begin(batch)
                 self._begin(slot, len(batch.keys))
-                return 0 if self._lending.has_closed else None
+                return 0 if self._queue.has_closed else None
         queued = len(queue.queued)
         if not queued:
             return None
@@ -177,9 +174,9 @@ class DynamicBatchScheduler:
         if lent is not None:
             # It is the last batch of the slot.
             if unread and unread[-1][0].key == lent.keys[0]:
-                self._lending.take_back(lent)
+                self._queue.take_back(lent)
                 return [*lent.keys, *self._return(unread[:-1], now_ns)]
-            self._lending.begin(lent)
+            self._queue.begin(lent)
         return self._return(unread, now_ns)
 
     def _return(self, unread: Sequence[Sequence[Pending]], now_ns: int) -> list[int]:
@@ -191,7 +188,7 @@ class DynamicBatchScheduler:
     def _can_lend(self) -> bool:
         """Whether a batch can be lent, and a slot can take it."""
         taken = len(self._lent) + len(self._barred)
-        return self._lends and taken < len(self._busy) and self._lending.has_closed and not self._begins_at
+        return self._lends and taken < len(self._busy) and self._queue.has_closed and not self._begins_at
 
     def _note_overtaken(self, slot: Slot) -> None:
         """The batch that was lent to this slot begins now. Batches that were lent before it must not wait too long."""
@@ -209,7 +206,7 @@ class DynamicBatchScheduler:
         if self.take_back(slot):
             del self._lent[slot]
             self._barred.add(slot)
-            self._lending.take_back(batch)
+            self._queue.take_back(batch)
             return True
         return False
 
@@ -232,7 +229,7 @@ class DynamicBatchScheduler:
     def drain(self) -> list[int]:
         for slot, batch in [*self._lent.items()]:
             if not self._reclaim(batch, slot):
-                self._lending.begin(batch)
+                self._queue.begin(batch)
         return self._queue.clear()
 
     @property

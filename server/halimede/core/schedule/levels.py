@@ -16,6 +16,10 @@ These are Triton's rules for a model with priority levels. Unlike `core.schedule
 instances are busy: 8 queued requests run as one batch of the preferred size 8, not as two of 4. While a batch waits for
 more, it holds all queued requests.
 
+A batch that cannot grow can be lent to an instance that is busy, as in `core.schedule.queue`. It is taken back when a
+request arrives, or moves, that comes before one of its requests: so what runs next is the same as without. Not lent are
+batches with late requests, and those of a strategy, which would see their requests again.
+
 Each level has the bound and the timeout of its policy, for the requests that arrived there. A request whose timeout
 expires is rejected, or (DELAY) is late: it stays in its level, after all others.
 
@@ -24,59 +28,20 @@ of the first moved request and the first own request is next. Ageing changes the
 timeouts are made in the order of their times, so the result does not depend on when the queue is polled.
 """
 
-from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from heapq import merge
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.deadlines import Deadlines
-from halimede.core.schedule.actions import Fail
+from halimede.core.schedule.actions import Fail, Slot
+from halimede.core.schedule.level_order import RETURNED, LevelOrder, LevelRequest
 from halimede.core.schedule.policy import BatchPolicy, Priorities
-from halimede.core.schedule.queue import AT_ONCE
+from halimede.core.schedule.queue import AT_ONCE, Batch, not_lent
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.schedule.strategy import BatchedRequest, BatchingStrategy, StrategyBatch
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
-
-RETURNED = 0
-"""The level of requests of a batch that did not run."""
-
-
-@dataclass(slots=True, eq=False)
-class LevelRequest:
-    """A queued request. `line` is the dictionary that has it, `arrival_level` the level whose policy applies."""
-
-    pending: Pending
-    enqueued_at: int
-    arrival_level: int
-    level: int
-    line: "Line"
-    is_late: bool = False
-
-
-Line = OrderedDict[int, LevelRequest]
-"""Requests by key, in order. Ordered dictionaries: requests leave from the front and, when cancelled, from anywhere."""
-
-
-@dataclass(slots=True)
-class Lines:
-    """The requests of one level: its own arrivals, those that moved here, and the late ones of both kinds."""
-
-    own: Line = field(default_factory=OrderedDict)
-    moved: Line = field(default_factory=OrderedDict)
-    late: Line = field(default_factory=OrderedDict)
-
-    def __bool__(self) -> bool:
-        return bool(self.own or self.moved or self.late)
-
-    def in_order(self) -> Iterator[LevelRequest]:
-        if self.moved:
-            yield from merge(self.moved.values(), self.own.values(), key=_enqueued_at)
-        else:
-            yield from self.own.values()
-        yield from self.late.values()
 
 
 class Forming:
@@ -110,6 +75,8 @@ class LevelQueue:
         self._policy = policy
         self._priorities = priorities or Priorities()
         self._strategy = strategy
+        self.reclaim: Callable[[Batch, Slot], bool] = not_lent
+        """As `BatchQueue.reclaim`."""
         self._preferred = frozenset(policy.preferred_batch_sizes or (policy.max_batch_size,))
         self._enough, self._least = max(self._preferred), min(self._preferred)
         policies = (policy, *self._priorities.policies.values())
@@ -119,16 +86,18 @@ class LevelQueue:
         """By key, in the order of arrival. Changed only here."""
         self.failed: list[Fail] = []
         """Requests that failed with the strategy. The scheduler clears it."""
-        # Only levels with requests have lines: their number is configured, and may be very large.
-        self._lines: dict[int, Lines] = {}
-        self._levels: list[int] = []
+        self._order = LevelOrder()
+        """The queued requests that are not lent."""
+        self._lent: dict[Batch, list[LevelRequest]] = {}
+        """In the order in which they were lent."""
         self._counts: dict[int, int] = {}
         """Queued requests by the level of their arrival."""
-        self._returned: deque[Line] = deque()
-        self._size_bytes = self._rows = 0
+        self._size_bytes = 0
+        self._rows = 0
+        """Of the requests that are not lent."""
         self._compatible: Hashable = None
         self._is_uniform = True
-        """False if queued requests may be late, or differ in `compatible`."""
+        """False if requests that are not lent may be late, or differ in `compatible`."""
         self._forming: Forming | None = None
         self._deadlines = Deadlines[int]()
         self._moves = Deadlines[int]()
@@ -157,12 +126,12 @@ class LevelQueue:
         count, size_bytes = self._counts.get(level, 0), self._size_bytes + pending.size_bytes
         if count >= policy.max_queue_size or (queued and size_bytes > self._policy.max_queue_bytes):
             raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
-        if not queued:
+        if not self._order:
             self._compatible, self._is_uniform = pending.compatible, True
         elif self._is_uniform and pending.compatible != self._compatible:
             self._is_uniform = False
-        line = self._lines_of(level).own
-        queued[key] = line[key] = request = LevelRequest(pending, now_ns, level, level, line)
+        queued[key] = request = LevelRequest(pending, now_ns, level, level)
+        self._order.append(request)
         self._counts[level] = count + 1
         self._size_bytes = size_bytes
         self._rows += pending.batch_size
@@ -174,11 +143,13 @@ class LevelQueue:
         forming = self._forming
         if forming is not None:
             last = forming.later[-1] if forming.later else forming.requests[-1]
-            # A batch with a late request never waits, so the arrival is behind all of its own level.
-            if level < last.level:
+            # Late requests are behind an arrival of their level.
+            if level < last.level or forming.has_late:
                 self._forming = None
             elif not forming.is_closed:
                 forming.later.append(request)
+        if self._lent:
+            self._reclaim_from(level + 1)
 
     def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
         """Return a batch that did not run. It is closed, and first in the queue.
@@ -187,20 +158,21 @@ class LevelQueue:
         """
         if not requests:
             return
-        line: Line = OrderedDict()
+        returned = []
         for pending in requests:
             level = self._priorities.level_of(pending.priority)
-            self.queued[pending.key] = line[pending.key] = LevelRequest(pending, now_ns, level, RETURNED, line)
+            self.queued[pending.key] = request = LevelRequest(pending, now_ns, level, RETURNED)
+            returned.append(request)
             self._counts[level] = self._counts.get(level, 0) + 1
             self._size_bytes += pending.size_bytes
             self._rows += pending.batch_size
-        self._returned.appendleft(line)
+        self._order.put_back(returned)
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:
         """Take the keys of the next batch that is ready; empty if none is ready. May add to `failed`."""
-        if self._returned:
-            return self._take(list(self._returned[0].values()))
-        while self.queued:
+        if self._order.returned:
+            return self._take(list(self._order.returned[0].values()))
+        while self._order:
             if self._is_below_preferred() and now_ns < self._oldest() + self._policy.max_queue_delay_ns:
                 break
             forming = self._form()
@@ -225,9 +197,9 @@ class LevelQueue:
 
         AT_ONCE, a time, or None for never.
         """
-        if not self.queued:
+        if not self._order:
             return None
-        if self._returned:
+        if self._order.returned:
             return AT_ONCE
         if self._is_below_preferred():
             ready = self._oldest() + self._policy.max_queue_delay_ns
@@ -238,6 +210,39 @@ class LevelQueue:
             ready = forming.oldest + self._policy.max_queue_delay_ns
         moves = self._moves.next()
         return ready if moves is None else min(ready, moves)
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether a batch waits here that can be lent."""
+        return bool(self._full())
+
+    def lend(self, slot: Slot) -> Batch:
+        """The next batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
+        requests = self._full()
+        self._forming = None
+        first = requests[0].pending
+        rows = sum(request.pending.batch_size for request in requests)
+        batch = Batch([request.pending.key for request in requests], rows, first.compatible, slot)
+        for request in requests:
+            self._order.remove(request)
+            request.batch = batch
+        self._rows -= rows
+        self._lent[batch] = requests
+        return batch
+
+    def take_back(self, batch: Batch) -> None:
+        """A lent batch did not begin: its requests are the first of their levels."""
+        requests = self._lent.pop(batch)
+        for request in requests:
+            request.batch = None
+        self._order.prepend(requests)
+        self._rows += batch.rows
+        self._forming, self._is_uniform = None, False
+
+    def begin(self, batch: Batch) -> None:
+        """A lent batch has begun: its requests leave the queue, if they have not."""
+        for request in self._lent.pop(batch, ()):
+            self._forget(request)
 
     def expire(self, now_ns: int) -> list[int]:
         """Make all moves and timeouts that are due. Returns the keys of the requests that were rejected."""
@@ -258,7 +263,7 @@ class LevelQueue:
     def try_remove(self, key: int) -> bool:
         """Remove one request; False when it is not queued."""
         request = self.queued.get(key)
-        if request is None:
+        if request is None or not self._is_here(request):
             return False
         self._forming = None
         self._take([request])
@@ -271,7 +276,7 @@ class LevelQueue:
     def clear(self) -> list[int]:
         """Empty the queue; its keys in the order of arrival."""
         keys = list(self.queued)
-        for each in (self.queued, self._lines, self._levels, self._counts, self._returned):
+        for each in (self.queued, self._order, self._lent, self._counts):
             each.clear()
         self._deadlines.clear()
         self._moves.clear()
@@ -280,7 +285,7 @@ class LevelQueue:
         return keys
 
     def _oldest(self) -> int:
-        return next(iter(self.queued.values())).enqueued_at
+        return next(request.enqueued_at for request in self.queued.values() if request.batch is None)
 
     def _is_below_preferred(self) -> bool:
         """Whether the batch holds all requests and waits, in any order of these. Saves looking at each of them."""
@@ -296,7 +301,7 @@ class LevelQueue:
         forming = self._forming
         if forming is None:
             forming = self._forming = Forming()
-            for request in self._in_order():
+            for request in self._order:
                 if not self._try_include(forming, request):
                     break
             else:
@@ -307,9 +312,26 @@ class LevelQueue:
                 self._try_include(forming, forming.later.popleft())
         return forming
 
-    def _in_order(self) -> Iterator[LevelRequest]:
-        for level in self._levels:
-            yield from self._lines[level].in_order()
+    def _full(self) -> list[LevelRequest]:
+        """The requests of the next batch if that can be lent: it cannot grow, and time does not change it."""
+        if self._strategy is not None or not self._order or self._order.returned:
+            return []
+        forming = self._form()
+        is_whole = forming.is_closed or forming.rows >= self._enough
+        if not is_whole or forming.has_late or forming.marked not in {0, len(forming.requests)}:
+            return []
+        return forming.requests
+
+    def _is_here(self, request: LevelRequest) -> bool:
+        """Whether the request waits here, after its batch is reclaimed if that was lent."""
+        batch = request.batch
+        return batch is None or batch.lent_to is None or self.reclaim(batch, batch.lent_to)
+
+    def _reclaim_from(self, level: int) -> None:
+        """Reclaim the lent batches that have a request of this level or of a lower one."""
+        for batch, requests in reversed([*self._lent.items()]):
+            if requests[-1].level >= level and batch.lent_to is not None:
+                self.reclaim(batch, batch.lent_to)
 
     def _try_include(self, forming: Forming, request: LevelRequest) -> bool:
         """Add a request to the batch; False if the batch is closed now."""
@@ -361,21 +383,24 @@ class LevelQueue:
         rejected: list[int] = []
         for key in self._deadlines.pop_due(now_ns):
             request = self.queued[key]
+            if not self._is_here(request):
+                continue  # it has begun
             if not self._try_delay(request):
                 self._take([request])
                 rejected.append(key)
         return rejected
 
     def _move(self, request: LevelRequest, now_ns: int) -> None:
-        """Move a request to the next higher level."""
+        """Move a request to the next higher level, unless it has begun."""
+        if not self._is_here(request):
+            return
         self._forming = None
-        self._leave(request)
+        self._order.remove(request)
         request.level -= 1
-        above = self._lines_of(request.level)
-        request.line = above.late if request.is_late else above.moved
-        request.line[request.pending.key] = request
+        self._order.append(request)
         if request.level > 1:
             self._moves.add(request.pending.key, now_ns + self._priorities.aging_ns)
+        self._reclaim_from(request.level)
 
     def _try_delay(self, request: LevelRequest) -> bool:
         """Make a request late whose timeout has expired; False if its policy rejects it."""
@@ -383,51 +408,29 @@ class LevelQueue:
         policy = self._priorities.policies.get(request.arrival_level, self._policy)
         if policy.timeout_action is not TimeoutAction.DELAY:
             return False
-        self._leave(request)
-        request.line = self._lines_of(request.level).late
-        request.line[request.pending.key] = request
+        self._order.remove(request)
         request.is_late, self._is_uniform = True, False
+        self._order.append(request)
         return True
-
-    def _lines_of(self, level: int) -> Lines:
-        lines = self._lines.get(level)
-        if lines is None:
-            lines = self._lines[level] = Lines()
-            insort(self._levels, level)
-        return lines
-
-    def _leave(self, request: LevelRequest) -> None:
-        """Remove a request from its line."""
-        line, level = request.line, request.level
-        del line[request.pending.key]
-        if line:
-            return
-        if level == RETURNED:
-            self._returned.remove(line)
-        elif not self._lines[level]:
-            del self._lines[level]
-            self._levels.remove(level)
 
     def _take(self, requests: Sequence[LevelRequest]) -> tuple[int, ...]:
         """Remove requests from the queue; their keys."""
-        keys = tuple([request.pending.key for request in requests])
-        counts = self._counts
-        for request, key in zip(requests, keys, strict=True):
-            pending, level = request.pending, request.arrival_level
-            self._leave(request)
-            del self.queued[key]
-            self._size_bytes -= pending.size_bytes
-            self._rows -= pending.batch_size
-            if counts[level] == 1:
-                del counts[level]
-            else:
-                counts[level] -= 1
-            if self.may_expire:
-                self._deadlines.discard(key)
-                if self._priorities.aging_ns:
-                    self._moves.discard(key)
-        return keys
+        for request in requests:
+            self._order.remove(request)
+            self._rows -= request.pending.batch_size
+            self._forget(request)
+        return tuple([request.pending.key for request in requests])
 
-
-def _enqueued_at(request: LevelRequest) -> int:
-    return request.enqueued_at
+    def _forget(self, request: LevelRequest) -> None:
+        """Remove a request of which nothing waits in the order any more."""
+        pending, level, counts = request.pending, request.arrival_level, self._counts
+        del self.queued[pending.key]
+        self._size_bytes -= pending.size_bytes
+        if counts[level] == 1:
+            del counts[level]
+        else:
+            counts[level] -= 1
+        if self.may_expire:
+            self._deadlines.discard(pending.key)
+            if self._priorities.aging_ns:
+                self._moves.discard(pending.key)
