@@ -11,6 +11,7 @@ from support.models import ONE, add_identity, delay
 from support.plugin import install_backend
 from support.server import Answer, RunningServer, start_server, wait_until
 from support.strategies import STRATEGY_GROUP, TENANTS
+from support.unequal_models import PROCESS
 
 LEVELS = (
     "dynamic_batching { preferred_batch_size: [ 1 ] priority_levels: 3 default_priority_level: 2 "
@@ -22,9 +23,10 @@ LEVELS = (
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = tmp_path_factory.mktemp("models")
-    add_identity(models, "levels", extra=f"{ONE} {delay(300)} {LEVELS}")
+    add_identity(models, "levels", extra=f"{ONE} {delay(500)} {LEVELS}")
+    add_identity(models, "levels_process", extra=f"{ONE} {delay(500)} {LEVELS} {PROCESS}")
     strategy = 'parameters { key: "BATCHING_STRATEGY" value { string_value: "tenants" } }'
-    add_identity(models, "tenants", extra=f"{ONE} {delay(200)} dynamic_batching {{ }} {strategy}")
+    add_identity(models, "tenants", extra=f"{ONE} {delay(500)} dynamic_batching {{ }} {strategy}")
     environment = install_backend(tmp_path_factory.mktemp("site"), "tenants", TENANTS, "Tenants", group=STRATEGY_GROUP)
     running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models], environment=environment)
     yield running
@@ -40,27 +42,28 @@ def batch_sizes(server: RunningServer, model: str) -> dict[int, int]:
     return {batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats["batch_stats"]}
 
 
-def test_each_request_waits_in_the_level_of_its_priority(server: RunningServer) -> None:
+@pytest.mark.parametrize("model", ["levels", "levels_process"])
+def test_each_request_waits_in_the_level_of_its_priority(server: RunningServer, model: str) -> None:
     ended: list[int] = []
 
     def call(priority: int) -> Answer:
-        answer = infer(server, "levels", priority=priority)
+        answer = infer(server, model, priority=priority)
         ended.append(priority)
         return answer
 
     calls = [in_background(lambda: call(0))]
-    wait_until(lambda: executing(server, "levels") == 1, "the first request to run", server)
+    wait_until(lambda: executing(server, model) == 1, "the first request to run", server)
     # There is no level 9, so they are in the default level.
     calls += [in_background(lambda: call(9)) for _ in range(3)]
-    wait_until(lambda: pending(server, "levels") == 3, "level 2 to be full", server)
-    refused = infer(server, "levels", priority=2)
+    wait_until(lambda: pending(server, model) == 3, "level 2 to be full", server)
+    refused = infer(server, model, priority=2)
     assert (refused.status, refused.error) == (503, "[request id: <id_unknown>] Exceeds maximum queue size")
     calls.append(in_background(lambda: call(1)))
-    late = infer(server, "levels", priority=3)
+    late = infer(server, model, priority=3)
     assert (late.status, late.error) == (503, "Request timeout expired")
     assert {each.result(30).status for each in calls} == {200}
     assert ended == [0, 1, 9, 9, 9]
-    assert metric(server, "nv_inference_request_failure", "levels", 'reason="REJECTED",') == 2
+    assert metric(server, "nv_inference_request_failure", model, 'reason="REJECTED",') == 2
 
 
 def test_a_strategy_decides_who_shares_a_batch(server: RunningServer) -> None:
