@@ -1,8 +1,9 @@
 """Instances that take a batch more than they run, for a scheduler that lends."""
 
-from halimede.core.schedule.actions import Action, Execute, Fail, Slot
+from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.scheduler import Pending
+from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 
 TOOK = 5_000_000
 
@@ -14,7 +15,7 @@ class Instances:
     `batches` has the running batch of each busy slot and the one that waits, `begun` all that have begun, in order.
     """
 
-    def __init__(self, scheduler: DynamicBatchScheduler) -> None:
+    def __init__(self, scheduler: DynamicBatchScheduler | SequenceScheduler) -> None:
         scheduler.take_back = self._take_back
         self.scheduler = scheduler
         self.now = 0
@@ -23,12 +24,14 @@ class Instances:
         """How many batches have ended of which the scheduler is not told."""
         self.begun: list[tuple[int, ...]] = []
         self.failed: list[Fail] = []
+        self.requests: dict[int, Pending] = {}
         self.taken_back = 0
 
     def arrive(self, *requests: Pending) -> None:
         """They arrive in one turn of the loop."""
         for request in requests:
             self.scheduler.enqueue(request, self.now)
+            self.requests[request.key] = request
         self.poll()
 
     def cancel(self, key: int) -> bool:
@@ -64,7 +67,7 @@ class Instances:
         """The keys that are queued again. `unread` are the keys of the waiting batch if it was not read."""
         self.batches.pop(slot, None)
         self.unreported.pop(slot, None)
-        requests = [Pending(key, 1, 4) for key in unread]
+        requests = [self.requests[key] for key in unread]
         again = list(self.scheduler.remove_slot(slot, [requests] if unread else [], self.now))
         self.poll()
         return again
@@ -80,6 +83,8 @@ class Instances:
     def _perform(self, action: Action) -> None:
         if isinstance(action, Fail):
             self.failed.append(action)
+            return
+        if isinstance(action, Warn):
             return
         assert isinstance(action, Execute)
         batches = self.batches.setdefault(action.slot, [])

@@ -23,12 +23,14 @@ def make_scheduler(
 
     `hold` is for models with dynamic or sequence batching, as in Triton.
     """
-    if config.sequence_batching is not None:
-        return SequenceScheduler(sequence_policy(config, config.sequence_batching, hold), instances)
-    policy = from_config(config)
     transaction = config.model_transaction_policy
     # Instances that take several batches at a time, or end them at once, do not wait for the event loop.
     lends = max_concurrency(config) == 1 and not (transaction is not None and transaction.decoupled)
+    if config.sequence_batching is not None:
+        sequences = sequence_policy(config, config.sequence_batching, hold)
+        # A request of an iterative model is open in its worker when it runs again, which cannot be taken back.
+        return SequenceScheduler(sequences, instances, lends=lends and not sequences.iterative)
+    policy = from_config(config)
     if config.dynamic_batching is None:
         return DefaultScheduler(policy, instances, lends=lends)
     priorities = priorities_from_config(config)

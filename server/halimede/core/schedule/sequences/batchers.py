@@ -7,14 +7,15 @@ request of each sequence.
   it waits, until the share of the seats with a request reaches the minimum, or the oldest request has waited for the
   delay. If the requests are not all `compatible`, the oldest one chooses: the others stay offered.
 - Oldest: the instance has a `BatchQueue`, as a dynamic batcher has. Requests are in the order in which they are
-  offered; preferred sizes and the delay count as they do there.
+  offered; preferred sizes and the delay count as they do there. A batch that cannot grow can be lent, as there.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.policy import BatchPolicy
-from halimede.core.schedule.queue import AT_ONCE, BatchQueue
+from halimede.core.schedule.queue import AT_ONCE, Batch, BatchQueue
 from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
 from halimede.core.schedule.sequences.policy import DirectPolicy
 
@@ -28,8 +29,8 @@ class Batcher(Protocol):
     def offer(self, sequence: LiveSequence, now_ns: int, *, is_idle: bool) -> None:
         """The first queued request of the sequence may run. `is_idle` means that the instance runs no batch."""
 
-    def withdraw(self, sequence: LiveSequence) -> None:
-        """Take back an offer."""
+    def try_withdraw(self, sequence: LiveSequence) -> bool:
+        """Take back an offer; False if the request has begun in a lent batch."""
 
     def take(self, now_ns: int) -> list[LiveSequence]:
         """Remove and return the sequences of the next batch; empty if none is ready."""
@@ -58,8 +59,9 @@ class DirectBatcher:
     def offer(self, sequence: LiveSequence, now_ns: int, *, is_idle: bool) -> None:  # noqa: ARG002
         self._offered[sequence.seat] = sequence
 
-    def withdraw(self, sequence: LiveSequence) -> None:
+    def try_withdraw(self, sequence: LiveSequence) -> bool:
         del self._offered[sequence.seat]
+        return True
 
     def take(self, now_ns: int) -> list[LiveSequence]:
         ready_at = self.ready_at()
@@ -86,12 +88,15 @@ class DirectBatcher:
 class OldestBatcher:
     """See the module's text."""
 
-    __slots__ = ("_offered", "_queue")
+    __slots__ = ("_offered", "_queue", "lent")
 
-    def __init__(self, policy: BatchPolicy) -> None:
+    def __init__(self, policy: BatchPolicy, reclaim: Callable[[Batch, Slot], bool]) -> None:
+        """`reclaim` as that of a `BatchQueue`."""
         self._queue = BatchQueue(policy)
+        self._queue.reclaim = reclaim
         self._offered: dict[int, LiveSequence] = {}
         """By the key of its request."""
+        self.lent: Batch | None = None
 
     def __len__(self) -> int:
         return len(self._offered)
@@ -101,10 +106,12 @@ class OldestBatcher:
         self._queue.push(pending, now_ns, is_idle)
         self._offered[pending.key] = sequence
 
-    def withdraw(self, sequence: LiveSequence) -> None:
+    def try_withdraw(self, sequence: LiveSequence) -> bool:
         key = sequence.queue[0].pending.key
-        self._queue.try_remove(key)
+        if not self._queue.try_remove(key):
+            return False
         del self._offered[key]
+        return True
 
     def take(self, now_ns: int) -> list[LiveSequence]:
         return [self._offered.pop(key) for key in self._queue.pop_ready(now_ns)]
@@ -115,9 +122,32 @@ class OldestBatcher:
     def end_delay(self) -> None:
         self._queue.end_delay()
 
+    @property
+    def can_lend(self) -> bool:
+        """Whether a batch can be lent, and none is."""
+        return self.lent is None and self._queue.has_closed
 
-def make_batcher(strategy: DirectPolicy | BatchPolicy, seats: int) -> Batcher:
-    return DirectBatcher(strategy, seats) if isinstance(strategy, DirectPolicy) else OldestBatcher(strategy)
+    def lend(self, slot: Slot) -> list[LiveSequence]:
+        """Lend the next batch to the slot. Its sequences stay offered."""
+        self.lent = self._queue.lend(slot)
+        return self.lent_sequences()
+
+    def lent_sequences(self) -> list[LiveSequence]:
+        return [] if self.lent is None else [self._offered[key] for key in self.lent.keys]
+
+    def take_back(self) -> None:
+        """The lent batch did not begin: it is the next one."""
+        if self.lent is not None:
+            self._queue.take_back(self.lent)
+            self.lent = None
+
+    def begin(self) -> list[LiveSequence]:
+        """The lent batch, if there is one, has begun: remove and return its sequences."""
+        batch, self.lent = self.lent, None
+        if batch is None:
+            return []
+        self._queue.begin(batch)
+        return [self._offered.pop(key) for key in batch.keys]
 
 
 def _seat(sequence: LiveSequence) -> int:

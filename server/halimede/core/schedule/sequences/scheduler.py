@@ -17,7 +17,10 @@
 - A request of an iterative model is a sequence of its own. Its model may request another execution; the request is then
   queued again at once, on the same seat, and may share the next batch with new requests. Its age begins again.
 
-A slot runs one batch at a time. A poll looks only at the instances with a request that may run, never at all sequences.
+A slot runs one batch at a time. With the oldest strategy it is lent its next one, as `core.schedule.dynamic` does it:
+the requests of the two are of different sequences, so neither needs the other's outcomes.
+
+A poll looks only at the instances with a request that may run, never at all sequences.
 """
 
 from collections.abc import Collection, Sequence
@@ -48,15 +51,17 @@ class SequenceScheduler:
     # Requests have deadlines, but an `enqueue` that adds one asks for a poll.
     may_expire = False
     follows_outcomes = True
-    # Never called: each batch waits for the outcomes of the one before it.
-    take_back: TakeBack = staticmethod(never)
 
-    def __init__(self, policy: SequencePolicy, instances: int = 0) -> None:
+    def __init__(self, policy: SequencePolicy, instances: int = 0, *, lends: bool = False) -> None:
+        """`lends`: each instance takes one batch more than it runs."""
+        self.take_back: TakeBack = never
         self.max_batch_size = policy.max_batch_size
         self.is_iterative = policy.iterative
         self._policy = policy
         self._hold = policy.hold
-        self._places = Places(policy)
+        # Not the method of now: the pump sets another.
+        take_back = (lambda slot: self.take_back(slot)) if lends else None  # noqa: PLW0108
+        self._places = Places(policy, take_back)
         for instance in range(instances):
             self._places.add(Slot(instance))
         self._open: dict[int | str, LiveSequence] = {}
@@ -111,7 +116,8 @@ class SequenceScheduler:
                 return 1
         elif sequence.running is None and not sequence.is_offered:
             self._places.offer(sequence, slot, now_ns)
-        return 1 if self._due or self._hold is not None or slot in self._places.ready else None
+        acts = self._due or self._hold is not None or slot in self._places.ready or slot in self._places.lendable
+        return 1 if acts else None
 
     def try_start(self, batch_size: int) -> Slot | None:  # noqa: ARG002
         """None: a request has a sequence, which only `enqueue` gets."""
@@ -135,8 +141,10 @@ class SequenceScheduler:
             batch = place.batcher.take(now_ns)
             if batch:
                 self._places.begin(place, batch)
-                keys = tuple([self._run(sequence) for sequence in batch])
-                actions.append(Execute(place.slot, keys, tuple([sequence.seat for sequence in batch])))
+                actions.append(_execute(place.slot, batch))
+                self._run(batch)
+        for slot, batch in self._places.lend() if self._places.lendable else ():
+            actions.append(_execute(slot, batch))
         return actions
 
     def wake_at(self) -> int | None:
@@ -151,10 +159,9 @@ class SequenceScheduler:
         request = self._queued.get(key) or self._running.get(key)
         if request is None:
             return False
-        is_queued = key in self._queued
         fails = self._fail(request.sequence, CANCELLED, FailureReason.CANCELED)
         self._due += [fail for fail in fails if fail.request != key]
-        return is_queued
+        return key not in self._running
 
     def awaited_slot(self, key: int) -> Slot | None:
         """See `Scheduler`. A sequence that has a seat is executed at its instance only."""
@@ -167,6 +174,7 @@ class SequenceScheduler:
         if place is None or not place.batch:
             return None
         batch = self._places.end(place)
+        self._run(place.batch)
         for sequence, outcome in zip(batch, outcomes or [Outcome.DONE] * len(batch), strict=True):
             request, sequence.running = sequence.running, None
             if request is not None:
@@ -181,6 +189,8 @@ class SequenceScheduler:
         place = self._places.remove(slot)
         if place is None:
             return ()
+        if place.lender is not None:
+            self._run(place.lender.begin())
         not_begun = {pending.key for batch in unread for pending in batch}
         again: list[int] = []
         returned: list[LiveSequence] = []
@@ -214,6 +224,10 @@ class SequenceScheduler:
 
     def drain(self) -> Sequence[int]:
         """See `Scheduler`. A sequence that loses a request has ended."""
+        for place in self._places.by_slot.values():
+            lender = place.lender
+            if lender is not None and lender.lent is not None and not self._places.try_reclaim(lender.lent, place.slot):
+                self._run(lender.lent_sequences())
         keys = [*self._queued]
         for request in [*self._queued.values()]:
             if not request.sequence.is_closed:
@@ -255,14 +269,17 @@ class SequenceScheduler:
             self._backlog.append(sequence)
         return sequence
 
-    def _run(self, sequence: LiveSequence) -> int:
-        """The first queued request of the sequence executes. Returns its key."""
-        request = sequence.running = sequence.queue.popleft()
-        sequence.is_offered = False
-        key = request.pending.key
-        self._running[key] = request
-        self._unqueue(request)
-        return key
+    def _run(self, batch: Sequence[LiveSequence]) -> None:
+        """The first queued request of each sequence executes.
+
+        That of a lent batch may be known to execute, because its sequence was closed meanwhile.
+        """
+        for sequence in batch:
+            if sequence.is_offered:
+                request = sequence.running = sequence.queue.popleft()
+                sequence.is_offered = False
+                self._running[request.pending.key] = request
+                self._unqueue(request)
 
     def _end_of(self, request: QueuedRequest, sequence: LiveSequence, outcome: Outcome) -> None:
         """A request of a sequence was executed."""
@@ -320,8 +337,9 @@ class SequenceScheduler:
         self._idle.discard(sequence)
         if sequence in self._backlog:
             self._backlog.remove(sequence)
-        elif sequence.is_offered and sequence.slot is not None:
-            self._places.withdraw(sequence, sequence.slot)
+        elif sequence.is_offered and not self._places.try_withdraw(sequence):
+            # Its first request has begun.
+            self._run([sequence])
         requests = [*sequence.queue]
         sequence.queue.clear()
         for request in requests:
@@ -353,6 +371,11 @@ class SequenceScheduler:
             if backlogged >= self._hold.backlogged and self.queued - backlogged >= self._hold.seated:
                 self._hold = None
         return self._hold is not None
+
+
+def _execute(slot: Slot, batch: Sequence[LiveSequence]) -> Execute:
+    keys = tuple([sequence.queue[0].pending.key for sequence in batch])
+    return Execute(slot, keys, tuple([sequence.seat for sequence in batch]))
 
 
 def _age(sequence: LiveSequence) -> tuple[int, int]:
