@@ -342,6 +342,31 @@ def test_requests_of_several_sequences_share_batches(stage: Stage, infer_grpc: I
     assert max(answer[2] for answer in answers) > 1
 
 
+def test_sequences_are_whole_if_an_instance_has_more_of_them_than_fit_a_batch(stage: Stage, infer_grpc: Infer) -> None:
+    deploy(stage, "seq", oldest(seats=12), max_batch_size=3)
+
+    def play(sequence: int) -> list[float]:
+        return [infer_grpc("seq", 0.005, sequence, flags)[0] for flags in (START, 0, 0, 0, 0, END)]
+
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(play, range(1, 13))) == [[1, 2, 3, 4, 5, 6]] * 12
+    assert {int(note.split()[-1]) for note in stage.notes("seq")} <= {1, 2, 3}
+
+
+def test_a_sequence_begins_again_if_its_process_dies_before_it_has_begun(stage: Stage, infer_grpc: Infer) -> None:
+    deploy(stage, "seq", oldest(), max_batch_size=1)
+    slow = in_background(lambda: infer_grpc("seq", 1, 1, START))
+    wait_until(lambda: executing(stage.server, "seq") == 1, "the slow request", stage.server)
+    deadly = in_background(lambda: refused(infer_grpc, "seq", -1, 2, START))
+    wait_until(lambda: pending(stage.server, "seq") == 1, "the deadly request", stage.server)
+    # When the deadly one begins, this one is the next.
+    third = in_background(lambda: infer_grpc("seq", 0, 3, START))
+    assert slow.result(30)[0] == 1
+    assert "(the state of its sequence is lost)" in deadly.result(30)
+    assert third.result(30)[0] == 1
+    assert infer_grpc("seq", 0, 3)[0] == 2
+
+
 def controlled(control: str) -> str:
     return f'sequence_batching {{ control_input {{ name: "C" control {{ {control} }} }} }}'
 
