@@ -203,7 +203,12 @@ class Driver:
                     continue
                 plugin = Plugin(resource, self._drivers, self._library)
                 plugin.offer(devices)
-                plugin.register()
+                try:
+                    plugin.register()
+                except grpc.RpcError:
+                    # The kubelet may know it nevertheless, and would keep its devices beside those of the next attempt.
+                    plugin.stop()
+                    raise
                 self._plugins[resource] = plugin
 
 

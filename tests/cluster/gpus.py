@@ -179,12 +179,17 @@ class Gpus:
             name: sum(each["health"] == "Healthy" for each in entries.values()) for name, entries in devices.items()
         }
 
-        def shown() -> bool:
+        def found() -> dict[str, int]:
             allocatable = self._api.get(f"/api/v1/nodes/{node}")["status"]["allocatable"]
-            found = {name: int(count) for name, count in allocatable.items() if name.startswith(LABEL)}
-            return all(found.get(name, 0) == well.get(name, 0) for name in found.keys() | well.keys())
+            return {name: int(count) for name, count in allocatable.items() if name.startswith(LABEL) and int(count)}
 
-        eventually(shown, f"{node} to offer {well}")
+        wanted = {name: count for name, count in well.items() if count}
+        try:
+            eventually(lambda: found() == wanted, f"{node} to offer {wanted}")
+        except AssertionError as error:
+            programs = [place.space.programs[name] for name in ("gpus", "kubelet")]
+            error.add_note(f"it offers {found()}\n" + "\n".join(program.last_output() for program in programs))
+            raise
 
     def _label(self, node: str, labels: Mapping[str, str]) -> None:
         """These and no others of NVIDIA's."""
