@@ -46,7 +46,9 @@ class Claim:
         os.eventfd_write(self._descriptors[token], batch)
 
     def try_take(self, token: int, batch: int) -> bool:
-        """Take the token of this batch; False if the other side has taken it."""
+        """Take the token of this batch; False if the other side has taken it, and after `close`."""
+        if not self._descriptors:
+            return False
         held = self._held[token]
         if not held:
             try:

@@ -187,6 +187,28 @@ def test_a_batch_that_has_not_begun_survives_its_process(tmp_path: Path) -> None
     run_on_loop(scenario)
 
 
+def test_a_batch_of_a_process_that_has_ended_is_not_taken_back(tmp_path: Path) -> None:
+    """Another instance may end a batch, and ask for this one, before the end of the process is known."""
+
+    async def scenario() -> None:
+        async with noting(tmp_path) as noted:
+            noted.play.ask(1)
+            noted.play.ask(2)
+            await noted.wait("begin 1")
+            life = noted.worker._life
+            assert life is not None
+            os.kill(noted.worker.pid or 0, signal.SIGKILL)
+            while not life.connection.channel.is_closed:
+                await asyncio.sleep(0)
+            assert not noted.play.heard(WorkerDown)
+            assert not noted.worker.take_back(0)
+            await noted.play.until(lambda: noted.play.heard(WorkerDown), "the death")
+            [down] = noted.play.heard(WorkerDown)
+            assert down.unread == {2}
+
+    run_on_loop(scenario)
+
+
 def test_a_time_limit_begins_with_the_execution(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with noting(tmp_path) as noted:
