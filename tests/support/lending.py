@@ -1,5 +1,7 @@
 """Instances that take a batch more than they run, for a scheduler that lends."""
 
+from collections.abc import Iterable
+
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.scheduler import Pending
@@ -75,6 +77,14 @@ class Instances:
     def start(self, slot: Slot) -> None:
         self.scheduler.add_slot(slot)
         self.poll()
+
+    def end_each(self, slots: Iterable[Slot]) -> None:
+        """Report all ends, and end one batch of each slot."""
+        for slot in slots:
+            while slot in self.unreported:
+                self.report(slot)
+            if slot in self.batches:
+                self.end(slot)
 
     def poll(self) -> None:
         for action in self.scheduler.poll(self.now):

@@ -122,11 +122,7 @@ class Play:
                 self.up.add(slot)
                 played.start(slot)
         while self.scheduler.queued or played.batches or played.unreported:
-            for slot in self.slots:
-                while slot in played.unreported:
-                    played.report(slot)
-                if slot in played.batches:
-                    played.end(slot)
+            played.end_each(self.slots)
             played.pass_time(20 * US)
             self.check()
 

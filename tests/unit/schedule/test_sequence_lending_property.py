@@ -120,11 +120,7 @@ class Play:
                 self.up.add(slot)
                 played.start(slot)
         for _ in range(100):
-            for slot in self.slots:
-                while slot in played.unreported:
-                    played.report(slot)
-                if slot in played.batches:
-                    played.end(slot)
+            played.end_each(self.slots)
             played.pass_time(2 * IDLE)
             self.check()
         begun = {key for batch in played.begun for key in batch}
