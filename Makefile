@@ -3,7 +3,7 @@ BIN := .venv/bin
 # One more than the processors: most tests wait more than they compute.
 JOBS ?= $(shell expr $$(nproc) + 1)
 # Unit tests only compute.
-QUICK = HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(shell nproc) -m 'not load and not large' tests/unit
+QUICK = HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(shell nproc) tests/unit
 # Without compiled files each process of a test, such as a server, compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -27,13 +27,19 @@ DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file $(1) \
   --tag $(2) --build-arg VERSION=$(VERSION) $(3) $(BUILD_FLAGS) .
 endef
 
-.PHONY: demo test check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv
+.PHONY: demo test test-all gpu check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv
 
 demo: .venv  ## train small models in each framework, serve and measure them; serve python models, kill the process of one
 	$(BIN)/python -m halimede.demo
 
 test: check  ## all checks and tests that a change must pass
 	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder
+
+test-all: .venv  ## what `make test` leaves out: many repetitions, whole matrices, packages; before a capability is called done
+	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder -m large
+
+gpu: .venv  ## on a machine with an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 check: .venv  ## lint, types and import contracts, without tests
 	$(BIN)/ruff check

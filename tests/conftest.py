@@ -1,16 +1,22 @@
 """Settings of all tests."""
 
+import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # its annotations are not for others
 
+from support.costs import Measured, Totals
 from support.examples import QUICK, QUICK_EXAMPLES
 
 SERVERS = re.compile(r"^tests/conformance/.*[\[-](thread|process)[\]-]")
+
+TARGETS = frozenset({"gpu", "images", "interop", "keda", "large", "load"})
+"""Marks of tests that `make test` leaves out; each has a target of the Makefile."""
 
 # No deadline for an example: how long one takes says more about the machine than about the code.
 settings.register_profile("default", deadline=None)
@@ -21,6 +27,27 @@ settings.register_profile(
     QUICK, derandomize=True, max_examples=QUICK_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--budget", type=Path, help="CPU seconds per folder, as JSON: a run fails far above them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        budget = config.option.budget and json.loads(config.option.budget.read_text())
+        config.pluginmanager.register(Totals(config.rootpath / "build" / "durations.json", budget), "costs")
+    if hasattr(config, "workerinput") or not config.option.numprocesses:
+        config.pluginmanager.register(Measured(config), "measured")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith("tests/gpu/"):
+            item.add_marker("gpu")
+        if len(targets := TARGETS.intersection(mark.name for mark in item.iter_markers())) > 1:
+            raise pytest.UsageError(f"{item.nodeid} has the marks {sorted(targets)}: a test has at most one of them")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "Groups":
