@@ -7,6 +7,10 @@ QUICK = HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n $(shell nproc) tests
 # Without compiled files each process of a test, such as a server, compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Tests that failed on a busy machine once, and those that hold durations, limits and counts of processes.
+SENSITIVE = $(addprefix tests/conformance/test_,durations.py drain.py hostile_backends.py hostile_http2.py lifecycle_races.py \
+  priorities.py scheduling.py trees.py tensorflow.py) tests/shell/front_processes/test_failures.py tests/shell/workers/test_segments.py
+
 # What the server's image contains, its name, and the first program that can build it here.
 VARIANT ?= cpu
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -27,16 +31,20 @@ DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file $(1) \
   --tag $(2) --build-arg VERSION=$(VERSION) $(3) $(BUILD_FLAGS) .
 endef
 
-.PHONY: demo test test-all gpu check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv
+.PHONY: demo test test-all stress gpu check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv
 
 demo: .venv  ## train small models in each framework, serve and measure them; serve python models, kill the process of one
 	$(BIN)/python -m halimede.demo
 
-test: check  ## all checks and tests that a change must pass
-	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder
+test: .venv  ## all checks and tests that a change must pass; writes build/durations.json
+	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder --budget=tests/budget.json
 
-test-all: .venv  ## what `make test` leaves out: many repetitions, whole matrices, packages; before a capability is called done
+test-all: coverage  ## what `make test` leaves out: many repetitions, whole matrices, packages; before a capability is called done
 	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder -m large
+
+stress: .venv  ## tests that measure time or count processes, or those of TESTS, beside four busy processes
+	@for _ in 1 2 3 4; do sh -c 'while :; do :; done' & busy="$$busy $$!"; done; trap "kill $$busy" EXIT; \
+	  $(BIN)/python -m pytest -n $(JOBS) $(or $(TESTS),$(SENSITIVE))
 
 gpu: .venv  ## on a machine with an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -36,6 +36,7 @@ def check_frameworks(shown: str, demo: Path) -> None:
     assert found["PyTorch"][0] == f"{(answered == digits).mean():.4f}"
 
 
+@pytest.mark.large
 @pytest.mark.timeout(360)
 def test_the_demo_compares_answers_and_survives_a_killed_process(tmp_path: Path) -> None:
     # A terminal of 140 columns, so that no cell of a table is cut.

@@ -114,6 +114,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         someone.server.wait()
 
 
+@pytest.mark.large
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_works(document: Path, reader: Reader) -> None:

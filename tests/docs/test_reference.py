@@ -21,6 +21,7 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
     assert (DOCS / "pages" / name).read_text() == generate.GENERATED[name](), "run: make docs"
 
 
+@pytest.mark.large
 def test_the_site_builds(tmp_path: Path) -> None:
     shutil.copytree(DOCS / "pages", tmp_path / "pages")
     shutil.copy(DOCS / "zensical.toml", tmp_path)

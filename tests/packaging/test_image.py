@@ -4,8 +4,6 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -14,55 +12,20 @@ import tritonclient.grpc
 import tritonclient.http
 
 from halimede import __version__
-from support.image import REPOSITORY_ROOT, Container, Image, Unavailable, built_image, documented_mb, extended_image
+from support.image import REPOSITORY_ROOT, Container, Image, check_serves_with, documented_mb
 from support.models import add_simple
 from support.served import add_python, infer, parameter
 from support.server import LOOPBACK, wait_until
 
 # The first build on a machine fetches programs, a base image and all packages: 90 s on an idle machine.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.large, pytest.mark.timeout(900)]
 
 COMPRESSED_LIMIT_BYTES = 300_000_000
 TOOLS = re.compile(r"(.*-)?(cc|gcc|g\+\+|c\+\+|cpp|clang|as|ld|make|pip|pip3)([-.\d].*)?")
 
 
-PAGE = (REPOSITORY_ROOT / "docs/pages/container.md").read_text()
 EXTENDED = ["cpu", "numexpr"]
 """The image, and one built from it as on the page, with a package that needs NumPy instead of PyTorch."""
-
-
-@pytest.fixture(scope="session")
-def image(request: pytest.FixtureRequest) -> Iterator[Image]:
-    """The image, or one built from it with a package."""
-    kind = getattr(request, "param", "cpu")
-    try:
-        with ExitStack() as stack:
-            built = stack.enter_context(built_image())
-            if kind != "cpu":
-                built = stack.enter_context(extended_image(recipe(kind, built.name), f"localhost/halimede:test-{kind}"))
-            yield built
-    except Unavailable as reason:
-        if os.environ.get("CI"):
-            pytest.fail(f"the image is not tested: {reason}")
-        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-            print(f"\nTHE IMAGE IS NOT TESTED: {reason}")
-        pytest.skip(str(reason))
-
-
-def recipe(package: str, base: str) -> str:
-    """The page's Dockerfile with another package and another base image."""
-    (text,) = re.findall(r"```dockerfile\n(.*?)```", PAGE, re.DOTALL)
-    name = f"halimede:{__version__}"
-    assert (text.count(f" {name}\n"), text.count(f"={name},"), text.count(" torch\n")) == (1, 1, 1)
-    return text.replace(name, base).replace(" torch\n", f" {package}\n")
-
-
-@pytest.fixture
-def container(image: Image, tmp_path: Path) -> Iterator[Container]:
-    add_simple(tmp_path / "models")
-    made = Container(image, tmp_path, tmp_path / "models")
-    yield made
-    made.remove()
 
 
 @pytest.mark.parametrize("image", EXTENDED, indirect=True)
@@ -268,28 +231,9 @@ def test_a_model_without_a_writable_folder_gets_an_error_with_the_path(container
     assert server.stop() == 0, server.log
 
 
-def check_serves_with(container: Container, head: str, execute: str) -> None:
-    add_python(container.models, "packed", execute, head=head)
-    server = container.start("--model-repository=/models", *LOOPBACK)
-    assert infer(server, "packed", 20.5) == (200, [42])
-    assert infer(server, "simple", 1)[0] == 400  # it is there too
-    assert server.stop() == 0, server.log
-
-
 @pytest.mark.parametrize("image", ["numexpr"], indirect=True)
 def test_a_dockerfile_adds_packages(container: Container) -> None:
     check_serves_with(container, "import numexpr", """
         array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", numexpr.evaluate("2 * array + 1"))])]
-    """)  # fmt: skip
-
-
-# The wheels of PyTorch and CUDA, several gigabytes: ten minutes to fetch and build.
-@pytest.mark.load
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("image", ["torch"], indirect=True)
-def test_a_dockerfile_adds_pytorch(container: Container) -> None:
-    check_serves_with(container, "import torch", """
-        tensor = torch.from_dlpack(pb_utils.get_input_tensor_by_name(requests[0], "IN").to_dlpack())
-        return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", 2 * tensor + 1)])]
     """)  # fmt: skip

@@ -16,7 +16,7 @@ import xgboost
 from sklearn.linear_model import LogisticRegression
 from tritonclient.utils import np_to_triton_dtype
 
-from support.image import Container, built_image, documented_mb
+from support.image import Container, built_image, check_serves_with, documented_mb
 from support.models import add_simple, write_config
 from support.openvino_models import add_sub, write
 from support.server import LOOPBACK, RunningServer
@@ -140,3 +140,12 @@ def check_cuda(container: Container) -> None:
     done = container.run("python", "-c", program)
     assert "CUDAExecutionProvider" in done.stdout
     assert "Failed to load" not in done.stdout + done.stderr
+
+
+# The wheels of PyTorch and CUDA, several gigabytes: ten minutes to fetch and build.
+@pytest.mark.parametrize("image", ["torch"], indirect=True)
+def test_a_dockerfile_adds_pytorch(container: Container) -> None:
+    check_serves_with(container, "import torch", """
+        tensor = torch.from_dlpack(pb_utils.get_input_tensor_by_name(requests[0], "IN").to_dlpack())
+        return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", 2 * tensor + 1)])]
+    """)  # fmt: skip

@@ -19,6 +19,8 @@ from support.models import add_simple
 from support.server import LOOPBACK, start_command
 
 REPOSITORY_ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.large
+
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 

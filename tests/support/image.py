@@ -19,7 +19,8 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 from support.phases import only_one, phase
-from support.server import RunningServer, start_command
+from support.served import add_python, infer
+from support.server import LOOPBACK, RunningServer, start_command
 
 REPOSITORY_ROOT = Path(__file__).parents[2]
 BASE = "debian:bookworm-slim"
@@ -294,3 +295,12 @@ class Container:
             ],
             "linux": {"namespaces": [{"type": namespace} for namespace in namespaces]},
         }
+
+
+def check_serves_with(container: Container, head: str, execute: str) -> None:
+    """Serve a python model that needs a package of the image, beside an ONNX model."""
+    add_python(container.models, "packed", execute, head=head)
+    server = container.start("--model-repository=/models", *LOOPBACK)
+    assert infer(server, "packed", 20.5) == (200, [42])
+    assert infer(server, "simple", 1)[0] == 400  # it is there too
+    assert server.stop() == 0, server.log
