@@ -16,8 +16,8 @@ from support.server import RunningServer, Start, wait_until
 
 BODY = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 UNLOADED = "the model was unloaded while it was loading"
-STOP_LIMIT_S = 6
-"""The goal for a stop without requests in flight is 2 s; the margin is for a busy machine."""
+STOP_LIMIT_S = 15
+"""A stop without requests in flight takes 2 s, and one that waits for what hangs 25 s; the margin is for a busy machine."""
 
 
 @pytest.fixture
