@@ -22,6 +22,10 @@ def breaches(source: str) -> Iterator[str]:
     lines = source.count("\n")
     if lines > MAX_LINES:
         yield f"{lines} lines"
+    # Parsing every file takes five seconds.
+    names = set(re.findall(r"\bself\.(\w+)|^ +(\w+):", source, re.MULTILINE))
+    if "class " not in source or (len(names) <= MAX_ATTRIBUTES and source.count("def ") <= MAX_METHODS):
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)

@@ -87,7 +87,6 @@ def test_a_list_with_any_items_is_decoded(items: list[object], rest: dict[str, o
     assert decode_list(indented, kept) == {"kind": "List", "items": items, "after": rest}
 
 
-@pytest.mark.large
 def test_large_items_of_a_page_are_in_memory_one_at_a_time():
     """Items that each take 6 MB when decoded."""
     page = listed(*[model("wide", f"[{','.join(['[]'] * 100_000)}]")] * 10)
