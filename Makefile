@@ -31,13 +31,16 @@ DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file $(1) \
   --tag $(2) --build-arg VERSION=$(VERSION) $(3) $(BUILD_FLAGS) .
 endef
 
-.PHONY: demo test test-all stress gpu check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv
+.PHONY: demo test affected test-all stress gpu check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv
 
 demo: .venv  ## train small models in each framework, serve and measure them; serve python models, kill the process of one
 	$(BIN)/python -m halimede.demo
 
 test: .venv  ## all checks and tests that a change must pass; writes build/durations.json
 	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder --budget=tests/budget.json
+
+affected: .venv  ## the tests that the change reaches, for a minute; BASE=main compares with that commit
+	$(BIN)/python tests/affected/run.py $(if $(BASE),--base $(BASE))
 
 test-all: coverage  ## what `make test` leaves out: many repetitions, whole matrices, packages; before a capability is called done
 	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder -m large
