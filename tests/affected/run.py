@@ -55,14 +55,20 @@ def seconds_of(tests: list[str]) -> dict[str, float]:
 
 def plan(changed: list[str], limit_s: float) -> Choice:
     """What to run for a change of this tree."""
-    files = [file for file in git("ls-files", "--cached", "--others", "--exclude-standard", "*.py") if (ROOT / file).exists()]
+    files = [
+        file for file in git("ls-files", "--cached", "--others", "--exclude-standard", "*.py") if (ROOT / file).exists()
+    ]
     modules = {}
     for file in files:
         for source in SOURCES:
             if file.startswith(f"{source}/"):
-                modules[file.removeprefix(f"{source}/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")] = file
+                modules[
+                    file.removeprefix(f"{source}/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+                ] = file
     graph = {file: imports_of((ROOT / file).read_text(), file, modules) for file in files}
-    tests = [file for file in files if fnmatch.fnmatch(file, "tests/*/test_*.py") and not file.startswith("tests/cluster/")]
+    tests = [
+        file for file in files if fnmatch.fnmatch(file, "tests/*/test_*.py") and not file.startswith("tests/cluster/")
+    ]
     return choose(changed, tests, graph, ROOMS, seconds_of(tests), limit_s)
 
 

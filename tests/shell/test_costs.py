@@ -91,12 +91,12 @@ def test_idle():
 """
 
 
-def run(folder: Path, budget_s: float, *arguments: str) -> tuple[int, str, Any]:
+def run(folder: Path, budget_s: float, *arguments: str, inner: str = INNER) -> tuple[int, str, Any]:
     """A run of pytest over one file with this project's settings: exit code, output, and the costs that it wrote."""
     tests = folder / "tests"
     tests.mkdir()
     (tests / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
-    (tests / "test_inner.py").write_text(INNER)
+    (tests / "test_inner.py").write_text(inner)
     (folder / "budget.json").write_text(json.dumps({"tests": budget_s}))
     options = ["-c", "/dev/null", f"--rootdir={folder}", f"--budget={folder / 'budget.json'}", "-p", "no:cacheprovider"]
     done = subprocess.run(
@@ -127,3 +127,9 @@ def test_a_test_is_charged_what_it_computes(tmp_path: Path, arguments: list[str]
 def test_a_run_far_above_its_budget_fails(tmp_path: Path) -> None:
     code, output, _ = run(tmp_path, BUSY_S / 2, "-n1")
     assert (code, "tests took 0 CPU seconds of a budget of 0" in output) == (1, True), output
+
+
+def test_a_test_with_marks_of_two_targets_is_refused(tmp_path: Path) -> None:
+    inner = "import pytest\n@pytest.mark.large\n@pytest.mark.load\ndef test_both(): pass\n"
+    code, output, _ = run(tmp_path, 100, inner=inner)
+    assert (code, "test_both has the marks ['large', 'load']" in output) == (pytest.ExitCode.USAGE_ERROR, True), output
