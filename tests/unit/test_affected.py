@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-import affected.choose
 import pytest
+
+import affected.choose
 from affected.choose import Choice, by_room, choose, distances, imports_of
 
 ROOT = Path(__file__).parents[2]
