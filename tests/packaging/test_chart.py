@@ -234,6 +234,7 @@ def test_every_value_has_a_test() -> None:
     assert sorted(leaves(yaml.safe_load((CHART / "values.yaml").read_text()))) == sorted(CHANGES)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_value_has_an_effect(helm: str, tmp_path: Path, name: str) -> None:
     value, others = CHANGES[name]

@@ -19,7 +19,7 @@ from support.metrics_api import SERVICE, PlayedPrometheus, http_server, metrics_
 from support.phases import shown
 
 # The fixture builds Kubernetes' programs in the first run.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.large, pytest.mark.timeout(1800)]
 
 API_SERVICE = "v1beta2.custom.metrics.k8s.io"
 HPA = "system:serviceaccount:kube-system:horizontal-pod-autoscaler"
