@@ -19,7 +19,7 @@ import time
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -124,6 +124,15 @@ def log_access(access: Access) -> None:
         handler.writer.offer(access_line(access, time.time_ns() // 1000, os.getpid()))
 
 
+class _NoLock(nullcontext[None]):
+    """Always free. Up to Python 3.12 a handler's lock may be None; later versions use it in a `with` statement."""
+
+    def acquire(self) -> None:
+        """Never waits."""
+
+    release = acquire
+
+
 class LogHandler(logging.Handler):
     """Renders records to lines on the thread that logs, before their arguments can change."""
 
@@ -135,7 +144,7 @@ class LogHandler(logging.Handler):
 
     def createLock(self) -> None:  # noqa: N802  # logging's name
         """No lock: a long traceback on one thread must not delay the others."""
-        self.lock = None
+        self.lock = _NoLock()  # type: ignore[assignment]  # `logging` only takes and gives it back
 
     def emit(self, record: logging.LogRecord) -> None:
         file = clip(record.filename, MAX_FIELD_BYTES)
@@ -262,13 +271,8 @@ class LogWriter:
             lost, _ = self._output.write([self._encode(_note(_HERE, text))])
             if not lost:
                 self._reported, self._why = dropped, _OVERFLOW
-        limit = f"{LINES_PER_SECOND} in a second are written"
-        self._write(
-            [
-                self._encode(_note(kind, f"{count} more lines like this one were suppressed: {limit}"))
-                for kind, count in suppressed.items()
-            ]
-        )
+        why = f"more lines like this one were suppressed: {LINES_PER_SECOND} in a second are written"
+        self._write([self._encode(_note(kind, f"{count} {why}")) for kind, count in suppressed.items()])
 
     def _write(self, lines: list[bytes]) -> None:
         lost, why = self._output.write(lines)

@@ -153,7 +153,7 @@ class SegmentMap:
         lease: Lease = segment.array[offset : offset + size_bytes]  # type: ignore[assignment]  # slices keep their class
         lease.block = block
         lease.segment = segment
-        return memoryview(lease)  # type: ignore[arg-type]  # numpy declares it from Python 3.12 on
+        return memoryview(lease)  # type: ignore[arg-type, unused-ignore]  # numpy 2.4 declares it from Python 3.12 on
 
     def find(self, data: Buffer) -> Block | None:
         """The segment and offset of bytes of this process; None if they are not in a segment."""

@@ -233,7 +233,7 @@ def _numbers(piece: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.uin
     starts = np.zeros_like(ends)
     starts[1:] = ends[:-1] + 1
     lengths = ends - starts
-    longest = int(lengths.max())
+    longest = int(np.max(lengths))
     if longest >= _VARINT_BYTES:
         raise _Malformed(len(piece))
     numbers = (piece[starts] & 127).astype(np.uint64)

@@ -262,9 +262,9 @@ def checked_depth(tokens: Tokens, start: int, depth: int) -> int:
     """The depth after a block at `start` that begins at `depth`. INVALID_ARG if it is nested too deep or wrongly."""
     if not tokens.at.size:
         return depth
-    if int(tokens.depth.max()) > MAX_DEPTH:
+    if int(np.max(tokens.depth)) > MAX_DEPTH:
         raise InferenceError(ErrorCode.INVALID_ARG, f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
-    if int(tokens.depth.min()) < 0:
+    if int(np.min(tokens.depth)) < 0:
         raise malformed("a closing bracket too many", start)
     return int(tokens.depth[-1])
 
