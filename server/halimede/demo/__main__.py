@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +124,8 @@ def frameworks_act(console: Console, server: ServerProcess, export: Export) -> b
                 driven = drive(LIBRARIES["HTTP"], address, address, each.target, images, FRAMEWORK_PASSES, report)
                 measured[each.title] = driven, frameworks.outside(each.export(FOLDER))
     console.print(frameworks_table(measured, digits))
+    for line in missing(measured):
+        console.print(line, markup=False, soft_wrap=True)
     different = {title: disagreements(driven, outside) for title, (driven, outside) in measured.items()}
     for title, count in different.items():
         if count:
@@ -285,7 +287,7 @@ def table(drives: dict[str, Drive], digits: NDArray[np.int64], outside: NDArray[
 
 
 def frameworks_table(measured: Mapping[str, tuple[Drive, NDArray[np.float32]]], digits: NDArray[np.int64]) -> Table:
-    """One row per framework: `measured` has requests and the answers outside by title; others are not installed."""
+    """One row per installed framework: `measured` has requests and the answers outside by title."""
     shown = Table(
         title=f"A model of each framework, {FRAMEWORK_PASSES} passes over HTTP, {CALLERS} callers",
         caption="In parentheses: the framework itself, without a server.",
@@ -297,9 +299,17 @@ def frameworks_table(measured: Mapping[str, tuple[Drive, NDArray[np.float32]]], 
     for each in frameworks.FRAMEWORKS:
         if each.title in measured:
             shown.add_row(each.title, each.backend, *cells(measured[each.title][0], digits, measured[each.title][1]))
-        else:
-            shown.add_row(each.title, each.backend, Text(f"not installed: halimede[{each.extra}]"))
     return shown
+
+
+def missing(measured: Collection[str]) -> list[str]:
+    """A line for each framework that is not installed: how to add it to the environment of this Python."""
+    pip = f"{short(Path(sys.executable))} -m pip install"
+    return [
+        f"{each.title} is not installed here. To add it: {pip} 'halimede[{each.extra}]'"
+        for each in frameworks.FRAMEWORKS
+        if each.title not in measured
+    ]
 
 
 def cells(driven: Drive, digits: NDArray[np.int64], outside: NDArray[np.float32]) -> list[str]:
