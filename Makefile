@@ -1,5 +1,12 @@
 PYTHON ?= python3
-BIN := .venv/bin
+# Each Python that is named has environments of its own.
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(PYTHON_VERSION))
+BIN := $(VENV)/bin
+# The demo and the documentation use the whole environment where it is there, and a small one of their own elsewhere.
+small = $(if $(wildcard $(VENV)/.stamp),$(VENV),$(VENV)-$(1))
+DEMO := $(call small,demo)
+DOCS := $(call small,docs)
 # One more than the processors: most tests wait more than they compute.
 JOBS ?= $(shell expr $$(nproc) + 1)
 # Unit tests only compute.
@@ -31,10 +38,17 @@ DOCKER_BUILDKIT=1 $(ENGINE) build $(FLAGS_$(ENGINE)) --file $(1) \
   --tag $(2) --build-arg VERSION=$(VERSION) $(3) $(BUILD_FLAGS) .
 endef
 
-.PHONY: demo test affected test-all stress gpu check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv
+# $(call lock,FILE,WHAT IT HOLDS,FURTHER FLAGS)
+define lock
+{ echo "# $(2); \`make locks\` writes it."; \
+  uv pip compile pyproject.toml --quiet --constraint requirements.lock --universal --python-version 3.11 \
+    --generate-hashes --no-strip-extras --no-emit-index-url --no-annotate --no-header $(3); } > $(1)
+endef
 
-demo: .venv  ## train small models in each framework, serve and measure them; serve python models, kill the process of one
-	$(BIN)/python -m halimede.demo
+.PHONY: demo test affected test-all stress gpu check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv python-version
+
+demo: $(DEMO)/.stamp  ## train small models in each framework, serve and measure them; serve python models, kill the process of one
+	$(DEMO)/bin/python -m halimede.demo
 
 test: .venv  ## all checks and tests that a change must pass; writes build/durations.json
 	$(BIN)/python -m pytest -n $(JOBS) --no-loadscope-reorder --budget=tests/budget.json
@@ -86,14 +100,13 @@ image:  ## the server as an image; VARIANT=gpu, torch, tensorflow, openvino or t
 images: .venv  ## build each variant, or ONLY=torch, serve a model with it, and print its size; needs 25 GB of disk
 	$(BIN)/python -m pytest -s -m images $(if $(ONLY),-k '$(ONLY)') tests/packaging/test_image_variants.py
 
-locks:  ## what each variant installs beside server.lock, in the versions of requirements.lock; GPU's lock has its own command
+locks:  ## of each variant, what it installs beside server.lock, of the demo and of the documentation, in the versions of requirements.lock; GPU's lock has its own command
 	@for variant in torch tensorflow openvino trees; do \
-	  { echo "# What the variant $$variant of the server's image installs beside server.lock; \`make locks\` writes it."; \
-	    uv pip compile pyproject.toml --quiet --extra $$variant --constraint requirements.lock --universal \
-	      --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-annotate --no-header \
-	      $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' server/server.lock); \
-	  } > server/$$variant.lock || exit 1; \
+	  $(call lock,server/$$variant.lock,What the variant $$variant of the server's image installs beside server.lock,--extra $$variant \
+	    $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' server/server.lock)) || exit 1; \
 	done
+	@$(call lock,requirements-demo.lock,What the demo's environment installs,--extra onnx --extra trees --extra demo)
+	@$(call lock,requirements-docs.lock,What the documentation's environment installs,--extra docs)
 
 image-operator:  ## the operator as an image
 	@$(call build,Dockerfile.operator,$(OPERATOR_IMAGE))
@@ -108,9 +121,9 @@ fuzz: .venv  ## atheris on every decoder, SECONDS each; inputs that fail are sav
 	$(BIN)/python -m pip install --quiet --require-hashes -r tests/fuzz/requirements.lock
 	$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),60)
 
-docs: .venv  ## write the reference pages from the code, and build the site in docs/site
-	$(BIN)/python docs/generate.py
-	$(BIN)/zensical build --strict -f docs/zensical.toml
+docs: $(DOCS)/.stamp  ## write the reference pages from the code, and build the site in docs/site
+	$(DOCS)/bin/python docs/generate.py
+	$(DOCS)/bin/zensical build --strict -f docs/zensical.toml
 
 bench: .venv  ## measure ratios and CPU per request; prints JSON
 	$(BIN)/python tests/bench/run.py
@@ -121,27 +134,22 @@ bench-operator: .venv  ## measure the operator with a thousand models, in a clus
 startup: .venv  ## measure the start of a model from no replica, TIMES times, in a cluster on this machine; prints JSON
 	$(BIN)/python tests/cluster/bench_startup.py --times=$(or $(TIMES),10)
 
-.venv: .venv/.stamp
+.venv: $(VENV)/.stamp
 
-# Rebuilt when a dependency or an entry point changes, by uv where it is installed and by pip elsewhere.
-.venv/.stamp: requirements.lock pyproject.toml
+# $(call environment,FOLDER,LOCK,SIZE AND TIME): installed again when a dependency or an entry point changes.
+define environment
+$(1)/.stamp: $(2) pyproject.toml | python-version
+	@$$(PYTHON) tests/support/environment.py $(1) $(2) "$(3)"
+	@touch $$@
+endef
+$(eval $(call environment,$(VENV),requirements.lock,8 GB of disk; minutes if they must be downloaded))
+$(eval $(call environment,$(VENV)-demo,requirements-demo.lock,0.65 GB of disk; a minute after the downloads))
+$(eval $(call environment,$(VENV)-docs,requirements-docs.lock,0.15 GB of disk; seconds after the downloads))
+
+python-version:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed; name one with make PYTHON=..."; exit 1; }
-	@if command -v uv >/dev/null; then \
-	  set -ex; \
-	  [ -x $(BIN)/python ] || uv venv --quiet --seed --python "$$(command -v $(PYTHON))" .venv; \
-	  uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock; \
-	  uv pip install --quiet --python $(BIN)/python --no-deps -e .; \
-	else \
-	  if ! $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
-	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	      || { echo "$(PYTHON) cannot make virtual environments: install the package python3-venv"; exit 1; }; \
-	    echo "Installing python3-venv, which this Python lacks"; \
-	    export DEBIAN_FRONTEND=noninteractive; apt-get update -qq && apt-get install -y -qq python3-venv || exit 1; \
-	  fi; \
-	  set -ex; \
-	  $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv; \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock; \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; \
-	fi
-	@touch $@
+	@for folder in $(patsubst %/lib,%,$(wildcard $(VENV)/lib $(VENV)-demo/lib $(VENV)-docs/lib)); do \
+	  [ -d $$folder/lib/python$(PYTHON_VERSION) ] \
+	    || { echo "$$folder has another version of Python than $(PYTHON), which is $(PYTHON_VERSION): remove the folder"; exit 1; }; \
+	done

@@ -64,6 +64,14 @@ def test_a_variants_locks_have_what_its_extras_need(variant: str) -> None:
     assert pins(f"server/{variant}.lock").keys() - needed == set()
 
 
+@pytest.mark.parametrize(
+    ("lock", "extras"), [("requirements-demo.lock", "onnx,trees,demo"), ("requirements-docs.lock", "docs")]
+)
+def test_a_small_environment_has_what_its_extras_need(lock: str, extras: str) -> None:
+    assert closure(f"halimede[{extras}]") - {"halimede"} - pins(lock).keys() == set()
+    assert pins(lock).items() <= pins("requirements.lock").items()
+
+
 @pytest.mark.parametrize("variant", ["cpu", *VARIANTS])
 def test_the_dockerfile_builds_the_variant_from_these_locks(variant: str) -> None:
     """The shell of the Dockerfile says which locks and extras a variant has."""

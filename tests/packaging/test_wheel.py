@@ -128,7 +128,14 @@ def test_the_source_distribution_builds_the_same_wheel(wheel: Path, sdist: Path,
     (source,) = (tmp_path / "source").iterdir()
     again = build("wheel", source, tmp_path / "again")
     assert again.read_bytes() == wheel.read_bytes()
-    for name in ("tests/support/server.py", "Makefile", "requirements.lock", "Dockerfile.server", "server/gpu.lock"):
+    for name in (
+        "tests/support/server.py",
+        "Makefile",
+        "requirements.lock",
+        "requirements-demo.lock",
+        "Dockerfile.server",
+        "server/gpu.lock",
+    ):
         assert (source / name).is_file(), name
 
 
