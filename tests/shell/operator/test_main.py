@@ -1,12 +1,16 @@
 """The operator's process: its start, its probes and metrics, and its end."""
 
 import asyncio
+import inspect
 import json
 import os
 import re
 import signal
 from pathlib import Path
 
+from halimede_operator.core.election import RENEW_DEADLINE_S, RETRY_S
+from halimede_operator.lease import Leadership
+from halimede_operator.main import Operator
 from support.kube_api import Fault, KubeApi, kube_api
 from support.operator_processes import running
 
@@ -69,14 +73,29 @@ def test_a_second_operator_watches_nothing_until_it_takes_over(tmp_path: Path):
     asyncio.run(scenario())
 
 
+def test_it_renews_its_lease_in_the_times_of_the_election() -> None:
+    for made in (Operator, Leadership):
+        parameters = inspect.signature(made).parameters
+        defaults = [parameters[name].default for name in ("renew_deadline_s", "retry_s")]
+        assert defaults == [RENEW_DEADLINE_S, RETRY_S]
+
+
+SHORT_LEASE = """
+import asyncio, sys
+from halimede_operator.main import Operator
+from halimede_operator.settings import parse
+sys.exit(asyncio.run(Operator(parse(sys.argv[1:]), renew_deadline_s=2.0, retry_s=0.4).run()))
+"""
+
+
 def test_it_ends_when_another_operator_has_its_lease(tmp_path: Path):
     async def scenario() -> None:
-        async with kube_api() as api, running(api, tmp_path) as operator:
+        async with kube_api() as api, running(api, tmp_path, program=("-c", SHORT_LEASE)) as operator:
             await operator.until_ready()
             os.kill(operator.process.pid, signal.SIGSTOP)
             lease = api.objects["leases", "halimede", "halimede-operator"]
             api.put("leases", "halimede", "halimede-operator", spec={**lease["spec"], "holderIdentity": "other"})
-            await asyncio.sleep(10.5)
+            await asyncio.sleep(2.1)  # longer than it may act without a renewal
             api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
             os.kill(operator.process.pid, signal.SIGCONT)
             assert await asyncio.wait_for(operator.process.wait(), 30) == 3
