@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from support.forked import Forked
+from support.forked_fetch import Forked
 
 KEY = "AKIATESTTESTTESTTEST"
 SECRET = "top/secret+value/that=nobody&may%see"
