@@ -132,7 +132,7 @@ def test_missing_bucket_is_reported(store: Store) -> None:
 
 
 def test_an_object_that_is_replaced_meanwhile_is_fetched_anew(store: Store) -> None:
-    old, new = os.urandom(20 * MB), os.urandom(20 * MB)
+    old, new = os.urandom(17 * MB), os.urandom(17 * MB)
     store.put({"digits/1/model.onnx": old})
 
     def replace(asked: Asked) -> None:

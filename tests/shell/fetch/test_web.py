@@ -18,7 +18,19 @@ import support.stores
 from halimede.fetch.archive import unpack
 from halimede.fetch.errors import FetchError
 from halimede_spec.fetch_exit import FetchExit
-from support.stores import Asked, Fault, Fetch, Fetched, Proxy, Served, WebServer, s3_error, tree, write_credentials
+from support.stores import (
+    Asked,
+    Fault,
+    Fetch,
+    Fetched,
+    Proxy,
+    Served,
+    WebServer,
+    numbered_bytes,
+    s3_error,
+    tree,
+    write_credentials,
+)
 
 PKI = Path(support.stores.__file__).parent / "pki"
 MB = 1 << 20
@@ -27,7 +39,7 @@ Run = Callable[..., Fetched]
 
 def tar(*members: tuple[str, bytes] | tarfile.TarInfo) -> bytes:
     made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=1) as archive:
         for member in members:
             if isinstance(member, tarfile.TarInfo):
                 archive.addfile(member)
@@ -53,7 +65,7 @@ def zipped(*members: tuple[str | zipfile.ZipInfo, bytes]) -> bytes:
 
 
 def test_a_file_in_ranges(run: Run, tmp_path: Path) -> None:
-    content = os.urandom(20 * MB)
+    content = numbered_bytes(20 * MB)
     with WebServer({"/files/net.onnx": Served(content)}).running() as web:
         fetched = run(f"{web.url}/files/net.onnx")
 
