@@ -15,6 +15,21 @@ from support.kube_api import Fault, KubeApi, kube_api
 from support.operator_processes import running
 
 
+def lease_program(renew_deadline_s: float = RENEW_DEADLINE_S) -> tuple[str, str]:
+    """An operator that attempts to renew its lease, or to get it, several times a second."""
+    times = f"renew_deadline_s={renew_deadline_s}, retry_s=0.4"
+    lines = (
+        "import asyncio, sys",
+        "from halimede_operator.log import set_up_logging",
+        "from halimede_operator.main import Operator",
+        "from halimede_operator.settings import parse",
+        "settings = parse(sys.argv[1:])",
+        "set_up_logging(settings.log_format)",
+        f"sys.exit(asyncio.run(Operator(settings, {times}).run()))",
+    )
+    return "-c", "\n".join(lines)
+
+
 def _has_status(api: KubeApi, name: str) -> bool:
     return "status" in api.objects["inferencemodels", "prod", name]
 
@@ -59,7 +74,7 @@ def test_a_second_operator_watches_nothing_until_it_takes_over(tmp_path: Path):
             api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
             await api.until(lambda: _has_status(api, "digits"))
             listed = api.counted(r"/inferencemodels\?")
-            async with running(api, tmp_path) as second, asyncio.timeout(60):
+            async with running(api, tmp_path, program=lease_program()) as second, asyncio.timeout(60):
                 while (await second.probe("readyz"))[0] != 200:
                     await asyncio.sleep(0.05)
                 assert await second.metric("halimede_operator_leader") == 0
@@ -80,17 +95,9 @@ def test_it_renews_its_lease_in_the_times_of_the_election() -> None:
         assert defaults == [RENEW_DEADLINE_S, RETRY_S]
 
 
-SHORT_LEASE = """
-import asyncio, sys
-from halimede_operator.main import Operator
-from halimede_operator.settings import parse
-sys.exit(asyncio.run(Operator(parse(sys.argv[1:]), renew_deadline_s=2.0, retry_s=0.4).run()))
-"""
-
-
 def test_it_ends_when_another_operator_has_its_lease(tmp_path: Path):
     async def scenario() -> None:
-        async with kube_api() as api, running(api, tmp_path, program=("-c", SHORT_LEASE)) as operator:
+        async with kube_api() as api, running(api, tmp_path, program=lease_program(renew_deadline_s=2.0)) as operator:
             await operator.until_ready()
             os.kill(operator.process.pid, signal.SIGSTOP)
             lease = api.objects["leases", "halimede", "halimede-operator"]
@@ -158,7 +165,7 @@ def test_it_waits_for_an_api_server_that_refuses_it_at_first(tmp_path: Path):
             refusals = [Fault(".", status=status, times=times) for status, times in ((401, 2), (403, 1), (503, 1))]
             kinds = Fault("v1alpha1$", status=403, times=1)
             api.faults += [*refusals, kinds]
-            async with running(api, tmp_path) as operator:
+            async with running(api, tmp_path, program=lease_program()) as operator:
                 await api.until(lambda: not any(fault.times for fault in (*refusals, kinds)), within_s=40)
                 await operator.until_ready()
                 assert await operator.end() == 0
