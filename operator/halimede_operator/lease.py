@@ -35,11 +35,14 @@ class Leadership:
         identity: str,
         clock: Callable[[], float] = time.monotonic,
         today: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+        *,
+        renew_deadline_s: float = RENEW_DEADLINE_S,
+        retry_s: float = RETRY_S,
     ) -> None:
         """Make the leadership of one Lease; nothing is read yet.
 
         identity: unique among running processes. clock: monotonic seconds. today: the UTC time that is written into the
-        Lease, for people to read.
+        Lease, for people to read. renew_deadline_s: how long we may act after a renewal. retry_s: between attempts.
         """
         self._api = api
         self._namespace = namespace
@@ -48,7 +51,9 @@ class Leadership:
         self._today = today
         self._acted = False
         """Whether we might act after the last attempt."""
-        self._election = Election(identity)
+        self._election = Election(identity, renew_deadline_s)
+        self._answer_limit_s = renew_deadline_s / 2
+        self._retry_s = retry_s
         self._lease: Object | None = None
         self._renewed = asyncio.Event()
         self.has_read = False
@@ -72,12 +77,12 @@ class Leadership:
         """
         while True:
             await self.attempt(regained)
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self._retry_s)
 
     async def attempt(self, regained: Callable[[], None]) -> None:
         """Make one attempt of `run`. Raises LostError as `run` does."""
         try:
-            async with asyncio.timeout(RENEW_DEADLINE_S / 2):
+            async with asyncio.timeout(self._answer_limit_s):
                 await self._advance()
         except (ApiError, TimeoutError) as error:
             log.warning("lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
@@ -122,7 +127,7 @@ class Leadership:
                 await self._write()
 
     async def _read(self) -> None:
-        self._lease = await self._api.get_lease(self._namespace, self._name, RENEW_DEADLINE_S / 2)
+        self._lease = await self._api.get_lease(self._namespace, self._name, self._answer_limit_s)
         self._election.saw(record_of(self._lease) if self._lease is not None else None, self._clock())
         self.has_read = True
 
@@ -130,7 +135,7 @@ class Leadership:
         begun = self._clock()
         record = self._election.next_record(self._now())
         try:
-            self._lease = await self._api.write_lease(self._namespace, self._lease_with(record), RENEW_DEADLINE_S / 2)
+            self._lease = await self._api.write_lease(self._namespace, self._lease_with(record), self._answer_limit_s)
         except ApiError as error:
             # The write may have been made, or another operator was faster: read before the next write.
             await self._read()

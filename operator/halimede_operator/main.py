@@ -28,6 +28,7 @@ from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.watch_health import Collection, WatchHealth
 from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key
+from halimede_operator.core.election import RENEW_DEADLINE_S, RETRY_S
 from halimede_operator.core.reading import moment_of
 from halimede_operator.handlers.probes import serve_metrics, serve_probes
 from halimede_operator.handlers.watch import Watches, kopf_settings
@@ -62,8 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 class Operator:
     """All parts of the process. They share one event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, *, renew_deadline_s: float = RENEW_DEADLINE_S, retry_s: float = RETRY_S
+    ) -> None:
+        """The two times are those of `Leadership`."""
         self._settings = settings
+        self._renew_deadline_s = renew_deadline_s
+        self._retry_s = retry_s
         # A pod's name is unique while the pod runs. With the name alone as identity, a restarted container keeps the
         # lease of the process before it. Outside a pod, several processes may share one host.
         in_pod = settings.kubeconfig is None
@@ -87,7 +93,12 @@ class Operator:
             return EXIT_USAGE
         self._client = KubeClient(self._connection, self._may_write, self._metrics.wrote)
         self._leadership = Leadership(
-            self._client, self._settings.lease_namespace, self._settings.lease_name, self._instance
+            self._client,
+            self._settings.lease_namespace,
+            self._settings.lease_name,
+            self._instance,
+            renew_deadline_s=self._renew_deadline_s,
+            retry_s=self._retry_s,
         )
         own_lease = f"{self._settings.lease_namespace}/{self._settings.lease_name}"
         self._other_operators = OtherOperators(self._client, own_lease, time.monotonic)

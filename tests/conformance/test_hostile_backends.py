@@ -170,6 +170,7 @@ def test_a_close_that_raises_is_logged_once_and_ends_the_unload(
     assert server.log.count("SystemExit: as the test wants it") == 1
 
 
+@pytest.mark.large
 def test_an_unload_abandons_a_close_that_hangs(start: Start, backend: FaultyBackend, repository: Path) -> None:
     steps = ("close", "close_model")
     for step in steps:

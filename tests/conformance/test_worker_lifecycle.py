@@ -10,7 +10,6 @@ import psutil
 import pytest
 import tritonclient.http as httpclient
 
-from halimede.runtime.lifecycle.closing import CLOSE_TIMEOUT_SECS
 from support.background import in_background
 from support.calls import index, load, pending, unload
 from support.processes import resident_bytes
@@ -80,6 +79,7 @@ def test_a_stop_does_not_wait_for_a_model_that_hangs_while_it_loads(start: Start
     wait_until(lambda: not alive(everything), "the end of all processes", limit_s=5)
 
 
+@pytest.mark.large
 def test_an_unload_waits_for_its_requests_without_a_limit(stage: Stage) -> None:
     """Longer than the time limit of a close."""
     server, go = stage.server, stage.repository.parent / "go"
@@ -88,7 +88,7 @@ def test_an_unload_waits_for_its_requests_without_a_limit(stage: Stage) -> None:
     calls = [in_background(lambda number=number: infer(server, "long", number)) for number in (1, 2)]
     wait_until(lambda: pending(server, "long") == 1 and stage.notes("long") == ["running"], "both requests", server)
     assert unload(server, "long") == 200
-    time.sleep(CLOSE_TIMEOUT_SECS + 0.5)
+    time.sleep(7.5)  # longer than the limit of 7 s
     assert index(server)["long", "1"] == ("UNLOADING", "")
     go.touch()
     assert [call.result(30) for call in calls] == [(200, [1]), (200, [2])]

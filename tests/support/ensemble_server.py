@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ class BareServer:
 
     repository: Path
     load_threads: int = 4
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """Time limits of the life cycle that differ from the defaults."""
     lifecycle: ModelLifecycle = field(init=False)
     core: CoreServer = field(init=False)
 
@@ -36,7 +38,7 @@ class BareServer:
         options = LoadOptions(Inventory(()), {}, autocomplete=True)
         services = ModelServices(CustomMetrics())
         self.lifecycle = ModelLifecycle(
-            ModelRepository((self.repository,)), options, self.load_threads, services=services
+            ModelRepository((self.repository,)), options, self.load_threads, services=services, **self.limits
         )
         self.core = CoreServer(
             self.lifecycle,

@@ -10,7 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +29,7 @@ SERVICE = ("halimede", "halimede-metrics-api")
 HOST = "halimede-metrics-api.halimede.svc"
 FRONT_PROXY = "front-proxy-client"
 START_LIMIT_S = 60
+PROGRAM = ("-m", "halimede_operator", "metrics-api")
 
 Answer = tuple[int, bytes]
 Responder = Callable[[str, str, Mapping[str, str], bytes], Answer]
@@ -249,25 +250,38 @@ def as_user(api: MetricsApi, cluster: PlayedCluster, name: str, *groups: str) ->
 
 @contextmanager
 def metrics_api(
-    cluster: PlayedCluster, prometheus_url: str, folder: Path, *arguments: str, is_ready: bool = True
+    cluster: PlayedCluster,
+    prometheus_url: str,
+    folder: Path,
+    *arguments: str,
+    is_ready: bool = True,
+    program: Sequence[str] = PROGRAM,
 ) -> Iterator[MetricsApi]:
-    """The process beside this API server. folder: for its files. is_ready: wait until it is."""
+    """The process beside this API server. folder: for its files. is_ready: wait until it is. program: what Python runs."""
     serving = Authority("serving-ca")
     serving.issue("serving", "", HOST).write(folder / "serving")
     with http_server(cluster.respond) as url:
         kubeconfig = write_kubeconfig(folder / "kubeconfig", url, serving.certificate, "a-token")
-        with metrics_api_process(kubeconfig, prometheus_url, folder, serving, *arguments, is_ready=is_ready) as api:
+        with metrics_api_process(
+            kubeconfig, prometheus_url, folder, serving, *arguments, is_ready=is_ready, program=program
+        ) as api:
             yield api
 
 
 @contextmanager
 def metrics_api_process(
-    kubeconfig: Path, prometheus_url: str, folder: Path, serving: Authority, *arguments: str, is_ready: bool = True
+    kubeconfig: Path,
+    prometheus_url: str,
+    folder: Path,
+    serving: Authority,
+    *arguments: str,
+    is_ready: bool = True,
+    program: Sequence[str] = PROGRAM,
 ) -> Iterator[MetricsApi]:
     """folder: has serving.crt and serving.key, and gets other files. serving: the CA of that certificate."""
     port, health, metrics, log = free_port(), free_port(), free_port(), folder / "log"
     command = [
-        sys.executable, "-m", "halimede_operator", "metrics-api", f"--kubeconfig={kubeconfig}", f"--rules={RULES}",
+        sys.executable, *program, f"--kubeconfig={kubeconfig}", f"--rules={RULES}",
         f"--prometheus-url={prometheus_url}", f"--tls-cert-file={folder / 'serving.crt'}",
         f"--tls-key-file={folder / 'serving.key'}", f"--service-namespace={SERVICE[0]}", f"--service-name={SERVICE[1]}",
         f"--port={port}", f"--health-port={health}", f"--metrics-port={metrics}", "--log-format=text", *arguments,

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,12 +52,15 @@ class Running:
 
 
 @asynccontextmanager
-async def running(api: KubeApi, folder: Path, *arguments: str) -> AsyncIterator[Running]:
+async def running(
+    api: KubeApi, folder: Path, *arguments: str, program: Sequence[str] = ("-m", "halimede_operator")
+) -> AsyncIterator[Running]:
+    """An operator in a process of its own; `program` is what Python runs."""
     health, metrics = free_port(), free_port()
     log = folder / f"log-{health}"
     with log.open("w") as out:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "halimede_operator", "--server-image=server:1", f"--kubeconfig={api.kubeconfig(folder)}",
+            sys.executable, *program, "--server-image=server:1", f"--kubeconfig={api.kubeconfig(folder)}",
             "--lease-namespace=halimede", f"--health-port={health}", f"--metrics-port={metrics}", *arguments,
             stdout=out, stderr=out, cwd=REPOSITORY_ROOT / "operator",
         )  # fmt: skip

@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+
+from support.forked_fetch import Forked
+
 KEY = "AKIATESTTESTTESTTEST"
 SECRET = "top/secret+value/that=nobody&may%see"
 PIECE = 1 << 16
@@ -160,6 +164,9 @@ class WebServer:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"
 
+    def put(self, bucket: str, objects: dict[str, bytes]) -> None:
+        self.files |= {f"/{bucket}/{key}": Served(body) for key, body in objects.items()}
+
     def serve(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         with self._lock:
             asked = asked_of(len(self.asked), handler)
@@ -284,28 +291,28 @@ class Moto:
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
 
     def __enter__(self) -> "Moto":
+        import boto3
+
         self._server.start()
         host, port = self._server.get_host_and_port()
         self.url = f"http://{host}:{port}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.stop()
-
-    def put(self, bucket: str, objects: dict[str, bytes], *, acl: str = "private") -> None:
-        import boto3
-
-        client: Any = boto3.client(
+        self._client: Any = boto3.client(
             "s3",
             endpoint_url=self.url,
             region_name="us-east-1",
             aws_access_key_id=KEY,
             aws_secret_access_key=SECRET,
         )
-        client.create_bucket(Bucket=bucket)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+        self._server.stop()
+
+    def put(self, bucket: str, objects: dict[str, bytes], *, acl: str = "private") -> None:
+        self._client.create_bucket(Bucket=bucket)
         for key, body in objects.items():
-            client.put_object(Bucket=bucket, Key=key, Body=body, ACL=acl)
-        client.close()
+            self._client.put_object(Bucket=bucket, Key=key, Body=body, ACL=acl)
 
 
 def write_credentials(folder: Path, **values: str) -> str:
@@ -329,8 +336,12 @@ class Fetched:
         return json.loads(self.report)["models"]
 
 
+Process = Forked | subprocess.Popen[bytes]
+COMMAND = [sys.executable, "-m", "halimede", "fetch"]
+
+
 class Fetch:
-    """Runs `halimede fetch` in a new process, with a plan that is written to `folder`."""
+    """Runs `halimede fetch` in a process, with a plan that is written to `folder`."""
 
     def __init__(
         self,
@@ -352,19 +363,15 @@ class Fetch:
         self.arguments = ["--plan", str(file), "--into", str(self.into), "--timeout", str(timeout)]
         self.arguments += [*options, "--termination-log", str(self._report)]
 
-    def start(
-        self, environment: dict[str, str] | None = None, program: list[str] | None = None
-    ) -> subprocess.Popen[bytes]:
-        command = program or [sys.executable, "-m", "halimede", "fetch"]
+    def start(self, environment: dict[str, str] | None = None, program: list[str] | None = None) -> Process:
+        """Start it as a fork of a process that has imported it, or as this program."""
+        variables = {"PATH": "/usr/bin:/bin", **(environment or {})}
+        if program is None:
+            return Forked(self.arguments, self._log, variables)
         with self._log.open("wb") as log:
-            return subprocess.Popen(
-                [*command, *self.arguments],
-                stdout=log,
-                stderr=log,
-                env={"PATH": "/usr/bin:/bin", **(environment or {})},
-            )
+            return subprocess.Popen([*program, *self.arguments], stdout=log, stderr=log, env=variables)
 
-    def wait_for(self, text: str, process: subprocess.Popen[bytes], count: int = 1) -> None:
+    def wait_for(self, text: str, process: Process, count: int = 1) -> None:
         """Wait until the log has this text this number of times."""
         deadline = time.monotonic() + 60
         while self._log.read_text().count(text) < count:
@@ -372,13 +379,18 @@ class Fetch:
             assert time.monotonic() < deadline, self._log.read_text()
             time.sleep(0.05)
 
-    def end(self, process: subprocess.Popen[bytes]) -> Fetched:
+    def end(self, process: Process) -> Fetched:
         code = process.wait(timeout=100)
         report = self._report.read_text() if self._report.exists() else ""
         return Fetched(code, report, self._log.read_text())
 
     def run(self, environment: dict[str, str] | None = None) -> Fetched:
         return self.end(self.start(environment))
+
+
+def numbered_bytes(size: int) -> bytes:
+    """Content whose every eight bytes are another number: a misplaced piece shows."""
+    return np.arange(size // 8).tobytes()
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:

@@ -45,8 +45,9 @@ class Step(Enum):
 class Election:
     """The state of one candidate. All times are seconds of one monotonic clock."""
 
-    def __init__(self, identity: str) -> None:
+    def __init__(self, identity: str, renew_deadline_s: float = RENEW_DEADLINE_S) -> None:
         self.identity = identity
+        self._renew_deadline_s = renew_deadline_s
         self._record: Record | None = None
         self._changed_at = 0.0
         """When we first saw the record as it is."""
@@ -89,4 +90,4 @@ class Election:
         record = self._record
         if record is None or record.holder != self.identity or self._renewed_at is None:
             return False
-        return now < self._renewed_at + RENEW_DEADLINE_S
+        return now < self._renewed_at + self._renew_deadline_s

@@ -41,8 +41,10 @@ def main(arguments: Sequence[str]) -> int:
 class MetricsApi:
     """All parts of the process. They share one event loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, refresh_s: float = REFRESH_S) -> None:
+        """refresh_s: how often certificates and the owner of the API are read again."""
         self._settings = settings
+        self._refresh_s = refresh_s
         self._connection = Connection(settings.kubeconfig)
         self._own = ownership.Service(settings.service_namespace, settings.service_name)
         self._unread: str | None = "the API server was not asked yet"
@@ -91,7 +93,7 @@ class MetricsApi:
             if self._unread is None:
                 await self._check_prometheus()
             try:
-                async with asyncio.timeout(REFRESH_S if self._unread is None else RETRY_S):
+                async with asyncio.timeout(self._refresh_s if self._unread is None else RETRY_S):
                     await stopping.wait()
             except TimeoutError:
                 pass

@@ -31,10 +31,10 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def unpack(archive: Path, folder: Path, where: str) -> None:
+def unpack(archive: Path, folder: Path, where: str, *, max_files: int = MAX_FILES) -> None:
     """Unpack the archive. NOT_A_MODEL if it is incomplete, not an archive, or must not be unpacked."""
     limit = max(archive.stat().st_size * MAX_RATIO, ALWAYS_BYTES)
-    unpacking = _Unpacking(folder, where, limit)
+    unpacking = _Unpacking(folder, where, limit, max_files)
     try:
         if archive.name.lower().endswith(".zip"):
             _unzip(archive, unpacking)
@@ -87,8 +87,7 @@ def _untar(archive: Path, unpacking: "_Unpacking") -> None:
 
 def _unzip(archive: Path, unpacking: "_Unpacking") -> None:
     with zipfile.ZipFile(archive) as opened:
-        if len(opened.filelist) > MAX_FILES:
-            raise unpacking.too_many()
+        unpacking.check_count(len(opened.filelist))
         for member in opened.infolist():
             mode = member.external_attr >> 16
             if member.is_dir():
@@ -103,11 +102,12 @@ def _unzip(archive: Path, unpacking: "_Unpacking") -> None:
 class _Unpacking:
     """One archive being unpacked into a directory that no other process writes to."""
 
-    def __init__(self, folder: Path, where: str, limit_bytes: int) -> None:
+    def __init__(self, folder: Path, where: str, limit_bytes: int, max_files: int) -> None:
         self._folder = folder
         self._where = where
         self._limit_bytes = limit_bytes
         self._left_bytes = limit_bytes
+        self._max_files = max_files
         self._files: set[str] = set()
         self._links: list[tuple[str, str]] = []
         self._count = 0
@@ -147,8 +147,10 @@ class _Unpacking:
     def refused(self, name: str, why: str) -> FetchError:
         return FetchError(FetchExit.NOT_A_MODEL, f"{self._where}: {name[:100]!a} {why}")
 
-    def too_many(self) -> FetchError:
-        return FetchError(FetchExit.NOT_A_MODEL, f"{self._where} holds more than {MAX_FILES} files")
+    def check_count(self, files: int) -> None:
+        """NOT_A_MODEL for more files and folders than an archive may hold."""
+        if files > self._max_files:
+            raise FetchError(FetchExit.NOT_A_MODEL, f"{self._where} holds more than {self._max_files} files")
 
     def _path(self, name: str) -> str:
         """The path in the directory, "" for the directory itself; an error if it could be outside of it."""
@@ -168,8 +170,7 @@ class _Unpacking:
 
     def _count_one(self) -> None:
         self._count += 1
-        if self._count > MAX_FILES:
-            raise self.too_many()
+        self.check_count(self._count)
 
     def _make(self, folder: Path, name: str) -> None:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.stores import Fetch, Fetched, Moto, Proxy, write_credentials
+from support.stores import Fetch, Fetched, Moto, Proxy, WebServer, write_credentials
 
 
 @pytest.fixture(scope="session")
@@ -22,14 +22,14 @@ def moto() -> Iterator[Moto]:
 class Store:
     """A bucket with `models/…` as its objects, and methods to fetch from it."""
 
-    moto: Moto
+    upstream: Moto | WebServer
     proxy: Proxy
     bucket: str
     folder: Path
     credentials: str
 
     def put(self, objects: dict[str, bytes], **options: Any) -> None:
-        self.moto.put(self.bucket, objects, **options)
+        self.upstream.put(self.bucket, objects, **options)
 
     def uri(self, path: str) -> str:
         return f"s3://{self.bucket}/{path}"
@@ -62,6 +62,13 @@ def store(moto: Moto, tmp_path: Path, request: pytest.FixtureRequest) -> Iterato
     bucket = re.sub("[^a-z0-9]+", "-", request.node.name.lower())[:50].strip("-") + f"-{os.urandom(3).hex()}"
     with Proxy(moto.url).running() as proxy:
         yield Store(moto, proxy, bucket, tmp_path, write_credentials(tmp_path / "credentials"))
+
+
+@pytest.fixture
+def large_store(tmp_path: Path) -> Iterator[Store]:
+    """A store for many megabytes: moto needs ten times as long for each."""
+    with WebServer({}).running() as web, Proxy(web.url).running() as proxy:
+        yield Store(web, proxy, "bucket", tmp_path, write_credentials(tmp_path / "credentials"))
 
 
 @pytest.fixture

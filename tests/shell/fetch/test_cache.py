@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shell.fetch.conftest import Store
-from support.stores import Asked, Fault, Fetched, tree
+from support.stores import Asked, Fault, Fetched, numbered_bytes, tree
 
 MB = 1 << 20
 
@@ -44,8 +44,8 @@ def test_the_second_pod_fetches_nothing(store: Store, cache: Path) -> None:
     assert tree(store.folder / "pod2")["digits/config.pbtxt"] == b"max_batch_size: 2\n"
 
 
-def test_pods_at_once_fetch_once(store: Store, cache: Path) -> None:
-    content = os.urandom(20 * MB)
+def test_pods_at_once_fetch_once(large_store: Store, cache: Path) -> None:
+    store, content = large_store, numbered_bytes(20 * MB)
     store.put({"digits/1/model.onnx": content})
     store.proxy.rule = lambda asked: Fault(bytes_per_sec=8 * MB) if asked.start is not None else None
 
@@ -60,18 +60,18 @@ def test_pods_at_once_fetch_once(store: Store, cache: Path) -> None:
     assert sum("another process fetches" in each.log for each in ended) == 2
 
 
-def test_waiting_fetch_resumes_the_work_of_a_killed_one(store: Store, cache: Path) -> None:
-    content = os.urandom(96 * MB)
+def test_waiting_fetch_resumes_the_work_of_a_killed_one(large_store: Store, cache: Path) -> None:
+    store, content = large_store, numbered_bytes(40 * MB)
     store.put({"digits/1/model.onnx": content})
     slow = True
 
     def rule(asked: Asked) -> Fault | None:
-        return Fault(bytes_per_sec=MB) if slow and (asked.start or 0) >= 64 * MB else None
+        return Fault(bytes_per_sec=MB) if slow and (asked.start or 0) >= 24 * MB else None
 
     store.proxy.rule = rule
     first, second = (store.fetching(process=f"pod{i}", into=f"pod{i}", cache={"path": str(cache)}) for i in range(2))
     killed = first.start()
-    while store.sent("digits/1/model.onnx") < 66 * MB:
+    while store.sent("digits/1/model.onnx") < 26 * MB:
         time.sleep(0.02)
     waiting = second.start()
     while "another process fetches" not in (store.folder / "pod1.log").read_text():
@@ -85,7 +85,7 @@ def test_waiting_fetch_resumes_the_work_of_a_killed_one(store: Store, cache: Pat
 
     assert (fetched.code, tree(store.folder / "pod1")) == (0, {"digits/1/model.onnx": content})
     again = store.proxy.gets(f"/{store.bucket}/digits/1/model.onnx")[before:]
-    assert sorted(asked.start for asked in again) == [64 * MB, 72 * MB, 80 * MB, 88 * MB]
+    assert sorted(asked.start for asked in again) == [24 * MB, 32 * MB]
 
 
 def test_wait_for_another_fetch_may_take_longer_than_the_timeout(store: Store, cache: Path) -> None:

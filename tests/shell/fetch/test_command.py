@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shell.fetch.conftest import Store
-from support.stores import Fault, Fetch, Served, WebServer, tree, write_credentials
+from support.stores import COMMAND, Fault, Fetch, Served, WebServer, tree, write_credentials
 
 
 def test_all_problems_of_a_plan_are_reported_at_once(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_sigterm_ends_the_fetch_at_once(store: Store) -> None:
     store.put({"digits/1/model.onnx": bytes(1 << 20)})
     store.proxy.rule = lambda _: Fault(bytes_per_sec=1 << 14)
     fetching = store.fetching()
-    process = fetching.start()
+    process = fetching.start(program=COMMAND)
     while not store.sent("digits/1/model.onnx"):
         time.sleep(0.02)
 

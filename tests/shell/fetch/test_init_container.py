@@ -1,6 +1,5 @@
 """`halimede fetch --init-container`: an unreachable store is reported at once, and retried until it answers."""
 
-import os
 import re
 import shutil
 import socket
@@ -18,7 +17,7 @@ import pytest
 import support.silent_names
 import support.stores
 from shell.fetch.conftest import Store
-from support.stores import Asked, Fault, Fetch, s3_error, tree
+from support.stores import Asked, Fault, Fetch, numbered_bytes, s3_error, tree
 
 MB = 1 << 20
 PKI = Path(support.stores.__file__).parent / "pki"
@@ -171,7 +170,7 @@ def test_reported_failure_is_retried_until_the_store_answers(store: Store) -> No
 
     second = container.fetching(timeout=1)
     process = second.start()
-    second.wait_for("InternalError); trying again", process, count=5)
+    second.wait_for("InternalError); trying again", process, count=4)
     store.proxy.rule = lambda _: None
 
     fetched = second.end(process)
@@ -216,7 +215,7 @@ def test_failure_of_a_second_store_is_reported_and_retried(store: Store) -> None
 
     second = container.fetching(timeout=1)
     process = second.start()
-    second.wait_for("connection refused; trying again", process, count=5)
+    second.wait_for("connection refused; trying again", process, count=4)
     process.kill()
     second.end(process)
 
@@ -237,9 +236,9 @@ def test_credentials_and_endpoint_are_read_at_each_try(store: Store) -> None:
     assert second.end(process).code == 0
 
 
-def test_recovery_is_reported_before_a_long_download(store: Store) -> None:
+def test_recovery_is_reported_before_a_long_download(large_store: Store) -> None:
     """Otherwise the container's status would show the failure of the earlier run during the whole download."""
-    content = os.urandom(24 * MB)
+    store, content = large_store, numbered_bytes(24 * MB)
     store.put({"digits/1/model.onnx": content})
     store.proxy.rule = lambda _: s3_error(500, "InternalError")
     container = Container(store)

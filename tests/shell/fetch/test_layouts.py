@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shell.fetch.conftest import Store
-from support.stores import Fetch, tree
+from support.stores import COMMAND, Fetch, tree
 
 
 def test_only_the_latest_version_and_common_files_are_fetched(store: Store) -> None:
@@ -25,7 +25,8 @@ def test_only_the_latest_version_and_common_files_are_fetched(store: Store) -> N
         }
     )
 
-    fetched = store.fetch("digits")
+    fetching = store.fetching("digits")
+    fetched = fetching.end(fetching.start(program=COMMAND))
 
     assert (fetched.code, tree(store.models)) == (
         0,

@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import inspect
 import io
 import os
 import ssl
@@ -14,7 +15,22 @@ from pathlib import Path
 import pytest
 
 import support.stores
-from support.stores import Asked, Fault, Fetch, Fetched, Proxy, Served, WebServer, s3_error, tree, write_credentials
+from halimede.fetch.archive import unpack
+from halimede.fetch.errors import FetchError
+from halimede_spec.fetch_exit import FetchExit
+from support.stores import (
+    Asked,
+    Fault,
+    Fetch,
+    Fetched,
+    Proxy,
+    Served,
+    WebServer,
+    numbered_bytes,
+    s3_error,
+    tree,
+    write_credentials,
+)
 
 PKI = Path(support.stores.__file__).parent / "pki"
 MB = 1 << 20
@@ -23,7 +39,7 @@ Run = Callable[..., Fetched]
 
 def tar(*members: tuple[str, bytes] | tarfile.TarInfo) -> bytes:
     made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=1) as archive:
         for member in members:
             if isinstance(member, tarfile.TarInfo):
                 archive.addfile(member)
@@ -49,7 +65,7 @@ def zipped(*members: tuple[str | zipfile.ZipInfo, bytes]) -> bytes:
 
 
 def test_a_file_in_ranges(run: Run, tmp_path: Path) -> None:
-    content = os.urandom(20 * MB)
+    content = numbered_bytes(20 * MB)
     with WebServer({"/files/net.onnx": Served(content)}).running() as web:
         fetched = run(f"{web.url}/files/net.onnx")
 
@@ -180,9 +196,9 @@ def zip_link() -> zipfile.ZipInfo:
 
 
 def long_header() -> bytes:
-    info = tarfile.TarInfo("x")
-    info.type, info.size = tarfile.XHDTYPE, 300 * MB
-    return gzip.compress(info.tobuf() + bytes(300 * MB), compresslevel=1)
+    info = tarfile.TarInfo("1/model.onnx")
+    info.pax_headers = {"comment": "x" * MB}
+    return tar(info)
 
 
 def many_members() -> bytes:
@@ -225,9 +241,10 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "several": ("m.tgz", lambda: tar(("a/1/model.onnx", b"x"), ("b/model.py", b"y")), "holds several models: a, b"),
     "nothing": ("m.tgz", tar, "is not a model: it holds nothing"),
 }
+LARGE = {"many": pytest.mark.large, "zip bomb": pytest.mark.large}
 
 
-@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=LARGE.get(case, ())) for case in HOSTILE])
 def test_invalid_archives_are_refused(run: Run, tmp_path: Path, case: str) -> None:
     name, make, text = HOSTILE[case]
     with WebServer({f"/{name}": Served(make())}).running() as web:
@@ -236,6 +253,20 @@ def test_invalid_archives_are_refused(run: Run, tmp_path: Path, case: str) -> No
     assert (fetched.code, text in fetched.report) == (14, True), fetched.report
     assert tree(tmp_path / "models") == {}
     assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("name", ["m.tgz", "m.zip"])
+def test_archive_holds_a_bounded_number_of_files(tmp_path: Path, name: str) -> None:
+    members = [(f"{number}", b"x") for number in range(3)]
+    (tmp_path / name).write_bytes(zipped(*members) if name.endswith("zip") else tar(*members))
+
+    unpack(tmp_path / name, tmp_path / "three", "here", max_files=3)
+
+    assert tree(tmp_path / "three") == dict(members)
+    with pytest.raises(FetchError, match="here holds more than 2 files") as raised:
+        unpack(tmp_path / name, tmp_path / "two", "here", max_files=2)
+    assert raised.value.code is FetchExit.NOT_A_MODEL
+    assert inspect.signature(unpack).parameters["max_files"].default == 100_000
 
 
 def test_html_page_is_not_a_model(run: Run) -> None:

@@ -211,7 +211,9 @@ def test_draining_completes_a_stream_that_its_client_has_closed(served, channel)
     draining.result(20)
 
 
-def test_draining_waits_a_limited_time_for_incomplete_requests(served) -> None:
+def test_draining_waits_a_limited_time_for_incomplete_requests(serve) -> None:
+    assert GrpcLimits().drain_stall_s == 5
+    served = serve(limits=GrpcLimits(drain_stall_s=2.0))
     with H2Client(("127.0.0.1", served.port)) as client:
         late, never = client.call(INFER, None), client.call(INFER, None)
         watch = client.call(WATCH, None)

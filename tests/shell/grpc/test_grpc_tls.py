@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 import support.h2client
 from halimede.frontends.grpc.options import Tls, Transport
+from halimede.frontends.port import PortLimits
 from support.h2client import LIVE, H2Client
 
 PKI = Path(support.h2client.__file__).parent / "pki"
@@ -67,8 +68,9 @@ def test_a_client_without_tls_is_closed_without_affecting_others(serve) -> None:
         assert asked.is_server_live()
 
 
-def test_a_client_that_sends_nothing_is_closed_after_ten_seconds(serve) -> None:
-    served = serve(Transport(tls=PLAIN))
+def test_a_client_that_sends_nothing_is_closed(serve) -> None:
+    assert PortLimits().handshake_timeout_s == 10
+    served = serve(Transport(tls=PLAIN), port_limits=PortLimits(handshake_timeout_s=2.0))
     with client(served) as asked, socket.create_connection(("127.0.0.1", served.port), timeout=30) as silent:
         assert silent.recv(1) == b""
         assert asked.is_server_live()

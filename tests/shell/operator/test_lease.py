@@ -1,4 +1,4 @@
-"""Leader election over an API server. Tests make single attempts at chosen times; the last test uses the real period."""
+"""Leader election over an API server. Tests make single attempts at chosen times; the last test waits between them."""
 
 import asyncio
 import datetime
@@ -11,7 +11,7 @@ import pytest
 
 from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.connection import Connection
-from halimede_operator.core.election import LEASE_S, RENEW_DEADLINE_S
+from halimede_operator.core.election import LEASE_S, RENEW_DEADLINE_S, RETRY_S
 from halimede_operator.lease import Leadership, LostError
 from support.kube_api import Fault, KubeApi, kube_api
 
@@ -29,7 +29,7 @@ class Hall:
     _clients: list[KubeClient] = field(default_factory=list)
 
     async def contender(
-        self, name: str, *, clock_minutes: float = 0, clock: Callable[[], float] | None = None
+        self, name: str, *, clock_minutes: float = 0, clock: Callable[[], float] | None = None, retry_s: float = RETRY_S
     ) -> Leadership:
         """clock_minutes: offset of its machine's clock."""
         connection = Connection(str(self.api.kubeconfig(self.folder)))
@@ -46,6 +46,7 @@ class Hall:
             name,
             clock or (lambda: self.now + begin),
             lambda: NOON + wrong + datetime.timedelta(seconds=self.now),
+            retry_s=retry_s,
         )
 
     async def attempt(self, *contenders: Leadership) -> None:
@@ -173,8 +174,7 @@ def test_after_a_lost_answer_the_lease_is_read_before_the_next_write(tmp_path: P
 def test_run_acquires_and_renews_the_lease(tmp_path: Path):
     async def scenario(hall: Hall) -> None:
         clock = asyncio.get_running_loop().time
-        first = await hall.contender("first", clock=clock)
-        second = await hall.contender("second", clock=clock)
+        first, second = [await hall.contender(each, clock=clock, retry_s=0.3) for each in ("first", "second")]
         leads = asyncio.create_task(first.run(lambda: None))
         waits = asyncio.create_task(second.run(lambda: None))
         await first.active()

@@ -1,14 +1,33 @@
 """The operator's process: its start, its probes and metrics, and its end."""
 
 import asyncio
+import inspect
 import json
 import os
 import re
 import signal
 from pathlib import Path
 
+from halimede_operator.core.election import RENEW_DEADLINE_S, RETRY_S
+from halimede_operator.lease import Leadership
+from halimede_operator.main import Operator
 from support.kube_api import Fault, KubeApi, kube_api
 from support.operator_processes import running
+
+
+def lease_program(renew_deadline_s: float = RENEW_DEADLINE_S) -> tuple[str, str]:
+    """An operator that attempts to renew its lease, or to get it, several times a second."""
+    times = f"renew_deadline_s={renew_deadline_s}, retry_s=0.4"
+    lines = (
+        "import asyncio, sys",
+        "from halimede_operator.log import set_up_logging",
+        "from halimede_operator.main import Operator",
+        "from halimede_operator.settings import parse",
+        "settings = parse(sys.argv[1:])",
+        "set_up_logging(settings.log_format)",
+        f"sys.exit(asyncio.run(Operator(settings, {times}).run()))",
+    )
+    return "-c", "\n".join(lines)
 
 
 def _has_status(api: KubeApi, name: str) -> bool:
@@ -55,7 +74,7 @@ def test_a_second_operator_watches_nothing_until_it_takes_over(tmp_path: Path):
             api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
             await api.until(lambda: _has_status(api, "digits"))
             listed = api.counted(r"/inferencemodels\?")
-            async with running(api, tmp_path) as second, asyncio.timeout(60):
+            async with running(api, tmp_path, program=lease_program()) as second, asyncio.timeout(60):
                 while (await second.probe("readyz"))[0] != 200:
                     await asyncio.sleep(0.05)
                 assert await second.metric("halimede_operator_leader") == 0
@@ -69,14 +88,21 @@ def test_a_second_operator_watches_nothing_until_it_takes_over(tmp_path: Path):
     asyncio.run(scenario())
 
 
+def test_it_renews_its_lease_in_the_times_of_the_election() -> None:
+    for made in (Operator, Leadership):
+        parameters = inspect.signature(made).parameters
+        defaults = [parameters[name].default for name in ("renew_deadline_s", "retry_s")]
+        assert defaults == [RENEW_DEADLINE_S, RETRY_S]
+
+
 def test_it_ends_when_another_operator_has_its_lease(tmp_path: Path):
     async def scenario() -> None:
-        async with kube_api() as api, running(api, tmp_path) as operator:
+        async with kube_api() as api, running(api, tmp_path, program=lease_program(renew_deadline_s=2.0)) as operator:
             await operator.until_ready()
             os.kill(operator.process.pid, signal.SIGSTOP)
             lease = api.objects["leases", "halimede", "halimede-operator"]
             api.put("leases", "halimede", "halimede-operator", spec={**lease["spec"], "holderIdentity": "other"})
-            await asyncio.sleep(10.5)
+            await asyncio.sleep(2.1)  # longer than it may act without a renewal
             api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
             os.kill(operator.process.pid, signal.SIGCONT)
             assert await asyncio.wait_for(operator.process.wait(), 30) == 3
@@ -139,7 +165,7 @@ def test_it_waits_for_an_api_server_that_refuses_it_at_first(tmp_path: Path):
             refusals = [Fault(".", status=status, times=times) for status, times in ((401, 2), (403, 1), (503, 1))]
             kinds = Fault("v1alpha1$", status=403, times=1)
             api.faults += [*refusals, kinds]
-            async with running(api, tmp_path) as operator:
+            async with running(api, tmp_path, program=lease_program()) as operator:
                 await api.until(lambda: not any(fault.times for fault in (*refusals, kinds)), within_s=40)
                 await operator.until_ready()
                 assert await operator.end() == 0

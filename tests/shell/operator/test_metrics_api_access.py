@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import inspect
 import json
 import re
 import ssl
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +20,14 @@ import pytest
 
 from cluster.pki import Authority
 from halimede_operator.core.metrics_api.errors import MetricsError
+from halimede_operator.metrics_api import main
 from halimede_operator.metrics_api.metrics import RESULTS, Metrics
 from halimede_operator.metrics_api.prometheus import Prometheus
 from support.background import in_background
 from support.metrics_api import (
     FRONT_PROXY,
     HOST,
+    PROGRAM,
     ROOT,
     RULES,
     SERVICE,
@@ -51,9 +54,11 @@ def played_cluster() -> PlayedCluster:
 
 
 @contextmanager
-def running(cluster: PlayedCluster, folder: Path) -> Iterator[tuple[MetricsApi, PlayedPrometheus]]:
+def running(
+    cluster: PlayedCluster, folder: Path, program: Sequence[str] = PROGRAM
+) -> Iterator[tuple[MetricsApi, PlayedPrometheus]]:
     prometheus = PlayedPrometheus()
-    with http_server(prometheus.respond) as url, metrics_api(cluster, url, folder) as api:
+    with http_server(prometheus.respond) as url, metrics_api(cluster, url, folder, program=program) as api:
         yield api, prometheus
 
 
@@ -138,8 +143,20 @@ def test_nobody_else_is_known(world: World) -> None:
     assert "Bearer" not in api.log.read_text()
 
 
+OFTEN_REFRESHED = """
+import asyncio, sys
+from halimede_operator.metrics_api.main import MetricsApi
+from halimede_operator.metrics_api.settings import parse
+sys.exit(asyncio.run(MetricsApi(parse(sys.argv[1:]), refresh_s=0.5).run()))
+"""
+
+
+def test_certificates_are_read_again_every_ten_seconds() -> None:
+    assert inspect.signature(main.MetricsApi).parameters["refresh_s"].default == 10
+
+
 def test_renewed_certificates_are_used_without_a_restart(cluster: PlayedCluster, tmp_path: Path) -> None:
-    with running(cluster, tmp_path) as (api, _):
+    with running(cluster, tmp_path, ("-c", OFTEN_REFRESHED)) as (api, _):
         old_proxy = as_user(api, cluster, "ada")
         idle = as_user(api, cluster, "ada")
         assert (old_proxy.get(ROOT)[0], idle.get(ROOT)[0]) == (200, 200)

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -14,14 +15,16 @@ from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.lifecycle.left_behind import MAX_LEFT_BEHIND
-from halimede.runtime.lifecycle.record import UNLOAD_WAIT_SECS
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.services import ModelServices
+from support.ensemble_server import BareServer, value_of
 from support.models import add_scaled, write_config
 from support.plugin import FaultyBackend
 
 OPTIONS = LoadOptions(Inventory(()), {}, autocomplete=True)
+UNLOAD_WAIT_SECS = 0.3
+CLOSE_TIMEOUT_SECS = 0.3
 UNLOADED = InferenceError(ErrorCode.INTERNAL, "failed to load 'hung', no version is available")
 
 
@@ -51,10 +54,23 @@ def in_a_loop(scenario: Callable[..., Coroutine[None, None, None]]) -> Callable[
     return run
 
 
-def lifecycle_of(repository: Path, *, retry_count: int = 0) -> ModelLifecycle:
+def lifecycle_of(
+    repository: Path, *, load_threads: int = 4, retry_count: int = 0, unload_wait_secs: float = UNLOAD_WAIT_SECS
+) -> ModelLifecycle:
     return ModelLifecycle(
-        ModelRepository((repository,)), OPTIONS, 4, services=ModelServices(CustomMetrics()), retry_count=retry_count
+        ModelRepository((repository,)),
+        OPTIONS,
+        load_threads,
+        services=ModelServices(CustomMetrics()),
+        retry_count=retry_count,
+        unload_wait_secs=unload_wait_secs,
     )
+
+
+def test_default_time_limits() -> None:
+    parameters = inspect.signature(ModelLifecycle).parameters
+    limits = {name: parameter.default for name, parameter in parameters.items() if name.endswith("_secs")}
+    assert limits == {"unload_wait_secs": 5.0, "close_timeout_secs": 7.0}
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -143,13 +159,14 @@ async def test_stop_ends_the_retries(repository: Path, caplog: pytest.LogCapture
 @in_a_loop
 async def test_an_unload_ends_the_loads_before_it_and_none_after_it(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "hung", faults={"load": "hang"})
-    lifecycle = lifecycle_of(repository)
+    wait_secs = 2.0
+    lifecycle = lifecycle_of(repository, unload_wait_secs=wait_secs)
     before = [asyncio.create_task(lifecycle.load("hung")) for _ in range(3)]
     await until(lambda: faulty.events("hung") == ["load hung"])
     unloading = [asyncio.create_task(lifecycle.unload("hung")) for _ in range(2)]
     await asyncio.sleep(0)
     after = asyncio.create_task(lifecycle.load("hung"))
-    async with asyncio.timeout(3 * UNLOAD_WAIT_SECS):  # not one wait for each load
+    async with asyncio.timeout(3 * wait_secs):  # not one wait for each load
         results = await asyncio.gather(*before, *unloading, return_exceptions=True)
     assert results == [UNLOADED] * 3 + [None] * 2
     assert not after.done()
@@ -184,7 +201,7 @@ async def test_a_reload_that_is_left_behind_is_closed_and_nothing_serves(
 async def test_a_load_that_waits_for_a_slot_can_be_unloaded(repository: Path, faulty: FaultyBackend) -> None:
     for name in ("hung", "waiting"):
         faulty.add_model(repository, name, faults={"load": "hang"} if name == "hung" else {})
-    lifecycle = ModelLifecycle(ModelRepository((repository,)), OPTIONS, 1, services=ModelServices(CustomMetrics()))
+    lifecycle = lifecycle_of(repository, load_threads=1)
     hung = asyncio.create_task(lifecycle.load("hung"))
     await until(lambda: faulty.events("hung") == ["load hung"])
     waiting = asyncio.create_task(lifecycle.load("waiting"))
@@ -203,9 +220,7 @@ async def test_abandoned_loads_are_counted_and_bounded(repository: Path, faulty:
     for name in names:
         faulty.add_model(repository, name, faults={"load": "hang"})
     add_scaled(repository, "scaled", 2)
-    lifecycle = ModelLifecycle(
-        ModelRepository((repository,)), OPTIONS, MAX_LEFT_BEHIND, services=ModelServices(CustomMetrics())
-    )
+    lifecycle = lifecycle_of(repository, load_threads=MAX_LEFT_BEHIND)
     loading = [asyncio.create_task(lifecycle.load(name)) for name in names]
     await until(lambda: all(faulty.events(name) for name in names))
     await asyncio.gather(*(lifecycle.unload(name) for name in names))
@@ -231,6 +246,55 @@ async def test_abandoned_loads_are_counted_and_bounded(repository: Path, faulty:
     else:
         pytest.fail("the loads never ended")
     await lifecycle.close()
+
+
+@in_a_loop
+async def test_an_unload_abandons_a_close_that_hangs(
+    repository: Path, faulty: FaultyBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    steps = ("close", "close_model")
+    for step in steps:
+        faulty.add_model(repository, step, faults={step: "hang"}, instances=2, instance=f"{step}_0_0")
+    server = BareServer(repository, limits={"close_timeout_secs": CLOSE_TIMEOUT_SECS})
+    await server.load(*steps)
+    for step in steps:
+        await server.unload(step)
+    for step in steps:
+        await until(lambda step=step: caplog.text.count(f"successfully unloaded '{step}' version 1") == 1)
+        assert (await server.states())[step] == ("UNAVAILABLE", "unloaded")
+        assert f"closed {step}_0_1" in faulty.events(step)
+        assert caplog.text.count(f"model '{step}' version 1 does not close: it is left behind after 0.3 s") == 1
+        await server.load(step)
+        assert await server.value(step, 3.0) == 3.0
+    # The instances of the second load hang, too.
+    await server.lifecycle.close()
+    for step in steps:
+        assert caplog.text.count(f"model '{step}' version 1 does not close") == 2
+        faulty.release(step)
+    await until(lambda: all(faulty.events(step).count(f"closed_model {step}") == 2 for step in steps))
+
+
+@in_a_loop
+async def test_an_unload_waits_for_its_requests_without_a_limit(
+    repository: Path, faulty: FaultyBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Longer than the time limit of a close."""
+    caplog.set_level("INFO")
+    faulty.add_model(repository, "long", faults={"run": "hang"})
+    server = BareServer(repository, limits={"close_timeout_secs": CLOSE_TIMEOUT_SECS})
+    await server.load("long")
+    answers = [server.ask("long", value) for value in (1.0, 2.0)]
+    await until(lambda: "run long_0_0" in faulty.events("long"))
+    await server.unload("long")
+    await asyncio.sleep(3 * CLOSE_TIMEOUT_SECS)  # longer than the limit
+    assert await server.states() == {"long": ("UNLOADING", "")}
+    assert not any(answer.done() for answer in answers)
+    faulty.release("long")
+    assert [value_of(await answer) for answer in answers] == [1.0, 2.0]
+    await until(lambda: "successfully unloaded 'long' version 1" in caplog.text)
+    assert await server.states() == {"long": ("UNAVAILABLE", "unloaded")}
+    assert "does not close" not in caplog.text
 
 
 @in_a_loop

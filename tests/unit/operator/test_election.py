@@ -15,6 +15,10 @@ def taken(me: str = "me", now: float = 0.0) -> Election:
     return election
 
 
+def test_the_times_are_those_of_client_go():
+    assert (LEASE_S, RENEW_DEADLINE_S, RETRY_S) == (15, 10, 2)
+
+
 def test_the_first_operator_creates_the_lease_and_acts():
     election = Election("me")
     election.saw(None, 5.0)

@@ -17,12 +17,13 @@ class GrpcLimits:
     """The limits of one listener. Times are seconds, sizes are bytes.
 
     A connection must be set up (preface and SETTINGS) within `handshake_s`. A client that takes nothing of an answer,
-    or sends less than `progress_bytes` of a message that it has begun, for `stall_s` loses the call. Messages that are
-    received or worked on hold at most `max_held_bytes` over all connections, and `max_connection_held_bytes` on one.
-    `write_ahead_bytes` are given to the transport of a connection before it has sent them. After a fault, input is
-    discarded for `linger_s` or `linger_bytes`, so that the client reads the reason instead of a reset. A connection is
-    asked to leave not before `leave_after_s`, because its client may still be connecting. Its answer to GOAWAY is
-    awaited for `goaway_answer_s` without any bytes of it, and at most for `goaway_busy_s`, which is gRPC's own limit.
+    or sends less than `progress_bytes` of a message that it has begun, for `stall_s` loses the call; while the server
+    drains, for `drain_stall_s`. Messages that are received or worked on hold at most `max_held_bytes` over all
+    connections, and `max_connection_held_bytes` on one. `write_ahead_bytes` are given to the transport of a connection
+    before it has sent them. After a fault, input is discarded for `linger_s` or `linger_bytes`, so that the client
+    reads the reason instead of a reset. A connection is asked to leave not before `leave_after_s`, because its client
+    may still be connecting. Its answer to GOAWAY is awaited for `goaway_answer_s` without any bytes of it, and at most
+    for `goaway_busy_s`, which is gRPC's own limit.
     """
 
     http2: Http2Limits = _HTTP2
@@ -32,6 +33,7 @@ class GrpcLimits:
     write_ahead_bytes: int = 1 << 20
     handshake_s: float = 10.0
     stall_s: float = 60.0
+    drain_stall_s: float = 5.0
     progress_bytes: int = 1 << 10
     leave_after_s: float = 0.25
     goaway_answer_s: float = 1.0

@@ -41,8 +41,6 @@ log = logging.getLogger(__name__)
 _DEFAULT_TRANSPORT = Transport()
 _NO_RESTRICTIONS: Restrictions = MappingProxyType({})
 
-DRAIN_STALL_S = 5.0
-"""While draining, how long a client may take nothing of an answer or send nothing of a request."""
 DRAIN_SWEEP_S = 0.25
 
 AGE_VARIATION = 0.1
@@ -124,11 +122,12 @@ class GrpcServer:
         """Report NOT_SERVING, close the port, and return when all calls are answered and all connections closed.
 
         Clients learn which of their calls are served. There is no deadline, but clients that stall are cut off after
-        DRAIN_STALL_S.
+        the limits' `drain_stall_s`.
         """
         self._health.drain()
         self.shared.is_leaving = self.shared.is_draining = True
-        self.shared.limits = replace(self.shared.limits, stall_s=min(self.shared.limits.stall_s, DRAIN_STALL_S))
+        limits = self.shared.limits
+        self.shared.limits = replace(limits, stall_s=min(limits.stall_s, limits.drain_stall_s))
         self._sweep_often()
         await self._port.stop_accepting()
         for connection in tuple(self._connections):

@@ -14,15 +14,14 @@ from halimede.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
 
-CLOSE_TIMEOUT_SECS = 7.0
-"""How long instances and model may take to close after the last request. Processes are killed earlier."""
-
 
 class Closing:
     """The versions that were replaced or unloaded and are not closed yet."""
 
-    def __init__(self, left_behind: LeftBehind) -> None:
+    def __init__(self, left_behind: LeftBehind, timeout_secs: float) -> None:
+        """`timeout_secs`: how long instances and model may take to close after the last request."""
         self._left_behind = left_behind
+        self._timeout_secs = timeout_secs
         self._closing: dict[asyncio.Task[None], ModelVersion] = {}
         self._memory_was_freed = False
         self._releasing: asyncio.Task[None] | None = None
@@ -55,11 +54,11 @@ class Closing:
     async def close_version(self, version: ModelVersion) -> None:
         """Close a version without requests in flight; stop waiting if it takes too long."""
         task = asyncio.get_running_loop().create_task(version.close())
-        await asyncio.wait((task,), timeout=CLOSE_TIMEOUT_SECS)
+        await asyncio.wait((task,), timeout=self._timeout_secs)
         if not task.done():
             log.error(
                 "model '%s' version %s does not close: it is left behind after %g s, with its threads and memory",
-                *(version.name, version.version, CLOSE_TIMEOUT_SECS),
+                *(version.name, version.version, self._timeout_secs),
                 extra={"model": version.name, "version": version.version},
             )
             self._left_behind.leave(version.name, task)

@@ -36,15 +36,21 @@ class ModelLifecycle:
         *,
         services: ModelServices,
         retry_count: int = 0,
+        unload_wait_secs: float = 5.0,
+        close_timeout_secs: float = 7.0,
     ) -> None:
+        """An unload waits up to `unload_wait_secs` for a load in progress: most loads end within it, and then both
+        calls succeed. Instances and model may take `close_timeout_secs` to close after the last request; processes are
+        killed earlier."""
         self.records = Records()
         self.has_unreadable_repository = False
         """Whether a repository could not be read at the start. The server then does not know what it should serve."""
         self.table = RequestTable()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
+        self._unload_wait_secs = unload_wait_secs
         left_behind = LeftBehind()
         self._reader = RepositoryReader(repository, left_behind)
-        self._closing = Closing(left_behind)
+        self._closing = Closing(left_behind, close_timeout_secs)
         self._ensembles = Ensembles(self.records, self.table, services, self._closing)
         builder = Builder(options, load_threads, self.table, services, self._closing, left_behind)
         self._loader = Loader(
@@ -104,14 +110,14 @@ class ModelLifecycle:
     async def unload(self, name: str, *, with_steps: bool = False) -> None:
         """Stop serving the model. Its instances are freed when the last accepted request is answered.
 
-        A load in progress has UNLOAD_WAIT_SECS to finish; then it fails, with every load that waits behind it.
+        A load in progress has `unload_wait_secs` to finish; then it fails, with every load that waits behind it.
         `with_steps` also unloads the models of an ensemble's steps, except those that were loaded by name or that other
         ensembles use.
         """
         record = self.records.get(name)
         if record is None:
             return
-        with record.unloads.waiting():
+        with record.unloads.waiting(self._unload_wait_secs):
             async with record.lock:
                 steps = dict.fromkeys(step for step, _ in record.steps())
                 self._unload(record)

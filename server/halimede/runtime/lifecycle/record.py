@@ -13,14 +13,11 @@ from halimede.core.types import InferenceError
 from halimede.runtime.model import ModelVersion
 from halimede.runtime.prepare import PreparedModel
 
-UNLOAD_WAIT_SECS = 5.0
-"""How long an unload waits for a load in progress. Most loads end within it, and then both calls succeed."""
-
 
 class UnloadRequests:
     """The unloads that wait for a model's lock.
 
-    While an unload waits, a failed load is not tried again. After UNLOAD_WAIT_SECS it stops waiting for the load.
+    While an unload waits, a failed load is not tried again. After its time limit it stops waiting for the load.
     """
 
     def __init__(self) -> None:
@@ -32,8 +29,8 @@ class UnloadRequests:
         """Set while an unload has waited too long."""
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count an unload as waiting."""
+    def waiting(self, limit_secs: float) -> Iterator[None]:
+        """Count an unload as waiting, and after `limit_secs` as one that has waited too long."""
         is_too_long = False
 
         def waited_too_long() -> None:
@@ -44,7 +41,7 @@ class UnloadRequests:
 
         self.count += 1
         self.asked.set()
-        timer = asyncio.get_running_loop().call_later(UNLOAD_WAIT_SECS, waited_too_long)
+        timer = asyncio.get_running_loop().call_later(limit_secs, waited_too_long)
         try:
             yield
         finally:
