@@ -1,9 +1,7 @@
 """`halimede explain-config`, as a process: its output and exit codes."""
 
 import json
-import os
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -18,6 +16,7 @@ from halimede.core.types import InferenceError
 from halimede.runtime.prepare import LoadOptions, load_model
 from halimede.runtime.repository import ModelRepository
 from halimede.workers.abandon import Abandon
+from support.forked import run_python
 from support.models import add_identity, add_onnx_identity, add_scaled, write_config
 from support.served import write_model
 
@@ -27,11 +26,7 @@ PROGRAM = "from halimede.commands.explain_config import explain_config; explain_
 def explain(
     *arguments: str | Path, directory: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
-    variables = {**os.environ, **environment}
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=directory, env=variables, timeout=60, check=False
-    )
+    return run_python("-c", PROGRAM, *arguments, environment=environment, directory=directory)
 
 
 def origin(output: str, line: str) -> str:
