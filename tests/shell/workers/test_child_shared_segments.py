@@ -1,7 +1,6 @@
 """Segments of other workers in a worker process: read in place, with private writes."""
 
 import ctypes
-import gc
 import mmap
 import os
 import subprocess
@@ -16,7 +15,8 @@ from halimede.core.shm.arena import ALIGNMENT
 from halimede.workers.child.shared_segments import SharedSegments
 from halimede.workers.frames.kinds import FIRST_SHARED
 from halimede.workers.segments import Block, make_segment
-from support.channel import mappings, open_descriptors
+from support.channel import mappings
+from support.processes import open_files
 
 NUMBER = FIRST_SHARED
 PAGES = 64
@@ -138,20 +138,20 @@ def test_bytes_outside_of_a_mapped_segment_are_refused(reader: Reader):
 
 
 def test_a_segment_stays_mapped_until_the_last_view_is_gone(owner: Owner):
-    gc.collect()
-    before = mappings(), open_descriptors()
+    before = open_files(), mappings()
     reader = Reader(owner)
-    open_then = open_descriptors()
+    open_then = open_files()
     owner.fill(0, 5)
     seen = reader.look(0)
     reader.segments.unmap(NUMBER)
     assert np.all(seen == 5)
-    assert mappings() == before[0] + 1
+    assert mappings() == before[1] + 1
     del seen
-    assert (mappings(), open_descriptors()) == (before[0], open_then - 2)
+    assert open_files() <= open_then - 2
+    assert mappings() == before[1]
     del reader
-    gc.collect()
-    assert (mappings(), open_descriptors()) == before
+    assert open_files() <= before[0]
+    assert mappings() == before[1]
 
 
 WITHOUT = """
