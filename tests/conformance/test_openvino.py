@@ -176,7 +176,14 @@ def test_a_wrong_file_is_one_clear_error(server, repository) -> None:
     )
 
 
-@pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=[pytest.mark.load, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    "cycles",
+    [
+        5,
+        pytest.param(20, marks=pytest.mark.large),
+        pytest.param(100, marks=[pytest.mark.load, pytest.mark.timeout(600)]),
+    ],
+)
 def test_loads_and_unloads_leave_nothing_behind(server, cycles) -> None:
     values = np.ones((2, WIDTH), np.float32)
 

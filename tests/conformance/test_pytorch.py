@@ -108,7 +108,8 @@ def test_workers_share_the_memory_of_pytorch(server: RunningServer) -> None:
     assert own_mib.keys() == {"network_0", "sums_0", "shaky_0"}
     # Measured: 18 and 61 MiB; 300 and 390 MiB for processes that import the modules themselves.
     assert max(own_mib.values()) < 160, own_mib
-    assert len(zygotes(server)) == 2
+    # A fork of a process with several threads may hang.
+    assert [each.num_threads() for each in zygotes(server)] == [1, 1]
 
 
 def ask(server: RunningServer, model: str, name: str, array: np.ndarray) -> httpclient.InferResult:

@@ -235,7 +235,9 @@ def test_a_wrong_model_is_one_clear_error(
     assert (answer.status >= 400, part in answer.error) == (True, True), answer.body
 
 
-@pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=pytest.mark.load)])
+@pytest.mark.parametrize(
+    "cycles", [5, pytest.param(20, marks=pytest.mark.large), pytest.param(100, marks=pytest.mark.load)]
+)
 def test_loads_and_unloads_leave_no_threads_files_or_processes(server: RunningServer, cycles: int) -> None:
     def cycle() -> None:
         assert load(server, "graphs") == (200, "")
