@@ -2,8 +2,6 @@ import fcntl
 import gc
 import mmap
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 
 from halimede.workers.segments import Lease, OwnArena, SegmentMap, make_segment
+from support.forked import run_python
 from support.processes import holding_no_more, open_files
 
 SIZE = 1 << 20
@@ -253,7 +252,7 @@ print("lives")
 def test_no_segment_is_made_if_the_system_refuses(limit: str, soft: int):
     """The kernel reports an exceeded file size by a signal, which Python ignores."""
     code = LIMITED.format(limit=limit, soft=soft)
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ran = run_python("-c", code)
 
     assert (ran.stdout, ran.returncode) == ("lives\n", 0), ran.stderr
 
@@ -271,7 +270,7 @@ print(make_segment(1 << 50), len(os.listdir("/proc/self/fd")) - before)
 
 
 def test_a_segment_larger_than_memory_is_refused():
-    ran = subprocess.run([sys.executable, "-c", TOO_MUCH], capture_output=True, text=True, timeout=60, check=False)
+    ran = run_python("-c", TOO_MUCH)
 
     assert ran.stdout == "None 0\n", (ran.returncode, ran.stderr)
 
@@ -285,6 +284,6 @@ def test_a_segment_may_be_made_but_not_mapped():
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))\n"
         "try:\n    SegmentMap().map(1, descriptor)\nexcept OSError as error:\n    print(type(error).__name__)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ran = run_python("-c", code)
 
     assert ran.stdout == "OSError\n", ran.stderr
