@@ -14,7 +14,18 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] 
 from support.costs import Measured, Totals
 from support.examples import QUICK, QUICK_EXAMPLES
 
-SERVERS = re.compile(r"^tests/conformance/.*[\[-](thread|process)[\]-]")
+GROUPS = {
+    # These run in one process each: they share a cluster, a server, or the import of a framework, which takes seconds.
+    "cluster": r"tests/cluster/",
+    "openvino": r"tests/.*/test_openvino",
+    "pytorch": r"tests/.*/test_(pytorch|dlpack)",
+    "tensorflow": r"tests/.*/test_tensorflow",
+    "tensorrt": r"tests/.*/test_tensorrt",
+    "trees": r"tests/(shell/backends/trees/|conformance/test_trees)",
+    "thread": r"tests/conformance/.*[\[-]thread[\]-]",
+    "process": r"tests/conformance/.*[\[-]process[\]-]",
+}
+"""By group: what the names of its tests begin with; the first that fits counts. The others form a group for each file."""
 
 TARGETS = frozenset({"gpu", "images", "interop", "keda", "large", "load"})
 """Marks of tests that `make test` leaves out; each has a target of the Makefile."""
@@ -66,8 +77,5 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # as above
 
     def _split_scope(self, nodeid: str) -> str:
         """The group of a test."""
-        if nodeid.startswith("tests/cluster/"):
-            return "cluster"
-        if server := SERVERS.match(nodeid):
-            return server[1]
-        return nodeid.partition("::")[0]
+        by_name = (group for group, pattern in GROUPS.items() if re.match(pattern, nodeid))
+        return next(by_name, nodeid.partition("::")[0])

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from support.calls import executing, metric
 from support.ensemble_models import add_ensemble, add_plus, chain
 from support.models import add_identity
 from support.open_loop import Phase, Stream, run_phases
+from support.processes import resident_bytes
 from support.served import infer, parameter, workers
 from support.server import Start, wait_until
 
@@ -47,8 +47,7 @@ def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, 
 
         content = '{"inputs":[{"name":"IN","shape":[1,4],"datatype":"FP32","data":[1,1,1,1]}]}'
         run(2).result()
-        process = psutil.Process(server.process.pid)
-        before = process.memory_info().rss
+        before = resident_bytes(server)
         under_way = run(seconds)
         begun = time.monotonic()
         for name in (names * 100)[: int(seconds / every_s)]:
@@ -66,7 +65,7 @@ def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, 
     wait_until(lambda: executing(server, "e") == 0, "nothing in flight", server)
     for name in names:
         wait_until(lambda name=name: executing(server, name) == 0, f"nothing in flight in {name}", server)
-    assert (process.memory_info().rss - before) / 2**20 < growth_mib
+    assert (resident_bytes(server) - before) / 2**20 < growth_mib
     # The client counts answers within its time; the server also counts the warm-up and requests in flight at the end.
     assert metric(server, "nv_inference_request_success", "e") >= outcome.count(200)
     wait_until(lambda: infer(server, "e", 1, 1, 1, 1)[0] == 200, "all steps to be back", server)

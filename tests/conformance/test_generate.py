@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 import pytest
 import urllib3
 
 from support.calls import DECOUPLED_OVER_HTTP, canceled, executing, metric
 from support.models import add_identity, write_config
+from support.processes import resident_bytes
 from support.served import workers
 from support.server import RunningServer, Start, start_server, wait_until
 
@@ -326,10 +326,6 @@ def leave_at_random_points(server: RunningServer, count: int) -> None:
             left = chance.choice([0, 0, chance.randrange(400), chance.randrange(100_000)])
             while left > 0 and not path.endswith("generate"):
                 left -= len(connection.recv(min(left, 1 << 16)))
-
-
-def resident_bytes(server: RunningServer) -> int:
-    return psutil.Process(server.process.pid).memory_info().rss
 
 
 def check_closes(server: RunningServer, count: int) -> None:

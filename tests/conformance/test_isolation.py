@@ -1,14 +1,16 @@
 """Backends other than python in worker processes: the same answers, and streams from decoupled ones."""
 
 import queue
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import tritonclient.grpc as grpcclient
 
+from support.calls import load
 from support.plugin import PLAIN_BACKEND, install_backend
-from support.server import Start
+from support.server import RunningServer, start_server
 
 REPEAT = (
     '''
@@ -65,52 +67,6 @@ model_transaction_policy {{ decoupled: true }}
 PROCESS = 'parameters { key: "ISOLATION" value { string_value: "process" } }'
 
 
-def stream(address: str, model: str, *requests: list[int]) -> list[object]:
-    """The answers: a value, an error's text, or None for the end of a request."""
-    came: queue.Queue[object] = queue.Queue()
-    answers: list[object] = []
-    with grpcclient.InferenceServerClient(address) as client:
-        client.start_stream(lambda result, error: came.put(error if error is not None else result))
-        for values in requests:
-            tensor = grpcclient.InferInput("IN", [len(values)], "INT32")
-            tensor.set_data_from_numpy(np.array(values, np.int32))
-            client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
-            while True:
-                one = came.get(timeout=20)
-                if isinstance(one, Exception):
-                    answers.append(str(one))
-                    break
-                if one.get_response().parameters["triton_final_response"].bool_param:
-                    answers.append(None)
-                    break
-                answers.append((int(one.as_numpy("OUT")[0]), one.get_response().parameters["index"].int64_param))
-        client.stop_stream()
-    return answers
-
-
-def test_a_decoupled_backend_streams_from_a_worker_process(start: Start, repository: Path, tmp_path: Path) -> None:
-    environment = install_backend(tmp_path, "repeat", REPEAT, "RepeatBackend")
-    (repository / "m" / "1").mkdir(parents=True)
-    (repository / "m" / "config.pbtxt").write_text(CONFIG.format(parameters=PROCESS))
-    server = start("--model-repository", repository, environment=environment)
-    assert stream(server.grpc_url, "m", [7, 8, 9], [], [1, -1, 2]) == [
-        *[(7, 0), (8, 1), (9, 2), None],
-        None,
-        *[(1, 0), "element 1 is negative"],
-    ]
-
-
-def test_a_decoupled_model_on_threads_is_refused_with_the_fix(start: Start, repository: Path, tmp_path: Path) -> None:
-    environment = install_backend(tmp_path, "repeat", REPEAT, "RepeatBackend")
-    (repository / "m" / "1").mkdir(parents=True)
-    (repository / "m" / "config.pbtxt").write_text(CONFIG.format(parameters=""))
-    server = start(
-        "--model-repository", repository, "--exit-on-error=false", "--strict-readiness=false", environment=environment
-    )
-    (entry,) = server.post("/v2/repository/index").json
-    assert "decoupled models run in processes of their own; set parameter 'ISOLATION' to 'process'" in entry["reason"]
-
-
 LOSES_ITS_DEVICE = (
     """
 import os
@@ -139,16 +95,69 @@ class LosingBackend(PlainBackend):
 )
 
 
-def test_an_instance_that_is_lost_gets_a_new_process(start: Start, repository: Path, tmp_path: Path) -> None:
-    environment = install_backend(tmp_path, "losing", LOSES_ITS_DEVICE, "LosingBackend")
-    (repository / "m" / "1").mkdir(parents=True)
-    text = CONFIG.replace("repeat", "losing").replace("model_transaction_policy {{ decoupled: true }}", "")
-    (repository / "m" / "config.pbtxt").write_text(text.format(parameters=PROCESS))
-    server = start("--model-repository", repository, environment=environment)
+MODELS = {
+    "streams": CONFIG.format(parameters=PROCESS),
+    "threads": CONFIG.format(parameters=""),
+    "losing": CONFIG.replace("repeat", "losing")
+    .replace("model_transaction_policy {{ decoupled: true }}", "")
+    .format(parameters=PROCESS),
+}
 
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("isolation")
+    install_backend(folder, "repeat", REPEAT, "RepeatBackend")
+    environment = install_backend(folder, "losing", LOSES_ITS_DEVICE, "LosingBackend")
+    for name, config in MODELS.items():
+        (folder / "models" / name / "1").mkdir(parents=True)
+        (folder / "models" / name / "config.pbtxt").write_text(config)
+    arguments = ["--model-repository", folder / "models", "--model-control-mode=explicit"]
+    running = start_server(folder, [*arguments, "--load-model=streams", "--load-model=losing"], environment=environment)
+    yield running
+    assert running.stop() == 0, running.log
+
+
+def stream(address: str, model: str, *requests: list[int]) -> list[object]:
+    """The answers: a value, an error's text, or None for the end of a request."""
+    came: queue.Queue[object] = queue.Queue()
+    answers: list[object] = []
+    with grpcclient.InferenceServerClient(address) as client:
+        client.start_stream(lambda result, error: came.put(error if error is not None else result))
+        for values in requests:
+            tensor = grpcclient.InferInput("IN", [len(values)], "INT32")
+            tensor.set_data_from_numpy(np.array(values, np.int32))
+            client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
+            while True:
+                one = came.get(timeout=20)
+                if isinstance(one, Exception):
+                    answers.append(str(one))
+                    break
+                if one.get_response().parameters["triton_final_response"].bool_param:
+                    answers.append(None)
+                    break
+                answers.append((int(one.as_numpy("OUT")[0]), one.get_response().parameters["index"].int64_param))
+        client.stop_stream()
+    return answers
+
+
+def test_a_decoupled_backend_streams_from_a_worker_process(server: RunningServer) -> None:
+    assert stream(server.grpc_url, "streams", [7, 8, 9], [], [1, -1, 2]) == [
+        *[(7, 0), (8, 1), (9, 2), None],
+        None,
+        *[(1, 0), "element 1 is negative"],
+    ]
+
+
+def test_a_decoupled_model_on_threads_is_refused_with_the_fix(server: RunningServer) -> None:
+    reason = load(server, "threads")[1]
+    assert "decoupled models run in processes of their own; set parameter 'ISOLATION' to 'process'" in reason
+
+
+def test_an_instance_that_is_lost_gets_a_new_process(server: RunningServer) -> None:
     def ask(value: int) -> tuple[int, Any]:
         body = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]}
-        answer = server.post("/v2/models/m/infer", body)
+        answer = server.post("/v2/models/losing/infer", body)
         return answer.status, answer.json["outputs"][0]["data"][0] if answer.status == 200 else answer.error
 
     (first, before), lost = ask(1), ask(-1)

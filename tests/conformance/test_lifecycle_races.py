@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from onnx import TensorProto, helper
 
 from support.models import add_identity, add_scaled, add_simple, save_onnx
+from support.processes import holding_no_more, resident_bytes
 from support.server import RunningServer, Start, wait_until
 
 STATES = {"LOADING", "READY", "UNLOADING", "UNAVAILABLE", None}
@@ -156,12 +156,6 @@ class RandomOperations:
         return None if status == 200 or NOT_AVAILABLE.fullmatch(answer["error"]) else f"{status} {answer}"
 
 
-def kept(server: RunningServer) -> tuple[int, int]:
-    """Threads and open files of the server process."""
-    process = psutil.Process(server.process.pid)
-    return process.num_threads(), process.num_fds()
-
-
 def in_flight(server: RunningServer) -> float:
     lines = server.metrics().splitlines()
     gauges = ("halimede_executing_requests{", "nv_inference_pending_request_count{")
@@ -190,15 +184,13 @@ def test_random_operations_get_one_valid_answer_for_each_call(
         assert server.post(f"/v2/repository/models/{model}/load").status == 200
         assert server.get(f"/v2/models/{model}/ready").status == 200
     unload_all(server, operations.models)
-    before = kept(server)
+    with holding_no_more(server.process.pid, threads=0):
+        operations.run(threads, seconds)
 
-    operations.run(threads, seconds)
-
-    assert operations.wrong == []
-    assert min(operations.done.values()) > 0
-    unload_all(server, operations.models)
-    assert in_flight(server) == 0
-    wait_until(lambda: kept(server) <= before, f"threads and files to be {before} again", server)
+        assert operations.wrong == []
+        assert min(operations.done.values()) > 0
+        unload_all(server, operations.models)
+        assert in_flight(server) == 0
     assert server.get("/v2/health/ready").status == 200
     assert "Traceback" not in server.log
     assert server.stop() == 0
@@ -232,14 +224,13 @@ def test_one_model_loaded_and_unloaded_from_32_threads(server: RunningServer, re
 
 def cycle(server: RunningServer, model: str, body: object, times: int) -> list[int]:
     """Load, call and unload a model `times` times; the server's resident bytes after each unload."""
-    process = psutil.Process(server.process.pid)
     caller = Caller(server)
     resident: list[int] = []
     for _ in range(times):
         assert caller("POST", f"/v2/repository/models/{model}/load")[0] == 200
         assert caller("POST", f"/v2/models/{model}/infer", body)[0] == 200
         unload_all(server, (model,))
-        resident.append(process.memory_info().rss)
+        resident.append(resident_bytes(server))
     caller.close()
     return resident
 

@@ -9,12 +9,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from support.calls import ONES_JSON
 from support.models import add_identity
 from support.open_loop import Outcome, Phase, Stream, run_phases
+from support.processes import resident_bytes
 from support.server import RunningServer, Start
 
 BATCH = 8
@@ -145,12 +145,11 @@ def test_overload_keeps_to_the_goals(server: RunningServer) -> None:
 @pytest.mark.timeout(200)
 def test_overload_of_a_model_without_own_bound_uses_bounded_memory(server: RunningServer) -> None:
     """The queue's default bound applies: 4,096 requests, and little more memory than their size."""
-    process = psutil.Process(server.process.pid)
     load = Stream("load", server.http_port, "/v2/models/default/infer", ONES_JSON, rate=2_000)
     run_phases([Phase(2, (load,))])
-    before = process.memory_info().rss
+    before = resident_bytes(server)
     (outcome,) = run_phases([Phase(60, (load,))])
-    growth = process.memory_info().rss - before
+    growth = resident_bytes(server) - before
     print(json.dumps({"growth, MiB": growth / (1 << 20), "refused": outcome["load"].count(503)}))
     assert outcome["load"].count(503) > 0
     assert growth <= 64 << 20

@@ -1,17 +1,17 @@
 """Instances on several devices: each runs in a process that sees its own device alone."""
 
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from support.calls import load
 from support.models import write_config
 from support.played_driver import PlayedDriver, PlayedGpu, PlayedSlice, two_slices
 from support.plugin import PLAIN_BACKEND, install_backend
 from support.probe import provided
-from support.served import add_python, infer, notes_file, workers
-from support.server import RunningServer, Start
+from support.served import Stage, add_python, infer, notes_file, workers
+from support.server import RunningServer, start_server
 
 WHOLE = (PlayedGpu("GPU-0", 81559), PlayedGpu("GPU-1", 81559))
 ON_ALL = "instance_group [ { kind: KIND_GPU count: 2 } ]"
@@ -62,22 +62,40 @@ THREAD = 'parameters { key: "ISOLATION" value { string_value: "thread" } }'
 
 
 class Site:
-    """A repository, and servers for it with a driver and the backend `native`."""
+    """A repository, and servers for it with a driver and the backend `native`: one for each set of devices and flags."""
 
-    def __init__(self, request: pytest.FixtureRequest, start: Start, repository: Path, folder: Path) -> None:
-        self.repository = repository
-        self.driver = provided(request.config, lambda: PlayedDriver(folder))
-        self._start = start
-        self._environment = {**self.driver.environment, **install_backend(folder, "native", NATIVE, "NativeBackend")}
-
-    def add_native(self, name: str, extra: str) -> None:
-        (self.repository / name / "1").mkdir(parents=True)
-        notes = notes_file(self.repository, name)
-        write_config(self.repository / name, NATIVE_CONFIG.format(notes=notes, extra=extra))
+    def __init__(self, request: pytest.FixtureRequest, folders: pytest.TempPathFactory) -> None:
+        self.repository = folders.mktemp("site") / "models"
+        self.repository.mkdir()
+        self._request, self._folders = request, folders
+        self._backend = install_backend(self.repository.parent, "native", NATIVE, "NativeBackend")
+        self._stages: dict[tuple[str, ...], Stage] = {}
 
     def serve(self, *arguments: str, devices: Sequence[PlayedGpu | PlayedSlice]) -> RunningServer:
-        self.driver.show(*devices)
-        return self._start("--model-repository", self.repository, *arguments, environment=self._environment)
+        """A server without models. `clear` unloads those that the test loads."""
+        key = (*map(str, devices), *arguments, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        if key not in self._stages:
+            folder = self._folders.mktemp("server")
+            driver = provided(self._request.config, lambda: PlayedDriver(folder, *devices))
+            running = start_server(
+                folder,
+                ["--model-repository", self.repository, "--model-control-mode=explicit", *arguments],
+                environment={**driver.environment, **self._backend},
+            )
+            self._stages[key] = Stage(running, self.repository)
+        self._stage = self._stages[key]
+        return self._stage.server
+
+    def add_native(self, name: str, extra: str) -> None:
+        (self.repository / name / "1").mkdir(parents=True, exist_ok=True)
+        notes = notes_file(self.repository, name)
+        notes.unlink(missing_ok=True)
+        write_config(self.repository / name, NATIVE_CONFIG.format(notes=notes, extra=extra))
+
+    def load(self, *names: str) -> None:
+        for name in names:
+            self._stage.names.append(name)
+            assert load(self._stage.server, name) == (200, "")
 
     def instances(self, model: str) -> dict[str, tuple[str, int]]:
         """The devices that an instance's process may use, and its id, by the instance's name."""
@@ -89,10 +107,26 @@ class Site:
     def seen(self, model: str) -> list[str]:
         return [seen for seen, _ in self.instances(model).values()]
 
+    def clear(self) -> None:
+        for stage in self._stages.values():
+            stage.clear()
+
+    def stop(self) -> None:
+        for stage in self._stages.values():
+            assert stage.server.stop() == 0, stage.server.log
+
+
+@pytest.fixture(scope="module")
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = Site(request, tmp_path_factory)
+    yield made
+    made.stop()
+
 
 @pytest.fixture
-def site(request: pytest.FixtureRequest, start: Start, repository: Path, tmp_path: Path) -> Site:
-    return Site(request, start, repository, tmp_path)
+def site(servers: Site) -> Iterator[Site]:
+    yield servers
+    servers.clear()
 
 
 def own_process(server: RunningServer, site: Site, model: str) -> bool:
@@ -106,11 +140,12 @@ def test_python_instances_run_in_processes_of_their_slices(site: Site) -> None:
         "def initialize(self, args):\n"
         "    note(f\"{args['model_instance_name']} {os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()}\")\n"
     )
+    server = site.serve(devices=two_slices(0, 0))
     for name, group in (("all", ON_ALL), ("second", ON_SECOND)):
         add_python(site.repository, name, methods=initialize)
         config = site.repository / name / "config.pbtxt"
         config.write_text(config.read_text().replace("instance_group [ { kind: KIND_CPU count: 1 } ]", group))
-    server = site.serve(devices=two_slices(0, 0))
+    site.load("all", "second")
 
     assert site.seen("all") == ["MIG-0", "MIG-1", "MIG-0", "MIG-1"]
     assert own_process(server, site, "all")
@@ -124,6 +159,7 @@ def test_a_native_backend_runs_in_processes_if_there_are_several_slices(site: Si
     site.add_native("second", ON_SECOND)
     site.add_native("cpu", "instance_group [ { kind: KIND_CPU } ]")
     server = site.serve(devices=two_slices(0, 0))
+    site.load("all", "second", "cpu")
 
     assert site.seen("all") == ["MIG-0", "MIG-1", "MIG-0", "MIG-1"]
     assert own_process(server, site, "all")
@@ -154,6 +190,7 @@ def test_a_native_backend_stays_in_the_server_if_cuda_allows_it(
 ) -> None:
     site.add_native("m", "instance_group [ { kind: KIND_GPU } ]")
     server = site.serve(*arguments, devices=devices)
+    site.load("m")
 
     usable = [device.uuid for device in devices if not (isinstance(device, PlayedGpu) and device.mig == "1")]
     assert site.seen("m") == (usable if is_apart else ["all"] * len(usable))
@@ -163,12 +200,12 @@ def test_a_native_backend_stays_in_the_server_if_cuda_allows_it(
 
 def test_threads_are_refused_with_slices_and_kept_for_whole_gpus(site: Site) -> None:
     site.add_native("m", f"{ON_ALL}\n{THREAD}")
-    server = site.serve("--exit-on-error=false", "--strict-readiness=false", devices=two_slices(0, 0))
-    (entry,) = server.post("/v2/repository/index").json  # type: ignore[misc]
-    assert "'ISOLATION' is 'thread', but a process can use only one MIG slice, and this server has 2" in entry["reason"]
-    server.kill()
+    server = site.serve(devices=two_slices(0, 0))
+    reason = load(server, "m")[1]
+    assert "'ISOLATION' is 'thread', but a process can use only one MIG slice, and this server has 2" in reason
 
     server = site.serve("--process-per-device=true", devices=WHOLE)
+    site.load("m")
     assert site.instances("m") == {f"m_0_{number}": ("all", server.process.pid) for number in range(4)}
 
 
@@ -176,5 +213,6 @@ def test_visible_devices_of_the_server_limit_its_processes(site: Site, monkeypat
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     site.add_native("m", "instance_group [ { kind: KIND_GPU } ]")
     site.serve(devices=two_slices(0, 0, 0))
+    site.load("m")
     assert site.seen("m") == ["MIG-1", "MIG-2"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-1,MIG-2"

@@ -12,6 +12,7 @@ import tritonclient.http as httpclient
 from torch import nn
 from tritonclient.utils import InferenceServerException
 
+from support.processes import holding_no_more
 from support.served import workers, zygotes
 from support.server import RunningServer, start_server, wait_until
 from support.torch_models import Network, export, trace
@@ -107,7 +108,8 @@ def test_workers_share_the_memory_of_pytorch(server: RunningServer) -> None:
     assert own_mib.keys() == {"network_0", "sums_0", "shaky_0"}
     # Measured: 18 and 61 MiB; 300 and 390 MiB for processes that import the modules themselves.
     assert max(own_mib.values()) < 160, own_mib
-    assert len(zygotes(server)) == 2
+    # A fork of a process with several threads may hang.
+    assert [each.num_threads() for each in zygotes(server)] == [1, 1]
 
 
 def ask(server: RunningServer, model: str, name: str, array: np.ndarray) -> httpclient.InferResult:
@@ -187,14 +189,12 @@ def test_a_file_without_a_model_is_one_error_at_load(server: RunningServer, mode
 
 @pytest.mark.load
 def test_loads_and_unloads_leave_nothing_behind(server: RunningServer) -> None:
-    def resident_kb() -> int:
-        status = Path(f"/proc/{server.process.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0])
+    def cycle(times: int) -> None:
+        for _ in range(times):
+            assert server.post("/v2/repository/models/network/unload").status == 200
+            wait_until(lambda: server.get("/v2/models/network/ready").status != 200, "the unload", server)
+            assert server.post("/v2/repository/models/network/load").status == 200
 
-    for cycle in range(100):
-        if cycle == 10:
-            before = resident_kb()
-        assert server.post("/v2/repository/models/network/unload").status == 200
-        wait_until(lambda: server.get("/v2/models/network/ready").status != 200, "the unload", server)
-        assert server.post("/v2/repository/models/network/load").status == 200
-    assert resident_kb() - before < 8 << 10
+    cycle(10)
+    with holding_no_more(server.process.pid, growth_bytes=8 << 20):
+        cycle(90)

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
@@ -18,6 +17,7 @@ from tritonclient.utils import InferenceServerException
 from support.background import in_background
 from support.calls import executing, load, pending, unload
 from support.ensemble_models import Tensors, add_ensemble, chain
+from support.processes import resident_bytes
 from support.served import Stage, body, workers
 from support.server import RunningServer, wait_until
 
@@ -206,7 +206,6 @@ def test_an_ensemble_passes_sequences_on(stage: Stage, infer: Infer) -> None:
 def test_the_seats_of_1000_abandoned_sequences_are_reused(stage: Stage, infer_grpc: Infer) -> None:
     deploy(stage, "seq", oldest(seats=1000, idle_us=200_000))
     server = stage.server
-    process = psutil.Process(server.process.pid)
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
 
     def abandon(first: int) -> int:
@@ -215,7 +214,7 @@ def test_the_seats_of_1000_abandoned_sequences_are_reused(stage: Stage, infer_gr
             connection.request("POST", "/v2/models/seq/infer", json.dumps(body(0.0) | {"parameters": parameters}))
             response = connection.getresponse()
             assert (response.status, response.read()[:1]) == (200, b"{")
-        return process.memory_info().rss
+        return resident_bytes(server)
 
     with closing(connection):
         memory = [abandon(first) for first in (1, 1001, 2001, 3001)]

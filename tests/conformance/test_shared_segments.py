@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -98,8 +99,14 @@ def chained(stage: Stage) -> Callable[..., None]:
     return deploy
 
 
-@pytest.mark.parametrize("second", PLACES)
-@pytest.mark.parametrize("first", PLACES)
+PAIRS = {("plus", "in place"), ("in place", "keeps"), ("now and then", "plus"), ("keeps", "now and then")}
+"""Each first and each second place once; all pairs run with `large`."""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [pytest.param(*pair, marks=() if pair in PAIRS else pytest.mark.large) for pair in product(PLACES, repeat=2)],
+)
 def test_steps_of_an_ensemble_may_modify_or_keep_their_inputs(
     stage: Stage, chained: Callable[..., None], first: str, second: str
 ) -> None:
@@ -171,10 +178,20 @@ return answers
 """
 
 
-@pytest.mark.parametrize("called", PLACES)
-@pytest.mark.parametrize(("change", "added"), [("pass", 4), ("found *= 1; found += 1", 7)], ids=["reads", "writes"])
-def test_a_caller_may_modify_the_answers_of_its_calls(stage: Stage, called: str, change: str, added: float) -> None:
+CHANGES = {"reads": ("pass", 4), "writes": ("found *= 1; found += 1", 7)}
+CALLS_OF_EACH = {("reads", "plus"), ("writes", "in place"), ("reads", "now and then"), ("writes", "keeps")}
+
+
+@pytest.mark.parametrize(
+    ("caller", "called"),
+    [
+        pytest.param(*pair, marks=() if pair in CALLS_OF_EACH else pytest.mark.large)
+        for pair in product(CHANGES, PLACES)
+    ],
+)
+def test_a_caller_may_modify_the_answers_of_its_calls(stage: Stage, caller: str, called: str) -> None:
     """It passes each answer to the next call, and the last one to its client."""
+    change, added = CHANGES[caller]
     stage.deploy("called", PLACES[called])
     stage.deploy("caller", CALLER.format(change=change), head=CALLS)
     for number in range(8):
@@ -195,12 +212,25 @@ def test_a_model_with_its_own_interpreter_reads_in_place_too(start: Start, repos
     assert shared_bytes(server, "second") >= 4 * ELEMENTS
 
 
-def test_deaths_of_processes_fail_requests_and_corrupt_no_byte(stage: Stage, chained: Callable[..., None]) -> None:
+# Fewer deaths than park a model: five in a minute.
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        ("step0", "step1", "called", "caller"),
+        pytest.param(
+            ("step0", "step1", "called", "caller", "step2", "step1", "step0", "called"), marks=pytest.mark.large
+        ),
+    ],
+    ids=len,
+)
+def test_deaths_of_processes_fail_requests_and_corrupt_no_byte(
+    stage: Stage, chained: Callable[..., None], deaths: tuple[str, ...]
+) -> None:
     server = stage.server
     chained(PLUS, KEEPS, PLUS, count=2)
     stage.deploy("called", PLUS)
     stage.deploy("caller", CALLER.format(change="pass"), head=CALLS, count=2)
-    stop_at = time.monotonic() + 8
+    stop_at = time.monotonic() + len(deaths)
     good = {"chain": 0, "caller": 0}
 
     def client(model: str, number: int, added: float) -> None:
@@ -215,8 +245,7 @@ def test_deaths_of_processes_fail_requests_and_corrupt_no_byte(stage: Stage, cha
     clients = [in_background(lambda n=n: client("chain", n, 3)) for n in range(3)]
     clients += [in_background(lambda n=n: client("caller", n, 4)) for n in range(2)]
     choose = random.Random(3)
-    # Fewer deaths than park a model: five in a minute.
-    for model in ("step0", "step1", "called", "caller", "step2", "step1", "step0", "called"):
+    for model in deaths:
         time.sleep(0.7)
         with suppress(psutil.NoSuchProcess, IndexError):
             choose.choice(workers(server, model)).kill()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
@@ -13,6 +12,7 @@ import tritonclient.http as httpclient
 from support.calls import load, unload
 from support.models import write_config
 from support.plans import BATCH, DOUBLE, DOUBLES, ENVIRONMENT, compute, computed, given, plan
+from support.processes import holding_no_more
 from support.served import parameter, workers
 from support.server import RunningServer, start_server, wait_until
 
@@ -235,13 +235,10 @@ def test_a_wrong_model_is_one_clear_error(
     assert (answer.status >= 400, part in answer.error) == (True, True), answer.body
 
 
-@pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=pytest.mark.load)])
+@pytest.mark.parametrize(
+    "cycles", [5, pytest.param(20, marks=pytest.mark.large), pytest.param(100, marks=pytest.mark.load)]
+)
 def test_loads_and_unloads_leave_no_threads_files_or_processes(server: RunningServer, cycles: int) -> None:
-    process = psutil.Process(server.process.pid)
-
-    def counts() -> tuple[int, int, int]:
-        return process.num_threads(), process.num_fds(), len(workers(server))
-
     def cycle() -> None:
         assert load(server, "graphs") == (200, "")
         ask(server, "graphs", np.ones((3, 4), np.float32))
@@ -249,10 +246,11 @@ def test_loads_and_unloads_leave_no_threads_files_or_processes(server: RunningSe
 
     cycle()
     wait_until(lambda: server.get("/v2/models/graphs/ready").status != 200, "the unload", server)
-    before = counts()
-    for _ in range(cycles):
-        cycle()
-    wait_until(lambda: counts() <= before, f"the counts {before}", server)
+    before = len(workers(server))
+    with holding_no_more(server.process.pid, threads=0):
+        for _ in range(cycles):
+            cycle()
+    wait_until(lambda: len(workers(server)) <= before, f"{before} processes", server)
 
 
 def test_the_configuration_is_explained_and_checked_without_a_server(

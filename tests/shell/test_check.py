@@ -1,9 +1,7 @@
 """`halimede check` as a process: its output for each model of a repository, and its exit code."""
 
 import json
-import os
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from halimede.commands.check import CheckResult, check, table
+from support.forked import run_python
 from support.models import add_identity, add_onnx_identity, add_scaled, write_config
 from support.served import add_python, write_model
 
@@ -18,9 +17,7 @@ PROGRAM = "from halimede.commands.check import check; check()"
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
-    environment = {**os.environ, "COLUMNS": "100"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return run_python("-c", PROGRAM, *arguments, environment={"COLUMNS": "100"})
 
 
 def test_command_is_a_subcommand_of_halimede() -> None:

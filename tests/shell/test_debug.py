@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.forked import run_python
 from support.models import add_simple
 from support.served import add_python, parameter
 
@@ -25,7 +26,7 @@ def write_request(folder: Path, *numbers: float, name: str = "request.json", **m
 
 
 def debug(model: Path, *files: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*DEBUG, model, *files], capture_output=True, text=True, timeout=60, check=False)
+    return run_python("-m", "halimede", "debug", model, *files)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Connections to workers: fakes that the test drives frame by frame, and workers that run the real code."""
 
 import asyncio
-import gc
 import os
 import socket
 import threading
@@ -33,6 +32,7 @@ from halimede.workers.server.batches import SentBatch
 from halimede.workers.server.connection import Owners, WorkerConnection
 from halimede.workers.server.memory import ARENA_BYTES
 from halimede.workers.worker import BatchItem
+from support.processes import open_files
 
 LIMIT_S = 30.0
 INPUTS = ("in", "b")
@@ -53,10 +53,6 @@ def tensor(name: str, size: int, first: int = 0) -> Tensor:
 def item(key: int, *sizes: int, **fields: Any) -> BatchItem:
     inputs = [tensor(name, size, key) for name, size in zip(INPUTS, sizes, strict=False)]
     return BatchItem(key, InferenceRequest("m", inputs=inputs, **fields), 1, cancelled=False)
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def mappings() -> int:
@@ -248,17 +244,15 @@ class Stage:
 @asynccontextmanager
 async def leaving_nothing() -> AsyncIterator[None]:
     """Check that the block leaves no descriptor and no mapping behind."""
-    gc.collect()
-    before = open_descriptors(), mappings() + pages()
+    before = open_files(), mappings() + pages()
     yield
     # Threads may still be creating a segment that no caller waits for.
     deadline = time.monotonic() + LIMIT_S
     # A descriptor of an earlier test may be closed meanwhile, so that fewer than before are open.
-    while open_descriptors() > before[0] or mappings() + pages() > before[1]:
-        now = open_descriptors(), mappings(), pages()
+    while open_files() > before[0] or mappings() + pages() > before[1]:
+        now = open_files(), mappings(), pages()
         assert time.monotonic() < deadline, f"descriptors, mappings, pages: {now}, before {before}"
         await asyncio.sleep(0.01)
-        gc.collect()
 
 
 @asynccontextmanager

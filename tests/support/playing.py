@@ -1,10 +1,12 @@
 """A worker with a process of its own, started by a real launcher, that runs a small python model."""
 
 import asyncio
+import atexit
 import textwrap
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,14 @@ ECHO = """
 def execute(self, requests):
     return [pb.InferenceResponse([pb.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
 """
+
+
+@cache
+def shared_launcher() -> Launcher:
+    """The launcher of all such workers: its process that forks them starts once."""
+    made = Launcher()
+    atexit.register(made.close)
+    return made
 
 
 class Play:
@@ -80,28 +90,25 @@ async def playing(
         runner="halimede.backends.python.runner:make_runner", config_json=to_json(config).decode(),
         repository=str(folder), artifact=str(file), decoupled=decoupled,
     )  # fmt: skip
-    play, launcher = Play(), Launcher()
+    play = Play()
     services, loop = ModelServices(CustomMetrics()), asyncio.get_running_loop()
     if models is not None:
         services.models = models
+    play.worker = worker = await ProcessWorker.start(
+        spec,
+        config,
+        ReplyChecker(config, is_strict=False),
+        program,
+        shared_launcher(),
+        services,
+        "m#1",
+        play.events.append,
+        loop,
+    )
     try:
-        play.worker = worker = await ProcessWorker.start(
-            spec,
-            config,
-            ReplyChecker(config, is_strict=False),
-            program,
-            launcher,
-            services,
-            "m#1",
-            play.events.append,
-            loop,
-        )
-        try:
-            yield play, worker
-        finally:
-            await worker.stop()
+        yield play, worker
     finally:
-        await asyncio.to_thread(launcher.close)
+        await worker.stop()
 
 
 def run_on_loop(scenario: Callable[[], Awaitable[None]]) -> None:

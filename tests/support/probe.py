@@ -49,10 +49,11 @@ def cache() -> Path:
     return folder
 
 
-def built(name: str, build: Sequence[str], *, needs: str) -> Path:
+def built(name: str, build: Sequence[str], *, needs: str, places: Sequence[str] = ()) -> Path:
     """The folder of what a command makes of `probes/NAME`; Unavailable where its tool is missing or fails.
 
-    `{out}` in the command is that folder. The command runs in a copy of the sources.
+    `{out}` in the command is that folder. The command runs in a copy of the sources. It is built again when these or
+    the command change. `places` are further arguments, on which the result does not depend.
     """
     sources = PROBES / name
     files = sorted(path for path in sources.rglob("*") if path.is_file())
@@ -71,7 +72,7 @@ def built(name: str, build: Sequence[str], *, needs: str) -> Path:
         shutil.copytree(sources, copy)
         with phase(f"Building the programs of {name}"):
             done = subprocess.run(
-                ["nice", *(argument.replace("{out}", str(partial)) for argument in build)],
+                ["nice", *(argument.replace("{out}", str(partial)) for argument in build), *places],
                 cwd=copy,
                 env={**os.environ, **GO_ENVIRONMENT},
                 stdin=subprocess.DEVNULL,

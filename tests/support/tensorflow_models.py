@@ -22,11 +22,12 @@ ONE = "instance_group { kind: KIND_CPU count: 1 }\n" + parameter("TF_NUM_INTRA_T
 def built_models() -> Path:
     """The folder of `probes/tensorflow`: SavedModels, graphs, TensorFlow's own answers (NAME.npy) and LIBRARY."""
     install_programs({"c++": "build-essential"})
-    package = Path(find_spec("tensorflow").submodule_search_locations[0])  # type: ignore[union-attr,index]  # installed
-    compile_ = f"c++ -shared -fPIC -O1 -Wall -I{package}/include -o {{out}}/{LIBRARY} operation.cc -L{package}"
-    write = f"{sys.executable} models.py {{out}} {{out}}/{LIBRARY}"
-    command = f"{compile_} -l:libtensorflow_framework.so.2 && {write} # {version('tensorflow_cpu')}"
-    return built("tensorflow", ["sh", "-c", command], needs="c++")
+    package = find_spec("tensorflow").submodule_search_locations[0]  # type: ignore[union-attr,index]  # installed
+    # By arguments, because the places of this environment are no part of what is built.
+    compile_ = f"c++ -shared -fPIC -O1 -Wall -I$0/include -o {{out}}/{LIBRARY} operation.cc -L$0"
+    command = f"{compile_} -l:libtensorflow_framework.so.2 && $1 models.py {{out}} {{out}}/{LIBRARY}"
+    versioned = f"{command} # {version('tensorflow_cpu')}"
+    return built("tensorflow", ["sh", "-c", versioned], needs="c++", places=[package, sys.executable])
 
 
 def add_model(repository: Path, name: str, built_name: str, config: str = ONE) -> Path:

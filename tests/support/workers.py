@@ -29,8 +29,8 @@ class Talk:
         """Execute code in the worker, without an answer."""
         self.process.channel.sendall(json.dumps(code).encode() + b"\n")
 
-    def ask(self, code: str) -> Any:
-        self.process.channel.settimeout(LIMIT_S)
+    def ask(self, code: str, limit_s: float = LIMIT_S) -> Any:
+        self.process.channel.settimeout(limit_s)
         self.say(code)
         line = self._answers.readline()
         assert line, f"the worker ended: {self.process.wait_sync(LIMIT_S)}\n{printed(self.process)}"
@@ -48,10 +48,11 @@ class Talk:
 
 
 class Crew:
-    """A launcher with all workers that it started; the end of `with` stops and frees them."""
+    """Workers of a launcher; the end of `with` stops and frees them, and closes the launcher unless it is shared."""
 
-    def __init__(self) -> None:
-        self.launcher = Launcher()
+    def __init__(self, shared: Launcher | None = None) -> None:
+        self.launcher = shared or Launcher()
+        self._is_shared = shared is not None
         self._talks: list[Talk] = []
         self._processes: list[WorkerProcess] = []
 
@@ -59,7 +60,8 @@ class Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.launcher.close()
+        if not self._is_shared:
+            self.launcher.close()
         for each in self._talks:
             each.close()
         for process in self._processes:
@@ -109,7 +111,3 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -12,6 +12,7 @@ from halimede.backends.python.backend import PythonBackend
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.settings import Settings
+from support.forked import run_python
 
 
 def install(directory: Path, name: str, source: str, entry_point: str) -> None:
@@ -23,15 +24,9 @@ def install(directory: Path, name: str, source: str, entry_point: str) -> None:
     (info / "entry_points.txt").write_text(f"[halimede.backends]\n{name} = {entry_point}\n")
 
 
-def in_a_new_process(directory: Path, code: str) -> str:
+def printed_with(directory: Path, code: str) -> str:
     """What `code` prints in a Python that has `directory` on its path."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(directory)!r})\n{code}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", f"import sys; sys.path.insert(0, {str(directory)!r})\n{code}")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -64,7 +59,7 @@ def test_a_backend_of_another_distribution_is_found(tmp_path):
         "class ThirdBackend:\n    default_model_filename = 'model.third'\n",
         "third_backend:ThirdBackend",
     )
-    printed = in_a_new_process(
+    printed = printed_with(
         tmp_path,
         "from halimede.backends.discover import backend_names, find_backend\n"
         "print('third' in backend_names(), find_backend('third').default_model_filename)",
@@ -74,7 +69,7 @@ def test_a_backend_of_another_distribution_is_found(tmp_path):
 
 def test_unimportable_backend_reports_the_reason(tmp_path):
     install(tmp_path, "broken", "import no_such_runtime\n", "broken_backend:BrokenBackend")
-    printed = in_a_new_process(
+    printed = printed_with(
         tmp_path,
         "from halimede.backends.discover import find_backend\n"
         "try:\n    find_backend('broken')\nexcept Exception as error:\n    print(repr(error))",
@@ -85,14 +80,14 @@ def test_unimportable_backend_reports_the_reason(tmp_path):
     )
 
 
-def test_finding_backends_imports_no_runtime(tmp_path):
-    printed = in_a_new_process(
-        tmp_path,
+def test_finding_backends_imports_no_runtime():
+    code = (
+        "import sys\n"
         "from halimede.backends.discover import find_backend\n"
         "find_backend('identity'), find_backend('onnxruntime').default_instance_count('CPU')\n"
-        "print([name for name in ('onnxruntime', 'pynvml', 'asyncio') if name in sys.modules])",
+        "print([name for name in ('onnxruntime', 'pynvml', 'asyncio') if name in sys.modules])"
     )
-    assert printed == "[]"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "[]\n"
 
 
 def add_program(directory: Path, name: str) -> Path:

@@ -1,7 +1,5 @@
 """How many threads the sessions of a model have, and which instances share them."""
 
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +14,7 @@ from halimede.core.config.model_config import (
     ModelParameter,
 )
 from halimede.core.types import Placement
+from support.forked import run_python
 from support.onnx_models import (
     ADD_SUB,
     BACKEND,
@@ -98,13 +97,7 @@ backend = OnnxRuntimeBackend()
 
 def in_a_new_process(code: str, directory: Path) -> str:
     """What `code` prints in a process of its own: threads of other tests' sessions must not be counted."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + code, str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", PREAMBLE + code, directory)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -1,8 +1,5 @@
 """Options, names and error texts of the OpenVINO backend, without OpenVINO."""
 
-import subprocess
-import sys
-
 import pytest
 
 from halimede.backends.openvino.errors import openvino_error
@@ -10,6 +7,7 @@ from halimede.backends.openvino.options import OpenVinoOptions, compile_properti
 from halimede.backends.openvino.signature import Port, choose_ports, first_batch, named_ports
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelParameter
 from halimede.core.types import DataType, ErrorCode, InferenceError
+from support.forked import run_python
 
 
 def parameters(**values: str) -> ModelConfig:
@@ -231,7 +229,7 @@ def test_a_missing_package_is_an_error_that_names_the_extra():
         "try: runtime()\n"
         "except Exception as error: print(error.code.name, error.message)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     assert done.stdout == (
         "UNSUPPORTED openvino cannot be imported (import of openvino halted; None in sys.modules); "
         "install halimede[openvino]\n"
@@ -244,4 +242,4 @@ def test_nothing_of_openvino_is_imported_before_a_model_needs_it():
         "backend.supports_gpu(); backend.default_instance_count('CPU'); "
         "sys.exit(int('openvino' in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_python("-c", code).returncode == 0

@@ -379,7 +379,9 @@ def script_modules() -> int:
     return sum(torch.jit.ScriptModule in type(each).__mro__ for each in gc.get_objects())
 
 
-@pytest.mark.parametrize("cycles", [20, pytest.param(100, marks=pytest.mark.load)])
+@pytest.mark.parametrize(
+    "cycles", [5, pytest.param(20, marks=pytest.mark.large), pytest.param(100, marks=pytest.mark.load)]
+)
 def test_instances_that_are_closed_are_freed(version, cycles):
     path = script(Network(), version / "m.pt")
     gone: list[weakref.ref] = []
@@ -394,7 +396,7 @@ def test_instances_that_are_closed_are_freed(version, cycles):
         del loaded, instance
     gc.collect()
     assert [each() for each in gone] == [None] * cycles
-    assert script_modules() == before
+    assert script_modules() <= before
     assert result.tobytes() == outside(Network(), X).tobytes()
 
 

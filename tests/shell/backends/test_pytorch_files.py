@@ -1,8 +1,6 @@
 """What a file is, without PyTorch."""
 
 import pickle
-import subprocess
-import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -23,6 +21,7 @@ from halimede.backends.pytorch.files import ModelFiles, find_files
 from halimede.backends.pytorch.form import Form
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError
+from support.forked import run_python
 
 SCRIPT = ("m/code/__torch__.py", "m/constants.pkl", "m/data.pkl", "m/version")
 
@@ -185,7 +184,7 @@ def test_a_server_without_torch_names_the_extra():
         "try: runtime()\n"
         "except Exception as error: print(repr(error))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code)
     assert done.stdout.startswith("False\n<InferenceError UNSUPPORTED 'torch cannot be imported (")
     assert "install halimede[torch]" in done.stdout
 

@@ -22,6 +22,7 @@ from halimede.backends.tensorflow.model_file import (
     read_saved_model,
 )
 from halimede.backends.tensorflow.operations import keepers
+from halimede.backends.tensorflow.session import runtime
 from halimede.backends.tensorflow.signature import check_tensors
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature
 from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput, ModelParameter
@@ -154,6 +155,15 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
             continue
 
 
+@pytest.fixture
+def without_tensorflow(monkeypatch):
+    """An earlier test of this process may have imported it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorflow"]:
+        monkeypatch.delitem(sys.modules, name)
+    runtime.cache_clear()
+
+
+@pytest.mark.usefixtures("without_tensorflow")
 def test_autocomplete_completes_tensors_and_batching_from_the_signature(tmp_path):
     completed = autocompleted(tmp_path, saved_model(PLAIN), **{"default-max-batch-size": "6"})
     assert completed == ModelConfig(
@@ -268,6 +278,7 @@ def test_wrong_directory_is_an_error_that_says_what_is_there(tmp_path):
     )
 
 
+@pytest.mark.usefixtures("without_tensorflow")
 @pytest.mark.parametrize(
     ("platform", "data", "text"),
     [
@@ -289,6 +300,7 @@ def test_file_of_another_kind_or_cut_off_is_one_error(tmp_path, platform, data, 
     assert "tensorflow" not in sys.modules
 
 
+@pytest.mark.usefixtures("without_tensorflow")
 def test_check_names_what_differs_without_tensorflow(tmp_path):
     where = source(tmp_path, saved_model(PLAIN))
     config = ModelConfig(
@@ -307,6 +319,7 @@ def test_check_names_what_differs_without_tensorflow(tmp_path):
     assert "tensorflow" not in sys.modules
 
 
+@pytest.mark.usefixtures("without_tensorflow")
 def test_check_of_a_frozen_graph_knows_its_names_and_placeholders(tmp_path):
     where = source(tmp_path, None, "model.graphdef")
     where.artifact.parent.mkdir()

@@ -15,6 +15,7 @@ from support.background import in_background
 from support.calls import ONES_JSON, executing, index, metric, pending
 from support.front_ends import TWO, Connection, connections_to_each, front_ends, wait_for_front_ends
 from support.models import add_identity
+from support.processes import holding_no_more, open_files
 from support.served import Stage, add_python, alive, body, children, descendants
 from support.server import RunningServer, start_server, wait_until
 
@@ -213,9 +214,9 @@ def test_the_death_of_the_core_leaves_no_process(tmp_path: Path, stage: Stage):
         running.kill()
 
 
-def test_no_restart_leaves_a_zombie_or_a_descriptor(tmp_path: Path, stage: Stage):
-    """Eight processes die three times each; a place waits longer before each restart."""
-    count = 8
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.large)])
+def test_no_restart_leaves_a_zombie_or_a_descriptor(tmp_path: Path, stage: Stage, count: int):
+    """All processes die three times; a place waits longer before each restart."""
     arguments = [f"--frontend-processes={count}", "--model-repository", stage.repository]
     running = start_server(tmp_path, [*arguments, "--model-control-mode=explicit", "--load-model=quick"])
     try:
@@ -229,11 +230,9 @@ def test_no_restart_leaves_a_zombie_or_a_descriptor(tmp_path: Path, stage: Stage
 
         restart()
         wait_until(lambda: len(front_ends(running)) == count, "all processes", running)
-        descriptors, resident = core.num_fds(), core.memory_info().rss
-        for _ in range(2):
-            restart()
-        wait_until(lambda: core.num_fds() <= descriptors, f"{descriptors} open files again", running)
-        assert core.memory_info().rss - resident < 16 << 20
+        with holding_no_more(core.pid, growth_bytes=16 << 20):
+            for _ in range(2):
+                restart()
         zombies = [each for each in descendants(core.pid) if each.status() == psutil.STATUS_ZOMBIE]
         assert zombies == []
         assert [
@@ -250,7 +249,7 @@ def test_a_restart_waits_for_free_descriptors(tmp_path: Path, stage: Stage):
     try:
         core = psutil.Process(running.process.pid)
         _, hard = core.rlimit(psutil.RLIMIT_NOFILE)
-        descriptors = core.num_fds()
+        descriptors = open_files(core.pid)
         before = front_ends(running)
         # Those of the process that dies are free then.
         allowed = descriptors - 3
@@ -269,7 +268,7 @@ def test_a_restart_waits_for_free_descriptors(tmp_path: Path, stage: Stage):
             wait_until(lambda failed=failed: failures() > failed or len(front_ends(running)) == 2, "a start", running)
         assert failures() > 1
         wait_for_front_ends(running, besides=before[:1])
-        wait_until(lambda: core.num_fds() <= descriptors, f"{descriptors} open files again", running)
+        wait_until(lambda: open_files(core.pid) <= descriptors, f"{descriptors} open files again", running)
         assert "Traceback" not in running.log
     finally:
         running.kill()

@@ -11,6 +11,7 @@ from typing import Any
 
 from halimede.frontends.port import PortLimits
 from halimede.frontends.sockets import bind
+from support.processes import open_files
 
 OPEN_FILES = 400
 
@@ -19,7 +20,7 @@ OPEN_FILES = 400
 def few_files(limit: int) -> Iterator[None]:
     """Lower the limit of open files of this process, which is both server and client."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert len(os.listdir("/proc/self/fd")) < limit - 100
+    assert open_files() < limit - 100
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
         yield
@@ -126,7 +127,7 @@ def test_some_descriptors_are_left_to_the_rest_of_the_process(serve: Any, each_l
         while refused < 5:
             # In sequence, because other descriptors of this process may be closed at any time.
             refused += is_refused(running, connected)
-        assert OPEN_FILES - 80 < len(os.listdir("/proc/self/fd")) < OPEN_FILES - 30
+        assert OPEN_FILES - 80 < open_files() < OPEN_FILES - 30
         connected.close()
         running.wait_until(lambda: not running.port.connection_count)
         assert is_served(running, clients(1)[0])

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from halimede.runtime.prepare import LoadOptions, load_model, plan_model
 from halimede.runtime.repository import ModelRepository, is_model_file
 from halimede.workers.abandon import Abandon
 from support.canaries import install_pickler
+from support.forked import run_python
 from support.model_files import SAMPLES, TORCHSCRIPT, archive, onnx_model
 from support.models import add_identity, add_onnx_identity, write_config
 
@@ -223,26 +222,17 @@ def test_models_without_pickles_load_where_none_are_allowed(tmp_path: Path) -> N
         version.close()
 
 
-def halimede(*arguments: str | Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "halimede", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=300,
-        check=False,
-    )
-
-
 def test_commands_take_the_flag(tmp_path: Path, pickler: dict[str, str]) -> None:
     write_config(put(tmp_path / "models" / "m", "model.pkl", SAMPLES["pickle"][1]), 'backend: "pickler"')
-    allowed = halimede("explain-config", tmp_path / "models" / "m", environment=pickler)
+    allowed = run_python("-m", "halimede", "explain-config", tmp_path / "models" / "m", environment=pickler)
     assert allowed.returncode == 0
     # A backend that runs in processes: its values come from the file as well, and from a worker process.
     assert [line.partition("#")[2].strip() for line in allowed.stdout.splitlines() if "TYPE_FP32" in line] == [
         *("model file", "model file")
     ]
-    refused = halimede("explain-config", tmp_path / "models" / "m", "--allow-pickle=false", environment=pickler)
+    refused = run_python(
+        "-m", "halimede", "explain-config", tmp_path / "models" / "m", "--allow-pickle=false", environment=pickler
+    )
     assert (refused.returncode, "--allow-pickle=false" in refused.stderr) == (1, True)
-    checked = halimede("check", tmp_path / "models", "--allow-pickle=false", environment=pickler)
+    checked = run_python("-m", "halimede", "check", tmp_path / "models", "--allow-pickle=false", environment=pickler)
     assert (checked.returncode, "'model.pkl' is a pickle" in checked.stdout) == (1, True)

@@ -1,7 +1,6 @@
 """Limits of a process, changed in a separate process."""
 
-import subprocess
-import sys
+from support.forked import run_python
 
 PROGRAM = """
 import resource
@@ -15,7 +14,7 @@ print(open_files_limit(), resource.getrlimit(resource.RLIMIT_NOFILE))
 
 def raised(soft: int, hard: int) -> str:
     program = PROGRAM.format(limits=(soft, hard))
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    return run_python("-c", program).stdout.strip()
 
 
 def test_open_files_are_raised_to_the_allowed_maximum() -> None:
@@ -31,5 +30,5 @@ def test_open_files_are_counted_when_no_further_file_can_be_opened() -> None:
         "import resource\nfrom halimede.runtime.limits import count_open_files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\nprint(count_open_files())"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = run_python("-c", program)
     assert ran.stdout.strip() == "3"

@@ -1,7 +1,6 @@
 """What the C library's allocator reports, in a process of its own: its settings last for the process."""
 
-import subprocess
-import sys
+from support.forked import run_python
 
 CODE = """
 import threading
@@ -28,7 +27,7 @@ MIB = 1 << 20
 
 
 def test_allocated_and_freed_memory_of_threads_is_counted() -> None:
-    got = subprocess.check_output([sys.executable, "-c", CODE], text=True, timeout=60)
+    got = run_python("-c", CODE).stdout
     allocated, freed = map(int, got.split())
     # The interpreter allocates some KiB meanwhile.
     assert 7 * MIB < allocated < 9 * MIB

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -19,13 +18,6 @@ from support.workers import FOLDER, Crew, printed
 PACKAGE = Path(halimede.__file__).parent
 OLDEST = (3, 10)
 VERSION = "import sys; print(*sys.version_info[:2])"
-
-
-@pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
-    monkeypatch.setenv("PYTHONPATH", FOLDER)
-    with Crew() as crew:
-        yield crew
 
 
 @cache
@@ -63,7 +55,7 @@ def test_a_worker_runs_in_another_version_of_python(crew: Crew, minor: int):
 
 
 def test_a_worker_imports_from_pythonpath_but_not_its_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crew: Crew
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_crew: Crew
 ):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -74,13 +66,13 @@ def test_a_worker_imports_from_pythonpath_but_not_its_folder(
     monkeypatch.chdir(here)
 
     path = {"PYTHONPATH": os.pathsep.join([FOLDER, str(there)])}
-    worker = crew.talk(python=sys.executable, environment=path, working_directory=str(here))
+    worker = own_crew.talk(python=sys.executable, environment=path, working_directory=str(here))
 
     assert worker.ask("__import__('of_the_user').value") == 7
     path_ = worker.ask("__import__('sys').path")
     assert path_[:2] == [FOLDER, str(there)]
     assert not {"", ".", str(here), str(Path(bootstrap.PATH).parent)} & set(path_)
-    assert crew.talk(working_directory=str(here)).ask("__import__('json').dumps(1)") == "1"
+    assert own_crew.talk(working_directory=str(here)).ask("__import__('json').dumps(1)") == "1"
 
 
 def test_processes_of_a_worker_do_not_import_its_bootstrap(crew: Crew):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,41 +16,46 @@ from halimede.core.supervise import ProcessExit, describe_exit
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.zygote import MAX_COMMAND_BYTES
 from support.family import FAMILY
+from support.processes import open_files
 from support.server import wait_until
-from support.workers import FOLDER, LIMIT_S, Crew, Talk, descriptors, ended, is_alive, printed
+from support.workers import FOLDER, LIMIT_S, Crew, Talk, ended, is_alive, printed
 
 FORKED, EXECUTED = "", sys.executable
 BOTH_WAYS = pytest.mark.parametrize("python", [FORKED, EXECUTED], ids=["forked", "executed"])
 
 
-@pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
-    monkeypatch.setenv("PYTHONPATH", FOLDER)
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    with Crew() as crew:
-        yield crew
+EXITS = {
+    "end(0)": ProcessExit(code=0),
+    "end(7)": ProcessExit(code=7),
+    "import os; os._exit(3)": ProcessExit(code=3),
+    "import sys; sys.exit(4)": ProcessExit(code=4),
+    "raise RuntimeError('no')": ProcessExit(code=1),
+    "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": ProcessExit(signal=11),
+    "import os, signal; os.kill(os.getpid(), signal.SIGTERM)": ProcessExit(signal=15),
+    "import os, signal; os.kill(os.getpid(), signal.SIGINT)": ProcessExit(signal=2),
+}
+OF_BOOTSTRAP = (
+    "end(7)",
+    "import sys; sys.exit(4)",
+    "raise RuntimeError('no')",
+    "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+)
+"""Exits that depend on the code that sets up an executed worker."""
 
 
-@BOTH_WAYS
 @pytest.mark.parametrize(
-    ("code", "exit_"),
+    ("code", "python"),
     [
-        ("end(0)", ProcessExit(code=0)),
-        ("end(7)", ProcessExit(code=7)),
-        ("import os; os._exit(3)", ProcessExit(code=3)),
-        ("import sys; sys.exit(4)", ProcessExit(code=4)),
-        ("raise RuntimeError('no')", ProcessExit(code=1)),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", ProcessExit(signal=11)),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", ProcessExit(signal=15)),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", ProcessExit(signal=2)),
+        *((code, FORKED) for code in EXITS),
+        *(pytest.param(code, EXECUTED, marks=() if code in OF_BOOTSTRAP else pytest.mark.large) for code in EXITS),
     ],
 )
-def test_the_exit_of_a_worker_is_reported(crew: Crew, python: str, code: str, exit_: ProcessExit):
+def test_the_exit_of_a_worker_is_reported(crew: Crew, code: str, python: str):
     worker = crew.talk(python=python)
 
     worker.say(code)
 
-    assert ended(worker.process) == exit_
+    assert ended(worker.process) == EXITS[code]
 
 
 def test_a_worker_ends_by_itself_when_its_channel_is_closed(crew: Crew):
@@ -179,14 +183,14 @@ answer = {
 
 @BOTH_WAYS
 def test_a_worker_gets_the_servers_environment_with_overrides(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crew: Crew, python: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_crew: Crew, python: str
 ):
     monkeypatch.setenv("OF_THE_SERVER", "1")
     monkeypatch.setenv("SET_OVER", "before")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
 
     environment = {"SET_OVER": "after é", "NEW": ""}
-    worker = crew.talk(python=python, environment=environment, working_directory=str(tmp_path))
+    worker = own_crew.talk(python=python, environment=environment, working_directory=str(tmp_path))
 
     child = "import json, os; print(json.dumps(dict(os.environ)))"
     wanted = {**json.loads(subprocess.check_output([sys.executable, "-c", child])), **environment}
@@ -197,10 +201,10 @@ def test_a_worker_gets_the_servers_environment_with_overrides(
     assert worker.ask("__import__('os').getcwd()") == str(tmp_path)
 
 
-def test_a_setting_of_the_servers_blas_reaches_its_workers(monkeypatch: pytest.MonkeyPatch, crew: Crew):
+def test_a_setting_of_the_servers_blas_reaches_its_workers(monkeypatch: pytest.MonkeyPatch, own_crew: Crew):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
 
-    assert crew.talk().ask("__import__('os').environ['OPENBLAS_NUM_THREADS']") == "3"
+    assert own_crew.talk().ask("__import__('os').environ['OPENBLAS_NUM_THREADS']") == "3"
 
 
 @BOTH_WAYS
@@ -276,42 +280,43 @@ answer = [name for name in os.listdir("/dev/shm") if name in held[0].name or nam
 
 
 @pytest.mark.parametrize("kill", ["worker", "zygote's end"])
-def test_resource_trackers_clean_up_after_a_worker(crew: Crew, kill: str):
+def test_resource_trackers_clean_up_after_a_worker(own_crew: Crew, kill: str):
     before = set(os.listdir("/dev/shm"))
-    worker = crew.talk()
+    worker = own_crew.talk()
     assert set(worker.ask(SHARES)) - before
     if kill == "worker":
         worker.process.kill(signal.SIGKILL)
         ended(worker.process)
     else:
-        crew.launcher.close()
+        own_crew.launcher.close()
     wait_until(lambda: set(os.listdir("/dev/shm")) <= before, "/dev/shm as it was")
 
 
-def test_a_closed_launcher_has_no_processes_and_starts_none(crew: Crew):
-    worker = crew.talk()
+def test_a_closed_launcher_has_no_processes_and_starts_none(own_crew: Crew):
+    worker = own_crew.talk()
     family = worker.ask(FAMILY)
-    zygote = crew.zygote
+    zygote = own_crew.zygote
 
-    crew.launcher.close()
+    own_crew.launcher.close()
 
     assert not any(is_alive(pid) for pid in [*family, zygote])
     assert ended(worker.process) == ProcessExit(signal=9)
     with pytest.raises(InferenceError) as raised:
-        crew.spawn()
+        own_crew.spawn()
     assert raised.value == InferenceError(ErrorCode.UNAVAILABLE, "no process is started: the server is stopping")
 
 
-def test_many_workers_leave_no_descriptor_and_no_zombie(crew: Crew):
-    first = crew.talk()
+@pytest.mark.parametrize("rounds", [5, pytest.param(20, marks=pytest.mark.large)])
+def test_many_workers_leave_no_descriptor_and_no_zombie(own_crew: Crew, rounds: int):
+    first = own_crew.talk()
     first.ask("1")
-    zygote = psutil.Process(crew.zygote)
+    zygote = psutil.Process(own_crew.zygote)
     # The zygote's own descriptors, and the first worker's status socket.
-    wait_until(lambda: descriptors(zygote.pid) == 7, "the zygote to close the first worker's descriptors")
-    before = descriptors(os.getpid()), descriptors(zygote.pid)
+    wait_until(lambda: open_files(zygote.pid) == 7, "the zygote to close the first worker's descriptors")
+    before, before_of_zygote = open_files(), open_files(zygote.pid)
 
-    for round_ in range(20):
-        workers = [crew.talk() for _ in range(5)]
+    for round_ in range(rounds):
+        workers = [own_crew.talk() for _ in range(5)]
         for worker in workers[:3]:
             worker.end()
         workers[3].process.kill(signal.SIGKILL)
@@ -319,20 +324,21 @@ def test_many_workers_leave_no_descriptor_and_no_zombie(crew: Crew):
         for worker in workers:
             ended(worker.process)
             worker.close()
-        failed = crew.spawn(python="/no/such/python")
+        failed = own_crew.spawn(python="/no/such/python")
         assert ended(failed).error, round_
         failed.close()
 
     # The last ones may not have been reaped yet.
     wait_until(lambda: [child.pid for child in zygote.children()] == [first.process.pid], "the dead to be reaped")
-    wait_until(lambda: (descriptors(os.getpid()), descriptors(zygote.pid)) == before, "descriptors to be closed")
+    wait_until(lambda: open_files() <= before, "descriptors to be closed")
+    wait_until(lambda: open_files(zygote.pid) == before_of_zygote, "the zygote to close its descriptors")
 
 
-def test_workers_whose_zygote_was_killed_are_reported_and_the_next_starts(crew: Crew):
-    workers = [crew.talk() for _ in range(2)]
+def test_workers_whose_zygote_was_killed_are_reported_and_the_next_starts(own_crew: Crew):
+    workers = [own_crew.talk() for _ in range(2)]
     pids = [worker.ask("__import__('os').getpid()") for worker in workers]
     child = workers[0].ask("__import__('subprocess').Popen(['sleep', '600']).pid")
-    first = crew.zygote
+    first = own_crew.zygote
 
     async def scenario() -> list[ProcessExit]:
         waits = [asyncio.ensure_future(worker.process.wait()) for worker in workers]
@@ -341,49 +347,49 @@ def test_workers_whose_zygote_was_killed_are_reported_and_the_next_starts(crew: 
         return await asyncio.wait_for(asyncio.gather(*waits), LIMIT_S)
 
     assert asyncio.run(scenario()) == [ProcessExit(signal=9), ProcessExit(signal=9)]
-    assert crew.talk().ask("1") == 1
-    assert crew.zygote != first
+    assert own_crew.talk().ask("1") == 1
+    assert own_crew.zygote != first
     wait_until(lambda: not any(is_alive(pid) for pid in [*pids, child]), "the old workers to die")
     workers[0].process.kill(signal.SIGKILL)
 
 
-def test_kill_does_not_block_on_a_stopped_zygote(crew: Crew):
-    worker = crew.talk()
+def test_kill_does_not_block_on_a_stopped_zygote(own_crew: Crew):
+    worker = own_crew.talk()
     assert worker.ask("1") == 1
-    os.kill(crew.zygote, signal.SIGSTOP)
+    os.kill(own_crew.zygote, signal.SIGSTOP)
     begun = time.monotonic()
     try:
         for _ in range(120):  # the socket holds about 70 commands
             worker.process.kill(signal.SIGCONT)
         assert time.monotonic() - begun < 5
     finally:
-        os.kill(crew.zygote, signal.SIGCONT)
+        os.kill(own_crew.zygote, signal.SIGCONT)
     assert worker.ask("2") == 2
 
 
-def test_the_death_of_the_zygote_before_a_start_is_reported(crew: Crew):
-    crew.talk().ask("1")
-    os.kill(crew.zygote, signal.SIGSTOP)
-    process = crew.spawn()
+def test_the_death_of_the_zygote_before_a_start_is_reported(own_crew: Crew):
+    own_crew.talk().ask("1")
+    os.kill(own_crew.zygote, signal.SIGSTOP)
+    process = own_crew.spawn()
 
-    os.kill(crew.zygote, signal.SIGKILL)
+    os.kill(own_crew.zygote, signal.SIGKILL)
 
     text = "the process that starts workers ended before it had started this one"
     assert ended(process) == ProcessExit(error=text)
     assert process.pid is None
 
 
-def test_the_zygote_survives_signals_to_the_process_group(crew: Crew):
-    worker = crew.talk()
+def test_the_zygote_survives_signals_to_the_process_group(own_crew: Crew):
+    worker = own_crew.talk()
     assert worker.ask("1") == 1
-    zygote = crew.zygote
+    zygote = own_crew.zygote
 
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         os.kill(zygote, number)
 
     assert worker.ask("2") == 2
-    assert crew.talk().ask("3") == 3
-    assert crew.zygote == zygote
+    assert own_crew.talk().ask("3") == 3
+    assert own_crew.zygote == zygote
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ import os
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import psutil
 import pytest
 
+from halimede.workers.launcher import Launcher
 from support.server import wait_until
 from support.workers import FOLDER, Crew, Talk, is_alive
 
@@ -24,12 +24,23 @@ def fail():
 LOADED_BY = "__import__('sys').modules['slow_runtime'].calls"
 PARENT = "__import__('os').getppid()"
 MIB = 1 << 20
+IMPORT_LIMIT_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    folder = tmp_path_factory.mktemp("runtime")
+    (folder / "slow_runtime.py").write_text(RUNTIME)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([FOLDER, str(folder)]))
+        made = Launcher()
+        yield made
+        made.close()
 
 
 @pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Crew]:
-    (tmp_path / "slow_runtime.py").write_text(RUNTIME)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([FOLDER, str(tmp_path)]))
+def own_crew(launcher: Launcher) -> Iterator[Crew]:
+    """With a launcher of its own, in the environment of the other one."""
     with Crew() as crew:
         yield crew
 
@@ -56,21 +67,24 @@ def test_a_runtime_that_cannot_be_loaded_leaves_workers_as_they_are(
     assert capfd.readouterr().err == ""
 
 
-def test_a_zygote_that_died_is_replaced_by_one_with_the_runtime(crew: Crew) -> None:
-    worker = crew.talk(preload="slow_runtime:load")
+def test_a_zygote_that_died_is_replaced_by_one_with_the_runtime(own_crew: Crew) -> None:
+    worker = own_crew.talk(preload="slow_runtime:load")
     zygote = worker.ask(PARENT)
     os.kill(zygote, signal.SIGKILL)
     wait_until(lambda: not is_alive(zygote), "the end of the zygote")
-    again = crew.talk(preload="slow_runtime:load")
+    again = own_crew.talk(preload="slow_runtime:load")
     assert again.ask(LOADED_BY) == [again.ask(PARENT)] != [zygote]
 
 
-def test_all_zygotes_end_with_the_launcher(crew: Crew) -> None:
-    zygotes = [crew.talk(preload=preload).ask(PARENT) for preload in ("slow_runtime:load", "")]
-    crew.launcher.close()
+def test_all_zygotes_end_with_the_launcher(own_crew: Crew) -> None:
+    zygotes = [own_crew.talk(preload=preload).ask(PARENT) for preload in ("slow_runtime:load", "")]
+    own_crew.launcher.close()
     assert [is_alive(pid) for pid in zygotes] == [False, False]
 
 
+# `conformance` has the same for servers with models of these frameworks.
+@pytest.mark.large
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("package", "preload"),
     [
@@ -85,7 +99,7 @@ def test_workers_share_the_memory_of_a_framework(crew: Crew, package: str, prelo
         pytest.skip(f"{package} is not installed")
     workers: list[Talk] = [crew.talk(preload=preload) for _ in range(3)]
     for each in workers:
-        assert each.ask(f"{package!r} in __import__('sys').modules") is True
+        assert each.ask(f"{package!r} in __import__('sys').modules", IMPORT_LIMIT_S) is True
         assert each.ask("len(__import__('os').listdir(f'/proc/{__import__(\"os\").getppid()}/task'))") == 1
     own = [psutil.Process(each.ask("__import__('os').getpid()")).memory_full_info().uss for each in workers]
     # Measured: 6 to 16 MiB; a worker that imports the framework itself has more than 200.

@@ -22,12 +22,12 @@ from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.runtime.pump import Pump
 from halimede.runtime.services import ModelServices
-from halimede.workers.launcher import Launcher
 from halimede.workers.process.program import Program
 from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent, WorkerUp
 from support.onnx_models import model
 from support.onnx_models import tensor as info
+from support.playing import shared_launcher
 from support.pumping import Bench
 from support.sequence_requests import oldest
 from support.sequences import CONTROLS, SUM, config_of, item, values
@@ -76,25 +76,22 @@ async def playing(folder: Path, config: ModelConfig, artifact: Path, decoupled: 
         backend=config.backend, runner=runner, config_json=to_json(config).decode(), repository=str(folder),
         artifact=str(artifact), decoupled=decoupled,
     )  # fmt: skip
-    play, launcher = Play(), Launcher()
+    play = Play()
+    play.worker = await ProcessWorker.start(
+        spec,
+        config,
+        ReplyChecker(config, is_strict=False),
+        Program(),
+        shared_launcher(),
+        ModelServices(CustomMetrics()),
+        "m#1",
+        play.on_event,
+        asyncio.get_running_loop(),
+    )
     try:
-        play.worker = await ProcessWorker.start(
-            spec,
-            config,
-            ReplyChecker(config, is_strict=False),
-            Program(),
-            launcher,
-            ModelServices(CustomMetrics()),
-            "m#1",
-            play.on_event,
-            asyncio.get_running_loop(),
-        )
-        try:
-            yield play
-        finally:
-            await play.worker.stop()
+        yield play
     finally:
-        await asyncio.to_thread(launcher.close)
+        await play.worker.stop()
 
 
 def python_model(folder: Path, methods: str, before: str = "") -> Path:

@@ -236,12 +236,13 @@ def test_shared_bytes_outlive_their_owner():
     play(scenario)
 
 
-def test_owners_may_come_and_go():
+@pytest.mark.parametrize("owners", [10, pytest.param(30, marks=pytest.mark.large)])
+def test_owners_may_come_and_go(owners: int):
     async def scenario() -> None:
         reader = Reader()
         async with worker(reader) as reader_worker:
             most = 0
-            for _ in range(30):
+            for _ in range(owners):
                 async with worker(make()) as owner:
                     await warm_up(owner, reader, reader_worker)
                     most = max(most, len(reader_worker.process.memory.shared.sizes()))

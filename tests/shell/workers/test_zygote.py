@@ -13,8 +13,9 @@ import pytest
 
 from halimede.workers.launcher import Zygote
 from halimede.workers.zygote import DESCRIPTORS, MAX_COMMAND_BYTES
+from support.processes import open_files
 from support.server import wait_until
-from support.workers import FOLDER, LIMIT_S, OBEY, descriptors, is_alive
+from support.workers import FOLDER, LIMIT_S, OBEY, is_alive
 
 SPAWN = {"do": "spawn", "worker": 1, "name": "m", "python": "", "environment": {}, "directory": "", "entry": OBEY}
 
@@ -80,7 +81,7 @@ def test_a_worker_is_spawned_killed_and_reported(zygote: Zygote):
 
 def wait_for_descriptors(zygote: Zygote, workers: int) -> None:
     """The standard streams, the command socket, the wake-up pipe, and a status socket for each worker."""
-    wait_until(lambda: descriptors(zygote.process.pid) == 6 + workers, f"the zygote to hold those of {workers} workers")
+    wait_until(lambda: open_files(zygote.process.pid) == 6 + workers, f"the zygote to hold those of {workers} workers")
 
 
 def test_the_zygote_has_one_thread(zygote: Zygote):
