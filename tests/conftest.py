@@ -15,6 +15,8 @@ from support.costs import Measured, Totals
 from support.examples import QUICK, QUICK_EXAMPLES
 
 SERVERS = re.compile(r"^tests/conformance/.*[\[-](thread|process)[\]-]")
+"""Tests with the server that files of tests/conformance share. No other test there has such an identifier: it would be
+taken from its file, and start the file's own server once more."""
 
 TARGETS = frozenset({"gpu", "images", "interop", "keda", "large", "load"})
 """Marks of tests that `make test` leaves out; each has a target of the Makefile."""

@@ -1,14 +1,18 @@
 """Backends other than python in worker processes: the same answers, and streams from decoupled ones."""
 
 import queue
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import tritonclient.grpc as grpcclient
 
+from support.calls import load
+from support.models import write_config
 from support.plugin import PLAIN_BACKEND, install_backend
-from support.server import Start
+from support.served import Stage
+from support.server import start_server
 
 REPEAT = (
     '''
@@ -88,27 +92,37 @@ def stream(address: str, model: str, *requests: list[int]) -> list[object]:
     return answers
 
 
-def test_a_decoupled_backend_streams_from_a_worker_process(start: Start, repository: Path, tmp_path: Path) -> None:
-    environment = install_backend(tmp_path, "repeat", REPEAT, "RepeatBackend")
-    (repository / "m" / "1").mkdir(parents=True)
-    (repository / "m" / "config.pbtxt").write_text(CONFIG.format(parameters=PROCESS))
-    server = start("--model-repository", repository, environment=environment)
-    assert stream(server.grpc_url, "m", [7, 8, 9], [], [1, -1, 2]) == [
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A server with the backends `repeat` and `losing`."""
+    folder = tmp_path_factory.mktemp("isolation")
+    repository = folder / "models"
+    repository.mkdir()
+    environment = install_backend(folder / "site", "repeat", REPEAT, "RepeatBackend")
+    install_backend(folder / "site", "losing", LOSES_ITS_DEVICE, "LosingBackend")
+    arguments = ["--model-repository", repository, "--model-control-mode=explicit"]
+    running = start_server(folder, arguments, environment=environment)
+    yield Stage(running, repository)
+    assert running.stop() == 0, running.log
+
+
+def test_a_decoupled_backend_streams_from_a_worker_process(stage: Stage) -> None:
+    write_config(stage.repository / "streams", CONFIG.format(parameters=PROCESS))
+    (stage.repository / "streams" / "1").mkdir()
+    assert load(stage.server, "streams") == (200, "")
+    assert stream(stage.server.grpc_url, "streams", [7, 8, 9], [], [1, -1, 2]) == [
         *[(7, 0), (8, 1), (9, 2), None],
         None,
         *[(1, 0), "element 1 is negative"],
     ]
 
 
-def test_a_decoupled_model_on_threads_is_refused_with_the_fix(start: Start, repository: Path, tmp_path: Path) -> None:
-    environment = install_backend(tmp_path, "repeat", REPEAT, "RepeatBackend")
-    (repository / "m" / "1").mkdir(parents=True)
-    (repository / "m" / "config.pbtxt").write_text(CONFIG.format(parameters=""))
-    server = start(
-        "--model-repository", repository, "--exit-on-error=false", "--strict-readiness=false", environment=environment
-    )
-    (entry,) = server.post("/v2/repository/index").json
-    assert "decoupled models run in processes of their own; set parameter 'ISOLATION' to 'process'" in entry["reason"]
+def test_a_decoupled_model_on_threads_is_refused_with_the_fix(stage: Stage) -> None:
+    write_config(stage.repository / "threaded", CONFIG.format(parameters=""))
+    (stage.repository / "threaded" / "1").mkdir()
+    status, error = load(stage.server, "threaded")
+    assert status == 500
+    assert "decoupled models run in processes of their own; set parameter 'ISOLATION' to 'process'" in error
 
 
 LOSES_ITS_DEVICE = (
@@ -139,16 +153,16 @@ class LosingBackend(PlainBackend):
 )
 
 
-def test_an_instance_that_is_lost_gets_a_new_process(start: Start, repository: Path, tmp_path: Path) -> None:
-    environment = install_backend(tmp_path, "losing", LOSES_ITS_DEVICE, "LosingBackend")
-    (repository / "m" / "1").mkdir(parents=True)
+def test_an_instance_that_is_lost_gets_a_new_process(stage: Stage) -> None:
+    server = stage.server
     text = CONFIG.replace("repeat", "losing").replace("model_transaction_policy {{ decoupled: true }}", "")
-    (repository / "m" / "config.pbtxt").write_text(text.format(parameters=PROCESS))
-    server = start("--model-repository", repository, environment=environment)
+    write_config(stage.repository / "loses", text.format(parameters=PROCESS))
+    (stage.repository / "loses" / "1").mkdir()
+    assert load(server, "loses") == (200, "")
 
     def ask(value: int) -> tuple[int, Any]:
         body = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [value]}]}
-        answer = server.post("/v2/models/m/infer", body)
+        answer = server.post("/v2/models/loses/infer", body)
         return answer.status, answer.json["outputs"][0]["data"][0] if answer.status == 200 else answer.error
 
     (first, before), lost = ask(1), ask(-1)
