@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         client = item.callspec.params.get("grpc_client") if hasattr(item, "callspec") else None
-        if client in PYTHON_CLIENTS:
+        if client in PYTHON_CLIENTS and not item.get_closest_marker("interop"):
             test = item.nodeid.replace(client, "")
             if client != sorted(PYTHON_CLIENTS)[zlib.crc32(test.encode()) % len(PYTHON_CLIENTS)]:
                 item.add_marker("large")
