@@ -346,8 +346,9 @@ def check_closes(server: RunningServer, count: int) -> None:
     assert [each["OUT"] for each in stream(server, {"N": 3})] == [0, 1, 2]
 
 
-def test_clients_that_disconnect_at_any_point_leave_nothing_behind(server: RunningServer) -> None:
-    check_closes(server, 200)
+@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.large)])
+def test_clients_that_disconnect_at_any_point_leave_nothing_behind(server: RunningServer, count: int) -> None:
+    check_closes(server, count)
 
 
 @pytest.mark.load
