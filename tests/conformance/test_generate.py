@@ -425,9 +425,9 @@ def test_at_the_limit_a_stream_ends_with_an_error_event(draining: RunningServer)
     assert draining.process.wait(20) == 1
 
 
-def test_the_death_of_a_worker_is_the_last_event(draining: RunningServer) -> None:
-    with begun(draining, {"N": 100_000, "pause_ms": 5}) as response:
-        for worker in workers(draining, "tokens"):
+def test_the_death_of_a_worker_is_the_last_event(server: RunningServer) -> None:
+    with begun(server, {"N": 100_000, "pause_ms": 5}) as response:
+        for worker in workers(server, "tokens"):
             worker.kill()
         *_, last = events(response.read())
     assert "is not healthy" in last["error"]

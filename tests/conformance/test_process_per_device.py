@@ -1,17 +1,19 @@
 """Instances on several devices: each runs in a process that sees its own device alone."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support.calls import load
 from support.models import write_config
 from support.played_driver import PlayedDriver, PlayedGpu, PlayedSlice, two_slices
 from support.plugin import PLAIN_BACKEND, install_backend
 from support.probe import provided
 from support.served import add_python, infer, notes_file, workers
-from support.server import RunningServer, Start
+from support.server import RunningServer, Start, start_server
 
 WHOLE = (PlayedGpu("GPU-0", 81559), PlayedGpu("GPU-1", 81559))
 ON_ALL = "instance_group [ { kind: KIND_GPU count: 2 } ]"
@@ -79,6 +81,16 @@ class Site:
         self.driver.show(*devices)
         return self._start("--model-repository", self.repository, *arguments, environment=self._environment)
 
+    def add_noting(self, name: str, group: str) -> None:
+        """A python model."""
+        initialize = (
+            "def initialize(self, args):\n"
+            "    note(f\"{args['model_instance_name']} {os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()}\")\n"
+        )
+        add_python(self.repository, name, methods=initialize)
+        config = self.repository / name / "config.pbtxt"
+        config.write_text(config.read_text().replace("instance_group [ { kind: KIND_CPU count: 1 } ]", group))
+
     def instances(self, model: str) -> dict[str, tuple[str, int]]:
         """The devices that an instance's process may use, and its id, by the instance's name."""
         lines = notes_file(self.repository, model).read_text().splitlines()
@@ -90,9 +102,35 @@ class Site:
         return [seen for seen, _ in self.instances(model).values()]
 
 
+Sliced = tuple[Site, RunningServer]
+
+
 @pytest.fixture
 def site(request: pytest.FixtureRequest, start: Start, repository: Path, tmp_path: Path) -> Site:
     return Site(request, start, repository, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def sliced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sliced]:
+    """A server with two slices."""
+    folder = tmp_path_factory.mktemp("sliced")
+    repository = folder / "models"
+    repository.mkdir()
+    running: list[RunningServer] = []
+
+    def start(*arguments: str | Path, **options: Any) -> RunningServer:
+        running.append(start_server(folder, arguments, **options))
+        return running[-1]
+
+    site = Site(request, start, repository, folder)
+    site.add_noting("py_all", ON_ALL)
+    site.add_noting("py_second", ON_SECOND)
+    site.add_native("all", ON_ALL)
+    site.add_native("second", ON_SECOND)
+    site.add_native("cpu", "instance_group [ { kind: KIND_CPU } ]")
+    server = site.serve("--model-control-mode=explicit", "--load-model=*", devices=two_slices(0, 0))
+    yield site, server
+    server.kill()
 
 
 def own_process(server: RunningServer, site: Site, model: str) -> bool:
@@ -101,30 +139,17 @@ def own_process(server: RunningServer, site: Site, model: str) -> bool:
     return sorted(pids) == sorted(worker.pid for worker in workers(server, model)) and len(set(pids)) == len(pids)
 
 
-def test_python_instances_run_in_processes_of_their_slices(site: Site) -> None:
-    initialize = (
-        "def initialize(self, args):\n"
-        "    note(f\"{args['model_instance_name']} {os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()}\")\n"
-    )
-    for name, group in (("all", ON_ALL), ("second", ON_SECOND)):
-        add_python(site.repository, name, methods=initialize)
-        config = site.repository / name / "config.pbtxt"
-        config.write_text(config.read_text().replace("instance_group [ { kind: KIND_CPU count: 1 } ]", group))
-    server = site.serve(devices=two_slices(0, 0))
-
-    assert site.seen("all") == ["MIG-0", "MIG-1", "MIG-0", "MIG-1"]
-    assert own_process(server, site, "all")
-    assert site.seen("second") == ["MIG-1"]
-    assert infer(server, "all", 3.0) == (200, [3.0])
-    assert infer(server, "second", 4.0) == (200, [4.0])
+def test_python_instances_run_in_processes_of_their_slices(sliced: Sliced) -> None:
+    site, server = sliced
+    assert site.seen("py_all") == ["MIG-0", "MIG-1", "MIG-0", "MIG-1"]
+    assert own_process(server, site, "py_all")
+    assert site.seen("py_second") == ["MIG-1"]
+    assert infer(server, "py_all", 3.0) == (200, [3.0])
+    assert infer(server, "py_second", 4.0) == (200, [4.0])
 
 
-def test_a_native_backend_runs_in_processes_if_there_are_several_slices(site: Site) -> None:
-    site.add_native("all", ON_ALL)
-    site.add_native("second", ON_SECOND)
-    site.add_native("cpu", "instance_group [ { kind: KIND_CPU } ]")
-    server = site.serve(devices=two_slices(0, 0))
-
+def test_a_native_backend_runs_in_processes_if_there_are_several_slices(sliced: Sliced) -> None:
+    site, server = sliced
     assert site.seen("all") == ["MIG-0", "MIG-1", "MIG-0", "MIG-1"]
     assert own_process(server, site, "all")
     assert site.seen("second") == ["MIG-1"]
@@ -134,8 +159,8 @@ def test_a_native_backend_runs_in_processes_if_there_are_several_slices(site: Si
         assert infer(server, model, 3.0) == (200, [3.0])
     listed = server.get("/v2/halimede/devices").json["devices"]  # type: ignore[index]
     assert [{each["model"]: each["count"] for each in device["instances"]} for device in listed] == [
-        {"all": 2},
-        {"all": 2, "second": 1},
+        {"all": 2, "py_all": 2},
+        {"all": 2, "py_all": 2, "py_second": 1, "second": 1},
     ]
 
 
@@ -161,13 +186,15 @@ def test_a_native_backend_stays_in_the_server_if_cuda_allows_it(
     assert own_process(server, site, "m") if is_apart else pids == {server.process.pid}
 
 
-def test_threads_are_refused_with_slices_and_kept_for_whole_gpus(site: Site) -> None:
-    site.add_native("m", f"{ON_ALL}\n{THREAD}")
-    server = site.serve("--exit-on-error=false", "--strict-readiness=false", devices=two_slices(0, 0))
-    (entry,) = server.post("/v2/repository/index").json  # type: ignore[misc]
-    assert "'ISOLATION' is 'thread', but a process can use only one MIG slice, and this server has 2" in entry["reason"]
-    server.kill()
+def test_threads_are_refused_with_slices(sliced: Sliced) -> None:
+    site, server = sliced
+    site.add_native("threaded", f"{ON_ALL}\n{THREAD}")
+    _, error = load(server, "threaded")
+    assert "'ISOLATION' is 'thread', but a process can use only one MIG slice, and this server has 2" in error
 
+
+def test_threads_are_kept_for_whole_gpus(site: Site) -> None:
+    site.add_native("m", f"{ON_ALL}\n{THREAD}")
     server = site.serve("--process-per-device=true", devices=WHOLE)
     assert site.instances("m") == {f"m_0_{number}": ("all", server.process.pid) for number in range(4)}
 
