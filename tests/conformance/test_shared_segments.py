@@ -19,7 +19,7 @@ from support.calling import CALLS
 from support.calls import executing, load, unload
 from support.ensemble_models import Step, Tensors, add_ensemble, chain
 from support.served import Stage, add_python, parameter, workers
-from support.server import RunningServer, Start, wait_until
+from support.server import RunningServer, wait_until
 from support.virtual_environment import make_environment
 
 ELEMENTS = 768 << 10  # of FP32: 3 MiB
@@ -56,6 +56,11 @@ return answers
 """
 LOCKED = "ctypes.CDLL(None).mlockall(3)"
 PLACES = {"plus": PLUS, "in place": IN_PLACE, "now and then": NOW_AND_THEN_IN_PLACE, "keeps": KEEPS}
+PAIRS = {
+    *(("plus", "in place"), ("in place", "keeps"), ("keeps", "now and then"), ("now and then", "plus")),
+    *(("in place", "in place"), ("keeps", "keeps")),
+}
+"""Steps in sequence that `make test` runs. The others are in `make test-all`."""
 
 
 def ask(server: RunningServer, model: str, number: int) -> Floats:
@@ -98,8 +103,14 @@ def chained(stage: Stage) -> Callable[..., None]:
     return deploy
 
 
-@pytest.mark.parametrize("second", PLACES)
-@pytest.mark.parametrize("first", PLACES)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(first, second, marks=[] if (first, second) in PAIRS else pytest.mark.large)
+        for first in PLACES
+        for second in PLACES
+    ],
+)
 def test_steps_of_an_ensemble_may_modify_or_keep_their_inputs(
     stage: Stage, chained: Callable[..., None], first: str, second: str
 ) -> None:
@@ -172,7 +183,11 @@ return answers
 
 
 @pytest.mark.parametrize("called", PLACES)
-@pytest.mark.parametrize(("change", "added"), [("pass", 4), ("found *= 1; found += 1", 7)], ids=["reads", "writes"])
+@pytest.mark.parametrize(
+    ("change", "added"),
+    [pytest.param("pass", 4, marks=pytest.mark.large), ("found *= 1; found += 1", 7)],
+    ids=["reads", "writes"],
+)
 def test_a_caller_may_modify_the_answers_of_its_calls(stage: Stage, called: str, change: str, added: float) -> None:
     """It passes each answer to the next call, and the last one to its client."""
     stage.deploy("called", PLACES[called])
@@ -181,7 +196,8 @@ def test_a_caller_may_modify_the_answers_of_its_calls(stage: Stage, called: str,
         check(stage.server, "caller", number, added)
 
 
-def test_a_model_with_its_own_interpreter_reads_in_place_too(start: Start, repository: Path, tmp_path: Path) -> None:
+def test_a_model_with_its_own_interpreter_reads_in_place_too(stage: Stage, tmp_path: Path) -> None:
+    server, repository = stage.server, stage.repository
     make_environment(tmp_path / "environment")
     own = parameter("EXECUTION_ENV_PATH", str(tmp_path / "environment"))
     add_python(repository, "first", PLUS, extra=own)
@@ -189,7 +205,8 @@ def test_a_model_with_its_own_interpreter_reads_in_place_too(start: Start, repos
     add_ensemble(
         repository, "both", chain("first", "second"), inputs=Tensors(dims="-1"), outputs=Tensors(["OUT"], dims="-1")
     )
-    server = start("--model-repository", repository)
+    stage.names.insert(0, "both")
+    assert load(server, "both") == (200, "")
     for number in range(6):
         check(server, "both", number, 2)
     assert shared_bytes(server, "second") >= 4 * ELEMENTS
