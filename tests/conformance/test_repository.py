@@ -76,14 +76,14 @@ def test_a_slow_model_does_not_delay_the_others(start: Start, repository: Path) 
 def test_versions(stage: Stage) -> None:
     server = stage.server
     for version in (1, 2, 11):
-        add_scaled(stage.repository, "scaled", version, version=version)
+        add_scaled(stage.repository, "versioned", version, version=version)
     for junk in ("02", "x", "-1", "0"):
-        (stage.repository / "scaled" / junk).mkdir()
-    write_config(stage.repository / "scaled", "version_policy { latest { num_versions: 2 } }")
-    assert load(server, "scaled") == (200, "")
-    assert server.get("/v2/models/scaled").json["versions"] == ["2", "11"]
-    assert (scaled(server), scaled(server, version="2")) == (11, 2)
-    assert server.post("/v2/models/scaled/versions/1/infer", b"{}").status == 404
+        (stage.repository / "versioned" / junk).mkdir()
+    write_config(stage.repository / "versioned", "version_policy { latest { num_versions: 2 } }")
+    assert load(server, "versioned") == (200, "")
+    assert server.get("/v2/models/versioned").json["versions"] == ["2", "11"]
+    assert (scaled(server, "versioned"), scaled(server, "versioned", "2")) == (11, 2)
+    assert server.post("/v2/models/versioned/versions/1/infer", b"{}").status == 404
 
 
 @pytest.mark.parametrize("mode", ["none", "explicit"])
@@ -137,17 +137,20 @@ def test_readiness_over_grpc_of_an_unknown_model_is_false_not_an_error(stage: St
 
 def test_explicit_control(stage: Stage) -> None:
     server = stage.server
-    add_scaled(stage.repository, "other", 5)
+    add_scaled(stage.repository, "controlled", 5)
     assert server.post("/v2/models/bystander/infer", body(1)).status == 200
     assert index(server)["bystander", "1"] == ("READY", "")
-    assert stage.index() == {("other", ""): ("", "")}
-    assert server.get("/v2/models/other/ready").status == 404
-    assert server.post("/v2/repository/models/other/load").status == 200
-    assert scaled(server, "other") == 5
-    assert server.post("/v2/repository/models/other/unload", {"parameters": {"unload_dependents": True}}).status == 200
-    answer = server.post("/v2/models/other/infer", b"{}")
-    assert (answer.status, answer.error) == (404, "Request for unknown model: 'other' has no available versions")
-    wait_until(lambda: index(server)[("other", "1")] == ("UNAVAILABLE", "unloaded"), "the unload", server)
+    assert stage.index() == {("controlled", ""): ("", "")}
+    assert server.get("/v2/models/controlled/ready").status == 404
+    assert server.post("/v2/repository/models/controlled/load").status == 200
+    assert scaled(server, "controlled") == 5
+    assert (
+        server.post("/v2/repository/models/controlled/unload", {"parameters": {"unload_dependents": True}}).status
+        == 200
+    )
+    answer = server.post("/v2/models/controlled/infer", b"{}")
+    assert (answer.status, answer.error) == (404, "Request for unknown model: 'controlled' has no available versions")
+    wait_until(lambda: index(server)[("controlled", "1")] == ("UNAVAILABLE", "unloaded"), "the unload", server)
     assert server.get("/v2/health/ready").status == 200
     assert server.post("/v2/repository/models/never/unload").status == 200
     ready = server.post("/v2/repository/index", {"ready": True}).json
@@ -244,15 +247,15 @@ def test_the_error_of_a_failed_load_has_the_fix(stage: Stage) -> None:
 
 def test_the_index_names_the_version_that_failed(stage: Stage) -> None:
     for version in (1, 2, 3):
-        add_scaled(stage.repository, "failing", version, version=version)
-    (stage.repository / "failing" / "3" / "model.onnx").write_bytes(b"broken")
-    assert load(stage.server, "failing")[0] == 400
-    assert list(stage.index()) == [("failing", "3")]
-    write_config(stage.repository / "failing", "version_policy { specific { versions: [ 2, 3 ] } }")
-    assert load(stage.server, "failing")[0] == 400
+        add_scaled(stage.repository, "third_fails", version, version=version)
+    (stage.repository / "third_fails" / "3" / "model.onnx").write_bytes(b"broken")
+    assert load(stage.server, "third_fails")[0] == 400
+    assert list(stage.index()) == [("third_fails", "3")]
+    write_config(stage.repository / "third_fails", "version_policy { specific { versions: [ 2, 3 ] } }")
+    assert load(stage.server, "third_fails")[0] == 400
     states = stage.index()
-    assert list(states) == [("failing", "2"), ("failing", "3")]
-    assert "because version 3 failed" in states[("failing", "2")][1]
+    assert list(states) == [("third_fails", "2"), ("third_fails", "3")]
+    assert "because version 3 failed" in states[("third_fails", "2")][1]
 
 
 def test_no_request_is_lost_while_a_model_is_reloaded(stage: Stage) -> None:

@@ -103,7 +103,8 @@ def notes_file(repository: Path, name: str) -> Path:
 class Stage:
     """A server with explicit model control. Each test loads models with names of its own.
 
-    A test's models are those that it adds here, and all further ones that it writes into the repository.
+    A test's models are those that it adds here, and all further ones that it writes into the repository. The server's
+    index keeps the versions of unloaded models: a test that reads them has models with names that no other test has.
     """
 
     server: RunningServer
