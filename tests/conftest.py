@@ -21,7 +21,9 @@ GROUPS = {
     "pytorch": r"tests/.*/test_(pytorch|dlpack)",
     "tensorflow": r"tests/.*/test_tensorflow",
     "tensorrt": r"tests/.*/test_tensorrt",
+    "fetch": r"tests/(shell/fetch/|conformance/test_fetch)",
     "trees": r"tests/(shell/backends/trees/|conformance/test_trees)",
+    # The server that files of tests/conformance share: no other test there has such an identifier.
     "thread": r"tests/conformance/.*[\[-]thread[\]-]",
     "process": r"tests/conformance/.*[\[-]process[\]-]",
 }

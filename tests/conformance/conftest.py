@@ -1,5 +1,9 @@
-"""A shared server for tests that do not change it; `start` for tests that need one of their own."""
+"""A shared server for tests that do not change it, another one for models of the tests (`stage`), and `start`.
 
+`start` is for tests that stop their server, that give it flags, or that count its processes, files or memory.
+"""
+
+import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -7,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.grpc_clients import PYTHON_CLIENTS
 from support.grpc_plans import Client
 from support.models import add_identity, add_onnx_identity, add_scaled, add_simple, add_simple_string
 from support.probe import CI_CLIENTS, INTEROP_CLIENTS, make_client, provided
@@ -117,6 +122,20 @@ def stage(python_server: Stage) -> Iterator[Stage]:
 def grpc_client(request: pytest.FixtureRequest) -> Client:
     """Every test runs with each gRPC client; `make interop` runs them with further ones."""
     return provided(request.config, partial(make_client, request.param))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` runs each test of `grpc_client` with Go's client and one of Python's, `make test-all` with the others.
+
+    The clients of Python share the code below their calls, so that the server sees the same of each.
+    """
+    for item in items:
+        client = item.callspec.params.get("grpc_client") if hasattr(item, "callspec") else None
+        if client in PYTHON_CLIENTS and not item.get_closest_marker("interop"):
+            test = item.nodeid.replace(client, "")
+            if client != sorted(PYTHON_CLIENTS)[zlib.crc32(test.encode()) % len(PYTHON_CLIENTS)]:
+                item.add_marker("large")
 
 
 @pytest.fixture(scope="session", params=["ci", pytest.param("interop", marks=pytest.mark.interop)])

@@ -82,7 +82,7 @@ for request in requests:
 @pytest.mark.parametrize(
     ("execute", "methods", "how"),
     [(SELF_ON_A_THREAD, SELF_ON_A_THREAD_METHODS, "def"), (SELF_ON_A_LOOP, "", "async def")],
-    ids=["thread", "loop"],
+    ids=["a thread", "a loop"],
 )
 def test_cycles_of_decoupled_models_end(stage: Stage, execute: str, methods: str, how: str) -> None:
     """Their batches have ended before their code makes the calls."""

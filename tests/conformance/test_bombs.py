@@ -215,9 +215,9 @@ def test_headers_are_counted(server: RunningServer) -> None:
         assert exchange(server, request + fields + b"\r\n")[0] == status
 
 
-def test_pipelined_requests_are_answered_in_order_and_read_one_by_one(server: RunningServer) -> None:
+@pytest.mark.parametrize("count", [5_000, pytest.param(20_000, marks=pytest.mark.large)])
+def test_pipelined_requests_are_answered_in_order_and_read_one_by_one(server: RunningServer, count: int) -> None:
     request = b"GET /v2/models/m%05d HTTP/1.1\r\nHost: x\r\n\r\n"
-    count = 20_000
     before = resident_bytes(server)
     forget_peak(server)
     with socket.create_connection(("127.0.0.1", server.http_port), timeout=60) as connection:

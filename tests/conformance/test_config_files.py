@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from support.calls import load
 from support.models import add_identity, add_scaled
+from support.served import Stage
 from support.server import RunningServer, Start
 
 IDENTITY = """\
@@ -28,17 +30,21 @@ def batch_size(server: RunningServer, model: str) -> int:
 
 
 def reason(server: RunningServer, model: str) -> str:
-    return next(e["reason"] for e in server.post("/v2/repository/index").json if e["name"] == model)
+    """Why the model's configuration cannot be used."""
+    status, error = load(server, model)
+    assert status == 500
+    return error.removeprefix(f"failed to load '{model}', failed to poll from model repository: ")
 
 
-def test_yaml_serves_like_text_format_and_errors_have_a_place(start: Start, repository: Path) -> None:
+def test_yaml_serves_like_text_format_and_errors_have_a_place(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
     add_yaml(repository, "good", IDENTITY)
     add_yaml(repository, "wrong", IDENTITY.replace("[4]", "[0]", 1) + "max_batchsize: 3\n")
     add_yaml(repository, "broken", IDENTITY + "  - [\n")
     add_yaml(repository, "bomb", "a: &a [x]\nb: [*a, *a]\n")
     add_identity(repository, "both")
     (repository / "both" / "config.yaml").write_text(IDENTITY)
-    server = start("--model-repository", repository, "--exit-on-error=false", "--strict-readiness=false")
+    assert load(server, "good") == (200, "")
 
     config = server.get("/v2/models/good/config").json
     assert (config["max_batch_size"], config["metric_tags"]) == (8, {"country": "no"})
@@ -57,18 +63,27 @@ def test_yaml_serves_like_text_format_and_errors_have_a_place(start: Start, repo
     assert server.get("/v2/health/ready").status == 200
 
 
-def test_a_named_configuration_replaces_that_of_models_that_have_it(start: Start, repository: Path) -> None:
-    for model in ("named", "named_yaml", "plain"):
+def write_named_configurations(repository: Path) -> list[str]:
+    """Models with several configurations. Returns their names."""
+    models = ["named", "named_yaml", "plain"]
+    for model in models:
         add_scaled(repository, model, 2.0)
         (repository / model / "config.pbtxt").write_text("max_batch_size: 2")
         (repository / model / "configs").mkdir()
     (repository / "named" / "configs" / "edge.pbtxt").write_text("max_batch_size: 16")
     (repository / "named_yaml" / "configs" / "edge.yaml").write_text("max_batch_size: 32")
     (repository / "plain" / "configs" / "other.pbtxt").write_text("max_batch_size: 64")
+    return models
 
+
+def test_a_named_configuration_replaces_that_of_models_that_have_it(start: Start, repository: Path) -> None:
+    models = write_named_configurations(repository)
     server = start("--model-repository", repository, "--model-config-name=edge")
-    assert [batch_size(server, model) for model in ("named", "named_yaml", "plain")] == [16, 32, 2]
+    assert [batch_size(server, model) for model in models] == [16, 32, 2]
     assert server.stop() == 0
 
-    server = start("--model-repository", repository)
-    assert [batch_size(server, model) for model in ("named", "named_yaml", "plain")] == [2, 2, 2]
+
+def test_without_a_name_further_configurations_are_ignored(stage: Stage) -> None:
+    models = write_named_configurations(stage.repository)
+    assert [load(stage.server, model) for model in models] == [(200, "")] * 3
+    assert [batch_size(stage.server, model) for model in models] == [2, 2, 2]

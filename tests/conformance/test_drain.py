@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import grpc
@@ -186,36 +187,41 @@ def test_a_stop_under_load_loses_no_answer(server: RunningServer, connect) -> No
     assert sum(right for right, _, _ in outcomes) > 200
 
 
-@pytest.mark.parametrize("end", ["SIGTERM", "unload"])
-@pytest.mark.parametrize(
-    "batching",
-    [
-        f"dynamic_batching {{ {ENDLESS_DELAY} }}",
-        f"dynamic_batching {{ {ENDLESS_DELAY} priority_levels: 2 default_priority_level: 1 }}",
-        f"sequence_batching {{ direct {{ {ENDLESS_DELAY} minimum_slot_utilization: 1 }} }}",
-        f"sequence_batching {{ oldest {{ {ENDLESS_DELAY} }} }}",
-    ],
-    ids=["dynamic", "levels", "direct", "oldest"],
-)
-def test_a_batch_does_not_wait_for_its_delay_at_the_end(
-    start: Start, repository: Path, batching: str, end: str
-) -> None:
-    add_identity(repository, "waits", extra=batching)
+PATIENT = {
+    "dynamic": f"dynamic_batching {{ {ENDLESS_DELAY} }}",
+    "levels": f"dynamic_batching {{ {ENDLESS_DELAY} priority_levels: 2 default_priority_level: 1 }}",
+    "direct": f"sequence_batching {{ direct {{ {ENDLESS_DELAY} minimum_slot_utilization: 1 }} }}",
+    "oldest": f"sequence_batching {{ oldest {{ {ENDLESS_DELAY} }} }}",
+}
+"""Batching of models whose batches wait without end for more requests."""
+
+
+def test_batches_do_not_wait_for_their_delay_at_the_end(start: Start, repository: Path) -> None:
+    """At an unload of one model, and at a stop with a batch of each."""
+    for name, batching in PATIENT.items():
+        add_identity(repository, name, extra=batching)
     server = start(
         "--model-repository",
         repository,
         "--model-control-mode=explicit",
-        "--load-model=waits",
+        "--load-model=*",
         "--exit-timeout-secs=20",
     )
     sequence = {"parameters": {"sequence_id": 1, "sequence_start": True, "sequence_end": True}}
-    call = in_background(lambda: server.post("/v2/models/waits/infer", ONES | sequence))
-    wait_until(lambda: pending(server, "waits") == 1, "the queued request", server)
-    if end == "unload":
-        assert unload(server, "waits") == 200
-        assert call.result(20).status == 200
+
+    def begin(name: str) -> Future[int]:
+        call = in_background(lambda: server.post(f"/v2/models/{name}/infer", ONES | sequence).status)
+        wait_until(lambda: pending(server, name) == 1, "the queued request", server)
+        return call
+
+    for name in PATIENT:
+        call = begin(name)
+        assert unload(server, name) == 200
+        assert call.result(20) == 200, name
+        assert load(server, name) == (200, "")
+    calls = {name: begin(name) for name in PATIENT}
     assert server.stop() == 0, server.log
-    assert call.result(20).status == 200
+    assert {name: call.result(20) for name, call in calls.items()} == dict.fromkeys(PATIENT, 200)
 
 
 def test_a_sequence_in_the_backlog_is_answered_at_the_stop(start: Start, repository: Path) -> None:

@@ -46,7 +46,7 @@ def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, 
             return pool.submit(run_phases, [Phase(length, (stream,))])
 
         content = '{"inputs":[{"name":"IN","shape":[1,4],"datatype":"FP32","data":[1,1,1,1]}]}'
-        run(2).result()
+        run(1).result()
         before = resident_bytes(server)
         under_way = run(seconds)
         begun = time.monotonic()
@@ -72,8 +72,9 @@ def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, 
     assert server.stop() == 0
 
 
-def test_steps_that_die_leave_no_request_unanswered(repository: Path, start: Start) -> None:
-    dying_steps(repository, start, seconds=3, every_s=1, growth_mib=40)
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(3, marks=pytest.mark.large)])
+def test_steps_that_die_leave_no_request_unanswered(repository: Path, start: Start, seconds: float) -> None:
+    dying_steps(repository, start, seconds, every_s=seconds / 3, growth_mib=40)
 
 
 @pytest.mark.load

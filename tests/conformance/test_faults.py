@@ -9,8 +9,9 @@ from collections import Counter
 from http.client import HTTPConnection
 from pathlib import Path
 
-from support.calls import ONES_JSON
+from support.calls import ONES_JSON, load
 from support.models import add_identity, add_simple, write_config
+from support.served import Stage
 from support.server import RunningServer, Start, wait_until
 
 LABELLED = """
@@ -50,7 +51,8 @@ def test_files_that_never_end_fail_a_load_at_once(start: Start, repository: Path
     assert f"{where}/labels_binary/labels.txt is not UTF-8" in load_error(server, "labels_binary")
 
 
-def test_a_deep_folder_tree_does_not_affect_loads(start: Start, repository: Path) -> None:
+def test_a_deep_folder_tree_does_not_affect_loads(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
     add_identity(repository, "deep")
     add_simple(repository)
     here = os.open(repository / "deep" / "1", os.O_RDONLY)
@@ -62,28 +64,29 @@ def test_a_deep_folder_tree_does_not_affect_loads(start: Start, repository: Path
             here = below
     finally:
         os.close(here)
-    server = start("--model-repository", repository)
-    assert server.get("/v2/models/deep/ready").status == 200
-    assert server.get("/v2/models/simple/ready").status == 200
-    # rmtree has the same limit.
-    os.rename(repository / "deep" / "1" / "d", repository / "d")
-    while (repository / "d" / "d").exists():
-        os.rename(repository / "d" / "d", repository / "e")
-        (repository / "d").rmdir()
-        os.rename(repository / "e", repository / "d")
+    try:
+        assert load(server, "deep") == load(server, "simple") == (200, "")
+        assert server.get("/v2/models/deep/ready").status == 200
+        assert server.get("/v2/models/simple/ready").status == 200
+    finally:
+        # rmtree has the same limit.
+        os.rename(repository / "deep" / "1" / "d", repository / "d")
+        while (repository / "d" / "d").exists():
+            os.rename(repository / "d" / "d", repository / "e")
+            (repository / "d").rmdir()
+            os.rename(repository / "e", repository / "d")
 
 
-def test_the_error_for_many_mistakes_in_a_configuration_is_short(start: Start, repository: Path) -> None:
-    (repository / "many" / "1").mkdir(parents=True)
-    write_config(repository / "many", 'backend: "identity" ' + 'input [ { name: "a" } ]\n' * 5_000)
-    server = start("--model-repository", repository, "--model-control-mode=explicit")
-    text = load_error(server, "many")
+def test_the_error_for_many_mistakes_in_a_configuration_is_short(stage: Stage) -> None:
+    (stage.repository / "many" / "1").mkdir(parents=True)
+    write_config(stage.repository / "many", 'backend: "identity" ' + 'input [ { name: "a" } ]\n' * 5_000)
+    text = load_error(stage.server, "many")
     assert len(text) < 32_000
     assert text.endswith("more problems are not listed")
 
 
-def test_concurrent_loads_of_a_missing_model_all_get_the_reason(start: Start, repository: Path) -> None:
-    server = start("--model-repository", repository, "--model-control-mode=explicit")
+def test_concurrent_loads_of_a_missing_model_all_get_the_reason(stage: Stage) -> None:
+    server = stage.server
     answers: Counter[tuple[int, str]] = Counter()
 
     def ask() -> None:
@@ -99,7 +102,7 @@ def test_concurrent_loads_of_a_missing_model_all_get_the_reason(start: Start, re
         caller.start()
     for caller in callers:
         caller.join()
-    reason = f"there is no directory 'missing' in '{repository}'"
+    reason = f"there is no directory 'missing' in '{stage.repository}'"
     text = f"failed to load 'missing', failed to poll from model repository: {reason}"
     assert answers == {(500, text): 400}
 

@@ -342,8 +342,9 @@ def check_closes(server: RunningServer, count: int) -> None:
     assert [each["OUT"] for each in stream(server, {"N": 3})] == [0, 1, 2]
 
 
-def test_clients_that_disconnect_at_any_point_leave_nothing_behind(server: RunningServer) -> None:
-    check_closes(server, 200)
+@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.large)])
+def test_clients_that_disconnect_at_any_point_leave_nothing_behind(server: RunningServer, count: int) -> None:
+    check_closes(server, count)
 
 
 @pytest.mark.load
@@ -420,9 +421,9 @@ def test_at_the_limit_a_stream_ends_with_an_error_event(draining: RunningServer)
     assert draining.process.wait(20) == 1
 
 
-def test_the_death_of_a_worker_is_the_last_event(draining: RunningServer) -> None:
-    with begun(draining, {"N": 100_000, "pause_ms": 5}) as response:
-        for worker in workers(draining, "tokens"):
+def test_the_death_of_a_worker_is_the_last_event(server: RunningServer) -> None:
+    with begun(server, {"N": 100_000, "pause_ms": 5}) as response:
+        for worker in workers(server, "tokens"):
             worker.kill()
         *_, last = events(response.read())
     assert "is not healthy" in last["error"]

@@ -136,12 +136,12 @@ def test_requests_of_different_lengths_generate_their_own_tokens(server: Running
             assert run.result() == [expected(length, length), expected(length + 1, length)]
 
 
-@pytest.mark.parametrize("model", STEPS)
+@pytest.mark.parametrize("model", ["sleep", pytest.param("product", marks=pytest.mark.large)])
 def test_16_requests_share_the_steps_of_the_model(server: RunningServer, model: str) -> None:
     tokens_per_s(server, model, CALLERS, 1)
-    ratios = []
-    for _ in range(3):
+    ratios: list[float] = []
+    # On an idle machine it is above 4.
+    while max(ratios, default=0) <= 2.5 and len(ratios) < 3:
         alone = tokens_per_s(server, model, 1, 4)
         ratios.append(tokens_per_s(server, model, CALLERS, 4) / alone)
-    # On an idle machine it is above 4.
     assert max(ratios) > 2.5, ratios

@@ -20,6 +20,11 @@ PKI = Path(support.server.__file__).parent / "pki"
 TLS = ("--grpc-use-ssl=true", f"--grpc-server-cert={PKI / 'server.pem'}", f"--grpc-server-key={PKI / 'server.key'}")
 MUTUAL_TLS = (*TLS, "--grpc-use-ssl-mutual=true", f"--grpc-root-cert={PKI / 'root.pem'}")
 MIB = 1 << 20
+ONE_OF_PYTHON = [
+    "grpcio",
+    *(pytest.param(name, marks=pytest.mark.large) for name in PYTHON_CLIENTS if name != "grpcio"),
+]
+"""They share the code that sends pings."""
 
 # Without fixtures: the first run builds the clients.
 pytestmark = pytest.mark.timeout(120, func_only=True)
@@ -138,7 +143,7 @@ def test_clients_answer_the_servers_pings(grpc_client: Client, pinging: RunningS
     assert run(grpc_client, Plan(pinging.grpc_url, model="pause")).code == "OK"
 
 
-@pytest.mark.parametrize("name", PYTHON_CLIENTS)
+@pytest.mark.parametrize("name", ONE_OF_PYTHON)
 def test_the_server_answers_pings(name: str, pinging: RunningServer) -> None:
     """A client that gets no answer within a second gives up."""
     assert run(PYTHON_CLIENTS[name], Plan(pinging.grpc_url, model="pause", keepalive_ms=100)).code == "OK"
@@ -152,7 +157,7 @@ def test_the_server_answers_pings_of_clients_that_send_one_in_ten_seconds(
     assert run(grpc_client, Plan(pinging.grpc_url, model="long_pause", keepalive_ms=10_000)).code == "OK"
 
 
-@pytest.mark.parametrize("name", PYTHON_CLIENTS)
+@pytest.mark.parametrize("name", ONE_OF_PYTHON)
 def test_too_many_pings_end_the_connection(name: str, encrypted: RunningServer) -> None:
     """The call fails soon, although a client does not close a connection over TLS while it waits for an answer."""
     # grpcio pings at most once a second.

@@ -14,9 +14,11 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 import support.server
+from support.calls import load
 from support.h2client import ENHANCE_YOUR_CALM, INFER, LIVE, STREAM_INFER, H2Client, grpc_message
 from support.models import add_identity
 from support.processes import resident_bytes
+from support.served import Stage
 from support.server import RunningServer, start_server, wait_until
 
 PKI = Path(support.server.__file__).parent / "pki"
@@ -157,16 +159,17 @@ def test_a_request_that_stays_incomplete_is_ended(start) -> None:
         assert fields["grpc-message"] == "the client has not sent its message for 1 s"
 
 
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_requests_that_tritonclient_compresses(start, algorithm: str) -> None:
-    server = start()
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        answer = client.infer("ident", [tensor(10_000)], compression_algorithm=algorithm).as_numpy("OUT")
-    assert np.array_equal(answer[0], np.arange(10_000, dtype=np.float32))
+def test_requests_that_tritonclient_compresses(stage: Stage) -> None:
+    add_identity(stage.repository, "ident", dims="-1")
+    assert load(stage.server, "ident") == (200, "")
+    with triton.InferenceServerClient(stage.server.grpc_url) as client:
+        for algorithm in ("gzip", "deflate"):
+            answer = client.infer("ident", [tensor(10_000)], compression_algorithm=algorithm).as_numpy("OUT")
+            assert np.array_equal(answer[0], np.arange(10_000, dtype=np.float32)), algorithm
 
 
-def test_without_a_level_no_answer_is_compressed(start) -> None:
-    with H2Client(("127.0.0.1", start().grpc_port)) as client:
+def test_without_a_level_no_answer_is_compressed(stage: Stage) -> None:
+    with H2Client(("127.0.0.1", stage.server.grpc_port)) as client:
         stream = client.call(METADATA, grpc_message(b""), [("grpc-accept-encoding", "gzip")])
         assert "grpc-encoding" not in client.finish(stream)
         assert client.data(stream)[0] == 0

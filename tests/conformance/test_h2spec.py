@@ -27,7 +27,9 @@ def h2spec(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("server_flags", "client_flags"), [((), ()), (TLS, ("--tls", "--insecure"))], ids=["clear", "tls"]
+    ("server_flags", "client_flags"),
+    [((), ()), pytest.param(TLS, ("--tls", "--insecure"), marks=pytest.mark.large)],
+    ids=["clear", "tls"],
 )
 def test_every_case_of_h2spec_passes(
     h2spec: Path,

@@ -1,6 +1,7 @@
 """Backends that hang or raise any exception at any step: each affects only its own model."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from support.background import in_background
 from support.calls import load, unload
 from support.models import add_scaled
 from support.plugin import FaultyBackend
-from support.server import RunningServer, Start, wait_until
+from support.served import Stage
+from support.server import RunningServer, Start, start_server, wait_until
 
 BODY = {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 UNLOADED = "the model was unloaded while it was loading"
@@ -20,9 +22,27 @@ STOP_LIMIT_S = 15
 """A stop without requests in flight takes 2 s, and one that waits for what hangs 25 s; the margin is for a busy machine."""
 
 
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> FaultyBackend:
+    return FaultyBackend.install(tmp_path_factory.mktemp("backend"))
+
+
+@pytest.fixture(scope="module")
+def shared(backend: FaultyBackend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    repository = tmp_path_factory.mktemp("models")
+    add_scaled(repository, "scaled", 2)
+    explicit = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled"]
+    running = start_server(tmp_path_factory.mktemp("log"), explicit, environment=dict(backend.environment))
+    yield Stage(running, repository)
+    assert running.stop() == 0, running.log
+
+
 @pytest.fixture
-def backend(tmp_path: Path) -> FaultyBackend:
-    return FaultyBackend.install(tmp_path)
+def stage(shared: Stage) -> Iterator[Stage]:
+    """A server for the test's faulty models. They must not affect another model, `scaled`."""
+    yield shared
+    shared.clear()
+    assert (infer(shared.server, "scaled"), ready(shared.server)) == ([2, 4, 6, 8], 200)
 
 
 @pytest.fixture
@@ -74,11 +94,11 @@ def timed_stop(server: RunningServer) -> tuple[int, bool]:
     return server.stop(60), time.monotonic() - begun < STOP_LIMIT_S
 
 
-def test_a_load_that_hangs_affects_only_its_model(start: Start, backend: FaultyBackend, repository: Path) -> None:
+def test_a_load_that_hangs_affects_only_its_model(stage: Stage, backend: FaultyBackend) -> None:
+    server = stage.server
     steps = ("load", "create")
     for step in steps:
-        backend.add_model(repository, step, faults={step: "hang"})
-    server = start("--load-model=scaled")
+        backend.add_model(stage.repository, step, faults={step: "hang"})
     loading = {step: in_background(lambda step=step: load(server, step)) for step in steps}
     for step in steps:
         wait_until(lambda step=step: f"{step} {step}" in " ".join(backend.events(step)), "the hang", server)
@@ -97,16 +117,16 @@ def test_a_load_that_hangs_affects_only_its_model(start: Start, backend: FaultyB
         wait_until(lambda step=step: f"closed_model {step}" in backend.events(step), "the late model's close", server)
         assert load(server, step) == (200, "")
         assert infer(server, step) == [1, 2, 3, 4]
-    assert server.stop() == 0
 
 
 @pytest.mark.parametrize("step", ["load", "create"])
 def test_a_stop_does_not_wait_for_a_load_that_hangs(
     start: Start, backend: FaultyBackend, repository: Path, step: str
 ) -> None:
-    backend.add_model(repository, "hung", faults={step: "hang"})
-    server = start("--load-model=scaled", "--load-model=hung", ready=False)
-    wait_until(lambda: f"{step} hung" in " ".join(backend.events("hung")), "the hang", server)
+    model = f"stops_{step}"
+    backend.add_model(repository, model, faults={step: "hang"})
+    server = start("--load-model=scaled", f"--load-model={model}", ready=False)
+    wait_until(lambda: f"{step} {model}" in " ".join(backend.events(model)), "the hang", server)
     assert timed_stop(server) == (0, True), server.log
 
 
@@ -122,12 +142,12 @@ def test_unloading_a_model_that_hangs_at_the_start_lets_the_server_begin(
     assert infer(server, "scaled") == [2, 4, 6, 8]
 
 
-def test_any_exception_of_a_model_becomes_an_answer(start: Start, backend: FaultyBackend, repository: Path) -> None:
+def test_any_exception_of_a_model_becomes_an_answer(stage: Stage, backend: FaultyBackend) -> None:
+    server = stage.server
     raised = ["ValueError", "MemoryError", "SystemExit", "KeyboardInterrupt", "GeneratorExit", "StopIteration"]
     for name in raised:
         for step in ("load", "create", "run"):
-            backend.add_model(repository, f"{step}_{name}", faults={step: name})
-    server = start("--load-model=scaled")
+            backend.add_model(stage.repository, f"{step}_{name}", faults={step: name})
     for name in raised:
         text = f"{name}: as the test wants it"
         for step in ("load", "create"):
@@ -140,15 +160,11 @@ def test_any_exception_of_a_model_becomes_an_answer(start: Start, backend: Fault
         assert infer(server, f"run_{name}") == failed
         assert unload(server, f"run_{name}") == 200
     assert (infer(server, "scaled"), ready(server)) == ([2, 4, 6, 8], 200)
-    assert server.stop() == 0
 
 
-def test_one_instance_that_does_not_start_fails_the_load(
-    start: Start, backend: FaultyBackend, repository: Path
-) -> None:
-    backend.add_model(repository, "three", faults={"create": "ValueError"}, instance="three_0_1", instances=3)
-    server = start("--load-model=scaled")
-    status, text = load(server, "three")
+def test_one_instance_that_does_not_start_fails_the_load(stage: Stage, backend: FaultyBackend) -> None:
+    backend.add_model(stage.repository, "three", faults={"create": "ValueError"}, instance="three_0_1", instances=3)
+    status, text = load(stage.server, "three")
     assert (status, "ValueError: as the test wants it" in text) == (400, True)
     events = backend.events("three")
     assert events[-1] == "closed_model three"

@@ -89,7 +89,7 @@ def statuses(clients: Sequence[socket.socket]) -> Counter[int]:
     return found
 
 
-@pytest.mark.parametrize("count", [32, 200])
+@pytest.mark.parametrize("count", [32, pytest.param(200, marks=pytest.mark.large)])
 @pytest.mark.parametrize(("make", "allowed"), [(spaces, {400}), (zeros, {200, 503})])
 def test_many_bodies_that_inflate_take_the_memory_of_a_few(
     server: RunningServer, make: Callable[[int], bytes], allowed: set[int], count: int

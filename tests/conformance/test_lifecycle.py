@@ -11,48 +11,54 @@ from pathlib import Path
 import pytest
 
 from support.background import in_background
-from support.calls import executing, load, ones, scaled
+from support.calls import executing, index, load, ones, scaled, unload
 from support.models import add_identity, add_scaled, write_config
 from support.plugin import install_backend
+from support.served import Stage
 from support.server import RunningServer, Start, start_server, wait_until
 
 SLOW = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }} instance_group {{ kind: KIND_CPU count: 1 }}'
 
 
 @pytest.fixture
-def repository(repository: Path) -> Path:
-    add_scaled(repository, "scaled", 2)
-    return repository
+def server(stage: Stage) -> RunningServer:
+    """Shared, with the model `scaled`."""
+    add_scaled(stage.repository, "scaled", 2)
+    assert load(stage.server, "scaled") == (200, "")
+    return stage.server
 
 
 @pytest.fixture
-def server(start: Start, repository: Path) -> RunningServer:
-    arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled"]
-    return start(*arguments, "--exit-timeout-secs=2")
+def stopping(start: Start, repository: Path) -> RunningServer:
+    """A server that the test stops."""
+    return start("--model-repository", repository, "--model-control-mode=explicit", "--exit-timeout-secs=2")
 
 
 def ready(server: RunningServer) -> int:
     return server.get("/v2/health/ready").status
 
 
-def states(server: RunningServer) -> dict[str, tuple[str, str]]:
-    index = server.post("/v2/repository/index").json
-    return {entry.get("version", ""): (entry["state"], entry.get("reason", "")) for entry in index if "state" in entry}
+def states(server: RunningServer, model: str) -> dict[str, tuple[str, str]]:
+    """State and reason of each version that was loaded."""
+    return {version: state for (name, version), state in index(server).items() if name == model and state[0]}
 
 
-def test_a_broken_new_version_does_not_affect_readiness(server: RunningServer, repository: Path) -> None:
-    add_scaled(repository, "scaled", 5, version=2)
-    (repository / "scaled" / "2" / "model.onnx").write_bytes(b"broken")
-    assert load(server, "scaled")[0] == 400
-    assert (ready(server), scaled(server)) == (200, 2)
-    assert states(server)["2"][0] == "UNAVAILABLE"
-    assert states(server)["1"][1].startswith("reload failed, the loaded one keeps serving")
-    shutil.rmtree(repository / "scaled" / "2")
-    assert load(server, "scaled") == (200, "")
-    assert (ready(server), states(server)) == (200, {"1": ("READY", "")})
+def test_a_broken_new_version_does_not_affect_readiness(stage: Stage) -> None:
+    server = stage.server
+    add_scaled(stage.repository, "mended", 2)
+    assert load(server, "mended") == (200, "")
+    add_scaled(stage.repository, "mended", 5, version=2)
+    (stage.repository / "mended" / "2" / "model.onnx").write_bytes(b"broken")
+    assert load(server, "mended")[0] == 400
+    assert (ready(server), scaled(server, "mended")) == (200, 2)
+    assert states(server, "mended")["2"][0] == "UNAVAILABLE"
+    assert states(server, "mended")["1"][1].startswith("reload failed, the loaded one keeps serving")
+    shutil.rmtree(stage.repository / "mended" / "2")
+    assert load(server, "mended") == (200, "")
+    assert (ready(server), states(server, "mended")) == (200, {"1": ("READY", "")})
 
 
-def test_a_reload_to_another_version_never_makes_the_server_unready(server: RunningServer, repository: Path) -> None:
+def test_a_reload_to_another_version_never_makes_the_server_unready(server: RunningServer, stage: Stage) -> None:
     seen: Counter[int] = Counter()
     stop = threading.Event()
 
@@ -63,18 +69,18 @@ def test_a_reload_to_another_version_never_makes_the_server_unready(server: Runn
     prober = threading.Thread(target=probe)
     prober.start()
     for version in (2, 3, 4):
-        add_scaled(repository, "scaled", version, version=version)
+        add_scaled(stage.repository, "scaled", version, version=version)
         assert load(server, "scaled") == (200, "")
         assert scaled(server) == version
     stop.set()
     prober.join()
     assert set(seen) == {200}
-    wait_until(lambda: states(server)["1"] == ("UNAVAILABLE", "unloaded"), "the first version to go", server)
+    wait_until(lambda: states(server, "scaled")["1"] == ("UNAVAILABLE", "unloaded"), "the first version to go", server)
 
 
-def test_a_failed_load_call_leaves_the_server_ready(server: RunningServer, repository: Path) -> None:
-    write_config(repository / "bad", "max_batch_size: -1")
-    (repository / "bad" / "1").mkdir()
+def test_a_failed_load_call_leaves_the_server_ready(server: RunningServer, stage: Stage) -> None:
+    write_config(stage.repository / "bad", "max_batch_size: -1")
+    (stage.repository / "bad" / "1").mkdir()
     assert load(server, "bad")[0] == 500
     assert load(server, "missing")[0] == 500
     assert ready(server) == 200
@@ -95,7 +101,7 @@ def test_many_loads_of_a_missing_model_all_get_the_reason(server: RunningServer)
     assert answers == [(500, True)] * 16
 
 
-def test_loads_unloads_and_inference_from_many_threads(server: RunningServer, repository: Path) -> None:
+def test_loads_unloads_and_inference_from_many_threads(server: RunningServer) -> None:
     """Only documented outcomes occur, and the model works at the end."""
     outcomes: Counter[tuple[str, int, str]] = Counter()
 
@@ -126,6 +132,7 @@ def test_loads_unloads_and_inference_from_many_threads(server: RunningServer, re
 
 
 def test_an_invalid_backend_affects_only_its_model(tmp_path: Path, repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
     environment = install_backend(tmp_path / "site", "half", "class Half:\n    default_model_filename = ''\n", "Half")
     add_identity(repository, "half")
     config = repository / "half" / "config.pbtxt"
@@ -139,44 +146,45 @@ def test_an_invalid_backend_affects_only_its_model(tmp_path: Path, repository: P
         assert server.stop() == 0
 
 
-def test_a_stop_answers_a_load_in_progress(server: RunningServer, repository: Path) -> None:
+def test_a_stop_answers_a_load_in_progress(stopping: RunningServer, repository: Path) -> None:
     add_identity(repository, "slow", extra=SLOW.format("creation_delay_sec", 600))
-    loading = in_background(lambda: load(server, "slow"))
-    wait_until(lambda: "loading: slow" in server.log, "the load to begin", server)
-    assert server.stop() == 0, server.log
+    loading = in_background(lambda: load(stopping, "slow"))
+    wait_until(lambda: "loading: slow" in stopping.log, "the load to begin", stopping)
+    assert stopping.stop() == 0, stopping.log
     assert loading.result(10) == (503, "Server is stopping, models are no longer loaded or unloaded")
 
 
 def test_a_request_in_an_unloaded_model_is_answered_at_the_exit_timeout(
-    server: RunningServer, repository: Path
+    stopping: RunningServer, repository: Path
 ) -> None:
     add_identity(repository, "stuck", dims="4", extra=SLOW.format("execute_delay_ms", 600_000))
-    assert load(server, "stuck") == (200, "")
-    stuck = in_background(lambda: server.post("/v2/models/stuck/infer", ones(4)))
-    wait_until(lambda: executing(server, "stuck") == 1, "the execution", server)
-    assert server.post("/v2/repository/models/stuck/unload").status == 200
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(20) == 1
+    assert load(stopping, "stuck") == (200, "")
+    stuck = in_background(lambda: stopping.post("/v2/models/stuck/infer", ones(4)))
+    wait_until(lambda: executing(stopping, "stuck") == 1, "the execution", stopping)
+    assert stopping.post("/v2/repository/models/stuck/unload").status == 200
+    stopping.process.send_signal(signal.SIGTERM)
+    assert stopping.process.wait(20) == 1
     assert stuck.result(10).status == 503
 
 
-def test_auto_complete_can_be_switched_off(tmp_path: Path) -> None:
-    add_scaled(tmp_path / "models", "scaled", 2)
-    for flag in ("--disable-auto-complete-config", "--strict-model-config=true"):
-        server = start_server(tmp_path, ["--model-repository", tmp_path / "models", flag], ready=False)
-        try:
-            assert server.process.wait(20) == 1
-            assert "must specify" in server.log or "at least one input" in server.log
-        finally:
-            server.kill()
+def test_auto_complete_can_be_switched_off(start: Start, repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    server = start("--model-repository", repository, "--disable-auto-complete-config", ready=False)
+    assert server.process.wait(20) == 1
+    assert "must specify" in server.log or "at least one input" in server.log
 
 
-def test_an_unchanged_model_is_not_loaded_again(server: RunningServer, repository: Path) -> None:
-    assert load(server, "scaled") == (200, "")
-    os.utime(repository / "scaled" / "1" / "model.onnx", ns=(1, 1))
-    assert load(server, "scaled") == (200, "")
-    assert server.stop() == 0  # after which the log is written
-    assert server.log.count("successfully loaded 'scaled'") == 2
+def test_an_unchanged_model_is_not_loaded_again(stage: Stage) -> None:
+    server = stage.server
+    add_scaled(stage.repository, "unchanged", 2)
+    for _ in range(2):
+        assert load(server, "unchanged") == (200, "")
+    os.utime(stage.repository / "unchanged" / "1" / "model.onnx", ns=(1, 1))
+    assert load(server, "unchanged") == (200, "")
+    assert unload(server, "unchanged") == 200
+    # The last line: lines are written in order.
+    wait_until(lambda: "successfully unloaded 'unchanged'" in server.log, "the log to be written", server)
+    assert server.log.count("successfully loaded 'unchanged'") == 2
 
 
 def test_json_bodies_of_control_calls_are_checked(server: RunningServer) -> None:
@@ -189,9 +197,9 @@ def test_json_bodies_of_control_calls_are_checked(server: RunningServer) -> None
     assert scaled(server) == 2
 
 
-def test_one_load_reports_all_mistakes_of_a_configuration(server: RunningServer, repository: Path) -> None:
+def test_one_load_reports_all_mistakes_of_a_configuration(server: RunningServer, stage: Stage) -> None:
     write_config(
-        repository / "wrong",
+        stage.repository / "wrong",
         """max_batch_size: -1
 nonsense: 1
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ 0 ] } ]
@@ -200,7 +208,7 @@ dynamic_batching { preferred_batch_size: [ -2 ] max_queue_delay_microseconds: x 
 sequence_batching { direct { minimum_slot_utilization: 2 } }
 instance_group [ { count: -1 } ]""",
     )
-    (repository / "wrong" / "1").mkdir()
+    (stage.repository / "wrong" / "1").mkdir()
     answer = server.post("/v2/repository/models/wrong/load")
     assert answer.status == 500
     lines = [part.split(":")[1] for part in answer.error.split("wrong/config.pbtxt")[1:]]
@@ -208,8 +216,8 @@ instance_group [ { count: -1 } ]""",
     assert set(lines) == {"1", "2", "3", "4", "5", "6", "7"}, answer.error
 
 
-def test_fields_without_a_value_have_defaults(server: RunningServer, repository: Path) -> None:
-    add_scaled(repository, "partial", 3)
-    write_config(repository / "partial", "dynamic_batching { preferred_batch_size: [ 2, 4 ] }")
+def test_fields_without_a_value_have_defaults(server: RunningServer, stage: Stage) -> None:
+    add_scaled(stage.repository, "partial", 3)
+    write_config(stage.repository / "partial", "dynamic_batching { preferred_batch_size: [ 2, 4 ] }")
     assert load(server, "partial") == (200, "")
     assert server.get("/v2/models/partial/config").json["max_batch_size"] == 4

@@ -109,7 +109,7 @@ def test_every_model_has_its_series_at_zero_before_the_first_request(stage: Stag
     assert series(server, "halimede_sequence_slots") == {("session",): 1}
 
 
-@pytest.mark.parametrize("model", ["thread", "process", "stream", "onnx"])
+@pytest.mark.parametrize("model", ["thread", "process", "stream", "onnx"], ids="of {}".format)
 def test_busy_time_is_that_of_the_executions(stage: Stage, model: str) -> None:
     """It includes the way to the instance and back, so it is between the statistics' computation and the client's wait."""
     server = stage.server

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as grpcclient
 
+from support.calls import load
 from support.models import add_identity, write_config
+from support.served import Stage
 from support.server import RunningServer, Start, wait_until
 
 
@@ -30,19 +32,20 @@ def test_requests_are_logged_at_verbose_level_one(start: Start, repository: Path
     wait_until(lambda: wanted <= set(lines(server)), "the requests to be logged", server)
 
 
-def test_requests_are_not_logged_by_default(start: Start, repository: Path) -> None:
-    add_identity(repository, "ident")
-    server = start("--model-repository", repository)
-    assert server.get("/v2/health/live").status == 200
-    assert server.stop() == 0
-    assert "HTTP request" not in server.log
+def test_requests_are_not_logged_by_default(stage: Stage) -> None:
+    log_start = len(stage.server.log)
+    assert stage.server.get("/v2/health/live").status == 200
+    assert load(stage.server, "unlogged")[0] == 500
+    # The request was before it: lines are written in order.
+    wait_until(lambda: "'unlogged'" in stage.server.log[log_start:], "the line of the failed load", stage.server)
+    assert "HTTP request: " not in stage.server.log[log_start:]
 
 
-def test_a_failed_load_call_leaves_its_reason_in_the_log(start: Start, repository: Path) -> None:
+def test_a_failed_load_call_leaves_its_reason_in_the_log(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
     (repository / "garbage" / "1").mkdir(parents=True)
     (repository / "garbage" / "1" / "model.onnx").write_bytes(b"garbage")
     write_config(repository / "mistyped", "max_batch_sise: 1")
-    server = start("--model-repository", repository, "--model-control-mode=explicit")
     for name in ("garbage", "mistyped"):
         assert server.post(f"/v2/repository/models/{name}/load").status in {400, 500}
     beginnings = (

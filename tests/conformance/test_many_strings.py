@@ -15,8 +15,6 @@ from support.processes import forget_peak, peak_bytes, resident_bytes
 from support.served import add_python, parameter
 from support.server import RunningServer, start_server
 
-MOST = 10_485_760
-MANY = 1 << 21
 THREAD_LIMIT = 1 << 20
 MOST_EACH_BYTES = 100
 
@@ -41,6 +39,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     yield running
     assert running.stop() == 0, running.log
     assert "Traceback" not in running.log
+
+
+@pytest.fixture(params=[1 << 22, pytest.param(10_485_760, marks=pytest.mark.large)])
+def most(request: pytest.FixtureRequest) -> int:
+    """A number of strings in wire layout."""
+    return request.param
+
+
+@pytest.fixture(params=[1 << 20, pytest.param(1 << 21, marks=pytest.mark.large)])
+def many(request: pytest.FixtureRequest) -> int:
+    """A number of strings in a layout that takes longer to read."""
+    return request.param
 
 
 def wire(count: int, *, alike: bool = True) -> bytes:
@@ -82,51 +92,51 @@ def check_others_during(server: RunningServer, count: int, work: Callable[[], An
 
 
 @pytest.mark.parametrize("alike", [True, False], ids=["alike", "mixed"])
-def test_millions_of_strings_over_grpc(server: RunningServer, alike: bool) -> None:
-    data = wire(MOST, alike=alike)
-    raw = message("ident", [MOST], data)
-    assert check_others_during(server, MOST, lambda: ask(server, raw)).raw_output_contents[0] == data
+def test_millions_of_strings_over_grpc(server: RunningServer, most: int, alike: bool) -> None:
+    data = wire(most, alike=alike)
+    raw = message("ident", [most], data)
+    assert check_others_during(server, most, lambda: ask(server, raw)).raw_output_contents[0] == data
 
 
-def test_millions_of_strings_over_grpc_in_typed_contents(server: RunningServer) -> None:
+def test_millions_of_strings_over_grpc_in_typed_contents(server: RunningServer, many: int) -> None:
     made = pb.ModelInferRequest(model_name="ident")
-    made.inputs.add(name="IN", datatype="BYTES", shape=[MANY], contents={"bytes_contents": [b"a"] * MANY})
+    made.inputs.add(name="IN", datatype="BYTES", shape=[many], contents={"bytes_contents": [b"a"] * many})
     raw = made.SerializeToString()
-    assert check_others_during(server, MANY, lambda: ask(server, raw)).raw_output_contents[0] == b"\1\0\0\0a" * MANY
+    assert check_others_during(server, many, lambda: ask(server, raw)).raw_output_contents[0] == b"\1\0\0\0a" * many
 
 
-def test_millions_of_strings_over_http_in_binary(server: RunningServer) -> None:
-    data = wire(MOST, alike=False)
+def test_millions_of_strings_over_http_in_binary(server: RunningServer, most: int) -> None:
+    data = wire(most, alike=False)
     head = (
         b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"BYTES","parameters":{"binary_data_size":%d}}],'
-        b'"parameters":{"binary_data_output":true}}' % (MOST, len(data))
+        b'"parameters":{"binary_data_output":true}}' % (most, len(data))
     )
     fields = {"Inference-Header-Content-Length": str(len(head))}
-    answer = check_others_during(server, MOST, lambda: server.post("/v2/models/ident/infer", head + data, fields))
+    answer = check_others_during(server, most, lambda: server.post("/v2/models/ident/infer", head + data, fields))
     assert answer.body.endswith(data)
 
 
-def test_millions_of_strings_over_http_in_json(server: RunningServer) -> None:
-    data = b",".join([b'""'] * MANY)
-    body = b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"BYTES","data":[%b]}]}' % (MANY, data)
-    answer = check_others_during(server, MANY, lambda: server.post("/v2/models/ident/infer", body))
-    assert (answer.status, answer.body.count(b'""')) == (200, MANY)
+def test_millions_of_strings_over_http_in_json(server: RunningServer, many: int) -> None:
+    data = b",".join([b'""'] * many)
+    body = b'{"inputs":[{"name":"IN","shape":[%d],"datatype":"BYTES","data":[%b]}]}' % (many, data)
+    answer = check_others_during(server, many, lambda: server.post("/v2/models/ident/infer", body))
+    assert (answer.status, answer.body.count(b'""')) == (200, many)
 
 
-def test_millions_of_strings_through_a_python_model(server: RunningServer) -> None:
-    raw = message("half", [1, MANY], wire(MANY, alike=False))
-    answer = check_others_during(server, MANY, lambda: ask(server, raw))
-    assert answer.raw_output_contents[0] == bytes(4 * (MANY // 2))
+def test_millions_of_strings_through_a_python_model(server: RunningServer, many: int) -> None:
+    raw = message("half", [1, many], wire(many, alike=False))
+    answer = check_others_during(server, many, lambda: ask(server, raw))
+    assert answer.raw_output_contents[0] == bytes(4 * (many // 2))
 
 
-def test_an_invalid_layout_is_found_among_millions_of_strings(server: RunningServer) -> None:
-    data = bytearray(wire(MOST))
-    data[4 * MOST // 2] = 4
-    raw = message("ident", [MOST], bytes(data))
+def test_an_invalid_layout_is_found_among_millions_of_strings(server: RunningServer, most: int) -> None:
+    data = bytearray(wire(most))
+    data[4 * most // 2] = 4
+    raw = message("ident", [most], bytes(data))
     with pytest.raises(grpc.RpcError) as caught:
         ask(server, raw)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert f"expected {MOST} string elements for inference input 'IN'" in caught.value.details()
+    assert f"expected {most} string elements for inference input 'IN'" in caught.value.details()
 
 
 def test_threads_convert_a_million_strings_and_processes_more(server: RunningServer) -> None:

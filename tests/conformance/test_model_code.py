@@ -75,8 +75,17 @@ def test_server_that_executes_a_model_is_found(server: RunningServer, folder: Pa
     assert server.process.pid in pids(folder / "careless.served")
 
 
-@pytest.mark.parametrize("command", ["explain-config", "check"])
-@pytest.mark.parametrize("backend", INSTALLED)
+COMMANDS = [
+    pytest.param(
+        backend, command, marks=[pytest.mark.large] * (command == "check" and backend not in ("python", "pickler"))
+    )
+    for backend in INSTALLED
+    for command in ("explain-config", "check")
+]
+"""Both commands ask a backend for the same."""
+
+
+@pytest.mark.parametrize(("backend", "command"), COMMANDS)
 def test_commands_execute_nothing_of_a_model(
     command: str, backend: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:

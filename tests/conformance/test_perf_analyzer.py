@@ -104,6 +104,20 @@ MODES = {
     "profile": Mode(("--profile-export-file", "{profile}", "-f", "{report}")),
 }
 
+SERVED_ALIKE = {
+    *(
+        "async",
+        "range of concurrency",
+        "binary search",
+        "request rate",
+        "poisson request rate",
+        "request rate of a stream",
+    ),
+    *("custom intervals", "count windows", "periodic concurrency", "percentile", "profile", "zero data", "shape"),
+    *("version", "gzip", "no compression", "metadata", "request rate of sequences", "streaming"),
+}
+"""Modes whose requests differ from those of another mode only in their times or numbers: `make test-all` has them."""
+
 
 @pytest.fixture(scope="module")
 def home(request: pytest.FixtureRequest) -> Path:
@@ -155,7 +169,9 @@ def measure(home: Path, address: str, mode: Mode, values: dict[str, str]) -> Non
     assert not re.search(r"[Ff]ailed to|[Ee]rror|Thread \[\d+\] had", output), f"{command}\n{output}"
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.large) if name in SERVED_ALIKE else name for name in MODES]
+)
 def test_no_request_fails(name: str, home: Path, server: RunningServer, tmp_path: Path) -> None:
     mode = MODES[name]
     profile = tmp_path / "profile.json"

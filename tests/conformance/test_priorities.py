@@ -1,7 +1,6 @@
 """Priorities, a batching strategy and a delayed scheduler, as clients of the running server see them."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -80,31 +79,31 @@ def test_a_strategy_decides_who_shares_a_batch(server: RunningServer) -> None:
     assert infer(server, "tenants", tenant="b").status == 200
 
 
-def test_a_delayed_scheduler_waits_for_its_requests_once(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    add_identity(models, "m", extra=f"{ONE} dynamic_batching {{ }}")
-    running = start_server(tmp_path, ["--model-repository", models], environment={"TRITONSERVER_DELAY_SCHEDULER": "4"})
-    try:
-        calls = [in_background(lambda: infer(running, "m")) for _ in range(3)]
-        wait_until(lambda: pending(running, "m") == 3, "three requests to wait", running)
-        assert executing(running, "m") == 0
-        calls.append(in_background(lambda: infer(running, "m")))
-        assert {call.result(30).status for call in calls} == {200}
-        assert batch_sizes(running, "m") == {4: 1}
-        assert infer(running, "m").status == 200
-    finally:
-        running.stop()
+@pytest.fixture(scope="module")
+def delaying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Its schedulers wait for four requests. Each test has a model."""
+    models = tmp_path_factory.mktemp("delaying")
+    for name in ("waits", "ends"):
+        add_identity(models, name, extra=f"{ONE} dynamic_batching {{ }}")
+    arguments = ["--model-repository", models, "--model-control-mode=explicit", "--load-model=*"]
+    environment = {"TRITONSERVER_DELAY_SCHEDULER": "4"}
+    running = start_server(tmp_path_factory.mktemp("log"), arguments, environment=environment)
+    yield running
+    running.stop()
 
 
-def test_an_unloaded_model_does_not_wait_for_its_first_requests(tmp_path: Path) -> None:
-    models = tmp_path / "models"
-    add_identity(models, "m", extra=f"{ONE} dynamic_batching {{ }}")
-    arguments = ["--model-repository", models, "--model-control-mode=explicit", "--load-model=m"]
-    running = start_server(tmp_path, arguments, environment={"TRITONSERVER_DELAY_SCHEDULER": "4"})
-    try:
-        call = in_background(lambda: infer(running, "m"))
-        wait_until(lambda: pending(running, "m") == 1, "the request to wait", running)
-        assert unload(running, "m") == 200
-        assert call.result(30).status == 200
-    finally:
-        running.stop()
+def test_a_delayed_scheduler_waits_for_its_requests_once(delaying: RunningServer) -> None:
+    calls = [in_background(lambda: infer(delaying, "waits")) for _ in range(3)]
+    wait_until(lambda: pending(delaying, "waits") == 3, "three requests to wait", delaying)
+    assert executing(delaying, "waits") == 0
+    calls.append(in_background(lambda: infer(delaying, "waits")))
+    assert {call.result(30).status for call in calls} == {200}
+    assert batch_sizes(delaying, "waits") == {4: 1}
+    assert infer(delaying, "waits").status == 200
+
+
+def test_an_unloaded_model_does_not_wait_for_its_first_requests(delaying: RunningServer) -> None:
+    call = in_background(lambda: infer(delaying, "ends"))
+    wait_until(lambda: pending(delaying, "ends") == 1, "the request to wait", delaying)
+    assert unload(delaying, "ends") == 200
+    assert call.result(30).status == 200

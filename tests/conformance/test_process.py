@@ -22,6 +22,7 @@ from support.background import in_background
 from support.calls import ONES, executing, metric
 from support.models import add_identity
 from support.plugin import PLAIN_BACKEND, install_backend
+from support.served import Stage
 from support.server import LOOPBACK, RunningServer, Start, start_command, start_server, wait_until
 
 SERVE = [sys.executable, "-m", "halimede", "serve"]
@@ -46,6 +47,21 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
     yield begin
     for server in running:
         server.kill()
+
+
+@pytest.fixture(scope="module")
+def flagged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """With flags that change what it prints and reports."""
+    models = tmp_path_factory.mktemp("models")
+    add_identity(models, "ident")
+    arguments = [
+        *("--model-repository", models, "--model-control-mode=explicit", "--load-model=*"),
+        *("--id=here", "--backend-config=identity,key=value"),
+        *("--repoagent-directory=/nowhere", "--server-version=2.60.1"),
+    ]
+    running = start_server(tmp_path_factory.mktemp("log"), arguments)
+    yield Stage(running, models)
+    running.kill()
 
 
 def infer(server: RunningServer, model: str = "ident") -> int:
@@ -79,20 +95,16 @@ def test_the_command_tritonserver_reports_a_version_of_triton(tmp_path: Path, re
         server.kill()
 
 
-@pytest.mark.parametrize(("flags", "version"), [([], __version__), (["--server-version=2.60.1"], "2.60.1")])
-def test_halimede_serve_reports_its_own_version_unless_a_flag_sets_one(
-    start: Start, flags: list[str], version: str
-) -> None:
-    assert versions(start(*flags)) == {version}
+def test_halimede_serve_reports_its_own_version_unless_a_flag_sets_one(stage: Stage, flagged: Stage) -> None:
+    assert versions(stage.server) == {__version__}
+    assert versions(flagged.server) == {"2.60.1"}
 
 
 # Output.
 
 
-def test_the_start_prints_tritons_lines_in_order(start: Start, repository: Path) -> None:
-    server = start(
-        "--id=here", "--backend-config=identity,key=value", "--model-control-mode=explicit", "--load-model=*"
-    )
+def test_the_start_prints_tritons_lines_in_order(flagged: Stage) -> None:
+    server = flagged.server
     in_order = [
         f'"HTTPService listens at 127.0.0.1:{server.http_port}"',
         '"loading: ident:1"',
@@ -107,7 +119,7 @@ def test_the_start_prints_tritons_lines_in_order(start: Start, repository: Path)
         "| server_id                        | here ",
         "| server_version ",
         "| server_extensions ",
-        f"| model_repository_path[0]         | {repository} ",
+        f"| model_repository_path[0]         | {flagged.repository} ",
         "| model_control_mode               | MODE_EXPLICIT ",
         "| strict_model_config              | 0 ",
         "| rate_limit                       | OFF ",
@@ -135,9 +147,8 @@ def test_started_lines_are_printed_after_the_models_are_loaded(start: Start, rep
     assert "Started" not in server.log
 
 
-def test_flags_without_effect_are_logged_at_the_start(start: Start) -> None:
-    server = start("--repoagent-directory=/nowhere")
-    assert re.search(r"^W.*--repoagent-directory", server.log, re.MULTILINE)
+def test_flags_without_effect_are_logged_at_the_start(flagged: Stage) -> None:
+    assert re.search(r"^W.*--repoagent-directory", flagged.server.log, re.MULTILINE)
 
 
 # Starts that fail.

@@ -1,4 +1,4 @@
-"""Repositories and life cycle; each test has its own server."""
+"""Repositories and life cycle. Tests of what a server does when it starts have a server of their own."""
 
 import os
 import threading
@@ -10,9 +10,9 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from support.calls import index, scaled
+from support.calls import index, load, scaled
 from support.models import add_identity, add_scaled, add_simple, write_config
-from support.served import write_model
+from support.served import Stage, body, write_model
 from support.server import Start, wait_until
 
 
@@ -73,16 +73,17 @@ def test_a_slow_model_does_not_delay_the_others(start: Start, repository: Path) 
     assert server.stop(5) == 0
 
 
-def test_versions(start: Start, repository: Path) -> None:
+def test_versions(stage: Stage) -> None:
+    server = stage.server
     for version in (1, 2, 11):
-        add_scaled(repository, "scaled", version, version=version)
+        add_scaled(stage.repository, "versioned", version, version=version)
     for junk in ("02", "x", "-1", "0"):
-        (repository / "scaled" / junk).mkdir()
-    write_config(repository / "scaled", "version_policy { latest { num_versions: 2 } }")
-    server = start("--model-repository", repository)
-    assert server.get("/v2/models/scaled").json["versions"] == ["2", "11"]
-    assert (scaled(server), scaled(server, version="2")) == (11, 2)
-    assert server.post("/v2/models/scaled/versions/1/infer", b"{}").status == 404
+        (stage.repository / "versioned" / junk).mkdir()
+    write_config(stage.repository / "versioned", "version_policy { latest { num_versions: 2 } }")
+    assert load(server, "versioned") == (200, "")
+    assert server.get("/v2/models/versioned").json["versions"] == ["2", "11"]
+    assert (scaled(server, "versioned"), scaled(server, "versioned", "2")) == (11, 2)
+    assert server.post("/v2/models/versioned/versions/1/infer", b"{}").status == 404
 
 
 @pytest.mark.parametrize("mode", ["none", "explicit"])
@@ -100,8 +101,8 @@ def test_without_repository_and_exit_on_error_the_server_is_not_ready(start: Sta
     assert server.stop() == 0
 
 
-def test_invalid_model_names_are_refused(start: Start, repository: Path) -> None:
-    server = start("--model-repository", repository, "--model-control-mode=explicit")
+def test_invalid_model_names_are_refused(stage: Stage) -> None:
+    server = stage.server
     empty = "Model name cannot be empty. Please enter a valid name to deploy."
     outside = "model name must not contain path traversal characters"
     texts = {"": empty, " \t": empty, "..": outside, "a/b": outside, "../../etc": outside}
@@ -116,9 +117,9 @@ def test_invalid_model_names_are_refused(start: Start, repository: Path) -> None
                 assert (answer.status, answer.error) == (400, text)
 
 
-def test_readiness_over_grpc_of_an_unknown_model_is_false_not_an_error(start: Start, repository: Path) -> None:
-    add_scaled(repository, "scaled", 2)
-    server = start("--model-repository", repository, "--model-control-mode=explicit")
+def test_readiness_over_grpc_of_an_unknown_model_is_false_not_an_error(stage: Stage) -> None:
+    server = stage.server
+    add_scaled(stage.repository, "scaled", 2)
 
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
 
@@ -134,33 +135,36 @@ def test_readiness_over_grpc_of_an_unknown_model_is_false_not_an_error(start: St
     assert server.get("/v2/models/never/ready").status == 404
 
 
-def test_explicit_control(start: Start, repository: Path) -> None:
-    add_scaled(repository, "scaled", 2)
-    add_scaled(repository, "other", 5)
-    server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled")
-    assert scaled(server) == 2
-    assert index(server) == {("scaled", "1"): ("READY", ""), ("other", ""): ("", "")}
-    assert server.get("/v2/models/other/ready").status == 404
-    assert server.post("/v2/repository/models/other/load").status == 200
-    assert scaled(server, "other") == 5
-    assert server.post("/v2/repository/models/other/unload", {"parameters": {"unload_dependents": True}}).status == 200
-    answer = server.post("/v2/models/other/infer", b"{}")
-    assert (answer.status, answer.error) == (404, "Request for unknown model: 'other' has no available versions")
-    wait_until(lambda: index(server)[("other", "1")] == ("UNAVAILABLE", "unloaded"), "the unload", server)
+def test_explicit_control(stage: Stage) -> None:
+    server = stage.server
+    add_scaled(stage.repository, "controlled", 5)
+    assert server.post("/v2/models/bystander/infer", body(1)).status == 200
+    assert index(server)["bystander", "1"] == ("READY", "")
+    assert stage.index() == {("controlled", ""): ("", "")}
+    assert server.get("/v2/models/controlled/ready").status == 404
+    assert server.post("/v2/repository/models/controlled/load").status == 200
+    assert scaled(server, "controlled") == 5
+    assert (
+        server.post("/v2/repository/models/controlled/unload", {"parameters": {"unload_dependents": True}}).status
+        == 200
+    )
+    answer = server.post("/v2/models/controlled/infer", b"{}")
+    assert (answer.status, answer.error) == (404, "Request for unknown model: 'controlled' has no available versions")
+    wait_until(lambda: index(server)[("controlled", "1")] == ("UNAVAILABLE", "unloaded"), "the unload", server)
     assert server.get("/v2/health/ready").status == 200
     assert server.post("/v2/repository/models/never/unload").status == 200
     ready = server.post("/v2/repository/index", {"ready": True}).json
-    assert ready == [{"name": "scaled", "version": "1", "state": "READY"}]
+    assert [(each["name"], each["version"], each["state"]) for each in ready] == [("bystander", "1", "READY")]
 
 
-def test_a_failed_load_names_its_root_cause(start: Start, repository: Path) -> None:
+def test_a_failed_load_names_its_root_cause(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
     write_config(
         repository / "bad_config", 'max_batch_size: 4\ninput [ { name: "a" dims: [ 1 ] data_tipe: TYPE_FP32 } ]'
     )
     (repository / "bad_config" / "1").mkdir()
     (repository / "bad_file" / "1").mkdir(parents=True)
     (repository / "bad_file" / "1" / "model.onnx").write_bytes(b"garbage")
-    server = start("--model-repository", repository, "--model-control-mode=explicit")
     missing = server.post("/v2/repository/models/missing/load")
     assert missing.status == 500
     assert missing.error.startswith(
@@ -180,9 +184,10 @@ def test_a_failed_load_names_its_root_cause(start: Start, repository: Path) -> N
         assert server.post(f"/v2/repository/models/{name}/load").status in {400, 404}
 
 
-def test_a_reload_replaces_the_model_unless_the_new_one_is_broken(start: Start, repository: Path) -> None:
+def test_a_reload_replaces_the_model_unless_the_new_one_is_broken(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
     add_scaled(repository, "scaled", 2)
-    server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=*")
+    assert load(server, "scaled") == (200, "")
     assert server.post("/v2/repository/models/scaled/load").status == 200
     add_scaled(repository, "scaled", 3)
     os.utime(repository / "scaled" / "1" / "model.onnx", ns=(1, 1))
@@ -202,11 +207,11 @@ def test_a_reload_replaces_the_model_unless_the_new_one_is_broken(start: Start, 
     assert server.get("/v2/health/ready").status == 200
 
 
-def test_the_error_of_a_failed_load_has_the_fix(start: Start, repository: Path) -> None:
+def test_the_error_of_a_failed_load_has_the_fix(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
     (repository / "flat").mkdir()
     (repository / "flat" / "model.onnx").write_bytes(b"")
     add_scaled(repository, "scaled", 1)
-    server = start("--model-repository", repository, "--model-control-mode=explicit")
 
     def cause(model: str, status: int = 500) -> str:
         answer = server.post(f"/v2/repository/models/{model}/load")
@@ -240,23 +245,23 @@ def test_the_error_of_a_failed_load_has_the_fix(start: Start, repository: Path) 
     assert "scaled/nope.txt" in cause("scaled")
 
 
-def test_the_index_names_the_version_that_failed(start: Start, repository: Path) -> None:
+def test_the_index_names_the_version_that_failed(stage: Stage) -> None:
     for version in (1, 2, 3):
-        add_scaled(repository, "scaled", version, version=version)
-    (repository / "scaled" / "3" / "model.onnx").write_bytes(b"broken")
-    server = start("--model-repository", repository, "--model-control-mode=explicit")
-    assert server.post("/v2/repository/models/scaled/load").status == 400
-    assert list(index(server)) == [("scaled", "3")]
-    write_config(repository / "scaled", "version_policy { specific { versions: [ 2, 3 ] } }")
-    assert server.post("/v2/repository/models/scaled/load").status == 400
-    states = index(server)
-    assert list(states) == [("scaled", "2"), ("scaled", "3")]
-    assert "because version 3 failed" in states[("scaled", "2")][1]
+        add_scaled(stage.repository, "third_fails", version, version=version)
+    (stage.repository / "third_fails" / "3" / "model.onnx").write_bytes(b"broken")
+    assert load(stage.server, "third_fails")[0] == 400
+    assert list(stage.index()) == [("third_fails", "3")]
+    write_config(stage.repository / "third_fails", "version_policy { specific { versions: [ 2, 3 ] } }")
+    assert load(stage.server, "third_fails")[0] == 400
+    states = stage.index()
+    assert list(states) == [("third_fails", "2"), ("third_fails", "3")]
+    assert "because version 3 failed" in states[("third_fails", "2")][1]
 
 
-def test_no_request_is_lost_while_a_model_is_reloaded(start: Start, repository: Path) -> None:
+def test_no_request_is_lost_while_a_model_is_reloaded(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
     add_scaled(repository, "scaled", 1)
-    server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled")
+    assert load(server, "scaled") == (200, "")
     stop = threading.Event()
     seen: list[float | str] = []
 
@@ -304,7 +309,8 @@ def test_serving_one_file_without_repository_or_configuration(start: Start, tmp_
     assert (config["name"], config["max_batch_size"], config["backend"]) == ("quad", 4, "onnxruntime")
 
 
-def test_labels_and_metric_tags(start: Start, repository: Path) -> None:
+def test_labels_and_metric_tags(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
     add_scaled(repository, "scaled", 2)
     (repository / "scaled" / "names.txt").write_text("zero\none\ntwo\nthree\n")
     write_config(
@@ -313,27 +319,28 @@ def test_labels_and_metric_tags(start: Start, repository: Path) -> None:
         'output { name: "OUT" data_type: TYPE_FP32 dims: 4 label_filename: "names.txt" }'
         'metric_tags { key: "team" value: "vision" }',
     )
-    server = start("--model-repository", repository)
-    body = {
+    assert load(server, "scaled") == (200, "")
+    request = {
         "inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [1, 4, 2, 3]}],
         "outputs": [{"name": "OUT", "parameters": {"classification": 2}}],
     }
-    assert server.post("/v2/models/scaled/infer", body).json["outputs"] == [
+    assert server.post("/v2/models/scaled/infer", request).json["outputs"] == [
         {"name": "OUT", "datatype": "BYTES", "shape": [1, 2], "data": ["8.000000:1:one", "6.000000:3:three"]}
     ]
     assert 'nv_inference_request_success{_team="vision",model="scaled",version="1"} 1\n' in server.metrics()
 
 
-def test_reshape(start: Start, repository: Path) -> None:
+def test_reshape(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
     add_scaled(repository, "scaled", 2)
     write_config(
         repository / "scaled",
         'max_batch_size: 4 input { name: "IN" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: [ 4 ] } }'
         'output { name: "OUT" data_type: TYPE_FP32 dims: [ 4, 1 ] reshape { shape: [ 4 ] } }',
     )
-    server = start("--model-repository", repository)
-    body = {"inputs": [{"name": "IN", "shape": [2, 2, 2], "datatype": "FP32", "data": np.arange(8).tolist()}]}
-    output = server.post("/v2/models/scaled/infer", body).json["outputs"][0]
+    assert load(server, "scaled") == (200, "")
+    request = {"inputs": [{"name": "IN", "shape": [2, 2, 2], "datatype": "FP32", "data": np.arange(8).tolist()}]}
+    output = server.post("/v2/models/scaled/infer", request).json["outputs"][0]
     assert (output["shape"], output["data"]) == ([2, 4, 1], [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0])
 
 

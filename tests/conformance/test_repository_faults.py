@@ -12,9 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from support.background import in_background
-from support.calls import index, load, ones, scaled
+from support.calls import index, load, ones, scaled, unload
 from support.models import add_identity, add_scaled, save_onnx, write_config
 from support.plugin import FaultyBackend
+from support.served import Stage
 from support.server import RunningServer, Start, wait_until
 
 
@@ -77,17 +78,14 @@ def reload_under_load(server: RunningServer, repository: Path, reloads: int) -> 
 
 
 @pytest.mark.parametrize("reloads", [10, pytest.param(50, marks=pytest.mark.load)])
-def test_a_reload_fails_no_request_and_mixes_no_outputs_of_two_loads(
-    start: Start, repository: Path, reloads: int
-) -> None:
-    add_stamped(repository, 1)
-    server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=*")
-    wrong, latencies = reload_under_load(server, repository, reloads)
+def test_a_reload_fails_no_request_and_mixes_no_outputs_of_two_loads(stage: Stage, reloads: int) -> None:
+    add_stamped(stage.repository, 1)
+    assert load(stage.server, "stamped") == (200, "")
+    wrong, latencies = reload_under_load(stage.server, stage.repository, reloads)
     assert wrong == []
     assert len(latencies) > 4 * reloads
     # The goal is 250 ms; the margin is for a shared machine.
     assert max(latencies) < 3, sorted(latencies)[-5:]
-    assert server.stop() == 0
 
 
 def test_a_failed_reload_keeps_the_old_model_and_reports_the_reason(
@@ -121,10 +119,11 @@ def test_a_failed_reload_keeps_the_old_model_and_reports_the_reason(
     assert index(server)["mine", "1"] == ("READY", "")
 
 
-def test_requests_in_flight_outlive_the_unload(start: Start, repository: Path) -> None:
+def test_requests_in_flight_outlive_the_unload(stage: Stage) -> None:
+    server = stage.server
     slow = 'parameters { key: "execute_delay_ms" value { string_value: "700" } }'
-    add_identity(repository, "slow", dims="4", max_batch_size=1, extra=slow)
-    server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=slow")
+    add_identity(stage.repository, "slow", dims="4", max_batch_size=1, extra=slow)
+    assert load(server, "slow") == (200, "")
     calls = [in_background(lambda: scaled(server, "slow")) for _ in range(3)]
     busy = 'halimede_executing_requests{model="slow",version="1"} '
     wait_until(lambda: f"{busy}1\n" in server.metrics(), "the first to run", server)
@@ -222,24 +221,21 @@ def test_a_name_in_two_repositories_is_an_error_in_the_index(start: Start, tmp_p
     assert scaled(server, "twice") == 3
 
 
-def test_too_many_instances_are_refused_before_any_is_created(start: Start, repository: Path) -> None:
+def test_too_many_instances_are_refused_before_any_is_created(stage: Stage) -> None:
     for name, groups in [
         ("many", "{ kind: KIND_CPU count: 100000 }"),
         ("huge", "{ kind: KIND_CPU count: 2147483647 }, { kind: KIND_CPU count: 2147483647 }"),
         ("just", "{ kind: KIND_CPU count: 200 }, { kind: KIND_CPU count: 57 }"),
     ]:
-        add_identity(repository, name, extra=f"instance_group [ {groups} ]")
-    server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled")
+        add_identity(stage.repository, name, extra=f"instance_group [ {groups} ]")
     for name in ("many", "huge", "just"):
-        status, text = load(server, name)
+        status, text = load(stage.server, name)
         assert (status, "256" in text) == (500, True), text
-    assert scaled(server) == 2
 
 
-def test_a_mounted_config_map_is_served_and_followed_when_it_changes(
-    start: Start, tmp_path: Path, repository: Path
-) -> None:
+def test_a_mounted_config_map_is_served_and_followed_when_it_changes(stage: Stage, tmp_path: Path) -> None:
     """Kubernetes mounts a volume as links through `..data` to a dated directory, and replaces the link."""
+    server, repository = stage.server, stage.repository
     weights = tmp_path / "weights"
     add_scaled(weights, "big", 5)
     mounted = repository / "mounted"
@@ -264,24 +260,29 @@ def test_a_mounted_config_map_is_served_and_followed_when_it_changes(
     (mounted / "1").mkdir()
     (mounted / "1" / "model.onnx").symlink_to(weights / "big" / "1" / "model.onnx")
     (repository / "linked").symlink_to(weights / "big")
-    server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=*")
+    log_start = len(server.log)
+    assert load(server, "mounted") == load(server, "linked") == (200, "")
     assert (scaled(server, "mounted"), scaled(server, "linked")) == (5, 5)
     assert top_label() == "5.000000:0:first"
     publish("..2024_02", "second\n")
     assert load(server, "mounted") == (200, "")
     assert top_label() == "5.000000:0:second"
-    assert server.stop() == 0  # after which the log is written
-    assert "ignoring" not in server.log
+    assert unload(server, "linked") == 200
+    # The last line: lines are written in order.
+    wait_until(lambda: "successfully unloaded 'linked'" in server.log[log_start:], "the log to be written", server)
+    assert "ignoring" not in server.log[log_start:]
 
 
-def test_label_files_outside_the_repository_are_refused(start: Start, tmp_path: Path, repository: Path) -> None:
+def test_label_files_outside_the_repository_are_refused(stage: Stage, tmp_path: Path) -> None:
+    server, repository = stage.server, stage.repository
+    add_scaled(repository, "scaled", 2)
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "token").write_text("top secret\n")
     (repository / "scaled" / "link.txt").symlink_to(tmp_path / "secret" / "token")
     (repository / "scaled" / "dir").symlink_to(tmp_path / "secret")
-    (repository / "shared.txt").write_text("zero\n")
-    (repository / "scaled" / "shared.txt").symlink_to("../shared.txt")
-    server = start("--model-repository", repository, "--model-control-mode=explicit")
+    (repository / "shared").mkdir()
+    (repository / "shared" / "names.txt").write_text("zero\n")
+    (repository / "scaled" / "shared.txt").symlink_to("../shared/names.txt")
 
     def with_labels(name: str) -> tuple[int, str]:
         write_config(
@@ -293,20 +294,20 @@ def test_label_files_outside_the_repository_are_refused(start: Start, tmp_path: 
     for name in ("link.txt", "dir/token"):
         status, text = with_labels(name)
         assert (status, "leads out of the repository" in text) == (500, True), text
-    for name in ("../../secret/token", str(tmp_path / "secret" / "token"), "dir/../../shared.txt"):
+    for name in ("../../secret/token", str(tmp_path / "secret" / "token"), "dir/../../shared/names.txt"):
         status, text = with_labels(name)
         assert (status, "'label_filename' of model output 'OUT' must not" in text) == (500, True), text
     assert with_labels("shared.txt") == (200, "")
 
 
-def test_weights_are_read_only_from_the_directory_of_their_model(
-    start: Start, tmp_path: Path, repository: Path
-) -> None:
+def test_weights_are_read_only_from_the_directory_of_their_model(stage: Stage) -> None:
     """ONNX Runtime checks the paths in a model file. Older versions without the check fail this test."""
+    server, repository = stage.server, stage.repository
+    add_scaled(repository, "scaled", 2)
     values = np.full(4, 7, np.float32).tobytes()
-    (tmp_path / "outside.bin").write_bytes(values)
+    outside = stage.repository.parent / "outside.bin"
+    outside.write_bytes(values)
     (repository / "scaled" / "1" / "inside.bin").write_bytes(values)
-    server = start("--model-repository", repository, "--model-control-mode=explicit")
 
     def with_weights(location: str) -> tuple[int, str]:
         tensor = TensorProto(name="factor", data_type=TensorProto.FLOAT, dims=[4])
@@ -324,7 +325,7 @@ def test_weights_are_read_only_from_the_directory_of_their_model(
         (repository / "scaled" / "1" / "model.onnx").write_bytes(model.SerializeToString())
         return load(server, "scaled")
 
-    for location in ("../../../outside.bin", str(tmp_path / "outside.bin"), "../1/../../../outside.bin"):
+    for location in ("../../../outside.bin", str(outside), "../1/../../../outside.bin"):
         status, text = with_weights(location)
         assert (status, "xternal data path" in text) == (400, True), text
     assert with_weights("inside.bin") == (200, "")

@@ -57,6 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(models, "long", extra=f"{ONE} {delay(30_000)}")
     add_identity(models, "delayed", extra=f"{ONE} dynamic_batching {{ max_queue_delay_microseconds: 400000 }}")
     add_identity(models, "quick", extra=f"{ONE} dynamic_batching {{ default_queue_policy {{ max_queue_size: 100 }} }}")
+    add_identity(models, "text", datatype="BYTES", dims="-1")
     running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, "--exit-timeout-secs=2"])
     yield running
     running.stop()
@@ -273,34 +274,29 @@ def test_a_third_party_backend_is_found_by_its_entry_point(tmp_path: Path) -> No
         assert server.stop() == 0
 
 
-def test_a_request_with_a_slow_check_does_not_delay_others(tmp_path: Path) -> None:
+def test_a_request_with_a_slow_check_does_not_delay_others(server: RunningServer) -> None:
     """A million strings: the server answers other requests during the check, and then answers correctly."""
-    add_identity(tmp_path / "models", "text", datatype="BYTES", dims="-1")
-    server = start_server(tmp_path, ["--model-repository", tmp_path / "models"])
-    try:
-        count = 1_000_000
-        payload = (b"\1\0\0\0a" + b"\2\0\0\0bc") * (count // 2)
-        tensor = {
-            "name": "IN",
-            "shape": [1, count],
-            "datatype": "BYTES",
-            "parameters": {"binary_data_size": len(payload)},
-        }
-        head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-        headers = {"Inference-Header-Content-Length": str(len(head))}
-        large = in_background(lambda: server.post("/v2/models/text/infer", head + payload, headers))
-        probes = 0
-        while not large.done():
-            assert server.get("/v2/health/live").status == 200
-            probes += 1
-        assert large.result().status == 200
-        assert large.result().body.endswith(payload)
-        assert probes >= 5
-        broken = server.post("/v2/models/text/infer", head + payload[:-1], headers)
-        assert broken.status == 400
-        wrong = payload[:-6] + b"\3" + payload[-5:]
-        refused = server.post("/v2/models/text/infer", head + wrong, headers)
-        assert (refused.status, "incomplete string data" in refused.error) == (400, True)
-        assert executing(server, "text") == 0
-    finally:
-        assert server.stop() == 0
+    count = 1_000_000
+    payload = (b"\1\0\0\0a" + b"\2\0\0\0bc") * (count // 2)
+    tensor = {
+        "name": "IN",
+        "shape": [1, count],
+        "datatype": "BYTES",
+        "parameters": {"binary_data_size": len(payload)},
+    }
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    large = in_background(lambda: server.post("/v2/models/text/infer", head + payload, headers))
+    probes = 0
+    while not large.done():
+        assert server.get("/v2/health/live").status == 200
+        probes += 1
+    assert large.result().status == 200
+    assert large.result().body.endswith(payload)
+    assert probes >= 5
+    broken = server.post("/v2/models/text/infer", head + payload[:-1], headers)
+    assert broken.status == 400
+    wrong = payload[:-6] + b"\3" + payload[-5:]
+    refused = server.post("/v2/models/text/infer", head + wrong, headers)
+    assert (refused.status, "incomplete string data" in refused.error) == (400, True)
+    assert executing(server, "text") == 0

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.calls import ONES_JSON
+from support.calls import ONES_JSON, load
 from support.models import add_identity
 from support.open_loop import Phase, Stream, run_phases
+from support.served import Stage
 from support.server import RunningServer, Start
 
 ONE = "instance_group { kind: KIND_CPU count: 1 }"
@@ -21,9 +22,9 @@ Serve = Callable[..., RunningServer]
 
 @pytest.fixture
 def serve(start: Start, repository: Path) -> Serve:
-    def serve(models: int, *arguments: str, extra: str = "") -> RunningServer:
+    def serve(models: int, *arguments: str) -> RunningServer:
         for number in range(models):
-            add_identity(repository, f"m{number}", extra=f"{ONE} {extra}")
+            add_identity(repository, f"m{number}", extra=ONE)
         return start("--model-repository", repository, *arguments)
 
     return serve
@@ -87,13 +88,14 @@ def test_a_scraper_that_does_not_read_delays_no_other(serve: Serve) -> None:
         assert server.get("/v2/health/live").status == 200
 
 
-def test_tags_of_a_configuration_stay_inside_their_labels(serve: Serve) -> None:
+def test_tags_of_a_configuration_stay_inside_their_labels(stage: Stage) -> None:
     hostile = 'a\\"} 1\\nnv_fake{b=\\"'
-    server = serve(1, extra=f'metric_tags {{ key: "{hostile}" value: "{hostile}" }}')
-    families = {family.name: family for family in text_string_to_metric_families(server.metrics())}
+    add_identity(stage.repository, "tagged", extra=f'metric_tags {{ key: "{hostile}" value: "{hostile}" }}')
+    assert load(stage.server, "tagged") == (200, "")
+    families = {family.name: family for family in text_string_to_metric_families(stage.server.metrics())}
     assert "nv_fake" not in families
-    (sample,) = families["nv_inference_count"].samples
-    assert sorted(sample.labels.values()) == ["1", 'a"} 1\nnv_fake{b="', "m0"]
+    (labels,) = (each.labels for each in families["nv_inference_count"].samples if each.labels["model"] == "tagged")
+    assert sorted(labels.values()) == ["1", 'a"} 1\nnv_fake{b="', "tagged"]
 
 
 def test_counter_latencies_can_be_left_out(serve: Serve) -> None:

@@ -203,13 +203,14 @@ def test_an_ensemble_passes_sequences_on(stage: Stage, infer: Infer) -> None:
     assert NO_START.format(42, "seq") in refused(infer, "above", 0, 42)
 
 
-def test_the_seats_of_1000_abandoned_sequences_are_reused(stage: Stage, infer_grpc: Infer) -> None:
-    deploy(stage, "seq", oldest(seats=1000, idle_us=200_000))
+@pytest.mark.parametrize("seats", [250, pytest.param(1000, marks=pytest.mark.large)])
+def test_the_seats_of_abandoned_sequences_are_reused(stage: Stage, infer_grpc: Infer, seats: int) -> None:
+    deploy(stage, "seq", oldest(seats=seats, idle_us=200_000))
     server = stage.server
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
 
     def abandon(first: int) -> int:
-        for sequence in range(first, first + 1000):
+        for sequence in range(first, first + seats):
             parameters = {"sequence_id": sequence, "sequence_start": True}
             connection.request("POST", "/v2/models/seq/infer", json.dumps(body(0.0) | {"parameters": parameters}))
             response = connection.getresponse()
@@ -217,10 +218,10 @@ def test_the_seats_of_1000_abandoned_sequences_are_reused(stage: Stage, infer_gr
         return resident_bytes(server)
 
     with closing(connection):
-        memory = [abandon(first) for first in (1, 1001, 2001, 3001)]
+        memory = [abandon(1 + turn * seats) for turn in range(4)]
     assert memory[-1] - memory[1] < 16 << 20, memory
     wait_until(
-        lambda: NO_START.format(4000, "seq") == tried(infer_grpc, "seq", 4000), "the end of the last one", server
+        lambda: NO_START.format(4 * seats, "seq") == tried(infer_grpc, "seq", 4 * seats), "the end of the last", server
     )
 
 

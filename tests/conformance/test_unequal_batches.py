@@ -101,7 +101,7 @@ def floats(*rows: Sequence[float]) -> np.ndarray:
     return np.array(rows, np.float32)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS, ids="by {}".format)
 def test_requests_of_unequal_lengths_share_a_ragged_batch(server: RunningServer, way: str) -> None:
     requests = [{"IN": floats(range(length))} for length in (3, 1, 5)]
     answers = at_once(server, f"ragged_{way}", requests)
@@ -177,7 +177,7 @@ def test_a_request_longer_than_every_bucket_is_refused(server: RunningServer) ->
     )
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", WAYS, ids="by {}".format)
 def test_statistics_count_the_rows_that_requests_sent(server: RunningServer, way: str) -> None:
     requests = [{"IN": floats([number, number])} for number in range(3)]
     answers = at_once(server, f"sized_{way}", requests)

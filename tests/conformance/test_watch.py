@@ -1,14 +1,15 @@
 """`--watch`: models are reloaded when their files change."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.calls import load, unload
 from support.models import add_scaled
-from support.served import add_python, infer, notes_file, write_model
-from support.server import RunningServer, Start, wait_until
+from support.served import Stage, add_python, infer, notes_file, write_model
+from support.server import RunningServer, Start, start_server, wait_until
 
 TIMES = "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', value(r) * np.full((1, 1), {}, np.float32))]) for r in requests]"
 NOTED = "def initialize(self, args): note('up')"
@@ -18,11 +19,28 @@ def answers(server: RunningServer, factor: float, model: str = "m") -> None:
     wait_until(lambda: infer(server, model, 1) == (200, [factor]), f"{factor} of '{model}'", server, 30)
 
 
-@pytest.fixture
-def server(repository: Path, start: Start) -> RunningServer:
-    add_python(repository, "m", TIMES.format(2), methods=NOTED)
+@pytest.fixture(scope="module")
+def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("watched")
+    repository = folder / "models"
     add_python(repository, "other", TIMES.format(7), methods=NOTED)
-    return start("--model-repository", repository, "--watch", "--model-control-mode=explicit", "--load-model=*")
+    arguments = ["--model-repository", repository, "--watch", "--model-control-mode=explicit", "--load-model=*"]
+    running = start_server(folder, arguments)
+    yield Stage(running, repository)
+    assert running.stop() == 0, running.log
+
+
+@pytest.fixture
+def server(watching: Stage) -> Iterator[RunningServer]:
+    """With the model `m`, and another one that no test changes."""
+    watching.deploy("m", TIMES.format(2), methods=NOTED)
+    yield watching.server
+    watching.clear()
+
+
+@pytest.fixture
+def repository(watching: Stage) -> Path:
+    return watching.repository
 
 
 def change(repository: Path, factor: object, model: str = "m") -> None:
@@ -63,8 +81,9 @@ def test_new_version_is_served(server: RunningServer, repository: Path) -> None:
 
 
 def test_editor_files_and_unloaded_models_cause_no_reload(server: RunningServer, repository: Path) -> None:
+    log_start = len(server.log)
     unload(server, "m")
-    wait_until(lambda: "successfully unloaded 'm'" in server.log, "the unload", server)
+    wait_until(lambda: "successfully unloaded 'm'" in server.log[log_start:], "the unload", server)
     version = repository / "other" / "1"
     (version / ".model.py.swp").write_text("x")
     (version / "model.py~").write_text("x")

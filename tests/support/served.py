@@ -1,5 +1,6 @@
 """Python models in a real server, and its worker processes."""
 
+import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -100,11 +101,20 @@ def notes_file(repository: Path, name: str) -> Path:
 
 @dataclass
 class Stage:
-    """A server with explicit model control. Each test loads models with names of its own."""
+    """A server with explicit model control. Each test loads models with names of its own.
+
+    A test's models are those that it adds here, and all further ones that it writes into the repository. The server's
+    index keeps the versions of unloaded models: a test that reads them has models with names that no other test has.
+    """
 
     server: RunningServer
     repository: Path
     names: list[str] = field(default_factory=list)
+    kept: frozenset[str] = field(init=False)
+    """The models of all tests: they were in the repository from the start."""
+
+    def __post_init__(self) -> None:
+        self.kept = frozenset(folder.name for folder in self.repository.iterdir())
 
     def deploy(self, name: str, execute: str = ECHO, **how: object) -> None:
         """`add_python`, and load it."""
@@ -121,13 +131,24 @@ class Stage:
         # A line is one write, but the reader may see a part of it if the model dies.
         return path.read_text().splitlines() if path.exists() else []
 
+    def index(self) -> dict[tuple[str, str], tuple[str, str]]:
+        """State and reason by name and version, of the models in the repository that are not `kept`."""
+        there = {folder.name for folder in self.repository.iterdir()} - self.kept
+        return {entry: state for entry, state in index(self.server).items() if entry[0] in there}
+
     def clear(self) -> None:
-        """Unload all models of the test, and wait until they and their processes are gone."""
-        for name in self.names:
+        """Unload all models of the test, wait until they and their processes are gone, and delete their files."""
+        others = {folder.name for folder in self.repository.iterdir()} - self.kept - set(self.names)
+        names = [*self.names, *sorted(others)]
+        for name in names:
             unload(self.server, name)
-        for name in self.names:
+        for name in names:
             wait_until(lambda name=name: not is_loaded(self.server, name), f"the end of {name}", self.server)
             wait_until(lambda name=name: not workers(self.server, name), f"no process of {name}", self.server)
+            if (path := self.repository / name).is_symlink():
+                path.unlink()
+            elif path.exists():
+                shutil.rmtree(path)
         self.names.clear()
 
 
