@@ -95,9 +95,14 @@ def _install_missing(packages: Mapping[str, str]) -> None:
                 raise Unavailable(f"apt-get {command[0]} of {', '.join(missing)}: {done.stderr[-500:]}")
 
 
+def image_id(tag: str) -> str:
+    """Of the image in buildah's storage; "" if there is none."""
+    return attempt("buildah", "inspect", "--type=image", "--format={{.FromImageID}}", tag).stdout.strip()
+
+
 def provide_base() -> None:
     """Provide the base image of Dockerfile.server: the local one, a registry's, or one made of Debian's packages."""
-    if attempt("buildah", "inspect", "--type=image", BASE).returncode == 0:
+    if image_id(BASE):
         return
     with phase(f"Pulling the image {BASE}, or making it from Debian's packages"):
         _make_base()
@@ -213,9 +218,9 @@ def remove_left_overs() -> None:
     for name in run("buildah", "containers", "--format", "{{.ContainerName}}").split():
         if name.startswith(CONTAINERS) and not Path("/proc", name.rpartition("-")[2]).exists():
             run("buildah", "rm", name)
-    if len(run("buildah", "images", "--quiet", "--filter=dangling=true").split()) > LEFT_OVER_LIMIT:
-        # Fails for images in use, and removes the others.
-        attempt("buildah", "rmi", "--prune")
+    # The newest ones come first. Those of the last build have the installed packages, which the next build needs.
+    for old in run("buildah", "images", "--quiet", "--filter=dangling=true").split()[LEFT_OVER_LIMIT:]:
+        attempt("buildah", "rmi", old)  # fails for images in use
 
 
 @dataclass(frozen=True)
