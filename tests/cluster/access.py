@@ -27,6 +27,12 @@ class Cluster(Protocol):
     def helm(self, *arguments: str, limit_s: float = LIMIT_S) -> str:
         """Like `kubectl`, for helm."""
 
+    def make_namespace(self, name: str) -> None:
+        """Return when pods can be made in it."""
+
+    def end_namespace(self, name: str) -> None:
+        """Return when none of its pods runs; its other objects are deleted soon."""
+
     def login(self, namespace: str, account: str) -> Path:
         """A kubeconfig with which programs on this machine log in as this ServiceAccount."""
 
@@ -50,6 +56,15 @@ class CommandLines:
 
     def helm(self, *arguments: str, limit_s: float = LIMIT_S) -> str:
         return run(self._helm, f"--kubeconfig={self.kubeconfig}", *arguments, limit_s=limit_s)
+
+    def make_namespace(self, name: str) -> None:
+        self.kubectl("create", "namespace", name)
+        self.kubectl("wait", "--for=create", "serviceaccount/default", f"--namespace={name}", "--timeout=60s")
+
+    def end_namespace(self, name: str) -> None:
+        # No controller makes a pod in a namespace that ends.
+        self.kubectl("delete", "namespace", name, "--wait=false")
+        self.kubectl("delete", "pods", "--all", "--grace-period=1", f"--namespace={name}", "--timeout=80s")
 
     def by(self, kubeconfig: Path) -> "CommandLines":
         """The same programs with another login."""

@@ -3,12 +3,17 @@
 import http.client
 import json
 import ssl
-from dataclasses import dataclass
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 MERGE = "application/merge-patch+json"
 TIMEOUT_S = 30.0
+BUSY_LIMIT = 10
+"""How often a request is repeated that the API server was too busy for."""
 
 
 class Refused(Exception):
@@ -25,8 +30,18 @@ class Api:
     authority: Path
     identity: Path
     """The certificate's file; the key is beside it."""
+    _idle: list[http.client.HTTPSConnection] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Connections for the next GET. A handshake costs both sides more than the request."""
 
     def get(self, path: str) -> Any:
+        for _ in range(BUSY_LIMIT):
+            try:
+                return json.loads(self.send("GET", path))
+            except Refused as refusal:
+                if refusal.status != http.client.TOO_MANY_REQUESTS:
+                    raise
+            # As Kubernetes' own clients do, for instance where the kind was just made.
+            time.sleep(1)
         return json.loads(self.send("GET", path))
 
     def create(self, path: str, document: Any) -> Any:
@@ -44,18 +59,38 @@ class Api:
 
     def send(self, method: str, path: str, document: Any = None, content_type: str = "application/json") -> str:
         """The answer's body. Raises Refused if it is an error, OSError if there is none."""
+        body = None if document is None else json.dumps(document)
+        if method == "GET":
+            with suppress(IndexError, ConnectionError, ssl.SSLError):  # none is there, or the API server has closed it
+                return self._ask(self._idle.pop(), method, path, body, content_type)
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_S, context=self._tls)
+        return self._ask(connection, method, path, body, content_type)
+
+    def close(self) -> None:
+        """Close the connections that no request uses."""
+        while self._idle:
+            self._idle.pop().close()
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=str(self.authority))
         context.load_cert_chain(self.identity, self.identity.with_suffix(".key"))
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=TIMEOUT_S, context=context)
+        return context
+
+    def _ask(
+        self, connection: http.client.HTTPSConnection, method: str, path: str, body: str | None, content_type: str
+    ) -> str:
         try:
-            body = None if document is None else json.dumps(document)
             connection.request(method, path, body, {"Content-Type": content_type})
             response = connection.getresponse()
             text = response.read().decode()
         except http.client.HTTPException as error:
-            raise ConnectionError(repr(error)) from error
-        finally:
             connection.close()
+            raise ConnectionError(repr(error)) from error
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
         if response.status >= http.client.BAD_REQUEST:
             raise Refused(response.status, text)
         return text

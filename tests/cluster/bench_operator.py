@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import psutil  # type: ignore[import-untyped]  # the package has no types
 
 from cluster.fake_nodes import MARK
+from cluster.forks import start_process
 from cluster.gpus import Layout
 from cluster.operators import APPLY, Object, Operator, Place, crds
 from cluster.own import OwnCluster
@@ -133,7 +134,7 @@ def measure(own: OwnCluster, folder: Path) -> list[Row]:
 
 def make_bench(own: OwnCluster, folder: Path, namespace: str) -> Bench:
     own.kubectl("create", "namespace", namespace)
-    place = Place(own, namespace, folder)
+    place = Place(own, start_process, namespace, folder)
     place.allow("operator")
     return Bench(place)
 

@@ -1,6 +1,7 @@
 """Fixtures: one cluster for all tests of this folder, and a namespace for each test."""
 
 import itertools
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +10,17 @@ import pytest
 
 from cluster.access import Cluster
 from cluster.faults import Faults
+from cluster.forks import Forks
 from cluster.given import REGISTRY, GivenCluster
 from cluster.gpus import Gpus
-from cluster.installed import Platform, Tenant, provide_images
+from cluster.installed import NAMESPACE, OPERATOR_IMAGE, SERVER_IMAGE, Platform, Tenant, provide_images
 from cluster.metrics import SERVED, ClusterPrometheus, PlayedMetrics
 from cluster.operators import Place, no_other_operator
 from cluster.own import OwnCluster
+from cluster.programs import check_machine
 from cluster.spaces import eventually
 from support.custom_resources import CRDS
-from support.image import REPOSITORY_ROOT, Unavailable
+from support.image import Unavailable
 from support.models import add_scaled
 from support.phases import shown
 
@@ -27,18 +30,34 @@ NUMBERS = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+    places = [number for number, item in enumerate(items) if item.path.is_relative_to(HERE)]
+    ours = [items[number] for number in places]
+    for item in ours:
+        if item.get_closest_marker("timeout") is None:
             # Without fixtures: the first start on a machine builds Kubernetes.
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S, func_only=True))
+    # First those for which the operator that helm installs would have to stand aside.
+    for number, item in zip(places, sorted(ours, key=needs_platform), strict=True):
+        items[number] = item
+
+
+def needs_platform(item: pytest.Item) -> bool:
+    return "platform" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Our own cluster, or the one that the environment names."""
+    """Our own cluster with one node, or the one that the environment names."""
     try:
         with shown(request.config):
-            found = GivenCluster.find() if os.environ.get(REGISTRY) else OwnCluster.start()
+            if os.environ.get(REGISTRY):
+                found: Cluster = GivenCluster.find()
+            else:
+                check_machine()
+                images = (SERVER_IMAGE, OPERATOR_IMAGE) if any(map(needs_platform, request.session.items)) else ()
+                if images:
+                    provide_images()
+                found = OwnCluster.start(nodes=1, images=images)
     except Unavailable as reason:
         if os.environ.get("CI"):
             pytest.fail(f"nothing is tested on Kubernetes: {reason}")
@@ -49,16 +68,20 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     found.stop()
 
 
+@pytest.fixture(scope="session")
+def second_node(cluster: Cluster) -> None:
+    """A second node of our own cluster, which costs processor time until the end of the run."""
+    if isinstance(cluster, OwnCluster):
+        cluster.add_node()
+
+
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace. After the test none of its pods runs, and its other objects are deleted soon."""
     name = f"test-{os.getpid()}-{next(NUMBERS)}"
-    cluster.kubectl("create", "namespace", name)
-    cluster.kubectl("wait", "--for=create", "serviceaccount/default", f"--namespace={name}", "--timeout=60s")
+    cluster.make_namespace(name)
     yield name
-    # No controller makes a pod in a namespace that ends.
-    cluster.kubectl("delete", "namespace", name, "--wait=false")
-    cluster.kubectl("delete", "pods", "--all", "--grace-period=1", f"--namespace={name}", "--timeout=80s")
+    cluster.end_namespace(name)
 
 
 @pytest.fixture
@@ -104,14 +127,22 @@ def prometheus(own: OwnCluster) -> Iterator[ClusterPrometheus]:
     running.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def crds(cluster: Cluster) -> Iterator[None]:
-    """The CRDs, installed while the tests of a file run. CRDs that helm installed stay, because helm takes over no others."""
+    """The CRDs; if helm has not installed them, with the marks by which it takes them over.
+
+    They stay until our own cluster ends. For half a minute after CRDs were made the API server refuses children of
+    their objects.
+    """
     there = cluster.kubectl("get", "customresourcedefinitions", "--output=name")
-    missing = [name for name in (crd["metadata"]["name"] for crd in CRDS.values()) if name not in there]
-    for name in missing:
-        path = REPOSITORY_ROOT / "crds" / f"{name.partition('.')[0]}.yaml"
-        cluster.kubectl("apply", "--server-side", f"--filename={path}")
+    missing = [crd for crd in CRDS.values() if crd["metadata"]["name"] not in there]
+    marks = {
+        "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "annotations": {"meta.helm.sh/release-name": "halimede", "meta.helm.sh/release-namespace": NAMESPACE},
+    }
+    for crd in missing:
+        document = {**crd, "metadata": {**crd["metadata"], **marks}}
+        cluster.kubectl("apply", "--server-side", "--filename=-", given=json.dumps(document))
 
     def served() -> bool:
         known = cluster.kubectl("api-resources", "--api-group=halimede.dev", "--output=name", "--cached=false")
@@ -119,8 +150,8 @@ def crds(cluster: Cluster) -> Iterator[None]:
 
     eventually(served, "both kinds")
     yield
-    if missing:
-        cluster.kubectl("delete", "customresourcedefinitions", *missing)
+    if missing and not isinstance(cluster, OwnCluster):
+        cluster.kubectl("delete", "customresourcedefinitions", *(crd["metadata"]["name"] for crd in missing))
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +163,16 @@ def alone(cluster: Cluster, crds: None) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    with Forks() as forks:
+        yield forks
+
+
 @pytest.fixture
-def place(own: OwnCluster, alone: None, namespace: str, tmp_path: Path) -> Iterator[Place]:
+def place(own: OwnCluster, alone: None, forks: Forks, namespace: str, tmp_path: Path) -> Iterator[Place]:
     """A namespace for operators that run on this machine."""
-    place = Place(own, namespace, tmp_path)
+    place = Place(own, forks.start, namespace, tmp_path)
     place.allow("operator", "second")
     yield place
     place.stop_all()

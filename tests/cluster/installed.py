@@ -1,5 +1,6 @@
 """Halimede installed in a cluster: images, chart, a store of models, and the actions of a user."""
 
+import hashlib
 import json
 import urllib.error
 import urllib.request
@@ -10,12 +11,13 @@ from typing import Any
 
 import yaml
 
-from cluster.access import Cluster
+from cluster import resources
 from cluster.control import ADDRESS
 from cluster.images import archived
 from cluster.own import OwnCluster
+from cluster.programs import cache
 from cluster.spaces import LIMIT_S, eventually, python
-from support.image import REPOSITORY_ROOT, install_programs, one_build_at_a_time, provide_base, run
+from support.image import BASE, REPOSITORY_ROOT, image_id, install_programs, one_build_at_a_time, provide_base, run
 from support.phases import phase
 
 CHART = REPOSITORY_ROOT / "helm" / "halimede"
@@ -37,12 +39,37 @@ def provide_images() -> None:
     with one_build_at_a_time():
         install_programs()
         provide_base()
-        with phase("Building the server's image"):
-            run("make", "image", "ENGINE=buildah", f"IMAGE={SERVER_IMAGE}", timeout_s=BUILD_LIMIT_S)
-        with phase("Building the operator's image"):
-            run("make", "image-operator", "ENGINE=buildah", f"OPERATOR_IMAGE={OPERATOR_IMAGE}", timeout_s=BUILD_LIMIT_S)
+        _provide_image("server", SERVER_IMAGE, "image", "IMAGE")
+        _provide_image("operator", OPERATOR_IMAGE, "image-operator", "OPERATOR_IMAGE")
     for image in (SERVER_IMAGE, OPERATOR_IMAGE):
         archived(image)
+
+
+def _provide_image(whose: str, tag: str, target: str, variable: str) -> None:
+    """Build it by a target of the Makefile, unless it was built from the same files.
+
+    A build of which every layer is in the cache takes some seconds of a processor, since buildah reads all files.
+    """
+    kept = cache() / "images" / f"{tag.replace('/', '_')}.built"
+    inputs = _inputs(REPOSITORY_ROOT / f"Dockerfile.{whose}")
+    if kept.exists() and kept.read_text() == f"{inputs} {image_id(tag)}":
+        return
+    with phase(f"Building the {whose}'s image"):
+        run("make", target, "ENGINE=buildah", f"{variable}={tag}", timeout_s=BUILD_LIMIT_S)
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text(f"{inputs} {image_id(tag)}")
+
+
+def _inputs(dockerfile: Path) -> str:
+    """A digest of all that an image is built from."""
+    digest = hashlib.sha256(image_id(BASE).encode())
+    entries = [line[1:] for line in (REPOSITORY_ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"]
+    for path in (dockerfile, REPOSITORY_ROOT / "Makefile", *(REPOSITORY_ROOT / entry for entry in entries)):
+        for file in sorted([path] if path.is_file() else path.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(f"{file.relative_to(REPOSITORY_ROOT)} {file.stat().st_mode}\0".encode())
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 class Store:
@@ -148,7 +175,7 @@ class Platform:
 class Tenant:
     """Somebody with a namespace."""
 
-    cluster: Cluster
+    cluster: OwnCluster
     namespace: str
 
     def kubectl(self, *arguments: str, given: str | None = None, limit_s: float = LIMIT_S) -> str:
@@ -158,11 +185,10 @@ class Tenant:
         self.kubectl("apply", "-f", "-", given=text)
 
     def get(self, *what: str) -> Object:
-        found: Object = json.loads(self.kubectl("get", *what, "-o", "json"))
-        return found
+        return resources.get(self.cluster.api, self.namespace, *what)
 
     def names(self, kinds: str, *arguments: str) -> set[str]:
-        return set(self.kubectl("get", kinds, "-o", "name", *arguments).split())
+        return resources.names(self.cluster.api, self.namespace, kinds, *arguments)
 
     def wait_ready(self, what: str, limit_s: float = LIMIT_S) -> None:
         """As a person would wait; the AssertionError has what the object says."""

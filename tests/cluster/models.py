@@ -38,7 +38,7 @@ def writes_for(platform: Platform, namespace: str) -> list[tuple[str, str, int]]
     """The operator's writes in a namespace, without statuses and events: verb, resource, HTTP status."""
     return [
         (event["verb"], event["objectRef"]["resource"], event["responseStatus"]["code"])
-        for event in platform.cluster.audit_events()
+        for event in platform.cluster.audit_events(containing=OPERATOR)
         if event["user"]["username"] == OPERATOR
         and event["verb"] in ("create", "update", "patch", "delete")
         and event["objectRef"].get("namespace") == namespace
@@ -91,6 +91,6 @@ def writes(platform: Platform) -> list[tuple[str, str]]:
     """Namespace and resource of all writes of the operator."""
     return [
         (event["objectRef"].get("namespace", ""), event["objectRef"]["resource"])
-        for event in platform.cluster.audit_events()
+        for event in platform.cluster.audit_events(containing=OPERATOR)
         if event["user"]["username"] == OPERATOR and event["verb"] in ("create", "update", "patch", "delete")
     ]

@@ -1,6 +1,7 @@
 """A node: containerd, kubelet and kube-proxy in their own namespaces, like on a machine."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from cluster.control import ADDRESS, DNS_SERVICE, DOMAIN, ControlPlane, write_proxy_config
 from cluster.programs import CNI_PLUGINS
 from cluster.spaces import Program, Space, eventually
+from cluster.unpacked import copy_unpacked
 
 PAUSE = "localhost/pause:1"
 PAUSE_ARCHIVE = "pause.tar"
@@ -36,6 +38,8 @@ CONTAINERD = f"""version = 2
 class Node:
     number: int
     control: ControlPlane
+    archives: Sequence[Path] = ()
+    """Of the images that it has from the beginning."""
     _space: Space | None = field(default=None, init=False)
 
     @property
@@ -58,8 +62,12 @@ class Node:
     @cached_property
     def folder(self) -> Path:
         folder = self.control.state / self.name
-        for name in ("cni", "containerd", "kubelet", "log", "settings"):
+        for name in ("cni", "kubelet", "log", "settings"):
             (folder / name).mkdir(parents=True)
+        if self.archives:
+            copy_unpacked(self.archives, folder / "containerd")
+        else:
+            (folder / "containerd").mkdir()
         return folder
 
     @property
@@ -121,6 +129,9 @@ class Node:
             "failSwapOn": False,
             "imageGCHighThresholdPercent": 100,
             "localStorageCapacityIsolation": False,
+            # A change is reported at once. As a sign of life a status costs all who watch nodes more than a lease.
+            "nodeLeaseDurationSeconds": 20,
+            "nodeStatusReportFrequency": "3s",
             "nodeStatusUpdateFrequency": "1s",
             "resolvConf": str(self.folder / "resolv.conf"),
             # With cgroup v2 the kernel would kill all of a container, which it cannot with v1.

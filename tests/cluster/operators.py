@@ -1,13 +1,11 @@
 """Runs the operator's process on this machine, as a ServiceAccount with the chart's rights in one namespace."""
 
-import json
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from cluster import resources
+from cluster.forks import Fork
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
 from support.image import REPOSITORY_ROOT
@@ -31,24 +31,25 @@ CHILDREN = {
 OURS = "labelSelector=app.kubernetes.io%2Fmanaged-by%3Dhalimede-operator"
 APPLY = "application/apply-patch+yaml"
 LEASE = "halimede"
+Start = Callable[[list[str], Path], "Fork | subprocess.Popen[bytes]"]
 RBAC = "rbac.authorization.k8s.io"
 
 
 class Operator:
     """One process; `name` is the ServiceAccount that it is."""
 
-    def __init__(self, folder: Path, namespace: str, name: str, kubeconfig: Path, lease: str, everywhere: bool) -> None:
+    def __init__(
+        self, start: Start, folder: Path, namespace: str, name: str, kubeconfig: Path, lease: str, everywhere: bool
+    ) -> None:
         """everywhere: it watches all namespaces."""
         self._health, self._metrics = free_port(), free_port()
         self.log = folder / f"{name}-{self._health}.log"
-        command = [
-            sys.executable, "-m", "halimede_operator", "--server-image=debian:bookworm-slim", "--image-pull-policy=Never",
+        arguments = [
+            "--server-image=debian:bookworm-slim", "--image-pull-policy=Never",
             *(() if everywhere else (f"--watch-namespace={namespace}",)), f"--lease-namespace={namespace}", f"--lease-name={lease}", "--log-format=text",
             f"--health-port={self._health}", f"--metrics-port={self._metrics}", f"--kubeconfig={kubeconfig}",
         ]  # fmt: skip
-        # Of its own folder, in which the package is importable however the tests were started.
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=REPOSITORY_ROOT / "operator")
+        self.process = start(arguments, self.log)
 
     def check(self) -> None:
         assert self.process.poll() is None, self.log.read_text()[-4000:]
@@ -89,8 +90,10 @@ class Operator:
 class Place:
     """A namespace with an operator's rights, and what a test does and looks at there."""
 
-    def __init__(self, own: OwnCluster, namespace: str, folder: Path) -> None:
+    def __init__(self, own: OwnCluster, start: Start, namespace: str, folder: Path) -> None:
+        """start: how an operator is started."""
         self.own = own
+        self._start = start
         self.namespace = namespace
         self._folder = folder
         self._operators: list[Operator] = []
@@ -126,7 +129,8 @@ class Place:
         self, account: str = "operator", faulty: bool = False, lease: str = LEASE, everywhere: bool = False
     ) -> Operator:
         login = self.own.faulty_login if faulty else self.own.login
-        operator = Operator(self._folder, self.namespace, account, login(self.namespace, account), lease, everywhere)
+        kubeconfig = login(self.namespace, account)
+        operator = Operator(self._start, self._folder, self.namespace, account, kubeconfig, lease, everywhere)
         self._operators.append(operator)
         return operator
 
@@ -148,8 +152,7 @@ class Place:
         self.own.api.send("PATCH", f"{self.models}/{name}?fieldManager=user&force=true", value, APPLY)
 
     def get(self, what: str, name: str) -> Object:
-        value: Object = json.loads(self.kubectl("get", what, name, "--output=json"))
-        return value
+        return resources.get(self.own.api, self.namespace, what, name)
 
     def children(self) -> dict[str, Object]:
         """All of ours, without what differs from one making to the next."""

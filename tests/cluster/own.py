@@ -1,6 +1,7 @@
 """Our own cluster: a control plane and two nodes, in Linux namespaces, until its owner ends."""
 
 import fcntl
+import http.client
 import json
 import os
 import select
@@ -9,6 +10,7 @@ import socket
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,19 +40,25 @@ NODES = 2
 class OwnCluster(CommandLines):
     """Made by `start`, ended by `stop`; it ends with the process that started it, unless it is `standing`."""
 
-    def __init__(self, state: Path, programs: Path, keeper: Program, space: Space) -> None:
+    def __init__(
+        self, state: Path, programs: Path, keeper: Program, space: Space, nodes: int, images: Sequence[str]
+    ) -> None:
         super().__init__(state / "kubeconfig", str(programs / "kubectl"), str(programs / "helm"))
         self.state = state
         self.control = ControlPlane(state, programs, space, Authority("ca"))
-        self.nodes = {node.name: node for node in (Node(number, self.control) for number in range(1, NODES + 1))}
+        self._first = [archived(tag) for tag in images]
+        self.nodes: dict[str, Node] = {}
+        for _ in range(nodes):
+            self._make_node()
         self._keeper = keeper
         self._doors: dict[tuple[str, int], str] = {}
-        self._loaded: set[str] = set()
+        self._loaded: dict[Path, None] = dict.fromkeys(self._first)
+        self._connections = ExitStack()
         self._autoscaling: tuple[HpaTiming, tuple[str, ...]] = (QUICK, ())
 
     @classmethod
-    def start(cls, standing: bool = False) -> Self:
-        """Unavailable where the machine cannot have one."""
+    def start(cls, standing: bool = False, nodes: int = NODES, images: Sequence[str] = ()) -> Self:
+        """Unavailable where the machine cannot have one. images: those that all nodes have from the beginning."""
         check_machine()
         # What Go needs is downloaded while apt installs.
         with ThreadPoolExecutor() as pool:
@@ -60,7 +68,7 @@ class OwnCluster(CommandLines):
         provide_pause(programs)
         sweep()
         with phase("Starting a cluster"):
-            cluster = cls._hold(programs, standing)
+            cluster = cls._hold(programs, standing, nodes, images)
             try:
                 cluster._start()
             except BaseException:
@@ -70,17 +78,50 @@ class OwnCluster(CommandLines):
 
     def stop(self) -> None:
         """Everything of it at once; nothing is left of it, its files included."""
+        self._connections.close()
         self._keeper.terminate()
         for space in (self.control.space, *(node.space for node in self.nodes.values() if node.runs)):
             space.collect()
 
     def load_image(self, tag: str) -> str:
         archive = archived(tag)
-        if archive.name not in self._loaded:
+        if archive not in self._loaded:
             with ThreadPoolExecutor() as pool:
                 list(pool.map(lambda node: node.load(archive), self.nodes.values()))
-            self._loaded.add(archive.name)
+            self._loaded[archive] = None
         return full_name(tag)
+
+    def add_node(self) -> None:
+        """One more, with the images that the others have."""
+        node = self._make_node()
+        node.boot()
+        node.join()
+        for archive in self._loaded:
+            if archive not in self._first:
+                node.load(archive)
+        eventually(self.is_complete, node.name, check=self._check)
+
+    def _make_node(self) -> Node:
+        node = Node(len(self.nodes) + 1, self.control, self._first)
+        self.nodes[node.name] = node
+        return node
+
+    def make_namespace(self, name: str) -> None:
+        self.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        accounts = f"/api/v1/namespaces/{name}/serviceaccounts"
+        eventually(lambda: self.api.get(accounts)["items"], f"the default account of {name}")
+
+    def end_namespace(self, name: str) -> None:
+        path = f"/api/v1/namespaces/{name}"
+        pods = f"{path}/pods"
+        # No controller makes a pod in a namespace that ends.
+        try:
+            self.api.send("DELETE", path)
+        except Refused as refusal:
+            if refusal.status != http.client.NOT_FOUND:
+                raise
+        self.api.send("DELETE", pods, {"gracePeriodSeconds": 1})
+        eventually(lambda: not self.api.get(pods)["items"], f"the pods of {name} to end")
 
     def login(self, namespace: str, account: str) -> Path:
         return self._write_login(namespace, account, PORT, "")
@@ -134,7 +175,7 @@ class OwnCluster(CommandLines):
         return events
 
     @classmethod
-    def _hold(cls, programs: Path, standing: bool) -> Self:
+    def _hold(cls, programs: Path, standing: bool, nodes: int, images: Sequence[str]) -> Self:
         """The namespaces in which the cluster runs, and the process that ends it."""
         first = programs / "pause"
         with only_one(cache() / START_LOCK, "the folders of clusters"):
@@ -153,7 +194,7 @@ class OwnCluster(CommandLines):
         except BaseException:
             keeper.terminate()
             raise
-        return cls(state, programs, keeper, Space(holder, state / "logs"))
+        return cls(state, programs, keeper, Space(holder, state / "logs"), nodes, images)
 
     def _start(self) -> None:
         control = self.control
@@ -167,6 +208,7 @@ class OwnCluster(CommandLines):
             eventually((self.state / "forwarder.sock").exists, "the forwarder", check=forwarder.check)
             door = self.forward_address(ADDRESS, PORT)
             self.api = Api(int(door.rpartition(":")[2]), control.pki / "ca.crt", control.pki / "admin.crt")
+            self._connections.callback(self.api.close)
             admin = Identity((control.pki / "admin.crt").read_bytes(), (control.pki / "admin.key").read_bytes())
             self.gpus = Gpus(self.api, self.nodes)
             self.fake_nodes = FakeNodes(self.api, control)

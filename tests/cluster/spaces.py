@@ -23,7 +23,11 @@ TESTS = Path(__file__).parents[1]
 
 
 def eventually(
-    look: Callable[[], T | None], what: str, limit_s: float = LIMIT_S, check: Callable[[], None] = lambda: None
+    look: Callable[[], T | None],
+    what: str,
+    limit_s: float = LIMIT_S,
+    check: Callable[[], None] = lambda: None,
+    pause_s: float = 0.1,
 ) -> T:
     """Poll until the result is true, for at most `limit_s`; AssertionError names what was missing. `check` raises if
     waiting cannot help."""
@@ -31,7 +35,7 @@ def eventually(
     while not (found := look()):
         check()
         assert time.monotonic() < deadline, f"waited {limit_s} s for {what}"
-        time.sleep(0.1)
+        time.sleep(pause_s)
     return found
 
 

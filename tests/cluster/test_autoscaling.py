@@ -21,7 +21,7 @@ from support.hpa_simulation import Served
 from support.served import add_python
 
 # Minutes of a whole cluster: not in CI.
-pytestmark = pytest.mark.load
+pytestmark = [pytest.mark.load, pytest.mark.usefixtures("second_node")]
 
 NAME = "played"
 SCALE_LIMIT_S = 60.0

@@ -13,6 +13,8 @@ from cluster.models import OPERATOR, SECONDS_TO_REPORT, START_LIMIT_S, apply, mo
 from cluster.spaces import eventually
 from support.served import ECHO, add_python
 
+pytestmark = [pytest.mark.large, pytest.mark.usefixtures("second_node")]
+
 Object = dict[str, Any]
 EATS = f"if value(requests[0]) < 0: bytearray(1 << 30)\n{ECHO}"
 ONE_PER_NODE = {
@@ -121,5 +123,5 @@ def status_writes(platform: Platform, tenant: Tenant, name: str) -> int:
         event["verb"] == "patch"
         and event["user"]["username"] == OPERATOR
         and wanted.items() <= event.get("objectRef", {}).items()
-        for event in platform.cluster.audit_events()
+        for event in platform.cluster.audit_events(containing=OPERATOR)
     )

@@ -20,9 +20,11 @@ from cluster.faults import Faults
 from cluster.faulty_api import MESSAGE, Rule
 from cluster.given import GivenCluster
 from cluster.gpus import Gpus, Layout
-from cluster.own import OwnCluster, is_alive, sweep, whole_lines
+from cluster.own import OwnCluster, is_alive, sweep
 from cluster.spaces import LIMIT_S, Program, environment, eventually
 from support.image import BASE
+
+pytestmark = [pytest.mark.large, pytest.mark.usefixtures("second_node")]
 
 SLICE = "nvidia.com/mig-1g.10gb"
 # Perl is in every Debian: a server that says who it is.
@@ -347,11 +349,6 @@ def test_requests_are_in_the_audit_log(own: OwnCluster, namespace: str) -> None:
         ]
 
     assert eventually(written, "the request to be written down") == [("Metadata", "admin", "create", 201)]
-
-
-def test_an_incomplete_log_line_is_read_later(tmp_path: Path) -> None:
-    (tmp_path / "audit.log").write_text('{"stage":"ResponseComplete"}\n{"stage":"Resp')
-    assert whole_lines(tmp_path / "audit.log") == ['{"stage":"ResponseComplete"}']
 
 
 def traces(state: Path, namespaces: set[str]) -> list[str]:

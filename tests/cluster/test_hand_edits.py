@@ -4,6 +4,8 @@ import json
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from cluster.operators import Place
 from cluster.spaces import eventually
 from halimede_operator.core.api.spec import Key, Kind
@@ -55,6 +57,7 @@ def test_conflicting_edits_are_undone_and_additions_of_others_stay(place: Place)
     assert accepted["status"] == "True"
 
 
+@pytest.mark.large
 def test_a_lasting_refusal_is_reported_once(place: Place) -> None:
     """A Deployment that was left with our labels and another selector, which nobody can change."""
     labels = labels_of(Key(Kind.INFERENCE_MODEL, place.namespace, "digits"))
@@ -77,6 +80,7 @@ def test_a_lasting_refusal_is_reported_once(place: Place) -> None:
     assert place.writes()["patch deployments 422"] == 1
 
 
+@pytest.mark.large
 def test_a_child_no_longer_wanted_is_deleted_even_if_edited(place: Place) -> None:
     operator = place.start().ready()
     place.model("digits", replicas=2)

@@ -16,7 +16,7 @@ NAME = "played"
 POLLED_S = 180.0
 """KEDA asks every 15 seconds, and the operator looks every minute whether there is a KEDA."""
 
-pytestmark = [pytest.mark.keda, pytest.mark.timeout(900, func_only=True)]
+pytestmark = [pytest.mark.keda, pytest.mark.usefixtures("second_node"), pytest.mark.timeout(900, func_only=True)]
 
 
 @pytest.fixture(scope="module")

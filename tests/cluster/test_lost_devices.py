@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from cluster.faults import Faults
 from cluster.gpus import Gpus, Layout
 from cluster.installed import NAMESPACE, Platform, Tenant
@@ -14,6 +16,8 @@ from cluster.models import (
     model,
 )
 from cluster.spaces import eventually
+
+pytestmark = [pytest.mark.large, pytest.mark.usefixtures("second_node")]
 
 HALF = "nvidia.com/mig-3g.40gb"
 

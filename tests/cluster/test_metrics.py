@@ -12,6 +12,8 @@ from cluster.spaces import eventually
 from cluster.test_cluster import apply
 from support.image import BASE
 
+pytestmark = pytest.mark.large
+
 EXPORTER = """
 use IO::Socket::INET;
 my $listener = IO::Socket::INET->new(LocalPort => 8002, Listen => 50, ReuseAddr => 1) or die;

@@ -30,6 +30,8 @@ from cluster.models import (
 from cluster.spaces import eventually, python
 from support.models import add_scaled
 
+pytestmark = [pytest.mark.large, pytest.mark.usefixtures("second_node")]
+
 SECONDS_TO_RECOVER = 30.0
 """Time limit from the recovery of a store to a ready model: the pause between attempts and the start of the server."""
 REFUSING_PORT = 9001

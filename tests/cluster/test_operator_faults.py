@@ -40,6 +40,7 @@ def test_the_charts_rights_suffice_and_at_rest_nothing_is_written(place: Place) 
     assert refused == []
 
 
+@pytest.mark.large
 def test_edited_and_deleted_children_are_restored_additions_stay(place: Place) -> None:
     """O-44."""
     operator = place.start().ready()
@@ -138,6 +139,7 @@ OUTAGES = {
 }
 
 
+@pytest.mark.large
 def test_missing_and_recreated_crds_are_waited_for(place: Place) -> None:
     """O-12."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -276,6 +278,7 @@ def test_slow_answers_create_nothing_twice(place: Place, faults: Faults) -> None
     }  # fmt: skip
 
 
+@pytest.mark.large
 def test_conflicts_are_retried_at_once(place: Place, faults: Faults) -> None:
     """O-06."""
     operator = place.start(faulty=True).ready()
@@ -308,6 +311,7 @@ def test_a_hundred_edits_make_few_rollouts_and_the_last_one_wins(place: Place) -
     assert len(replica_sets) <= 2 + took / 3
 
 
+@pytest.mark.large
 def test_deletion_leaves_nothing_and_recreates_nothing(place: Place) -> None:
     """O-40, O-41: with an operator, and without one."""
     operator = place.start().ready()

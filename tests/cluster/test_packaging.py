@@ -63,7 +63,8 @@ def scaled(platform: Platform, tmp_path: Path) -> str:
 
 
 def requests_of(cluster: OwnCluster, user: str, begin: int = 0) -> list[Object]:
-    return [event for event in cluster.audit_events()[begin:] if event["user"]["username"] == user]
+    events = [event for event in cluster.audit_events(containing=user) if event["user"]["username"] == user]
+    return events[begin:]
 
 
 def rights_used(events: list[Object]) -> set[Right]:
@@ -152,6 +153,7 @@ def left_over(tenant: Tenant, owner: Object, **rest: Any) -> str:
     return json.dumps({"metadata": metadata, **rest})
 
 
+@pytest.mark.large
 def test_the_operator_has_the_rights_that_it_needs_and_no_others(
     platform: Platform, tenant: Tenant, gpus: Gpus, scaled: str
 ) -> None:
@@ -255,6 +257,7 @@ def helm(platform: Platform, verb: str, chart: Path, *values: str) -> None:
     platform.cluster.helm(*arguments, limit_s=150)
 
 
+@pytest.mark.large
 def test_models_serve_through_upgrade_uninstall_and_install(
     platform: Platform, tenant: Tenant, scaled: str, tmp_path: Path
 ) -> None:
@@ -275,7 +278,7 @@ def test_models_serve_through_upgrade_uninstall_and_install(
     tenant.wait_ready("im/twice", START_LIMIT_S)
     eventually(lambda: len(tenant.names("pods")) == 1, "the pod of before to end")
     before = standing(tenant)
-    begin = len(cluster.audit_events())
+    begin = len(requests_of(cluster, OPERATOR))
 
     cluster.helm("uninstall", "halimede", f"--namespace={NAMESPACE}", "--wait", "--timeout=1m", limit_s=90)
     assert "deployment.apps/halimede" not in cluster.kubectl(
@@ -339,6 +342,7 @@ def leases(cluster: OwnCluster, namespace: str) -> set[str]:
     return set(cluster.kubectl("get", "leases", f"--namespace={namespace}", "-o", "name").split())
 
 
+@pytest.mark.large
 def test_a_namespace_admin_can_install_an_operator_for_it(platform: Platform, tenant: Tenant, scaled: str) -> None:
     cluster = platform.cluster
     home = f"{tenant.namespace}-home"
@@ -399,6 +403,7 @@ def test_the_examples_work_as_documented(tenant: Tenant) -> None:
     assert tenant.names("deployments") == {f"deployment.apps/{each['metadata']['name']}" for each in documents}
 
 
+@pytest.mark.large
 def test_one_tenants_deep_objects_delay_no_other_tenant(platform: Platform, tenant: Tenant, scaled: str) -> None:
     """Neither when a watch reports it, nor when it is in the list of an operator that starts."""
     path = f"/apis/halimede.dev/v1alpha1/namespaces/{tenant.namespace}/inferencemodels"

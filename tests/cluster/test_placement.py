@@ -5,10 +5,14 @@ import re
 import threading
 import time
 
+import pytest
+
 from cluster.gpus import Gpus, Layout
 from cluster.installed import Tenant
 from cluster.models import QUESTION, SECONDS_TO_REPORT, START_LIMIT_S, Object, apply, model
 from cluster.spaces import eventually
+
+pytestmark = [pytest.mark.large, pytest.mark.usefixtures("second_node")]
 
 ANSWER = {"OUT": [2, 4, 6, 8]}
 RELIST_S = 11.0

@@ -4,6 +4,8 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from cluster.operators import LEASE, Place
 from cluster.spaces import eventually
 
@@ -73,6 +75,7 @@ def test_pod_template_mistakes_are_reported_and_change_no_child(place: Place) ->
     eventually(lambda: "Deployment field" in place.children(), "the children", SECONDS_TO_TELL, operator.check)
 
 
+@pytest.mark.large
 def test_taken_names_are_reported_and_retried_within_ten_seconds(place: Place) -> None:
     """And `delete --cascade=foreground` waits for the children."""
     operator = place.start().ready()
@@ -113,6 +116,7 @@ def test_taken_names_are_reported_and_retried_within_ten_seconds(place: Place) -
     assert asked() - before <= 2 + (time.monotonic() - begun) / 8
 
 
+@pytest.mark.large
 def test_another_releases_operator_writes_only_after_the_first_is_gone(place: Place) -> None:
     first = place.start().ready()
     place.model("digits")

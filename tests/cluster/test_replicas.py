@@ -3,6 +3,9 @@
 import json
 from typing import Any
 
+import pytest
+
+from cluster import resources
 from cluster.fake_nodes import MARK
 from cluster.metrics import PlayedMetrics
 from cluster.operators import Operator, Place
@@ -20,7 +23,7 @@ def scaled(place: Place, **spec: Any) -> None:
 def numbers_since(place: Place, version: str) -> list[int]:
     """The replicas that the Deployment asked for since a version, without repetitions."""
     path = f"/apis/apps/v1/namespaces/{place.namespace}/deployments?watch=1&resourceVersion={version}&timeoutSeconds=1"
-    events = [json.loads(line) for line in place.own.kubectl("get", "--raw", path).splitlines()]
+    events = [json.loads(line) for line in place.own.api.send("GET", path).splitlines()]
     found = [event["object"]["spec"]["replicas"] for event in events]
     return [number for i, number in enumerate(found) if i == 0 or number != found[i - 1]]
 
@@ -35,7 +38,7 @@ def replicas(place: Place) -> int:
 
 
 def hpas(place: Place) -> set[str]:
-    return set(place.kubectl("get", "hpa", "--output=name").split())
+    return resources.names(place.own.api, place.namespace, "hpa")
 
 
 def settled(place: Place, operator: Operator) -> None:
@@ -96,6 +99,7 @@ def test_suspend_wins_and_the_object_comes_back_with_min_replicas(place: Place) 
     assert numbers_since(place, begun)[-2:] == [0, 2]
 
 
+@pytest.mark.large
 def test_condition_quotes_the_hpa_and_rests(place: Place) -> None:
     operator = place.start().ready()
     scaled(place, autoscaling={"maxReplicas": 6})
@@ -119,6 +123,7 @@ def test_condition_quotes_the_hpa_and_rests(place: Place) -> None:
     assert place.writes() - before == {}
 
 
+@pytest.mark.large
 def test_another_hpa_of_the_deployment_is_reported_and_left_alone(place: Place) -> None:
     theirs = {
         "apiVersion": "autoscaling/v2",
@@ -143,6 +148,7 @@ def test_another_hpa_of_the_deployment_is_reported_and_left_alone(place: Place) 
     eventually(lambda: "digits" in str(hpas(place)), "our HPA", 40, operator.check)
 
 
+@pytest.mark.large
 def test_zero_by_the_hpa_is_used_or_its_refusal_reported(place: Place) -> None:
     operator = place.start().ready()
     scaled(place, autoscaling={"maxReplicas": 4, "scaleToZero": {"idleFor": "1m", "zeroBy": "HPA"}})

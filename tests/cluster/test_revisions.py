@@ -11,6 +11,8 @@ from cluster.spaces import eventually
 from support.models import add_scaled
 
 ROLLBACK_LIMIT_S = 180.0
+PAUSE_S = 0.5
+"""Between two requests to a model that is updated."""
 DOUBLED, TRIPLED = {"OUT": [2, 4, 6, 8]}, {"OUT": [3, 6, 9, 12]}
 
 
@@ -46,7 +48,7 @@ def test_a_failed_update_is_rolled_back_and_the_fix_goes_live(
         assert tenant.infer("only", QUESTION) == DOUBLED
 
     apply(tenant, model("only", broken, rollout={"progressDeadline": "30s"}))
-    eventually(lambda: outcomes(tenant)[:1] == ["RolledBack"], "the rollback", ROLLBACK_LIMIT_S, still_serves)
+    eventually(lambda: outcomes(tenant)[:1] == ["RolledBack"], "the rollback", ROLLBACK_LIMIT_S, still_serves, PAUSE_S)
     eventually(lambda: tenant.names("pods") == first, "the failed pod to go", check=still_serves)
     eventually(lambda: tenant.condition("im/only")["status"] == "True", "Ready", check=still_serves)
 
@@ -79,6 +81,7 @@ def test_a_failed_update_is_rolled_back_and_the_fix_goes_live(
     assert tenant.infer("only", QUESTION) == TRIPLED
 
 
+@pytest.mark.large
 def test_an_operator_with_another_image_replaces_no_pod(
     tenant: Tenant, scaled: str, upgrade: Callable[[str], None]
 ) -> None:

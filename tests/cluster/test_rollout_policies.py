@@ -2,10 +2,14 @@
 
 import json
 
+import pytest
+
 from cluster.gpus import Gpus, Layout
 from cluster.installed import Tenant
 from cluster.models import QUESTION, START_LIMIT_S, Object, apply, model
 from cluster.spaces import eventually
+
+pytestmark = pytest.mark.large
 
 
 def test_updates_in_place_take_the_device_of_the_old_pod(tenant: Tenant, gpus: Gpus, scaled: str) -> None:

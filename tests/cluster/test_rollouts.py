@@ -11,6 +11,8 @@ from cluster.models import QUESTION, START_LIMIT_S, apply, model
 from cluster.spaces import eventually
 from support.steady import CLIENTS, PAUSE_S, SteadyClients
 
+pytestmark = pytest.mark.usefixtures("second_node")
+
 NAME = "twice"
 WITHDRAWN_S = 2.0
 """By then no Service leads to a container that was killed."""
@@ -18,6 +20,7 @@ CALLERS = 2 * (CLIENTS + 1)
 """Clients of both protocols, those with fresh connections among them."""
 
 
+@pytest.mark.large
 @pytest.mark.timeout(600, func_only=True)
 def test_clients_lose_nothing_in_three_updates(tenant: Tenant, scaled: str) -> None:
     clients_lose_nothing(tenant, scaled, updates=3)

@@ -13,7 +13,6 @@ from support.models import add_scaled, write_config
 SECONDS_TO_TELL = 10.0
 """Within which an object says why it does not serve."""
 START_LIMIT_S = 120.0
-IMAGE = "jsonpath={.spec.template.spec.containers[0].image}"
 
 DEVICE = """import os
 import time
@@ -60,26 +59,10 @@ def scaled(platform: Platform, tmp_path: Path) -> str:
     return platform.store.put("twice", tmp_path / "twice")
 
 
-def test_a_minimal_object_serves_a_model(tenant: Tenant, scaled: str) -> None:
-    tenant.apply(
-        f"""
-apiVersion: halimede.dev/v1alpha1
-kind: InferenceModel
-metadata: {{name: twice}}
-spec: {{model: {{uri: "{scaled}"}}}}
-"""
-    )
-    tenant.wait_ready("im/twice", START_LIMIT_S)
-    assert tenant.infer("twice", {"IN": ("FP32", [1, 4], [1, 2, 3, 4])}) == {"OUT": [2, 4, 6, 8]}
-    line = tenant.kubectl("get", "im", "twice", "--no-headers").split()
-    assert line[:5] == ["twice", "True", "Serving", "1", "1"]
-
-
 def test_a_model_has_the_gpu_slice_that_it_requested(
     tenant: Tenant, platform: Platform, gpus: Gpus, tmp_path: Path
 ) -> None:
-    gpus.install("node-1", Layout([["3g.40gb"]]))
-    gpus.install("node-2", Layout([["1g.10gb", "1g.10gb"]]))
+    gpus.install("node-1", Layout([["3g.40gb"], ["1g.10gb", "1g.10gb"]]))
     (tmp_path / "device" / "1").mkdir(parents=True)
     waits_while = '" 3000 NVIDIA" not in open(os.environ["PLAYED_DEVICES"]).read()'
     (tmp_path / "device" / "1" / "model.py").write_text(DEVICE.format(waits_while=waits_while))
@@ -89,10 +72,16 @@ def test_a_model_has_the_gpu_slice_that_it_requested(
     (slice_,) = gpus.devices("node-1", "nvidia.com/mig-3g.40gb")
 
     def is_loading() -> bool:
-        statuses = (pod["status"].get("containerStatuses", ()) for pod in tenant.get("pods")["items"])
         # Before that there is no log.
-        runs = any("running" in status["state"] for each in statuses for status in each)
-        return runs and "runs on" in tenant.kubectl("logs", "-l=halimede.dev/model=device", "--tail=-1")
+        started = [
+            pod["metadata"]["name"]
+            for pod in tenant.get("pods")["items"]
+            if any("running" in status["state"] for status in pod["status"].get("containerStatuses", ()))
+        ]
+        pods = f"/api/v1/namespaces/{tenant.namespace}/pods"
+        return any(
+            "runs on" in tenant.cluster.api.send("GET", f"{pods}/{name}/log?container=server") for name in started
+        )
 
     eventually(is_loading, "the model to be loaded", START_LIMIT_S)
     gpus.use("node-1", {slice_: 3000})
@@ -110,6 +99,7 @@ def test_a_model_has_the_gpu_slice_that_it_requested(
     assert placed.endswith("spec.accelerator.mig.minMemory 3072Mi suits the model better")
 
 
+@pytest.mark.large
 def test_a_pod_with_two_slices_runs_instances_on_both(
     tenant: Tenant, platform: Platform, gpus: Gpus, tmp_path: Path
 ) -> None:
@@ -174,6 +164,7 @@ def test_a_uri_without_a_model_is_reported(tenant: Tenant) -> None:
     assert "s3://models/nowhere" in message
 
 
+@pytest.mark.large
 def test_an_invalid_configuration_is_reported(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
     add_scaled(tmp_path, "odd", 2)
     write_config(tmp_path / "odd", "max_batch_size: many\n")
@@ -182,6 +173,7 @@ def test_an_invalid_configuration_is_reported(tenant: Tenant, platform: Platform
     assert "max_batch_size" in message
 
 
+@pytest.mark.large
 def test_a_model_that_cannot_be_loaded_is_reported(tenant: Tenant, platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "broken" / "1").mkdir(parents=True)
     (tmp_path / "broken" / "1" / "model.onnx").write_bytes(b"this is no model")
@@ -190,6 +182,7 @@ def test_a_model_that_cannot_be_loaded_is_reported(tenant: Tenant, platform: Pla
     assert "broken" in message
 
 
+@pytest.mark.large
 def test_a_device_that_no_node_has_is_reported(tenant: Tenant, gpus: Gpus, scaled: str) -> None:
     gpus.install("node-1", Layout([["1g.10gb"]]))
     tenant.apply(model("hungry", scaled, "accelerator: {type: MIG, mig: {profile: 7g.80gb}}"))
@@ -198,21 +191,31 @@ def test_a_device_that_no_node_has_is_reported(tenant: Tenant, gpus: Gpus, scale
     assert "1g.10gb" in message
 
 
-def test_a_user_scales_edits_and_deletes_a_model(tenant: Tenant, scaled: str) -> None:
-    tenant.apply(model("twice", scaled))
+def test_a_user_makes_scales_edits_and_deletes_a_model(tenant: Tenant, scaled: str) -> None:
+    tenant.apply(
+        f"""
+apiVersion: halimede.dev/v1alpha1
+kind: InferenceModel
+metadata: {{name: twice}}
+spec: {{model: {{uri: "{scaled}"}}}}
+"""
+    )
     tenant.wait_ready("im/twice", START_LIMIT_S)
+    assert tenant.infer("twice", {"IN": ("FP32", [1, 4], [1, 2, 3, 4])}) == {"OUT": [2, 4, 6, 8]}
+    line = tenant.kubectl("get", "im", "twice", "--no-headers").split()
+    assert line[:5] == ["twice", "True", "Serving", "1", "1"]
     tenant.kubectl("scale", "im/twice", "--replicas=2")
     eventually(lambda: tenant.get("im/twice")["status"].get("readyReplicas") == 2, "two replicas", START_LIMIT_S)
     assert "Ready" in tenant.kubectl("describe", "im/twice")
 
     # A child that is changed by hand is put right; what is foreign stays.
     tenant.kubectl("annotate", "deployment/twice", "example.com/mine=yes")
-    image = tenant.kubectl("get", "deployment/twice", "-o", IMAGE)
+    image = tenant.get("deployment/twice")["spec"]["template"]["spec"]["containers"][0]["image"]
     tenant.kubectl("set", "image", "deployment/twice", "server=localhost/another:1")
     tenant.kubectl("delete", "service/twice")
 
     def is_whole() -> bool:
-        found = tenant.kubectl("get", "deployment/twice", "-o", IMAGE)
+        found = tenant.get("deployment/twice")["spec"]["template"]["spec"]["containers"][0]["image"]
         return found == image and "service/twice" in tenant.names("services")
 
     eventually(is_whole, "the children to be put right")

@@ -4,6 +4,8 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from cluster.installed import NAMESPACE, Platform, Tenant
 from cluster.models import (
     KINDS,
@@ -19,6 +21,7 @@ from cluster.models import (
 from cluster.spaces import eventually
 
 
+@pytest.mark.large
 def test_a_namespace_being_deleted_is_left_alone(platform: Platform, tenant: Tenant, scaled: str) -> None:
     """O-42."""
     names = [f"twice-{n}" for n in range(5)]
