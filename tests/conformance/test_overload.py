@@ -90,29 +90,40 @@ def sweep(server: RunningServer, model: str, seconds: float) -> Sweep:
     return Sweep(rate, alone["idle"], *(Offered(**phase) for phase in phases))
 
 
-def test_overload_reduces_neither_throughput_nor_other_models(server: RunningServer) -> None:
-    # Ten times the rate of a slow model takes little of the processors, which other tests use too.
-    seen = sweep(server, "slow", seconds=2.5)
-    if seen.tenfold.load.rate(200) < GOODPUT * seen.peak_rate:
-        # Other work on the machine may have taken its processors during one phase, but hardly twice.
-        seen = sweep(server, "slow", seconds=2.5)
+def misses(seen: Sweep) -> list[str]:
+    """The limits that the sweep does not keep."""
     tenfold = seen.tenfold
-
-    assert tenfold.load.latencies_ms.keys() == {"200", "503"}
-    assert tenfold.load.bodies["503"] == REFUSED
-    assert tenfold.load.rate(200) >= GOODPUT * seen.peak_rate
     # Goals at the 99th percentile: 1.2 times a full queue, 5 ms, and 100 ms for health and metrics, twice its latency
     # alone for the idle model. Medians, compared with a full queue, depend less on the machine's load.
-    assert tenfold.load.quantile_ms(200, 0.5) <= 2 * seen.full_queue_ms
-    assert tenfold.load.quantile_ms(503, 0.5) <= seen.full_queue_ms / 10
-    for others in (tenfold.idle, tenfold.health, tenfold.metrics):
-        assert others.latencies_ms.keys() == {"200"}
-        assert others.quantile_ms(200, 0.5) <= seen.full_queue_ms / 4
+    kept = {
+        "throughput": tenfold.load.rate(200) >= GOODPUT * seen.peak_rate,
+        "accepted": tenfold.load.quantile_ms(200, 0.5) <= 2 * seen.full_queue_ms,
+        "refused": tenfold.load.quantile_ms(503, 0.5) <= seen.full_queue_ms / 10,
+        "others": all(
+            each.quantile_ms(200, 0.5) <= seen.full_queue_ms / 4
+            for each in (tenfold.idle, tenfold.health, tenfold.metrics)
+        ),
+        # All is as before once the queue is empty. A stall of the machine may cause refusals in any phase.
+        "half": all(each.load.count(503) <= 0.2 * each.load.sent for each in (seen.half, seen.half_again)),
+        "after": seen.half_again.load.quantile_ms(200, 0.5) <= seen.full_queue_ms / 2,
+    }
+    return [limit for limit, is_kept in kept.items() if not is_kept]
 
-    # All is as before once the queue is empty. A stall of the machine may cause refusals in any phase.
-    for half in (seen.half, seen.half_again):
-        assert half.load.count(503) <= 0.2 * half.load.sent
-    assert seen.half_again.load.quantile_ms(200, 0.5) <= seen.full_queue_ms / 2
+
+def test_overload_reduces_neither_throughput_nor_other_models(server: RunningServer) -> None:
+    # Ten times the rate of a slow model takes little of the processors, which other tests use too. Other work may take
+    # them during one phase, but hardly of three sweeps.
+    found = []
+    for _ in range(3):
+        seen = sweep(server, "slow", seconds=2.5)
+        assert seen.tenfold.load.latencies_ms.keys() == {"200", "503"}
+        assert seen.tenfold.load.bodies["503"] == REFUSED
+        for others in (seen.tenfold.idle, seen.tenfold.health, seen.tenfold.metrics):
+            assert others.latencies_ms.keys() == {"200"}
+        if not (missed := misses(seen)):
+            return
+        found.append(missed)
+    raise AssertionError(found)
 
 
 @pytest.mark.load
