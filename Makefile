@@ -45,7 +45,7 @@ define lock
     --generate-hashes --no-strip-extras --no-emit-index-url --no-annotate --no-header $(3); } > $(1)
 endef
 
-.PHONY: demo test affected test-all stress gpu check quick coverage bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv python-version
+.PHONY: demo test affected test-all stress gpu check quick coverage mutants bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv python-version
 
 demo: $(DEMO)/.stamp  ## train small models in each framework, serve and measure them; serve python models, kill the process of one
 	$(DEMO)/bin/python -m halimede.demo
@@ -78,6 +78,11 @@ quick: check  ## check, and the unit tests with few examples of each property: w
 coverage: .venv  ## the share of the pure code that the unit tests run; fails below fail_under of pyproject.toml
 	@mkdir -p build
 	$(QUICK) --cov --cov-report=term
+
+mutants: .venv  ## which of 150 small faults of HEAD `make test` finds, beside those it found before; can be ended and goes on
+	nice $(BIN)/python tests/mutants/run.py record
+	nice $(BIN)/python tests/mutants/run.py record --no-proof --stage=large
+	$(BIN)/python tests/mutants/run.py compare
 
 load: .venv  ## tests that take minutes each: overload, many connections, many models
 	$(BIN)/python -m pytest -m load
