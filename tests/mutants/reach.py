@@ -15,7 +15,7 @@ LIMIT_S = 3600
 UNIT, CONFORMANCE, CLUSTER = "tests/unit", "tests/conformance", "tests/cluster"
 TEST, TEST_ALL = "make test", "make test-all"
 
-NOT_RUN = ("tests/bench", "tests/docs", "tests/gpu", "tests/packaging")
+NOT_RUN = ("tests/bench", "tests/checks", "tests/docs", "tests/gpu", "tests/packaging")
 """Folders whose tests are about no product code, or need a machine of their own."""
 
 NEAREST = ("operator", "fetch", "runtime", "workers", "grpc", "http", "port", "backends", "front_processes")
