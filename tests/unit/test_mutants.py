@@ -142,7 +142,7 @@ def test_marks_are_calls_before_statements():
     assert reached == ["18", "18", "20"]
 
 
-def test_a_mark_belongs_to_the_test_that_ran_and_one_of_a_setup_to_all_of_its_file():
+def test_a_mark_belongs_to_its_test_and_one_of_a_setup_to_its_file():
     started = [
         "tests/a.py::x\tsetup",
         "tests/a.py::x\tcall",
