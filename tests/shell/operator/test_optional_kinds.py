@@ -118,7 +118,7 @@ def test_a_kind_whose_api_fails_delays_no_other_kind(tmp_path: Path, status: int
 
     async def scenario(watched: Watched) -> None:
         assert str(status) in watched.cache.unavailable["ResourceClaimTemplate"]
-        assert watched.knows()
+        await watched.api.until(watched.knows)
         watched.api.faults.clear()
         await watched.api.until(lambda: knows_template(watched))
 
