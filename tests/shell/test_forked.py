@@ -112,9 +112,9 @@ def test_processes_end_with_the_process_that_started_them(tmp_path: Path, ending
         f"    process = start_python('-c', {FOREVER!r}, stdout=out, stderr=out, imported=())\n"
         f"print(process.pid, flush=True); {ending}"
     )
-    search = {"PYTHONPATH": str(Path(support.forked.__file__).parents[1])}
+    search = {**os.environ, "PYTHONPATH": str(Path(support.forked.__file__).parents[1])}
     ended = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **search}, stdout=subprocess.PIPE, text=True, timeout=60
+        [sys.executable, "-c", program], env=search, stdout=subprocess.PIPE, text=True, timeout=60, check=False
     )
     process = int(ended.stdout)
     wait_until(lambda: not psutil.pid_exists(process) or psutil.Process(process).status() == "zombie", "its end")
