@@ -163,20 +163,21 @@ def main(descriptor: int, modules: list[str]) -> None:
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lack threads"
     # A collection would write to, and so copy, each page with objects in a fork.
     gc.freeze()
-    forked = fork_until_closed(descriptor)
+    with socket.socket(fileno=descriptor) as channel:
+        forked = fork_until_closed(channel)
     if forked is not None:
         become(*forked)
 
 
-def fork_until_closed(channel_descriptor: int) -> tuple[bytes, list[int]] | None:
+def fork_until_closed(channel: socket.socket) -> tuple[bytes, list[int]] | None:
     """Fork for each program of the channel: returns in each fork with its program and output, and with None at the end."""
     running: dict[int, tuple[int, int]] = {}
     """By descriptor of a process: its identifier, and the pipe for its exit code."""
     ready = select.poll()
-    ready.register(channel_descriptor, select.POLLIN)
+    ready.register(channel, select.POLLIN)
     while True:
         for descriptor, _ in ready.poll():
-            if descriptor != channel_descriptor:
+            if descriptor != channel.fileno():
                 ready.unregister(descriptor)
                 pid, numbers = running.pop(descriptor)
                 _, status = os.waitpid(pid, 0)
@@ -185,8 +186,7 @@ def fork_until_closed(channel_descriptor: int) -> tuple[bytes, list[int]] | None
                 os.close(numbers)
                 os.close(descriptor)
                 continue
-            with socket.socket(fileno=os.dup(channel_descriptor)) as channel:
-                program, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 3)
+            program, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 3)
             if not program:
                 for pid, _ in running.values():
                     os.killpg(pid, signal.SIGKILL)
