@@ -26,7 +26,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write_repository(repository)
     if request.param == "process":
         isolate(repository)
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", repository])
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", repository], forked=False)
     yield running
     assert running.process.poll() is None, f"the server died\n{running.log}"
     assert running.stop() == 0, running.log
@@ -99,7 +99,7 @@ def python_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     repository.mkdir()
     add_python(repository, "bystander")
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=bystander"]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments)
+    running = start_server(tmp_path_factory.mktemp("log"), arguments, forked=False)
     yield Stage(running, repository)
     assert running.process.poll() is None, f"the server died\n{running.log}"
     assert running.stop() == 0, running.log

@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models])
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models], forked=False)
     yield running
     assert running.process.poll() is None, f"the server died\n{running.log}"
     assert "unexpected error" not in running.log
@@ -237,7 +237,7 @@ def is_connected(server: RunningServer, port: int) -> bool:
 
 def test_a_thousand_idle_connections_are_cheap(models: Path, tmp_path: Path) -> None:
     # A separate server, because memory of earlier connections would be reused.
-    running = start_server(tmp_path, ["--model-repository", models])
+    running = start_server(tmp_path, ["--model-repository", models], forked=False)
     try:
         with ExitStack() as stack:
             connect_idle(running, stack, 1000, max_kib_each=10)  # The goal is 8.
@@ -247,7 +247,7 @@ def test_a_thousand_idle_connections_are_cheap(models: Path, tmp_path: Path) -> 
 
 @pytest.mark.load
 def test_ten_thousand_idle_connections_are_cheap_and_one_more_gets_503(models: Path, tmp_path: Path) -> None:
-    running = start_server(tmp_path, ["--model-repository", models])
+    running = start_server(tmp_path, ["--model-repository", models], forked=False)
     try:
         with ExitStack() as stack:
             connect_idle(running, stack, MAX_CONNECTIONS - 10, max_kib_each=8)

@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(models, "ident", dims="-1")
     add_identity(models, "slow", extra=DELAYED)
     arguments = ["--model-repository", models, f"--grpc-max-input-size={LIMIT_BYTES}", "--exit-timeout-secs=5"]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments)
+    running = start_server(tmp_path_factory.mktemp("log"), arguments, forked=False)
     others_are_served(running)
     yield running
     assert running.stop() == 0, running.log

@@ -26,7 +26,7 @@ METADATA = [
 def server(tmp_path: Path) -> Iterator[RunningServer]:
     """A separate server for each test, because memory of earlier connections would be used again."""
     add_identity(tmp_path / "models", "ident")
-    running = start_server(tmp_path, ["--model-repository", tmp_path / "models"])
+    running = start_server(tmp_path, ["--model-repository", tmp_path / "models"], forked=False)
     yield running
     running.kill()
 

@@ -39,7 +39,7 @@ def repository(repository: Path) -> Path:
 
 @pytest.fixture
 def server(start: Start, repository: Path) -> RunningServer:
-    return start("--model-repository", repository, "--model-control-mode=explicit")
+    return start("--model-repository", repository, "--model-control-mode=explicit", forked=False)
 
 
 class Caller:

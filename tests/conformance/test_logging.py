@@ -189,7 +189,7 @@ def test_a_full_disk_affects_only_the_log(start: Start, tmp_path: Path) -> None:
 
 
 def test_each_line_of_a_json_log_is_a_document(repository: Path, tmp_path: Path) -> None:
-    server = start_server(tmp_path, [f"--model-repository={repository}", "--log-format=json"])
+    server = start_server(tmp_path, [f"--model-repository={repository}", "--log-format=json"], forked=False)
     try:
         assert server.stop() == 0
     finally:
@@ -236,6 +236,7 @@ def test_output_of_libraries_and_models_is_json_in_a_json_log(tmp_path: Path) ->
             *(f"--model-repository={repository}", "--model-control-mode=explicit", "--load-model=prints"),
             "--log-format=json",
         ],
+        forked=False,
     )
     try:
         assert infer_python(server, "prints")[0] == 200

@@ -59,7 +59,7 @@ def flagged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         *("--id=here", "--backend-config=identity,key=value"),
         *("--repoagent-directory=/nowhere", "--server-version=2.60.1"),
     ]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments)
+    running = start_server(tmp_path_factory.mktemp("log"), arguments, forked=False)
     yield Stage(running, models)
     running.kill()
 
@@ -198,7 +198,7 @@ def test_a_failed_model_ends_the_start_unless_a_flag_forbids_it(start: Start, re
 
 def test_an_empty_repository_is_served(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
-    server = start_server(tmp_path, [f"--model-repository={tmp_path / 'none'}"])
+    server = start_server(tmp_path, [f"--model-repository={tmp_path / 'none'}"], forked=False)
     try:
         assert server.post("/v2/repository/index").json == []
     finally:

@@ -5,7 +5,6 @@ import json
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -19,7 +18,9 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from cluster.pki import Authority, Identity, write_kubeconfig
+from support.forked import Process
 from support.image import REPOSITORY_ROOT
+from support.operator_processes import start_operator
 from support.ports import free_port
 
 RULES = REPOSITORY_ROOT / "helm" / "halimede" / "files" / "metrics-rules.yaml"
@@ -161,7 +162,7 @@ class MetricsApi:
     port: int
     health: int
     metrics: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Process
     serving: Authority
     folder: Path
     log: Path
@@ -256,14 +257,21 @@ def metrics_api(
     *arguments: str,
     is_ready: bool = True,
     program: Sequence[str] = PROGRAM,
+    forked: bool = True,
 ) -> Iterator[MetricsApi]:
-    """The process beside this API server. folder: for its files. is_ready: wait until it is. program: what Python runs."""
+    """The process beside this API server.
+
+    folder: for its files. is_ready: wait until it is. program: what Python runs, in a fork or as an interpreter.
+    """
     serving = Authority("serving-ca")
     serving.issue("serving", "", HOST).write(folder / "serving")
     with http_server(cluster.respond) as url:
         kubeconfig = write_kubeconfig(folder / "kubeconfig", url, serving.certificate, "a-token")
         with metrics_api_process(
-            kubeconfig, prometheus_url, folder, serving, *arguments, is_ready=is_ready, program=program
+            *(kubeconfig, prometheus_url, folder, serving, *arguments),
+            is_ready=is_ready,
+            program=program,
+            forked=forked,
         ) as api:
             yield api
 
@@ -277,17 +285,18 @@ def metrics_api_process(
     *arguments: str,
     is_ready: bool = True,
     program: Sequence[str] = PROGRAM,
+    forked: bool = True,
 ) -> Iterator[MetricsApi]:
     """folder: has serving.crt and serving.key, and gets other files. serving: the CA of that certificate."""
     port, health, metrics, log = free_port(), free_port(), free_port(), folder / "log"
     command = [
-        sys.executable, *program, f"--kubeconfig={kubeconfig}", f"--rules={RULES}",
+        *program, f"--kubeconfig={kubeconfig}", f"--rules={RULES}",
         f"--prometheus-url={prometheus_url}", f"--tls-cert-file={folder / 'serving.crt'}",
         f"--tls-key-file={folder / 'serving.key'}", f"--service-namespace={SERVICE[0]}", f"--service-name={SERVICE[1]}",
         f"--port={port}", f"--health-port={health}", f"--metrics-port={metrics}", "--log-format=text", *arguments,
     ]  # fmt: skip
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = start_operator(command, output, forked=forked)
     api = MetricsApi(port, health, metrics, process, serving, folder, log)
     try:
         if is_ready:

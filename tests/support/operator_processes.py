@@ -2,14 +2,17 @@
 
 import asyncio
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import aiohttp
 
+from support.forked import OPERATOR, Process, start_python
 from support.image import REPOSITORY_ROOT
 from support.kube_api import KubeApi
 from support.ports import free_port
@@ -18,7 +21,7 @@ from support.ports import free_port
 @dataclass
 class Running:
     api: KubeApi
-    process: asyncio.subprocess.Process
+    process: subprocess.Popen[bytes] | Process
     health: int
     metrics: int
     log: Path
@@ -48,24 +51,39 @@ class Running:
 
     async def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return await asyncio.wait_for(self.process.wait(), 40)
+        return await self.wait()
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self.process.wait, 40)
 
 
 @asynccontextmanager
 async def running(
-    api: KubeApi, folder: Path, *arguments: str, program: Sequence[str] = ("-m", "halimede_operator")
+    api: KubeApi,
+    folder: Path,
+    *arguments: str,
+    program: Sequence[str] = ("-m", "halimede_operator"),
+    forked: bool = True,
 ) -> AsyncIterator[Running]:
-    """An operator in a process of its own; `program` is what Python runs."""
+    """An operator in a process of its own; `program` is what Python runs, in a fork or as an interpreter."""
     health, metrics = free_port(), free_port()
     log = folder / f"log-{health}"
+    command = [
+        *program, "--server-image=server:1", f"--kubeconfig={api.kubeconfig(folder)}", "--lease-namespace=halimede",
+        f"--health-port={health}", f"--metrics-port={metrics}", *arguments,
+    ]  # fmt: skip
     with log.open("w") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *program, "--server-image=server:1", f"--kubeconfig={api.kubeconfig(folder)}",
-            "--lease-namespace=halimede", f"--health-port={health}", f"--metrics-port={metrics}", *arguments,
-            stdout=out, stderr=out, cwd=REPOSITORY_ROOT / "operator",
-        )  # fmt: skip
+        process = start_operator(command, out, forked=forked)
     async with aiohttp.ClientSession() as http:
         yield Running(api, process, health, metrics, log, http)
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
+    process.kill()
+    process.wait()
+
+
+def start_operator(command: Sequence[str], output: IO[Any], *, forked: bool) -> subprocess.Popen[bytes] | Process:
+    """What Python runs, with its output in a file."""
+    folder = REPOSITORY_ROOT / "operator"
+    if forked:
+        return start_python(*command, stdout=output, stderr=output, directory=folder, imported=OPERATOR)
+    interpreter = [sys.executable, *command]
+    return subprocess.Popen(interpreter, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder)

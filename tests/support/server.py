@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.forked import Process, start_python
+
 LISTENING = re.compile(r"(HTTPService|GRPCInferenceService|Metrics Service) listens at [^ ]*?:(\d+)")
 START_LIMIT_S = 60.0
 LOOPBACK = (
@@ -44,7 +46,7 @@ class Answer:
 class RunningServer:
     """A process of `halimede serve`. Ports are read from its `… listens at …` lines."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Process
     log_path: Path
     ports: dict[str, int] = field(default_factory=dict)
 
@@ -138,26 +140,39 @@ def start_server(
     *,
     ready: bool = True,
     environment: dict[str, str] | None = None,
+    forked: bool = True,
 ) -> RunningServer:
     """Start on loopback with free ports and wait until it listens, and with `ready` until it is ready.
 
-    Of ports and addresses the given arguments have precedence.
+    Of ports and addresses the given arguments have precedence. The server is a fork of a process that has imported it,
+    unless it is not to be `forked`, or has an environment that the interpreter and the libraries may read.
     """
-    command = [sys.executable, "-m", "halimede", "serve", *LOOPBACK, *(str(argument) for argument in arguments)]
-    return start_command(log_directory, command, ready=ready, environment=environment)
+    program = ["-m", "halimede", "serve", *LOOPBACK, *(str(argument) for argument in arguments)]
+    if environment is not None or not forked:
+        return start_command(log_directory, [sys.executable, *program], ready=ready, environment=environment)
+    log_path = _new_log(log_directory)
+    with log_path.open("wb") as log:
+        process = start_python(*program, stdout=log, stderr=log)
+    return _wait_started(RunningServer(process, log_path), ready=ready)
 
 
 def start_command(
     log_directory: Path, command: Sequence[str], *, ready: bool = True, environment: dict[str, str] | None = None
 ) -> RunningServer:
     """As `start_server`, with the whole command line."""
-    log_path = log_directory / f"server-{time.monotonic_ns()}.log"
+    log_path = _new_log(log_directory)
     with log_path.open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **(environment or {})}
         )
-    server = RunningServer(process, log_path)
+    return _wait_started(RunningServer(process, log_path), ready=ready)
 
+
+def _new_log(directory: Path) -> Path:
+    return directory / f"server-{time.monotonic_ns()}.log"
+
+
+def _wait_started(server: RunningServer, *, ready: bool) -> RunningServer:
     def listening() -> bool:
         server.ports = {name: int(port) for name, port in LISTENING.findall(server.log)}
         return len(server.ports) == 3

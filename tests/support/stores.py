@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from support.forked_fetch import Forked
+from support.forked import Process, start_python
 
 KEY = "AKIATESTTESTTESTTEST"
 SECRET = "top/secret+value/that=nobody&may%see"
@@ -336,8 +336,10 @@ class Fetched:
         return json.loads(self.report)["models"]
 
 
-Process = Forked | subprocess.Popen[bytes]
+Running = Process | subprocess.Popen[bytes]
 COMMAND = [sys.executable, "-m", "halimede", "fetch"]
+# Not by the command line's entry point: to find that one reads the metadata of all installed packages.
+FETCH = "from halimede.commands.fetch import fetch; fetch()"
 
 
 class Fetch:
@@ -363,15 +365,15 @@ class Fetch:
         self.arguments = ["--plan", str(file), "--into", str(self.into), "--timeout", str(timeout)]
         self.arguments += [*options, "--termination-log", str(self._report)]
 
-    def start(self, environment: dict[str, str] | None = None, program: list[str] | None = None) -> Process:
+    def start(self, environment: dict[str, str] | None = None, program: list[str] | None = None) -> Running:
         """Start it as a fork of a process that has imported it, or as this program."""
         variables = {"PATH": "/usr/bin:/bin", **(environment or {})}
-        if program is None:
-            return Forked(self.arguments, self._log, variables)
         with self._log.open("wb") as log:
+            if program is None:
+                return start_python("-c", FETCH, *self.arguments, stdout=log, stderr=log, environment=variables)
             return subprocess.Popen([*program, *self.arguments], stdout=log, stderr=log, env=variables)
 
-    def wait_for(self, text: str, process: Process, count: int = 1) -> None:
+    def wait_for(self, text: str, process: Running, count: int = 1) -> None:
         """Wait until the log has this text this number of times."""
         deadline = time.monotonic() + 60
         while self._log.read_text().count(text) < count:
@@ -379,7 +381,7 @@ class Fetch:
             assert time.monotonic() < deadline, self._log.read_text()
             time.sleep(0.05)
 
-    def end(self, process: Process) -> Fetched:
+    def end(self, process: Running) -> Fetched:
         code = process.wait(timeout=100)
         report = self._report.read_text() if self._report.exists() else ""
         return Fetched(code, report, self._log.read_text())

@@ -49,7 +49,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     add_python(repository, "held", HELD, max_batch_size=0)
     add_python(repository, "endless", ENDLESS, max_batch_size=0, decoupled=True)
     add_python(repository, "unread", ENDLESS, max_batch_size=0, decoupled=True)
-    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository])
+    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository], forked=False)
     yield Stage(running, repository)
     assert running.process.poll() is None, running.log
     assert running.stop() == 0, running.log

@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_python(repository, "fill", FILL, max_batch_size=0)
     add_python(repository, "repeat", REPEAT, max_batch_size=0, decoupled=True)
     add_python(repository, "sum", SUM, dims="1", extra=CONTROLS)
-    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository])
+    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository], forked=False)
     yield running
     assert running.process.poll() is None, running.log
     assert running.stop() == 0, running.log

@@ -36,7 +36,7 @@ def _has_status(api: KubeApi, name: str) -> bool:
 
 def test_it_reconciles_reports_metrics_and_releases_the_lease_at_the_end(tmp_path: Path):
     async def scenario() -> None:
-        async with kube_api() as api, running(api, tmp_path) as operator:
+        async with kube_api() as api, running(api, tmp_path, forked=False) as operator:
             await operator.until_ready()
             api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
             await api.until(lambda: _has_status(api, "digits"))
@@ -60,7 +60,7 @@ def test_it_reconciles_reports_metrics_and_releases_the_lease_at_the_end(tmp_pat
 def test_without_credentials_it_logs_an_error_and_ends(tmp_path: Path):
     async def scenario() -> None:
         async with kube_api() as api, running(api, tmp_path, f"--kubeconfig={tmp_path / 'nothing'}") as operator:
-            assert await asyncio.wait_for(operator.process.wait(), 40) == 2
+            assert await operator.wait() == 2
             line = operator.log.read_text().splitlines()[-1]
             assert "kubeconfig" in json.loads(line)["message"]
 
@@ -105,7 +105,7 @@ def test_it_ends_when_another_operator_has_its_lease(tmp_path: Path):
             await asyncio.sleep(2.1)  # longer than it may act without a renewal
             api.put("inferencemodels", "prod", "digits", spec={"model": {"uri": "s3://models/digits"}})
             os.kill(operator.process.pid, signal.SIGCONT)
-            assert await asyncio.wait_for(operator.process.wait(), 30) == 3
+            assert await operator.wait() == 3
             assert api.writes() == {}
 
     asyncio.run(scenario())

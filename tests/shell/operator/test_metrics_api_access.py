@@ -55,10 +55,13 @@ def played_cluster() -> PlayedCluster:
 
 @contextmanager
 def running(
-    cluster: PlayedCluster, folder: Path, program: Sequence[str] = PROGRAM
+    cluster: PlayedCluster, folder: Path, program: Sequence[str] = PROGRAM, *, forked: bool = True
 ) -> Iterator[tuple[MetricsApi, PlayedPrometheus]]:
     prometheus = PlayedPrometheus()
-    with http_server(prometheus.respond) as url, metrics_api(cluster, url, folder, program=program) as api:
+    with (
+        http_server(prometheus.respond) as url,
+        metrics_api(cluster, url, folder, program=program, forked=forked) as api,
+    ):
         yield api, prometheus
 
 
@@ -78,7 +81,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """For tests that leave the cluster as it is."""
     cluster = played_cluster()
-    with running(cluster, tmp_path_factory.mktemp("metrics-api")) as (api, prometheus):
+    with running(cluster, tmp_path_factory.mktemp("metrics-api"), forked=False) as (api, prometheus):
         yield World(cluster, api, prometheus)
 
 
