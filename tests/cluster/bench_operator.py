@@ -28,9 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import psutil  # type: ignore[import-untyped]  # the package has no types
 
 from cluster.fake_nodes import MARK
-from cluster.forks import start_process
 from cluster.gpus import Layout
-from cluster.operators import APPLY, Object, Operator, Place, crds
+from cluster.operators import APPLY, Object, Operator, Place, crds, start_process
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
 

@@ -10,12 +10,11 @@ import pytest
 
 from cluster.access import Cluster
 from cluster.faults import Faults
-from cluster.forks import Forks
 from cluster.given import REGISTRY, GivenCluster
 from cluster.gpus import Gpus
 from cluster.installed import NAMESPACE, OPERATOR_IMAGE, SERVER_IMAGE, Platform, Tenant, provide_images
 from cluster.metrics import SERVED, ClusterPrometheus, PlayedMetrics
-from cluster.operators import Place, no_other_operator
+from cluster.operators import Place, no_other_operator, start_fork
 from cluster.own import OwnCluster
 from cluster.programs import check_machine
 from cluster.spaces import eventually
@@ -163,16 +162,10 @@ def alone(cluster: Cluster, crds: None) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    with Forks() as forks:
-        yield forks
-
-
 @pytest.fixture
-def place(own: OwnCluster, alone: None, forks: Forks, namespace: str, tmp_path: Path) -> Iterator[Place]:
+def place(own: OwnCluster, alone: None, namespace: str, tmp_path: Path) -> Iterator[Place]:
     """A namespace for operators that run on this machine."""
-    place = Place(own, forks.start, namespace, tmp_path)
+    place = Place(own, start_fork, namespace, tmp_path)
     place.allow("operator", "second")
     yield place
     place.stop_all()

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -14,9 +15,9 @@ from typing import Any
 import yaml
 
 from cluster import resources
-from cluster.forks import Fork
 from cluster.own import OwnCluster
-from cluster.spaces import eventually
+from cluster.spaces import environment, eventually
+from support.forked import OPERATOR, Process, start_python
 from support.image import REPOSITORY_ROOT
 from support.ports import free_port
 
@@ -31,8 +32,26 @@ CHILDREN = {
 OURS = "labelSelector=app.kubernetes.io%2Fmanaged-by%3Dhalimede-operator"
 APPLY = "application/apply-patch+yaml"
 LEASE = "halimede"
-Start = Callable[[list[str], Path], "Fork | subprocess.Popen[bytes]"]
+Start = Callable[[list[str], Path], "Process | subprocess.Popen[bytes]"]
+PACKAGE = REPOSITORY_ROOT / "operator"
+"""The folder in which the package is importable however the tests were started."""
 RBAC = "rbac.authorization.k8s.io"
+
+
+def start_fork(arguments: list[str], log: Path) -> Process:
+    """An operator that finds its modules imported: the import is most of what a start costs."""
+    with log.open("w") as output:
+        return start_python(
+            *("-m", "halimede_operator", *arguments), stdout=output, stderr=output, environment=environment(),
+            directory=PACKAGE, imported=OPERATOR,
+        )  # fmt: skip
+
+
+def start_process(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """An operator that imports what it needs."""
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "halimede_operator", *arguments]
+        return subprocess.Popen(command, stdout=output, stderr=output, cwd=PACKAGE)
 
 
 class Operator:
