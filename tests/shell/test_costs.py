@@ -91,18 +91,20 @@ def test_idle():
 """
 
 
-def run(folder: Path, budget_s: float, *arguments: str, inner: str = INNER) -> tuple[int, str, Any]:
+def run(folder: Path, budget_s: float, *arguments: str, inner: str = INNER, warm: bool = True) -> tuple[int, str, Any]:
     """A run of pytest over one file with this project's settings: exit code, output, and the costs that it wrote."""
     tests = folder / "tests"
     tests.mkdir()
     (tests / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tests / "test_inner.py").write_text(inner)
+    if warm:
+        (folder / "cache" / "halimede" / "kubernetes").mkdir(parents=True)
     (folder / "budget.json").write_text(json.dumps({"tests": budget_s}))
     options = ["-c", "/dev/null", f"--rootdir={folder}", f"--budget={folder / 'budget.json'}", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *arguments, "tests"],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), "XDG_CACHE_HOME": str(folder / "cache")},
         capture_output=True,
         text=True,
         check=False,
@@ -133,3 +135,8 @@ def test_a_test_with_marks_of_two_targets_is_refused(tmp_path: Path) -> None:
     inner = "import pytest\n@pytest.mark.large\n@pytest.mark.load\ndef test_both(): pass\n"
     code, output, _ = run(tmp_path, 100, inner=inner)
     assert (code, "test_both has the marks ['large', 'load']" in output) == (pytest.ExitCode.USAGE_ERROR, True), output
+
+
+def test_a_run_that_builds_programs_is_not_held_against_the_budget(tmp_path: Path) -> None:
+    code, output, _ = run(tmp_path, BUSY_S / 2, warm=False)
+    assert (code, "No folder is held against its budget" in output) == (0, True), output
