@@ -52,6 +52,16 @@ def distances(changed: Iterable[str], graph: Graph) -> dict[str, int]:
     raise AssertionError
 
 
+def with_fixtures(graph: Graph) -> Graph:
+    """The graph in which a test file also imports the `conftest.py` of its folder, and what that imports."""
+
+    def fixtures(file: str) -> frozenset[str]:
+        conftest = f"{file.rpartition('/')[0]}/conftest.py"
+        return graph[conftest] | {conftest} if conftest in graph and file != conftest else frozenset()
+
+    return {file: imported | fixtures(file) for file, imported in graph.items()}
+
+
 def by_room(changed: Iterable[str], rooms: Mapping[str, Sequence[str]]) -> list[str]:
     """The tests of the deepest rooms that hold changed files, in the order of the rooms."""
     found: dict[str, None] = {}

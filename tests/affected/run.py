@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import click
 
-from affected.choose import Choice, choose, imports_of
+from affected.choose import Choice, choose, imports_of, with_fixtures
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("server", "operator", "tests")
@@ -69,7 +69,13 @@ def plan(changed: list[str], limit_s: float) -> Choice:
     tests = [
         file for file in files if fnmatch.fnmatch(file, "tests/*/test_*.py") and not file.startswith("tests/cluster/")
     ]
-    return choose(changed, tests, graph, ROOMS, seconds_of(tests), limit_s)
+    rooms = {
+        room: [
+            file for name in named for file in tests if file == name or (name.endswith("/") and file.startswith(name))
+        ]
+        for room, named in ROOMS.items()
+    }
+    return choose(changed, tests, with_fixtures(graph), rooms, seconds_of(tests), limit_s)
 
 
 @click.command()

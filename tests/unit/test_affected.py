@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import affected.choose
-from affected.choose import Choice, by_room, choose, distances, imports_of
+from affected.choose import Choice, by_room, choose, distances, imports_of, with_fixtures
 
 ROOT = Path(__file__).parents[2]
 ROOMS = json.loads(Path(affected.choose.__file__).with_name("rooms.json").read_text())
@@ -48,6 +48,12 @@ def test_distances_count_imports_also_in_a_circle() -> None:
     }  # fmt: skip
 
 
+def test_a_test_has_the_imports_of_the_fixtures_of_its_folder() -> None:
+    fixtures, test = "tests/http/conftest.py", "tests/http/test_x.py"
+    graph = {fixtures: frozenset({"server/a.py"}), test: frozenset({"server/b.py"}), "tests/y.py": frozenset[str]()}
+    assert with_fixtures(graph) == {**graph, test: {"server/b.py", "server/a.py", fixtures}}
+
+
 def test_the_deepest_room_counts() -> None:
     rooms = {"server/": ["all"], "server/http/": ["http"], "operator/": ["operator"]}
     assert by_room(["server/http/x.py", "server/x.py", "docs/x.md"], rooms) == ["http", "all"]
@@ -71,4 +77,4 @@ def test_what_is_beyond_the_time_is_left_out_and_a_cheaper_test_still_runs() -> 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_and_its_tests_exist(room: str) -> None:
     assert list(ROOT.glob(f"{room}*")), room
-    assert [test for test in ROOMS[room] if not (ROOT / test).is_file()] == []
+    assert [test for test in ROOMS[room] if not (ROOT / test).exists()] == []
