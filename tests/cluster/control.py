@@ -118,7 +118,7 @@ class ControlPlane:
     def start_api(self, gates: Sequence[str] = ()) -> None:
         """gates: feature gates, such as `HPAScaleToZero=true`."""
         policy = self.state / "audit-policy.json"
-        # What the cluster's own programs ask, and what a test looks at, is the most and nobody reads it.
+        # Requests of the cluster's own programs and of the tests are most of the log, and no test reads them.
         rules = [
             {"level": "None", "userGroups": ["system:nodes", "system:serviceaccounts:kube-system"]},
             {"level": "None", "users": [f"system:{name}" for name in PROGRAMS]},
