@@ -161,7 +161,7 @@ def read_marks(text: str, started: Iterable[str]) -> dict[str, list[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for line in text.splitlines():
         name, size_text = line.split()
-        # Before the first test there is none: while files are imported.
+        # No test has started yet while files are imported.
         if known := by_size.get(int(size_text)):
             test, phase = known
             found[name] |= by_file[test.partition("::")[0]] if phase == "setup" else {test}

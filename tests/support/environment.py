@@ -1,6 +1,6 @@
 """Installs the packages of a lock into an environment: `python tests/support/environment.py FOLDER LOCK SIZE`.
 
-It makes the environment if there is none, of the Python that runs this. uv installs where it is there, pip elsewhere.
+It makes the environment, of the Python that runs this, unless it exists. uv installs where it is there, pip elsewhere.
 Packages are installed in steps with a line each, because the first installation takes minutes.
 """
 
@@ -28,7 +28,7 @@ def name(requirement: str) -> str:
 
 
 def make(folder: Path) -> list[str]:
-    """Make the environment if there is none; returns the command that installs into it."""
+    """Make the environment unless it exists; returns the command that installs into it."""
     python = str(folder / "bin/python")
     if uv := shutil.which("uv"):
         if not Path(python).exists():
