@@ -72,7 +72,7 @@ def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, 
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("seconds", [1.5, pytest.param(3, marks=pytest.mark.large)])
+@pytest.mark.parametrize("seconds", [0.9, pytest.param(3, marks=pytest.mark.large)])
 def test_steps_that_die_leave_no_request_unanswered(repository: Path, start: Start, seconds: float) -> None:
     dying_steps(repository, start, seconds, every_s=seconds / 3, growth_mib=40)
 

@@ -345,6 +345,7 @@ def test_expensive_messages_do_not_delay_other_requests(server: RunningServer, k
         connection.request("GET", "/v2/health/live")
         assert connection.getresponse().read() == b""
         waits.append(time.monotonic() - begun)
+        time.sleep(0.005)  # between probes
     connection.close()
     assert call.result() > 4 << 20
     # The goal is 20 ms without protobuf's parsing. Threads of the test process compete with each other too.

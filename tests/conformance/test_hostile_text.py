@@ -172,7 +172,7 @@ MODEL_CALLS = [
 ]
 
 
-@settings(some, max_examples=400)
+@settings(some, max_examples=150)
 @given(text=texts, length=lengths, call=st.sampled_from(MODEL_CALLS), is_raw=st.booleans())
 @example(text="\r\nX: y", length="", call=MODEL_CALLS[0], is_raw=False)
 @example(text="%0d%0aX:%20y", length="", call=MODEL_CALLS[0], is_raw=True)
@@ -227,7 +227,7 @@ BODIES: list[Callable[[str], dict[str, object]]] = [
 ]
 
 
-@settings(some, max_examples=400)
+@settings(some, max_examples=150)
 @given(
     text=texts, length=lengths, make=st.sampled_from(BODIES), escaped=st.booleans(), damage=st.sampled_from(range(8))
 )
@@ -254,7 +254,7 @@ def test_names_and_values_in_bodies(
         assert json.loads(content)["outputs"][0]["data"] == document["inputs"][0]["data"]  # type: ignore[index]
 
 
-@settings(some, max_examples=150)
+@settings(some, max_examples=60)
 @given(
     text=texts | st.sampled_from(["config", "file:1/model.onnx"]),
     value=texts,
@@ -277,7 +277,7 @@ HEADERS = [
 ]
 
 
-@settings(some, max_examples=200)
+@settings(some, max_examples=80)
 @given(text=texts | st.sampled_from([b"\xff\xfe", b"\x80"]), length=lengths, name=st.sampled_from(HEADERS))
 def test_values_of_headers(server: RunningServer, text: str | bytes, length: str, name: str) -> None:
     whole = text if isinstance(text, bytes) else grown(text, length, LONG_HEAD).encode()[:LONG_HEAD]
@@ -287,7 +287,7 @@ def test_values_of_headers(server: RunningServer, text: str | bytes, length: str
     check_answer(status, b"" if status == 200 else answer, {200, 400, 417, 501})
 
 
-@settings(some, max_examples=100)
+@settings(some, max_examples=40)
 @given(text=texts, name=st.sampled_from(["X-Forwarded", "Host"]))
 def test_line_ends_in_header_values(server: RunningServer, text: str, name: str) -> None:
     """A line end in a value begins another header or the next request; each request gets its own answer."""
@@ -364,7 +364,7 @@ def check_status(error: grpc.RpcError, documented: set[grpc.StatusCode]) -> None
     assert 0 < len(error.details().encode()) <= LONGEST_DETAILS
 
 
-@settings(some, max_examples=300)
+@settings(some, max_examples=100)
 @given(text=texts, length=lengths, place=st.sampled_from(PLACES), is_streamed=st.booleans())
 def test_names_and_values_in_messages(
     stub: service_pb2_grpc.GRPCInferenceServiceStub, text: str, length: str, place: str, is_streamed: bool
@@ -409,7 +409,7 @@ def loading(parameters: dict[str, str]) -> object:
     return request
 
 
-@settings(some, max_examples=300)
+@settings(some, max_examples=100)
 @given(text=texts, length=lengths, call=st.sampled_from(CALLS))
 def test_names_in_calls_other_than_inference(
     stub: service_pb2_grpc.GRPCInferenceServiceStub, text: str, length: str, call: tuple[str, Callable[[str], object]]
@@ -421,7 +421,7 @@ def test_names_in_calls_other_than_inference(
         check_status(error, LOAD_CODES if method.startswith("Repository") else CODES | {grpc.StatusCode.UNAVAILABLE})
 
 
-@settings(some, max_examples=100)
+@settings(some, max_examples=40)
 @given(
     key=st.sampled_from(["x-a", "x-triton_b", "x-b-bin", "user-agent-x", "traceparent", "authorization"]),
     value=st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=3000),

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +21,7 @@ import tritonclient.grpc as grpcclient
 from halimede import __version__
 from support.background import in_background
 from support.calls import ONES, executing, metric
+from support.forked import run_python
 from support.models import add_identity
 from support.plugin import PLAIN_BACKEND, install_backend
 from support.served import Stage
@@ -39,9 +41,12 @@ def repository(tmp_path: Path) -> Path:
 def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
     running: list[RunningServer] = []
 
-    def begin(*arguments: str, before: tuple[str, ...] = (), **options: object) -> RunningServer:
-        command = [*before, *SERVE, f"--model-repository={repository}", *arguments, *LOOPBACK]
-        running.append(start_command(tmp_path, command, **options))
+    def begin(*arguments: str, before: tuple[str, ...] = (), **options: Any) -> RunningServer:
+        given = [f"--model-repository={repository}", *arguments]
+        if before:
+            running.append(start_command(tmp_path, [*before, *SERVE, *given, *LOOPBACK], **options))
+        else:
+            running.append(start_server(tmp_path, given, **options))
         return running[-1]
 
     yield begin
@@ -59,7 +64,7 @@ def flagged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         *("--id=here", "--backend-config=identity,key=value"),
         *("--repoagent-directory=/nowhere", "--server-version=2.60.1"),
     ]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments, forked=False)
+    running = start_server(tmp_path_factory.mktemp("log"), arguments)
     yield Stage(running, models)
     running.kill()
 
@@ -71,7 +76,7 @@ def infer(server: RunningServer, model: str = "ident") -> int:
 def serve_and_fail(*arguments: str) -> tuple[int, str, float]:
     """Exit code, log and seconds of a server that does not start."""
     begun = time.monotonic()
-    done = subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-m", "halimede", "serve", *arguments)
     return done.returncode, done.stderr, time.monotonic() - begun
 
 
@@ -198,7 +203,7 @@ def test_a_failed_model_ends_the_start_unless_a_flag_forbids_it(start: Start, re
 
 def test_an_empty_repository_is_served(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
-    server = start_server(tmp_path, [f"--model-repository={tmp_path / 'none'}"], forked=False)
+    server = start_server(tmp_path, [f"--model-repository={tmp_path / 'none'}"])
     try:
         assert server.post("/v2/repository/index").json == []
     finally:
@@ -324,7 +329,7 @@ def test_jumps_of_the_wall_clock_affect_no_duration_or_deadline(start: Start, tm
     batching = f"dynamic_batching {{ max_queue_delay_microseconds: 100000 {policy} }}"
     delay = 'parameters { key: "execute_delay_ms" value { string_value: "1500" } }'
     add_identity(repository, "slow", extra=f"instance_group {{ kind: KIND_CPU count: 1 }} {delay} {batching}")
-    server = start(environment={"PYTHONPATH": str(tmp_path / "site")})
+    server = start(environment={"PYTHONPATH": str(tmp_path / "site")}, forked=False)
     running = in_background(lambda: infer(server, "slow"))
     wait_until(lambda: executing(server, "slow") == 1, "the execution", server)
     late = server.post("/v2/models/slow/infer", ONES)

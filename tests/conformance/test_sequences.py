@@ -203,7 +203,7 @@ def test_an_ensemble_passes_sequences_on(stage: Stage, infer: Infer) -> None:
     assert NO_START.format(42, "seq") in refused(infer, "above", 0, 42)
 
 
-@pytest.mark.parametrize("seats", [250, pytest.param(1000, marks=pytest.mark.large)])
+@pytest.mark.parametrize("seats", [100, pytest.param(1000, marks=pytest.mark.large)])
 def test_the_seats_of_abandoned_sequences_are_reused(stage: Stage, infer_grpc: Infer, seats: int) -> None:
     deploy(stage, "seq", oldest(seats=seats, idle_us=200_000))
     server = stage.server

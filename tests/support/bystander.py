@@ -14,11 +14,11 @@ from support.latency import LOOSE_MS
 from support.processes import forget_peak, peak_bytes, resident_bytes
 from support.server import RunningServer, wait_until
 
-ALONE_CALLS = 100
+ALONE_CALLS = 30
 """Calls before the attack, to compare with."""
 AFTER_CALLS = 20
 """Calls that begin after it."""
-PAUSE_S = 0.002
+PAUSE_S = 0.005
 CALL_LIMIT_S = 20
 PEAK_BYTES = 96 << 20
 LEFT_BYTES = 32 << 20

@@ -2,10 +2,12 @@
 an interpreter.
 
 A program finds modules imported that it did not import itself, and what the interpreter and its libraries read of the
-environment when they start has no effect: a test of these needs an interpreter of its own.
+environment when they start has no effect, except for PYTHONPATH and LD_LIBRARY_PATH: a test of these needs an
+interpreter of its own.
 """
 
 import atexit
+import ctypes
 import gc
 import json
 import os
@@ -214,6 +216,10 @@ def become(program: bytes, outputs: list[int]) -> None:
     os.environ.clear()
     os.environ.update(made["environment"])
     sys.path[:0] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if libraries := os.environ.get("LD_LIBRARY_PATH"):
+        # The linker read the variable when the interpreter started. It finds a loaded library by its name.
+        for library in Path(libraries).glob("*.so*"):
+            ctypes.CDLL(str(library))
     kind, text, *sys.argv[1:] = made["arguments"]
     sys.argv[0] = kind
     if kind == "-m":

@@ -11,7 +11,19 @@ from support.probe import built
 LIBRARY = "libnvidia-ml.so.1"
 DEVICES_FILE = "devices.txt"
 MIB = 1 << 20
-COMPILE = ["cc", "-std=c11", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", f"{{out}}/{LIBRARY}", "nvml.c"]
+COMPILE = [
+    "cc",
+    "-std=c11",
+    "-shared",
+    "-fPIC",
+    "-O1",
+    "-Wall",
+    "-Werror",
+    f"-Wl,-soname,{LIBRARY}",
+    "-o",
+    f"{{out}}/{LIBRARY}",
+    "nvml.c",
+]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import shutil
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -190,14 +191,28 @@ def workers(server: RunningServer, model: str = "") -> list[psutil.Process]:
 
 def children(pid: int) -> list[psutil.Process]:
     """The children, without zombies."""
+    before, pids = None, _children(pid)
+    # The kernel's list may lack a process if another one ends while it is read.
+    while pids != before:
+        before, pids = pids, _children(pid)
     found = []
-    for each in psutil.Process(pid).children():
+    for child in pids:
         try:
+            each = psutil.Process(child)
             if each.status() != psutil.STATUS_ZOMBIE:
                 found.append(each)
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def _children(pid: int) -> list[int]:
+    """By the threads that started them; `Process.children` of psutil reads the parent of each process of the machine."""
+    found = []
+    for thread in psutil.Process(pid).threads():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, Path(f"/proc/{pid}/task/{thread.id}/children").read_text().split())
+    return sorted(found)
 
 
 def descendants(pid: int) -> list[psutil.Process]:

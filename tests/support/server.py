@@ -145,14 +145,14 @@ def start_server(
     """Start on loopback with free ports and wait until it listens, and with `ready` until it is ready.
 
     Of ports and addresses the given arguments have precedence. The server is a fork of a process that has imported it,
-    unless it is not to be `forked`, or has an environment that the interpreter and the libraries may read.
+    unless it is not to be `forked`.
     """
     program = ["-m", "halimede", "serve", *LOOPBACK, *(str(argument) for argument in arguments)]
-    if environment is not None or not forked:
+    if not forked:
         return start_command(log_directory, [sys.executable, *program], ready=ready, environment=environment)
     log_path = _new_log(log_directory)
     with log_path.open("wb") as log:
-        process = start_python(*program, stdout=log, stderr=log)
+        process = start_python(*program, stdout=log, stderr=log, environment={**os.environ, **(environment or {})})
     return _wait_started(RunningServer(process, log_path), ready=ready)
 
 
