@@ -316,7 +316,14 @@ def test_a_model_sees_within_100_ms_that_its_client_has_disconnected(stage: Stag
     assert median_ms(lambda _: seen_after_ms(stage, leave)) <= 100
 
 
-@pytest.mark.parametrize("times", [30, pytest.param(100, marks=pytest.mark.large), pytest.param(1000, marks=[pytest.mark.load, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize(
+    "times",
+    [
+        30,
+        pytest.param(100, marks=pytest.mark.large),
+        pytest.param(1000, marks=[pytest.mark.load, pytest.mark.timeout(900)]),
+    ],
+)
 def test_streams_that_are_left_at_any_moment_leave_nothing_behind(stage: Stage, times: int) -> None:
     server = stage.server
     deploy(stage, "left", count=2)

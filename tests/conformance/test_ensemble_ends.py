@@ -32,8 +32,10 @@ def test_a_stop_completes_all_steps_of_accepted_requests(repository: Path, start
     assert server.process.wait(20) == 0
 
 
-def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, growth_mib: float) -> None:
-    """64 clients of an ensemble of 8 steps; every few seconds the process of one step is killed."""
+def dying_steps(
+    repository: Path, start: Start, seconds: float, every_s: float, growth_mib: float, callers: int = 64
+) -> None:
+    """Many clients of an ensemble of 8 steps; every few seconds the process of one step is killed."""
     names = [f"step{number}" for number in range(8)]
     for name in names:
         add_plus(repository, name)
@@ -42,11 +44,11 @@ def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, 
     with ThreadPoolExecutor(1) as pool:
 
         def run(length: float) -> Any:
-            stream = Stream("e", server.http_port, "/v2/models/e/infer", content, callers=64)
+            stream = Stream("e", server.http_port, "/v2/models/e/infer", content, callers=callers)
             return pool.submit(run_phases, [Phase(length, (stream,))])
 
         content = '{"inputs":[{"name":"IN","shape":[1,4],"datatype":"FP32","data":[1,1,1,1]}]}'
-        run(1).result()
+        run(seconds / 3).result()
         before = resident_bytes(server)
         under_way = run(seconds)
         begun = time.monotonic()
@@ -72,9 +74,11 @@ def dying_steps(repository: Path, start: Start, seconds: float, every_s: float, 
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("seconds", [0.9, pytest.param(3, marks=pytest.mark.large)])
-def test_steps_that_die_leave_no_request_unanswered(repository: Path, start: Start, seconds: float) -> None:
-    dying_steps(repository, start, seconds, every_s=seconds / 3, growth_mib=40)
+@pytest.mark.parametrize(("seconds", "callers"), [(0.9, 16), pytest.param(3, 64, marks=pytest.mark.large)])
+def test_steps_that_die_leave_no_request_unanswered(
+    repository: Path, start: Start, seconds: float, callers: int
+) -> None:
+    dying_steps(repository, start, seconds, every_s=seconds / 3, growth_mib=40, callers=callers)
 
 
 @pytest.mark.load

@@ -22,8 +22,8 @@ from support.served import add_python
 from support.server import RunningServer, start_server
 
 PKI = Path(support.server.__file__).parent / "pki"
-SHORT = ("-p", "200", "-r", "10", "-s", "900")
-"""Three windows of 200 ms, and more only if a busy machine makes one ten times as slow as another."""
+SHORT = ("-p", "80", "-r", "10", "-s", "900")
+"""Three windows of 80 ms, and more only if a busy machine makes one ten times as slow as another."""
 LIMIT_S = 60
 
 # Without fixtures: the first run downloads the program.
@@ -100,7 +100,7 @@ MODES = {
     ),
     "metadata": Mode(("-H", "x-a: b", "-H", "authorization: none")),
     "request parameters": Mode(("--request-parameter", "n:7:int", "--streaming", "--async"), "twice"),
-    "metrics": Mode(("--collect-metrics", "--metrics-url", "{metrics}", "--metrics-interval", "100")),
+    "metrics": Mode(("--collect-metrics", "--metrics-url", "{metrics}", "--metrics-interval", "40")),
     "profile": Mode(("--profile-export-file", "{profile}", "-f", "{report}")),
 }
 
