@@ -49,7 +49,9 @@ def p99(client: H2Client) -> float:
     return quantiles([call(client) for _ in range(200)], n=100)[98]
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.large), pytest.param(9_990, marks=pytest.mark.load)])
+@pytest.mark.parametrize(
+    "count", [300, pytest.param(1000, marks=pytest.mark.large), pytest.param(9_990, marks=pytest.mark.load)]
+)
 def test_idle_channels_are_cheap_beside_a_served_model(server: RunningServer, count: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

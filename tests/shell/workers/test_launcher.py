@@ -187,7 +187,8 @@ def test_a_worker_gets_the_servers_environment_with_overrides(
 ):
     monkeypatch.setenv("OF_THE_SERVER", "1")
     monkeypatch.setenv("SET_OVER", "before")
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    for name in ("OPENBLAS_NUM_THREADS", "OPENBLAS_THREAD_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
 
     environment = {"SET_OVER": "after é", "NEW": ""}
     worker = own_crew.talk(python=python, environment=environment, working_directory=str(tmp_path))
@@ -201,10 +202,25 @@ def test_a_worker_gets_the_servers_environment_with_overrides(
     assert worker.ask("__import__('os').getcwd()") == str(tmp_path)
 
 
-def test_a_setting_of_the_servers_blas_reaches_its_workers(monkeypatch: pytest.MonkeyPatch, own_crew: Crew):
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+@pytest.mark.parametrize("name", ["OPENBLAS_NUM_THREADS", "OPENBLAS_THREAD_TIMEOUT"])
+def test_a_setting_of_the_servers_blas_reaches_its_workers(monkeypatch: pytest.MonkeyPatch, own_crew: Crew, name: str):
+    monkeypatch.setenv(name, "3")
 
-    assert own_crew.talk().ask("__import__('os').environ['OPENBLAS_NUM_THREADS']") == "3"
+    assert own_crew.talk().ask(f"__import__('os').environ[{name!r}]") == "3"
+
+
+BLAS_CPU = """[
+    __import__("halimede.workers.child.blas", fromlist=["x"]).set_blas_threads(3),
+    __import__("time").sleep(0.3),
+    sum(each.system_time + each.user_time for each in __import__("psutil").Process().threads()[1:]),
+]"""
+
+
+def test_threads_of_a_workers_blas_spin_for_less_than_a_millisecond(own_crew: Crew):
+    _, _, cpu_s = own_crew.talk().ask(BLAS_CPU)
+
+    # In ticks of 10 ms. By default two threads spin for 30 ms each.
+    assert cpu_s <= 0.02
 
 
 @BOTH_WAYS
