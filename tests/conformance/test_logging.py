@@ -17,6 +17,7 @@ import onnx
 import pytest
 
 from support.calls import ONES_JSON
+from support.forked import start_python
 from support.models import add_identity, save_onnx
 from support.ports import free_port
 from support.served import add_python
@@ -38,14 +39,18 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
     def begin(*arguments: str, ready: bool = True, **options: object) -> RunningServer:
         ports = [free_port() for _ in range(3)]
         command = [
-            *(sys.executable, "-m", "halimede", "serve", f"--model-repository={repository}"),
+            *("-m", "halimede", "serve", f"--model-repository={repository}"),
             *("--model-control-mode=explicit", "--load-model=ident", *arguments),
             *(f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")),
             *(f"--{service}-port={port}" for service, port in zip(("http", "grpc", "metrics"), ports, strict=True)),
         ]
         unread = tmp_path / "unread"
         unread.touch()
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+        process = (
+            subprocess.Popen([sys.executable, *command], stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+            if "preexec_fn" in options
+            else start_python(*command, **options)  # type: ignore[arg-type]
+        )
         names = ("HTTPService", "GRPCInferenceService", "Metrics Service")
         running.append(RunningServer(process, unread, dict(zip(names, ports, strict=True))))
         if ready:
@@ -94,7 +99,8 @@ def test_unread_output_blocks_neither_requests_nor_the_exit(start: Start) -> Non
     room = fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
     assert os.write(writer, b"x" * room) == room
     os.set_blocking(writer, True)
-    server = start("--log-verbose=1", stdout=writer, stderr=writer)
+    with open(writer, "wb", closefd=False) as output:
+        server = start("--log-verbose=1", stdout=output, stderr=output)
     infer(server, 2500)
     reload(server, 20)
     infer(server, 2500)
@@ -113,7 +119,8 @@ def test_unread_output_does_not_delay_a_second_signal(start: Start) -> None:
     os.set_blocking(writer, False)
     os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
     os.set_blocking(writer, True)
-    server = start("--drain-delay=60", stdout=writer, stderr=writer)
+    with open(writer, "wb", closefd=False) as output:
+        server = start("--drain-delay=60", stdout=output, stderr=output)
     server.process.send_signal(signal.SIGTERM)
     wait_until(lambda: not is_ready(server), "the drain to begin")
     server.process.send_signal(signal.SIGTERM)
@@ -124,7 +131,8 @@ def test_unread_output_does_not_delay_a_second_signal(start: Start) -> None:
 
 def test_a_log_pipe_without_a_reader_stops_nothing(start: Start) -> None:
     reader, writer = os.pipe()
-    server = start(stdout=writer, stderr=writer)
+    with open(writer, "wb", closefd=False) as output:
+        server = start(stdout=output, stderr=output)
     os.close(writer)
     os.close(reader)
     reload(server, 5)
@@ -189,7 +197,7 @@ def test_a_full_disk_affects_only_the_log(start: Start, tmp_path: Path) -> None:
 
 
 def test_each_line_of_a_json_log_is_a_document(repository: Path, tmp_path: Path) -> None:
-    server = start_server(tmp_path, [f"--model-repository={repository}", "--log-format=json"], forked=False)
+    server = start_server(tmp_path, [f"--model-repository={repository}", "--log-format=json"])
     try:
         assert server.stop() == 0
     finally:
@@ -206,11 +214,11 @@ def test_each_line_of_a_json_log_is_a_document(repository: Path, tmp_path: Path)
 def test_a_log_file_that_cannot_be_opened_ends_the_start_early(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)
-    server = start(f"--log-file={path}", ready=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    output, _ = server.process.communicate(timeout=60)
-    assert server.process.returncode == 1
-    assert f'"--log-file: {path} cannot be opened: No such device or address"' in output.decode()
-    assert len(output.splitlines()) == 1
+    with (tmp_path / "standard").open("wb") as output:
+        server = start(f"--log-file={path}", ready=False, stdout=output, stderr=output)
+    assert server.process.wait(60) == 1
+    (line,) = (tmp_path / "standard").read_text().splitlines()
+    assert f'"--log-file: {path} cannot be opened: No such device or address"' in line
 
 
 PRINTS_EVERYWHERE = r"""
@@ -236,7 +244,6 @@ def test_output_of_libraries_and_models_is_json_in_a_json_log(tmp_path: Path) ->
             *(f"--model-repository={repository}", "--model-control-mode=explicit", "--load-model=prints"),
             "--log-format=json",
         ],
-        forked=False,
     )
     try:
         assert infer_python(server, "prints")[0] == 200

@@ -6,8 +6,6 @@ Every installed backend that has a canary is covered: see `support.canaries`.
 import http.client
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 
 from halimede.backends.discover import backend_names
 from support.canaries import CANARIES, install_pickler, write_careless, write_python
+from support.forked import start_python
 from support.server import RunningServer, start_server, wait_until
 
 LIMIT_S = 300.0
@@ -98,12 +97,10 @@ def test_commands_execute_nothing_of_a_model(
 
 def run(*arguments: str, environment: dict[str, str]) -> int:
     """Run Python, and return the process's number."""
-    command = [sys.executable, *arguments]
-    with subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        process.wait(LIMIT_S)
-        return process.pid
+    with open(os.devnull, "wb") as nothing:
+        process = start_python(*arguments, stdout=nothing, stderr=nothing, environment={**os.environ, **environment})
+    process.wait(LIMIT_S)
+    return process.pid
 
 
 def test_single_file_is_executed_by_a_worker(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from onnx import helper
 
 from halimede.core.types import DataType
 from support.calls import index, load, unload
+from support.forked import start_python
 from support.models import save_onnx, write_config
 from support.onnx_models import add_sub as onnx_add_sub
 from support.openvino_models import add_sub, bare, identity, perceptron, write
@@ -151,9 +150,11 @@ def test_a_library_of_operations_is_opened_in_the_models_processes_alone(server,
     assert load(server, "custom_thread")[0] == 400
     reason = index(server)["custom_thread", "1"][1]
     assert reason.endswith("set parameter 'ISOLATION' to 'process', so that the model's own processes load it"), reason
-    command = [sys.executable, "-m", "halimede", "explain-config", str(repository / "custom")]
-    with subprocess.Popen(command, env={**os.environ, "EXTENSION_MARKER": str(marker)}) as explaining:
-        assert explaining.wait() == 0
+    command = ["-m", "halimede", "explain-config", repository / "custom"]
+    variables = {**os.environ, "EXTENSION_MARKER": str(marker)}
+    with open(os.devnull, "wb") as nothing:
+        explaining = start_python(*command, stdout=nothing, stderr=nothing, environment=variables)
+    assert explaining.wait(60) == 0
     assert load(server, "custom") == (200, "")
     assert {server.process.pid, explaining.pid}.isdisjoint(opened(marker))
     assert len(opened(marker)) >= 2
