@@ -113,9 +113,15 @@ def test_a_fetched_model_is_served(moto: Moto, bucket: str, tmp_path: Path, star
 
 # The SavedModel is built once on a machine, and TensorFlow's import takes seconds.
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "served",
+    [("fil", "openvino", "sklearn"), pytest.param(("pytorch", "tensorflow"), marks=pytest.mark.large)],
+    ids=["others", "with large libraries"],
+)
 def test_files_of_each_framework_are_served_without_a_repository(
-    moto: Moto, tmp_path: Path, request: pytest.FixtureRequest
+    moto: Moto, tmp_path: Path, request: pytest.FixtureRequest, served: tuple[str, ...]
 ) -> None:
+    """The files of all are placed where the server expects them, and some models are loaded."""
     source = tmp_path / "source"
     source.mkdir()
     x = rows(50, missing=0.0)
@@ -124,7 +130,8 @@ def test_files_of_each_framework_are_served_without_a_repository(
     script(AddSub(), source / "net.pth")
     write(perceptron(), source / "perceptron" / "model.xml")
     shutil.copytree(provided(request.config, built_models) / "network", source / "exported")
-    upload(moto, "frameworks", source, prefix="")
+    bucket = f"frameworks-{len(served)}"
+    upload(moto, bucket, source, prefix="")
     tensor = {"data_type": "TYPE_FP32", "dims": [2]}
     torch_config = {
         "input": [{"name": name, **tensor} for name in ("INPUT__0", "INPUT__1")],
@@ -139,17 +146,28 @@ def test_files_of_each_framework_are_served_without_a_repository(
     }
     credentials = write_credentials(tmp_path / "credentials")
     models = [
-        {"credentials": credentials, **model, "name": name, "uri": f"s3://frameworks/{model['uri']}"}
+        {"credentials": credentials, **model, "name": name, "uri": f"s3://{bucket}/{model['uri']}"}
         for name, model in sources.items()
     ]
 
     fetched = Fetch(tmp_path, {"models": models, "stores": {"s3": {"endpoint": moto.url}}}, into="repository").run()
     assert fetched.code == 0, fetched.log
 
-    server = start_server(tmp_path, ["--model-repository", tmp_path / "repository"], ready=False)
+    repository = tmp_path / "repository"
+    assert {name: sorted(path.name for path in (repository / name / "1").iterdir()) for name in sources} == {
+        "fil": ["xgboost.json"],
+        "sklearn": ["model.pkl"],
+        "pytorch": ["model.pt"],
+        "openvino": ["model.bin", "model.xml"],
+        "tensorflow": ["model.savedmodel"],
+    }
+    assert (repository / "tensorflow" / "1" / "model.savedmodel" / "saved_model.pb").is_file()
+    loads = [f"--load-model={name}" for name in served]
+    arguments = ["--model-repository", repository, "--model-control-mode=explicit", *loads]
+    server = start_server(tmp_path, arguments, ready=False)
     wait_until(lambda: "Started HTTPService" in server.log, "the end of all loads", server, 300)
-    assert {name: server.get(f"/v2/models/{name}/config").json["backend"] for name in sources} == {
-        name: name for name in sources
+    assert {name: server.get(f"/v2/models/{name}/config").json["backend"] for name in served} == {
+        name: name for name in served
     }
     assert server.stop() == 0, server.log
 

@@ -35,9 +35,7 @@ LARGE_CODINGS = [None, "gzip", pytest.param("deflate", marks=pytest.mark.large)]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = tmp_path_factory.mktemp("models")
     add_identity(models, "ident", dims="-1", max_batch_size=0)
-    running = start_server(
-        tmp_path_factory.mktemp("log"), ["--model-repository", models, "--exit-timeout-secs=5"], forked=False
-    )
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models, "--exit-timeout-secs=5"])
     with triton.InferenceServerClient(running.grpc_url) as client:
         client.infer("ident", [tensor(16)])
     yield running

@@ -92,7 +92,8 @@ def dropped_lines(server: RunningServer) -> int:
     raise AssertionError("no metric of dropped lines")
 
 
-def test_unread_output_blocks_neither_requests_nor_the_exit(start: Start) -> None:
+@pytest.mark.parametrize("requests", [600, pytest.param(5000, marks=pytest.mark.large)])
+def test_unread_output_blocks_neither_requests_nor_the_exit(start: Start, requests: int) -> None:
     reader, writer = os.pipe()
     # Full before the first line, so that no line of the start can be written either.
     os.set_blocking(writer, False)
@@ -101,9 +102,9 @@ def test_unread_output_blocks_neither_requests_nor_the_exit(start: Start) -> Non
     os.set_blocking(writer, True)
     with open(writer, "wb", closefd=False) as output:
         server = start("--log-verbose=1", stdout=output, stderr=output)
-    infer(server, 2500)
+    infer(server, requests // 2)
     reload(server, 20)
-    infer(server, 2500)
+    infer(server, requests // 2)
     begun = time.monotonic()
     assert server.stop() == 0
     # The goal: about a second longer than with a log that is read.

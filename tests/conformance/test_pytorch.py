@@ -91,7 +91,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     (version(repository, "truncated") / "model.pt").write_bytes(b"PK\x03\x04 the rest is lost")
     models = [f"--load-model={name}" for name in ("network", "sums", "shaky")]
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", *models]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments, ready=False, forked=False)
+    running = start_server(tmp_path_factory.mktemp("log"), arguments, ready=False)
     try:
         wait_until(
             lambda: running.get("/v2/health/ready").status == 200, "the models", running, limit_s=STARTED_WITHIN_S

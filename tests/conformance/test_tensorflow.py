@@ -88,7 +88,7 @@ def repository(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     loads = [f"--load-model={each.name}" for each in repository.iterdir()]
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", *loads]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments, ready=False, forked=False)
+    running = start_server(tmp_path_factory.mktemp("log"), arguments, ready=False)
     wait_until(lambda: "Started HTTPService" in running.log, "the end of all loads", running, LOAD_LIMIT_S)
     yield running
     assert running.stop() == 0, running.log

@@ -1,7 +1,6 @@
 """Execution environments of models."""
 
-import subprocess
-import sys
+import venv
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 
 def make_environment(path: Path) -> None:
     """A virtual environment of the running Python, with its numpy and an additional module."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--copies", path], check=True)
+    venv.create(path)
     [site] = path.glob("lib/python*/site-packages")
     for package in Path(np.__file__).parent.parent.glob("numpy*"):
         (site / package.name).symlink_to(package)
