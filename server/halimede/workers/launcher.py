@@ -65,6 +65,7 @@ class Launcher:
         *,
         entry: str,
         python: str = "",
+        module: str = "",
         preload: str = "",
         environment: Mapping[str, str] = _NO_ENVIRONMENT,
         working_directory: str | None = None,
@@ -72,9 +73,9 @@ class Launcher:
         """Start a process that calls `entry` (`module:function`) with its channel's descriptor.
 
         `python` is the interpreter to run, "" for a fork of the zygote, in which Python's own variables (PYTHONPATH) no
-        longer take effect; the zygote has called `preload` (`module:function`). `environment` overrides the server's.
-        Returns before the process runs; a failed start is reported as its Exit. InferenceError UNAVAILABLE if the
-        system refuses, or if the launcher is closed.
+        longer take effect. The zygote has imported `module`, which must start no thread, and has called `preload`
+        (`module:function`). `environment` overrides the server's. Returns before the process runs; a failed start is
+        reported as its Exit. InferenceError UNAVAILABLE if the system refuses, or if the launcher is closed.
         """
         if sys.platform != "linux":
             raise InferenceError(ErrorCode.UNSUPPORTED, f"worker processes need Linux, this is {sys.platform}")
@@ -97,6 +98,7 @@ class Launcher:
                 "do": "spawn",
                 "name": name,
                 "entry": entry,
+                "module": module,
                 "python": python,
                 "environment": dict(environment),
                 "directory": working_directory or "",

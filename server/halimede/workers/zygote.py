@@ -5,13 +5,15 @@ thread and no locks, which makes forking safe; the server itself is never forked
 (SOCK_SEQPACKET, one JSON object each). When the socket closes, because the server ended or was killed, it kills all
 processes below it and ends. It ignores invalid commands.
 
-    {"do": "spawn", "worker": 7, "name": "m_0_0", "python": "", "environment": {}, "directory": "", "entry": "a.b:f"}
+    {"do": "spawn", "worker": 7, "name": "m_0_0", "python": "", "environment": {}, "directory": "", "entry": "a.b:f",
+     "module": "a.c"}
         with three descriptors: the worker's end of its channel, the write end for its output, and a status socket
     {"do": "kill", "worker": 7, "signal": 9}
 
 A server has one zygote more for each runtime that takes seconds to import (`backends.api.Preloads`).
 
-`python` is the interpreter to run, "" for a fork of the zygote. The zygote writes {"pid": 4711} to a worker's status
+`python` is the interpreter to run, "" for a fork of the zygote, which imports `module` first, so that all later workers
+have it. The zygote writes {"pid": 4711} to a worker's status
 socket, then {"exit": 3} or {"signal": 11}; or {"error": "…"} if the worker could not be started.
 
 No process that a worker starts outlives it. Orphans below a worker become its children and, after its end, children of
@@ -74,7 +76,15 @@ PR_SET_CHILD_SUBREAPER = 36
 DESCRIPTORS = struct.Struct("3i")
 
 _COMMANDS: dict[str, dict[str, type]] = {
-    "spawn": {"worker": int, "name": str, "python": str, "environment": dict, "directory": str, "entry": str},
+    "spawn": {
+        "worker": int,
+        "name": str,
+        "python": str,
+        "environment": dict,
+        "directory": str,
+        "entry": str,
+        "module": str,
+    },
     "kill": {"worker": int, "signal": int},
 }
 
@@ -89,6 +99,7 @@ class Spawn:
     environment: dict[str, str]
     directory: str
     entry: str
+    module: str
     channel: int
     output: int
     status: int
@@ -220,6 +231,12 @@ class Zygote:
 
     def _spawn(self, spawn: Spawn) -> bool:
         """Fork; True in the worker. The status socket stays open here until the worker has been reaped."""
+        if spawn.module and not spawn.python and spawn.module not in sys.modules:
+            # An error of the import comes from the worker, which imports it, too.
+            with suppress(Exception):
+                import_module(spawn.module)
+            gc.collect()
+            gc.freeze()
         zygote = os.getpid()
         # A signal for the worker stays pending until the worker has set its own handlers, and is not lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

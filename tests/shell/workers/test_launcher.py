@@ -209,6 +209,19 @@ def test_a_setting_of_the_servers_blas_reaches_its_workers(monkeypatch: pytest.M
     assert own_crew.talk().ask(f"__import__('os').environ[{name!r}]") == "3"
 
 
+def test_the_zygote_imports_a_module_for_all_later_workers(
+    tmp_path: Path, own_crew: Crew, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "counted.py").write_text(f"import os\nopen({str(tmp_path / 'pids')!r}, 'a').write(f'{{os.getpid()}} ')")
+    (tmp_path / "broken.py").write_text("1 / 0")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+
+    for module in ("counted", "counted", "broken", "no_such_module"):
+        assert own_crew.talk(module=module).ask("'counted' in __import__('sys').modules") is True
+
+    assert (tmp_path / "pids").read_text().split() == [str(own_crew.launcher.zygote_pid)]
+
+
 BLAS_CPU = """[
     __import__("halimede.workers.child.blas", fromlist=["x"]).set_blas_threads(3),
     __import__("time").sleep(0.3),

@@ -17,7 +17,16 @@ from support.processes import open_files
 from support.server import wait_until
 from support.workers import FOLDER, LIMIT_S, OBEY, is_alive
 
-SPAWN = {"do": "spawn", "worker": 1, "name": "m", "python": "", "environment": {}, "directory": "", "entry": OBEY}
+SPAWN = {
+    "do": "spawn",
+    "worker": 1,
+    "name": "m",
+    "python": "",
+    "environment": {},
+    "directory": "",
+    "entry": OBEY,
+    "module": "",
+}
 
 
 @pytest.fixture

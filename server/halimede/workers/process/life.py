@@ -124,6 +124,7 @@ async def spawn(spec: WorkerSpec, program: Program, launcher: Launcher) -> Worke
         spec.instance,
         entry=ENTRY,
         python=program.python,
+        module=spec.runner.partition(":")[0],
         preload=program.preload,
         environment=environment,
     )
