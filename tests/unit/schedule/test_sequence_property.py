@@ -195,6 +195,10 @@ class Play:
             self.poll()
             if (wake_at := self.fast.wake_at()) is not None:
                 self.now = max(self.now, wake_at)
+            elif not self.running and not self.fast.queued:
+                break
+        self.now += 500
+        self.poll()
         assert self.outcome.keys() == self.requests.keys()
         assert (self.fast.queued, self.fast.wake_at()) == (0, None)
         assert "seated=0 backlog=0" in repr(self.fast), "all seats are free again"
