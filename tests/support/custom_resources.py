@@ -10,7 +10,9 @@ import yaml
 
 Json = dict[str, Any]
 CRDS = {
-    kind: cast(Json, yaml.safe_load((Path(__file__).parents[2] / "crds" / f"{kind.lower()}s.yaml").read_text()))
+    kind: cast(
+        Json, yaml.load((Path(__file__).parents[2] / "crds" / f"{kind.lower()}s.yaml").read_text(), yaml.CSafeLoader)
+    )
     for kind in ("InferenceModel", "ModelEnsemble")
 }
 ABSENT = object()

@@ -12,7 +12,7 @@ from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import InferenceError
-from support.examples import examples
+from support.examples import examples, scripts
 from support.lending import Instances
 
 US = 1000
@@ -30,8 +30,7 @@ EVENTS: tuple[Kind, ...] = (
     "die",
     "start",
 )
-events = st.tuples(st.sampled_from(EVENTS), st.integers(0, 1 << 16))
-scripts = st.integers(0, 80).flatmap(lambda length: st.lists(events, min_size=length, max_size=length))
+SCRIPTS = st.integers(0, 80).flatmap(lambda length: scripts(EVENTS, length, length))
 policies = st.builds(
     BatchPolicy,
     max_batch_size=st.just(MAX_ROWS),
@@ -128,7 +127,7 @@ class Play:
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, st.none() | priorities, st.integers(1, 3), scripts)
+@given(policies, st.none() | priorities, st.integers(1, 3), SCRIPTS)
 def test_each_request_leaves_once_and_no_instance_idles(
     policy: BatchPolicy, levels: Priorities | None, count: int, script: list[tuple[Kind, int]]
 ):
@@ -144,7 +143,7 @@ def test_each_request_leaves_once_and_no_instance_idles(
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, priorities, scripts)
+@given(policies, priorities, SCRIPTS)
 def test_levels_run_in_the_same_order_as_without_lending(
     policy: BatchPolicy, levels: Priorities, script: list[tuple[Kind, int]]
 ):

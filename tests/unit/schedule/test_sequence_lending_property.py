@@ -9,7 +9,7 @@ from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import InferenceError
-from support.examples import examples
+from support.examples import examples, scripts
 from support.lending import Instances
 from support.sequence_requests import in_sequence, oldest
 
@@ -21,7 +21,7 @@ EVENTS: tuple[Kind, ...] = (
     *("end",) * 4,
     *("end later", "report", "report", "cancel", "cancel", "pass time", "pass time", "die", "start", "start", "drain"),
 )
-scripts = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1 << 20)), min_size=10, max_size=100)
+SCRIPTS = scripts(EVENTS, 10, 100)
 # Without preferred sizes smaller than the largest batch: there an instance that is idle for a moment makes smaller ones.
 policies = st.builds(
     oldest,
@@ -131,7 +131,7 @@ class Play:
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, scripts)
+@given(policies, SCRIPTS)
 def test_each_request_of_a_sequence_leaves_once(policy: SequencePolicy, script: list[tuple[Kind, int]]):
     play = Play(policy, lends=True)
     for kind, pick in script:
@@ -140,7 +140,7 @@ def test_each_request_of_a_sequence_leaves_once(policy: SequencePolicy, script: 
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, scripts)
+@given(policies, SCRIPTS)
 def test_sequences_run_in_the_same_batches_as_without_lending(policy: SequencePolicy, script: list[tuple[Kind, int]]):
     """As long as the end of each batch is reported at once, and instances live."""
     plays = [Play(policy, lends=lends) for lends in (True, False)]

@@ -219,7 +219,7 @@ def test_malformed_objects_never_raise_and_give_a_valid_status(
 
 
 SCHEMAS = {
-    plural: yaml.safe_load((CRDS / f"{plural}.yaml").read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    plural: yaml.load((CRDS / f"{plural}.yaml").read_text(), yaml.CSafeLoader)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
     for plural in ("inferencemodels", "modelensembles")
 }  # fmt: skip
 
