@@ -235,9 +235,10 @@ def test_a_stop_does_not_wait_for_a_load(start: Start, repository: Path) -> None
 def test_a_stop_before_the_libraries_are_loaded_ends_the_process(repository: Path, tmp_path: Path) -> None:
     """Process 1 of a container ignores signals without a handler."""
     (tmp_path / "slow").mkdir()
-    loading = tmp_path / "loading"
+    loading, variables = tmp_path / "loading", tmp_path / "variables"
     (tmp_path / "slow" / "uvloop.py").write_text(
-        f"import pathlib, time\npathlib.Path({str(loading)!r}).touch()\ntime.sleep(60)"
+        f"import os, pathlib, time\npathlib.Path({str(variables)!r}).write_text(os.environ['OPENBLAS_THREAD_TIMEOUT'])\n"
+        f"pathlib.Path({str(loading)!r}).touch()\ntime.sleep(60)"
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "halimede", "serve", "--model-repository", repository],
@@ -247,6 +248,8 @@ def test_a_stop_before_the_libraries_are_loaded_ends_the_process(repository: Pat
         wait_until(loading.exists, "the libraries to be loaded")
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+        # numpy's idle threads do not spin for as long as they would by default.
+        assert variables.read_text() == "20"
     finally:
         process.kill()
         process.wait()

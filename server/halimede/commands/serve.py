@@ -15,6 +15,7 @@ from halimede.commands.flag import Flag, FlagTreatment
 from halimede.commands.flags import BY_NAME, GROUPS, HELP, TRITON_VERSION, VERSION, all_flags
 from halimede.commands.parse import parse
 from halimede.settings import Settings
+from halimede.workers.child.blas import loading_blas
 
 TEXT_COLUMN = 32
 """Maximum column at which the help's descriptions begin; a longer flag has a line of its own."""
@@ -106,7 +107,8 @@ def run_server(settings: Settings) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
     # Imported here, so that --help and a mistyped flag answer quickly, without the server's libraries.
-    from halimede.app import run
+    with loading_blas():
+        from halimede.app import run
 
     run(settings)
 

@@ -41,18 +41,12 @@ from importlib import import_module
 from typing import Any
 
 from halimede.workers.child import bootstrap
+from halimede.workers.child.blas import ONE_THREAD, loading_blas
 
 PRELOADED = ("numpy", "halimede.workers.child.main")
 
 PRELOAD_VARIABLE = "HALIMEDE_ZYGOTE_PRELOAD"
 """The environment variable with the `module:function` that the zygote calls before it forks; workers do not have it."""
-
-BLAS_THREADS, BLAS_TIMEOUT = "OPENBLAS_NUM_THREADS", "OPENBLAS_THREAD_TIMEOUT"
-BLAS_TIMEOUT_EXPONENT = "20"
-"""A thread of OpenBLAS that has nothing to do spins for 2 ** 20 cycles, which is half a millisecond, before it sleeps.
-
-The default of 2 ** 26 cycles costs a worker 30 ms of CPU per thread when it starts and after each operation.
-"""
 
 MAX_COMMAND_BYTES = 128 << 10
 MAX_ERROR_CHARACTERS = 1024
@@ -129,20 +123,12 @@ def main(descriptor: int) -> int:
 
 
 def _preload() -> None:
-    before = {name: os.environ.get(name) for name in (BLAS_THREADS, BLAS_TIMEOUT)}
     # OpenBLAS starts its threads when it is loaded, and a fork has only the thread that called fork.
-    os.environ[BLAS_THREADS] = "1"
-    os.environ.setdefault(BLAS_TIMEOUT, BLAS_TIMEOUT_EXPONENT)
-    for module in PRELOADED:
-        import_module(module)
-    if entry := os.environ.pop(PRELOAD_VARIABLE, ""):
-        _preload_runtime(entry)
-    # Models see the environment of the server.
-    for name, value in before.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
+    with loading_blas(ONE_THREAD):
+        for module in PRELOADED:
+            import_module(module)
+        if entry := os.environ.pop(PRELOAD_VARIABLE, ""):
+            _preload_runtime(entry)
 
 
 def _preload_runtime(entry: str) -> None:
