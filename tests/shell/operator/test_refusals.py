@@ -1,5 +1,6 @@
 """Reconciles whose requests the API server refuses or does not answer."""
 
+import dataclasses
 import email.utils
 from pathlib import Path
 
@@ -160,6 +161,12 @@ def test_a_lasting_failure_is_reported_once_until_it_is_over(tmp_path: Path):
 
         harness.api.faults.remove(webhook)
         assert await harness.sync() == Done()
+        assert harness.condition("Ready")["reason"] == "Pending"
+
+        # Another failure counts from its own beginning.
+        harness.api.faults.append(dataclasses.replace(webhook, what="PATCH .*/deployments/"))
+        harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 2})
+        assert isinstance(await harness.sync(), Failed)
         assert harness.condition("Ready")["reason"] == "Pending"
 
     run(scenario, tmp_path)

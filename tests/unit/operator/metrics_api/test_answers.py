@@ -103,6 +103,13 @@ def test_a_full_cache_forgets_the_oldest() -> None:
     assert [cache.get(key, 3) for key in "abc"] == [2, None, 3]
 
 
+def test_a_new_value_of_a_key_makes_room_for_itself() -> None:
+    cache: ExpiringCache[str, int] = ExpiringCache(capacity=2, age_s=5)
+    for number, key in enumerate("abb"):
+        cache.put(key, number, now_s=number)
+    assert [cache.get(key, 3) for key in "ab"] == [0, 2]
+
+
 def test_documents_of_metrics_and_values() -> None:
     rules = parse_rules(yaml.safe_load(RULES.read_text()))
     assert isinstance(rules, Rules)

@@ -130,6 +130,16 @@ def test_choices_that_are_not_pods_yet_are_kept_for_their_objects() -> None:
     assert placements == [f"{SLICE}1g.10gb", f"{SLICE}2g.20gb"]
 
 
+def test_a_claim_that_is_withdrawn_leaves_no_room_to_its_object() -> None:
+    nodes = inventory([node("a", ("1g.10gb",))])
+    ledger, wanted = Ledger(nodes), demand(mig(8))
+    placement = choose(wanted, ledger)
+    assert placement is not None
+    claim = wanted.claim(placement)
+    ledger.withdraw(claim, ledger.enter(claim))
+    assert [ledger.pods_that_fit(nodes.nodes[0], claim.amounts, own) for own in (None, claim.key)] == [1, 1]
+
+
 def test_a_whole_gpu_is_taken_only_if_allowed_and_if_no_slice_fits() -> None:
     nodes = [MIXED, node("whole", ())]
     assert resource(demand(mig(60)), nodes) is None
