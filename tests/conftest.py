@@ -49,6 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # At its end a library would report what it still holds as leaks. Last of all: pytest collects garbage before it.
+    config.add_cleanup(gc.unfreeze)
     if not hasattr(config, "workerinput"):
         budget = config.option.budget and json.loads(config.option.budget.read_text())
         config.pluginmanager.register(Totals(config.rootpath / "build" / "durations.json", budget), "costs")
@@ -76,7 +78,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    forget_the_past()
+    # Without a garbage collection: it takes most of a second, and the garbage of the collection of tests is small.
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,11 +88,6 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path != item.path:
         forget_the_past()
     return result
-
-
-def pytest_unconfigure() -> None:
-    # At its end a library would report what it still holds as leaks.
-    gc.unfreeze()
 
 
 def forget_the_past() -> None:

@@ -7,7 +7,6 @@ import sys
 import warnings
 from pathlib import Path
 
-import joblib
 import numpy as np
 import pytest
 import torch
@@ -15,6 +14,8 @@ import torch
 
 def check_frameworks(shown: str, demo: Path) -> None:
     """The table has a row for each framework, and the accuracies of scikit-learn's and PyTorch's own models."""
+    import joblib
+
     found = {
         title: (accuracy, outside, rate)
         for title, accuracy, outside, rate in re.findall(

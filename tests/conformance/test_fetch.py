@@ -4,11 +4,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import joblib
 import pytest
-import xgboost
-from sklearn.linear_model import LogisticRegression
 
+from support.lazily import Lazily
 from support.models import add_onnx_identity, add_simple
 from support.openvino_models import perceptron, write
 from support.probe import provided
@@ -17,6 +15,10 @@ from support.stores import KEY, SECRET, Fault, Fetch, Moto, Proxy, write_credent
 from support.tensorflow_models import built_models
 from support.torch_models import AddSub, script
 from support.tree_models import rows, targets
+
+joblib = Lazily("joblib")
+linear_model = Lazily("sklearn.linear_model")
+xgboost = Lazily("xgboost")
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -126,7 +128,7 @@ def test_files_of_each_framework_are_served_without_a_repository(
     source.mkdir()
     x = rows(50, missing=0.0)
     xgboost.train({"verbosity": 0}, xgboost.DMatrix(x, label=targets(x)), 2).save_model(source / "booster.json")
-    joblib.dump(LogisticRegression().fit(x, targets(x)), source / "scores.pkl")
+    joblib.dump(linear_model.LogisticRegression().fit(x, targets(x)), source / "scores.pkl")
     script(AddSub(), source / "net.pth")
     write(perceptron(), source / "perceptron" / "model.xml")
     shutil.copytree(provided(request.config, built_models) / "network", source / "exported")

@@ -4,21 +4,23 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-import joblib
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
-import xgboost
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
+from support.lazily import Lazily
 from support.models import write_config
 from support.processes import holding_no_more
 from support.served import workers
 from support.server import RunningServer, start_server, wait_until
 from support.tree_models import config, read, rows, run, targets
+
+joblib = Lazily("joblib")
+linear_model = Lazily("sklearn.linear_model")
+pipeline = Lazily("sklearn.pipeline")
+preprocessing = Lazily("sklearn.preprocessing")
+xgboost = Lazily("xgboost")
 
 TRAIN, TEST = rows(200, seed=1, missing=0.0), rows(16, seed=2, missing=0.0)
 
@@ -63,7 +65,9 @@ def booster():
 
 @pytest.fixture(scope="module")
 def estimator():
-    return make_pipeline(StandardScaler(), LogisticRegression()).fit(TRAIN.astype(np.float64), targets(TRAIN, 3))
+    return pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression()).fit(
+        TRAIN.astype(np.float64), targets(TRAIN, 3)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,9 @@
 """Each variant of the server's image: built, run, a model of its framework asked, and its size. `make images` runs them.
 
+joblib = Lazily("joblib")
+linear_model = Lazily("sklearn.linear_model")
+xgboost = Lazily("xgboost")
+
 CUDA's libraries are several gigabytes: building all variants takes half an hour. Each is removed before the next.
 """
 
@@ -8,21 +12,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import joblib
 import numpy as np
 import pytest
 import tritonclient.http as httpclient
-import xgboost
-from sklearn.linear_model import LogisticRegression
 from tritonclient.utils import np_to_triton_dtype
 
 from support.image import Container, built_image, check_serves_with, documented_mb
+from support.lazily import Lazily
 from support.models import add_simple, write_config
 from support.openvino_models import add_sub, write
 from support.server import LOOPBACK, RunningServer
 from support.tensorflow_models import ROWS, built_models, expected
 from support.torch_models import AddSub, script
 from support.tree_models import rows, targets
+
+joblib = Lazily("joblib")
+linear_model = Lazily("sklearn.linear_model")
+xgboost = Lazily("xgboost")
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(5400)]
 
@@ -73,7 +79,7 @@ def add_trees(models: Path) -> list[Asked]:
         (models / name / "1").mkdir(parents=True)
     booster = xgboost.train({"objective": "binary:logistic"}, xgboost.DMatrix(X, label=targets(X)), 3)
     booster.save_model(models / "booster/1/xgboost.json")
-    estimator = LogisticRegression().fit(X, targets(X))
+    estimator = linear_model.LogisticRegression().fit(X, targets(X))
     joblib.dump(estimator, models / "estimator/1/model.joblib")
     scores = booster.predict(xgboost.DMatrix(X))
     return [

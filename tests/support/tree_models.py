@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import treelite
 
 from halimede.backends.api import ModelSource, RunContext
 from halimede.backends.trees.backend import FilBackend, TreeModel
@@ -67,6 +66,8 @@ def lightgbm_forest(tmp_path: Path, booster: Any) -> Forest:
 
 
 def sklearn_forest(tmp_path: Path, estimator: Any) -> Forest:
+    import treelite
+
     treelite.sklearn.import_model(estimator).serialize(tmp_path / "checkpoint.tl")
     return read(tmp_path / "checkpoint.tl", "treelite_checkpoint")
 

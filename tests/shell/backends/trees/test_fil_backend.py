@@ -10,11 +10,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import lightgbm
 import numpy as np
 import pytest
-import treelite
-import xgboost
 
 from halimede.backends.trees.files import FILENAMES
 from halimede.backends.trees.forest import checked, from_arrays, to_arrays
@@ -22,8 +19,13 @@ from halimede.backends.trees.read_forest import read_forest
 from halimede.backends.trees.reader import read_file
 from halimede.core.config.model_config import ModelConfig, ModelDynamicBatching, ModelInput, ModelOutput
 from halimede.core.types import ErrorCode, InferenceError
+from support.lazily import Lazily
 from support.processes import holding_no_more
 from support.tree_models import BACKEND, CPU, FP32, config, context, rows, run, source, targets
+
+lightgbm = Lazily("lightgbm")
+treelite = Lazily("treelite")
+xgboost = Lazily("xgboost")
 
 TRAIN, TEST = rows(200, seed=1), rows(16, seed=2)
 

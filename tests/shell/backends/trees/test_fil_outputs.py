@@ -2,18 +2,15 @@
 
 from dataclasses import replace
 
-import lightgbm
 import numpy as np
 import pytest
-import treelite
-import xgboost
-from sklearn.ensemble import RandomForestClassifier
 
 from halimede.backends.trees import shap as shap_module
 from halimede.backends.trees.backend import TreeModel
 from halimede.backends.trees.options import read_options
 from halimede.core.config.model_config import ModelInput, ModelOutput, ModelTensorReshape
 from halimede.core.types import DataType, ErrorCode, InferenceError
+from support.lazily import Lazily
 from support.processes import holding_no_more
 from support.tree_models import (
     CPU,
@@ -28,6 +25,11 @@ from support.tree_models import (
     targets,
     xgboost_forest,
 )
+
+ensemble = Lazily("sklearn.ensemble")
+lightgbm = Lazily("lightgbm")
+treelite = Lazily("treelite")
+xgboost = Lazily("xgboost")
 
 TRAIN, TEST = rows(300, seed=1), rows(32, seed=2)
 
@@ -66,7 +68,7 @@ def test_a_binary_classifier_gives_the_class_above_the_threshold(binary, thresho
 
 def test_a_threshold_chooses_between_two_probabilities(tmp_path):
     train, x = np.nan_to_num(TRAIN), np.nan_to_num(TEST)
-    model = RandomForestClassifier(5, max_depth=4, random_state=0).fit(train, targets(TRAIN))
+    model = ensemble.RandomForestClassifier(5, max_depth=4, random_state=0).fit(train, targets(TRAIN))
     found = run(sklearn_forest(tmp_path, model), config([1], is_classifier="true", threshold="0.8"), x)
     expected = model.predict_proba(x)[:, 1] > 0.8
     assert expected.any()
@@ -187,7 +189,7 @@ def test_shap_values_are_those_of_lightgbm_and_add_up(tmp_path):
 
 def test_shap_values_of_a_random_forest_add_up_to_its_averages(tmp_path):
     train, x = np.nan_to_num(TRAIN), np.nan_to_num(TEST)
-    model = RandomForestClassifier(5, random_state=0).fit(train, targets(TRAIN, 3))
+    model = ensemble.RandomForestClassifier(5, random_state=0).fit(train, targets(TRAIN, 3))
     found = run(sklearn_forest(tmp_path, model), config([3], shap=[3, 6]), x, ["treeshap_output"])
     assert np.abs(found.sum(axis=-1) - model.predict_proba(x)).max() < 1e-6
     # The expected value is the share of each class in the trees' training rows.

@@ -2,23 +2,13 @@
 
 import struct
 
-import lightgbm
 import numpy as np
 import onnxruntime
 import pytest
-import treelite
-import xgboost
-from sklearn.ensemble import (
-    ExtraTreesRegressor,
-    GradientBoostingClassifier,
-    HistGradientBoostingClassifier,
-    IsolationForest,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
 
 from halimede.backends.trees.forest import POSTPROCESSORS
 from halimede.backends.trees.onnx_file import onnx_bytes
+from support.lazily import Lazily
 from support.tree_models import (
     config,
     lightgbm_forest,
@@ -29,6 +19,11 @@ from support.tree_models import (
     targets,
     xgboost_forest,
 )
+
+ensemble = Lazily("sklearn.ensemble")
+lightgbm = Lazily("lightgbm")
+treelite = Lazily("treelite")
+xgboost = Lazily("xgboost")
 
 TRAIN, TEST = rows(300, seed=1), rows(64, seed=2)
 POSITIVE = np.abs(np.nan_to_num(TRAIN[:, 0])) + 0.1
@@ -134,18 +129,17 @@ def test_lightgbm_files_with_missing_zeros_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "estimator",
+    ("name", "options"),
     [
-        RandomForestClassifier(7, max_depth=5, random_state=0),
-        GradientBoostingClassifier(n_estimators=7, random_state=0),
-        HistGradientBoostingClassifier(max_iter=7, random_state=0),
+        pytest.param("RandomForestClassifier", {"n_estimators": 7, "max_depth": 5}, id="RandomForestClassifier"),
+        pytest.param("GradientBoostingClassifier", {"n_estimators": 7}, id="GradientBoostingClassifier"),
+        pytest.param("HistGradientBoostingClassifier", {"max_iter": 7}, id="HistGradientBoostingClassifier"),
     ],
-    ids=lambda each: type(each).__name__,
 )
 @pytest.mark.parametrize("classes", [2, 3])
-def test_sklearn_classifiers_answer_as_the_library(tmp_path, estimator, classes):
+def test_sklearn_classifiers_answer_as_the_library(tmp_path, name, options, classes):
     train, x = np.nan_to_num(TRAIN), np.nan_to_num(TEST)
-    estimator.fit(train, LABELS[classes])
+    estimator = getattr(ensemble, name)(random_state=0, **options).fit(train, LABELS[classes])
     forest = sklearn_forest(tmp_path, estimator)
     close(run(forest, config([classes]), x), estimator.predict_proba(x))
     if classes == 2:
@@ -156,12 +150,15 @@ def test_sklearn_classifiers_answer_as_the_library(tmp_path, estimator, classes)
 
 def test_sklearn_regressors_answer_as_the_library(tmp_path):
     train, x = np.nan_to_num(TRAIN), np.nan_to_num(TEST)
-    for estimator in (RandomForestRegressor(5, random_state=0), ExtraTreesRegressor(5, random_state=0)):
+    for estimator in (
+        ensemble.RandomForestRegressor(5, random_state=0),
+        ensemble.ExtraTreesRegressor(5, random_state=0),
+    ):
         estimator.fit(train, POSITIVE)
         close(run(sklearn_forest(tmp_path, estimator), config([1]), x), estimator.predict(x))
-    several = RandomForestRegressor(5, random_state=0).fit(train, np.stack([POSITIVE, LABELS[3]], axis=1))
+    several = ensemble.RandomForestRegressor(5, random_state=0).fit(train, np.stack([POSITIVE, LABELS[3]], axis=1))
     close(run(sklearn_forest(tmp_path, several), config([2]), x), several.predict(x))
-    isolation = IsolationForest(n_estimators=5, random_state=0).fit(train)
+    isolation = ensemble.IsolationForest(n_estimators=5, random_state=0).fit(train)
     close(run(sklearn_forest(tmp_path, isolation), config([1]), x), -isolation.score_samples(x))
 
 

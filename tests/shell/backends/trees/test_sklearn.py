@@ -4,15 +4,8 @@ import pickle
 import warnings
 from dataclasses import replace
 
-import joblib
 import numpy as np
 import pytest
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LinearRegression, LogisticRegression
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
-from xgboost import XGBClassifier
 
 from halimede.backends.cores import available_cores
 from halimede.backends.trees.sklearn_backend import SklearnBackend, SklearnInstance
@@ -26,7 +19,16 @@ from halimede.core.config.model_config import (
     ModelTensorReshape,
 )
 from halimede.core.types import DataType, ErrorCode, InferenceError
+from support.lazily import Lazily
 from support.tree_models import CPU, context, rows, source, targets
+
+ensemble = Lazily("sklearn.ensemble")
+joblib = Lazily("joblib")
+linear_model = Lazily("sklearn.linear_model")
+pipeline = Lazily("sklearn.pipeline")
+preprocessing = Lazily("sklearn.preprocessing")
+texts_to_features = Lazily("sklearn.feature_extraction.text")
+xgboost = Lazily("xgboost")
 
 FP32, FP64, INT64, BYTES = DataType.FP32, DataType.FP64, DataType.INT64, DataType.BYTES
 BACKEND = SklearnBackend()
@@ -62,7 +64,7 @@ def refused(config, where, inputs):
 
 
 def test_a_classifier_answers_with_labels_and_probabilities(tmp_path):
-    estimator = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, Y)
+    estimator = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression()).fit(X, Y)
     config = settings(
         {"x": (FP64, 5)}, {"label": (INT64, 1), "probabilities": (FP32, 3), "decision_function": (FP64, 3)}
     )
@@ -96,7 +98,9 @@ def test_several_inputs_are_the_columns_of_one_array():
 
 def test_strings_go_in_and_come_out(tmp_path):
     texts, labels = ["good day", "bad day", "good night", "bad night"], np.array(["yes", "nö", "yes", "nö"])
-    estimator = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, labels)
+    estimator = pipeline.make_pipeline(texts_to_features.TfidfVectorizer(), linear_model.LogisticRegression()).fit(
+        texts, labels
+    )
     config = settings({"x": (BYTES, 1)}, {"y": (BYTES, 1)})
     config = replace(config, input=(replace(config.input[0], reshape=ModelTensorReshape()),))
     x = np.array([each.encode() for each in texts], object)
@@ -104,7 +108,7 @@ def test_strings_go_in_and_come_out(tmp_path):
 
 
 def test_sparse_results_become_tensors(tmp_path):
-    estimator = OneHotEncoder().fit(np.array([[0.0], [1], [2]]))
+    estimator = preprocessing.OneHotEncoder().fit(np.array([[0.0], [1], [2]]))
     found = run(
         settings({"x": (FP64, 1)}, {"transform": (FP32, 3)}), saved(tmp_path, estimator), {"x": np.ones((2, 1))}
     )
@@ -112,14 +116,14 @@ def test_sparse_results_become_tensors(tmp_path):
 
 
 def test_outputs_without_batches_have_all_dims(tmp_path):
-    estimator = LinearRegression().fit(X, X[:, :2])
+    estimator = linear_model.LinearRegression().fit(X, X[:, :2])
     config = settings({"x": (FP64, -1, 5)}, {"y": (FP64, -1, 2)}, max_batch_size=0)
     assert run(config, saved(tmp_path, estimator), {"x": X[:7]})["y"].tobytes() == estimator.predict(X[:7]).tobytes()
 
 
 @pytest.mark.parametrize("name", ["model.pkl", "model.joblib", "other.bin"])
 def test_pickles_of_any_name_are_read(tmp_path, name):
-    estimator = LinearRegression().fit(X, Y)
+    estimator = linear_model.LinearRegression().fit(X, Y)
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / name).write_bytes(pickle.dumps(estimator))
     where = source(tmp_path / "1", "other.bin" if name == "other.bin" else "model.joblib")
@@ -127,7 +131,7 @@ def test_pickles_of_any_name_are_read(tmp_path, name):
 
 
 def test_autocomplete_describes_classifiers_and_regressors(tmp_path):
-    classifier = saved(tmp_path, LogisticRegression().fit(X, np.array(["a", "b", "c"])[Y]))
+    classifier = saved(tmp_path, linear_model.LogisticRegression().fit(X, np.array(["a", "b", "c"])[Y]))
     assert BACKEND.autocomplete(ModelConfig(), classifier) == ModelConfig(
         name="m",
         max_batch_size=4,
@@ -135,15 +139,15 @@ def test_autocomplete_describes_classifiers_and_regressors(tmp_path):
         output=(ModelOutput("label", BYTES, dims=(1,)), ModelOutput("probabilities", FP64, dims=(3,))),
         dynamic_batching=ModelDynamicBatching(),
     )
-    regressor = BACKEND.autocomplete(ModelConfig(), saved(tmp_path, LinearRegression().fit(X, X[:, 0])))
+    regressor = BACKEND.autocomplete(ModelConfig(), saved(tmp_path, linear_model.LinearRegression().fit(X, X[:, 0])))
     assert regressor.output == (ModelOutput("prediction", FP64, dims=(1,)),)
     with pytest.raises(InferenceError, match="OneHotEncoder cannot be completed from the file"):
-        BACKEND.autocomplete(ModelConfig(), saved(tmp_path, OneHotEncoder().fit(X[:3])))
+        BACKEND.autocomplete(ModelConfig(), saved(tmp_path, preprocessing.OneHotEncoder().fit(X[:3])))
 
 
 def test_errors_at_load_name_the_cause(tmp_path):
     config = settings({"x": (FP64, 4)}, {"y": (FP64, 1), "probabilities": (FP64, 2)})
-    where = saved(tmp_path, LinearRegression().fit(X, Y))
+    where = saved(tmp_path, linear_model.LinearRegression().fit(X, Y))
     error = refused(config, where, {"x": X})
     assert error.code is ErrorCode.INVALID_ARG
     assert "output 'probabilities' needs the method predict_proba, which the LinearRegression" in error.message
@@ -159,7 +163,7 @@ def test_errors_at_load_name_the_cause(tmp_path):
 
 
 def test_answers_that_do_not_fit_the_configuration_are_errors(tmp_path):
-    where = saved(tmp_path, LogisticRegression().fit(X, Y))
+    where = saved(tmp_path, linear_model.LogisticRegression().fit(X, Y))
     for outputs, text in (
         ({"probabilities": (FP64, 2)}, "output 'probabilities': the estimator answers with shape [120, 3]"),
         (
@@ -169,7 +173,7 @@ def test_answers_that_do_not_fit_the_configuration_are_errors(tmp_path):
     ):
         error = refused(settings({"x": (FP64, 5)}, outputs), where, {"x": X})
         assert (error.code, text in error.message) == (ErrorCode.INTERNAL, True)
-    several = RandomForestClassifier(2).fit(X, np.stack([Y, Y], axis=1))
+    several = ensemble.RandomForestClassifier(2).fit(X, np.stack([Y, Y], axis=1))
     error = refused(settings({"x": (FP64, 5)}, {"probabilities": (FP64, 6)}), saved(tmp_path, several), {"x": X})
     assert "2 arrays, one per target" in error.message
 
@@ -183,21 +187,25 @@ def jobs_after_load(tmp_path, estimator, **parameters):
 
 @pytest.mark.parametrize("n_jobs", [None, 1, 2, -1])
 def test_a_configured_number_of_threads_is_every_n_jobs(tmp_path, n_jobs):
-    estimator = make_pipeline(StandardScaler(), RandomForestClassifier(2, n_jobs=n_jobs)).fit(X, Y)
+    estimator = pipeline.make_pipeline(
+        preprocessing.StandardScaler(), ensemble.RandomForestClassifier(2, n_jobs=n_jobs)
+    ).fit(X, Y)
     assert jobs_after_load(tmp_path, estimator, INTRA_OP_THREAD_COUNT="3") == [3]
 
 
 def test_an_estimator_of_one_job_keeps_it(tmp_path):
-    assert jobs_after_load(tmp_path, RandomForestClassifier(2).fit(X, Y)) == [None]
+    assert jobs_after_load(tmp_path, ensemble.RandomForestClassifier(2).fit(X, Y)) == [None]
 
 
 def test_all_cores_of_the_machine_are_the_share_of_the_instance(tmp_path):
-    estimator = make_pipeline(StandardScaler(), RandomForestClassifier(2, n_jobs=-1)).fit(X, Y)
+    estimator = pipeline.make_pipeline(
+        preprocessing.StandardScaler(), ensemble.RandomForestClassifier(2, n_jobs=-1)
+    ).fit(X, Y)
     assert jobs_after_load(tmp_path, estimator) == [available_cores()]
 
 
 def test_boosted_trees_without_a_number_get_the_share_of_the_instance(tmp_path):
-    assert jobs_after_load(tmp_path, XGBClassifier(n_estimators=2).fit(X, Y)) == [available_cores()]
+    assert jobs_after_load(tmp_path, xgboost.XGBClassifier(n_estimators=2).fit(X, Y)) == [available_cores()]
 
 
 @pytest.mark.parametrize(
@@ -209,13 +217,13 @@ def test_n_jobs_is_at_most_the_share(n_jobs, none_is_one, expected):
 
 
 def test_column_names_of_the_training_are_no_warning(tmp_path):
-    named, plain = LogisticRegression().fit(X, Y), StandardScaler().fit(X)
+    named, plain = linear_model.LogisticRegression().fit(X, Y), preprocessing.StandardScaler().fit(X)
     # What fit() notes of a data frame.
     named.feature_names_in_ = np.array(["a", "b", "c", "d", "e"], dtype=object)
     config = settings({"x": (FP64, 5)}, {"y": (INT64, 1)})
     with pytest.warns(UserWarning, match="X does not have valid feature names"):
         expected = named.predict(X)
-    for estimator in (named, Pipeline([("scale", plain), ("classify", named)])):
+    for estimator in (named, pipeline.Pipeline([("scale", plain), ("classify", named)])):
         # Every warning is an error in these tests.
         assert run(config, saved(tmp_path, estimator), {"x": X})["y"].shape == (len(X), 1)
     assert run(config, saved(tmp_path, named), {"x": X})["y"].ravel().tolist() == expected.tolist()
