@@ -31,7 +31,7 @@ def rendered(helm: str, *arguments: str) -> list[dict[str, Any]]:
         *arguments,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [each for each in yaml.load_all(done.stdout, yaml.CSafeLoader) if each]
 
 
 def base(helm: str) -> str:
