@@ -39,7 +39,7 @@ Series = dict[str, frozenset[str]]
 OF_TARGET = frozenset({"namespace", "pod", "job"})
 """Set by Prometheus for each pod. Not `instance`, the address of the pod: it says nothing, and looks like the server's label."""
 OF_MODELS = OF_TARGET | {"inferencemodel", "modelensemble"}
-GROUPS = yaml.safe_load(ALERTS.read_text())["groups"]
+GROUPS = yaml.load(ALERTS.read_text(), yaml.CSafeLoader)["groups"]
 DASHBOARDS = sorted((REPOSITORY_ROOT / "helm" / "halimede" / "files" / "dashboards").glob("*.json"))
 DOCUMENTS = [REPOSITORY_ROOT / "README.md", *sorted((REPOSITORY_ROOT / "docs" / "pages").glob("*.md"))]
 

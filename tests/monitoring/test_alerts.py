@@ -16,11 +16,11 @@ TESTS = Path(__file__).parent / "alerts.test.yaml"
 PAGE = "docs/pages/alerts.md"
 ALERTS = {
     rule["alert"]: rule
-    for group in yaml.safe_load(RULES.read_text())["groups"]
+    for group in yaml.load(RULES.read_text(), yaml.CSafeLoader)["groups"]
     for rule in group["rules"]
     if "alert" in rule
 }
-CASES = [case for test in yaml.safe_load(TESTS.read_text())["tests"] for case in test["alert_rule_test"]]
+CASES = [case for test in yaml.load(TESTS.read_text(), yaml.CSafeLoader)["tests"] for case in test["alert_rule_test"]]
 
 
 @pytest.fixture(scope="module")
