@@ -24,7 +24,7 @@ SOURCES = ("server", "operator", "tests")
 ROOMS = json.loads(Path(__file__).with_name("rooms.json").read_text())
 DURATIONS = ROOT / "build" / "durations.json"
 LIMIT_S = 60.0
-START_S = 8.0
+START_S = 13.0
 """Seconds for the start of pytest and its processes, and the collection of tests."""
 GUESS_S = 3.0
 """Seconds of a test file that no recorded run has."""
