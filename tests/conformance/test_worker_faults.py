@@ -364,7 +364,7 @@ def test_a_flood_of_output_is_limited_and_counted(stage: Stage, how: str) -> Non
     server = stage.server
     flood = f"""
         if value(requests[0]) < 0:
-            end = time.monotonic() + 0.5
+            end = time.monotonic() + 1
             n = 0
             while time.monotonic() < end:
                 {how}
@@ -379,7 +379,7 @@ def test_a_flood_of_output_is_limited_and_counted(stage: Stage, how: str) -> Non
     with calling(server, "bystander") as caller:
         assert flooding.result(60) == (200, [-1])
     print(
-        f"{stage.notes('flood')[-1]} lines in half a second; a request of another model took {caller.slowest_secs * 1e3:.0f} ms"
+        f"{stage.notes('flood')[-1]} lines in a second; a request of another model took {caller.slowest_secs * 1e3:.0f} ms"
     )
     assert caller.statuses == Counter({200: len(caller.answers)})
     assert caller.slowest_secs < 5  # the goal is 20 ms

@@ -183,7 +183,7 @@ def fork_until_closed(channel: socket.socket) -> tuple[bytes, list[int]] | None:
                 ready.unregister(descriptor)
                 pid, numbers = running.pop(descriptor)
                 _, status = os.waitpid(pid, 0)
-                with suppress(BrokenPipeError):  # nobody waits for it
+                with suppress(BrokenPipeError):  # the process that started it does not read its exit code
                     os.write(numbers, NUMBER.pack(os.waitstatus_to_exitcode(status)))
                 os.close(numbers)
                 os.close(descriptor)

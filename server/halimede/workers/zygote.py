@@ -13,8 +13,8 @@ processes below it and ends. It ignores invalid commands.
 A server has one zygote more for each runtime that takes seconds to import (`backends.api.Preloads`).
 
 `python` is the interpreter to run, "" for a fork of the zygote, which imports `module` first, so that all later workers
-have it. The zygote writes {"pid": 4711} to a worker's status
-socket, then {"exit": 3} or {"signal": 11}; or {"error": "…"} if the worker could not be started.
+have it. The zygote writes {"pid": 4711} to a worker's status socket, then {"exit": 3} or {"signal": 11}; or
+{"error": "…"} if the worker could not be started.
 
 No process that a worker starts outlives it. Orphans below a worker become its children and, after its end, children of
 the zygote, which kills every child that is not a worker. This includes daemons and processes in other sessions. If the
