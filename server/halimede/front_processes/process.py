@@ -145,6 +145,8 @@ class FrontProcess:
                     await self._start()
                 except InferenceError as error:
                     log.error("%s", error)
+                else:
+                    log.info("front-end process %d serves again", self._order.process)
 
     async def _end(self) -> None:
         link, self.link = self.link, None
