@@ -29,3 +29,12 @@ def scripts(events: Sequence[T], min_size: int, max_size: int) -> st.SearchStrat
         return [(events[number % 256 * len(events) // 256], number >> 8) for number in numbers]
 
     return st.binary(min_size=4 * min_size, max_size=4 * max_size).map(read)
+
+
+def words(alphabets: Sequence[str], min_size: int = 1) -> st.SearchStrategy[str]:
+    """Words of at least `min_size` characters, the nth of which is one of the nth alphabet. Each is drawn as bytes."""
+
+    def spell(drawn: bytes) -> str:
+        return "".join(alphabet[byte % len(alphabet)] for alphabet, byte in zip(alphabets, drawn, strict=False))
+
+    return st.binary(min_size=min_size, max_size=len(alphabets)).map(spell)

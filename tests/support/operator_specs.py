@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from string import ascii_letters, ascii_lowercase, digits
 from typing import Any
 
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ from halimede_operator.core.api.spec import (
 )
 from halimede_operator.core.platform import Platform
 from halimede_spec.fetch_plan import FORMATS
+from support.examples import words
 
 UID = "0d5e7a64-6c5b-4f0c-9b1c-2f4f5d9f0a11"
 PLATFORM = Platform(
@@ -101,10 +103,14 @@ def members_of(*names: str) -> dict[str, ModelSpec]:
 
 # Strategies for every valid spec.
 
-_LABEL = st.from_regex(r"[a-z]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
-OBJECT_NAMES = st.one_of(_LABEL, st.from_regex(r"[a-z][a-z0-9-]{35,48}[a-z0-9]", fullmatch=True))
-_SUBDOMAIN = st.one_of(_LABEL, st.from_regex(r"[a-z]{1,50}\.[a-z0-9]{60}\.[a-z0-9]{1,60}", fullmatch=True))
-_TENSOR_NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True)
+_ALPHANUMERIC = ascii_letters + digits
+_LABEL_PARTS = [ascii_lowercase, *[ascii_lowercase + digits + "-"] * 49]
+_LABEL = words(_LABEL_PARTS[:22]).map(lambda label: label.rstrip("-"))
+OBJECT_NAMES = st.one_of(_LABEL, words(_LABEL_PARTS, 37).map(lambda name: name.rstrip("-")))
+_SUBDOMAIN = st.one_of(_LABEL, _LABEL.map(lambda label: f"{label}.{label:0>60}.{label}"))
+_TENSOR_NAMES = words([ascii_letters + "_", *[_ALPHANUMERIC + "_"] * 12])
+# No two dots follow each other.
+_MODEL_NAMES = words([_ALPHANUMERIC, *[_ALPHANUMERIC + "_.-", _ALPHANUMERIC] * 20])
 _DATA_TYPES = st.sampled_from(["BOOL", "INT64", "FP16", "FP32", "BF16", "BYTES"])
 _QUANTITIES = {
     "cpu": (["0.1", "100m", 1, "1.5"], ["2", "2500m", 4, "1e1"]),
@@ -373,7 +379,7 @@ def _models(draw: st.DrawFn, name: str) -> Model:
 
 @st.composite
 def model_specs(draw: st.DrawFn) -> ModelSpec:
-    name = draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,40}", fullmatch=True).filter(lambda name: ".." not in name))
+    name = draw(_MODEL_NAMES)
     return ModelSpec(draw(_models(name)), draw(_WORKLOADS))
 
 

@@ -51,7 +51,7 @@ edges = st.sampled_from(sorted({0, *(2**power + off for power in range(1, 67) fo
 dims = st.integers(0, 4) | st.integers(0, 4) | edges
 long_shapes = st.builds(
     lambda rank, dim: (dim,) * rank,
-    st.sampled_from([9, 65, 1000, 100_000]),
+    st.sampled_from([9, 65, 1000]),
     st.sampled_from([0, 1, 2, 2**31, 2**63 - 1]),
 )
 shapes = st.lists(dims, max_size=6).map(tuple) | st.lists(st.integers(0, 3), max_size=4).map(tuple) | long_shapes
@@ -147,6 +147,8 @@ def http_taken(model: Model, document: dict[str, object], tail: bytes | None) ->
 
 @many
 @given(asked())
+@example((Model("FP32", (-1,), 0), (2**63 - 1,) * 100_000, 1))
+@example((Model("FP32", (-1,), 0), (1,) * 100_000, 1))
 def test_json_is_accepted_exactly_when_the_shape_has_as_many_elements(case: tuple[Model, tuple[int, ...], int]) -> None:
     model, shape, elements = case
     element: object = {"BYTES": "ab", "BOOL": True}.get(model.datatype, 1)
@@ -181,6 +183,7 @@ def exact(model: Model, shape: Sequence[int]) -> bytes | None:
 
 @many
 @given(case=asked(), missing=damage)
+@example(case=(Model("FP32", (-1,), 0), (2**63 - 1,) * 100_000, 1), missing=0)
 def test_raw_contents_are_accepted_exactly_when_their_size_fits(
     case: tuple[Model, tuple[int, ...], int], missing: int
 ) -> None:
