@@ -237,6 +237,14 @@ class LeaksThreads(Good):
         return super().load(config, source)
 
 
+class EndsThreadsLate(Good):
+    # Breaks no rule: a runtime may end its threads a little after it is closed.
+
+    def load(self, config, source):
+        threading.Thread(target=time.sleep, args=(0.5,)).start()
+        return super().load(config, source)
+
+
 class OtherErrors(Good):
     def read(self, source):
         return np.float32(json.loads(source.artifact.read_text())["factor"])
@@ -428,7 +436,7 @@ def install(site: Path) -> dict[str, str]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-backends\nVersion: 1.0\n")
     points = "\n".join(
         f"{name.lower()} = broken_plugin:{name}"
-        for name in ("Good", "Sums", "StateSums", "Streams", "Crashes", *BROKEN)
+        for name in ("Good", "Sums", "StateSums", "Streams", "EndsThreadsLate", "Crashes", *BROKEN)
     )
     (info / "entry_points.txt").write_text(f"[halimede.backends]\n{points}\n")
     before = os.environ.get("PYTHONPATH")

@@ -23,6 +23,8 @@ RUNS = 10
 WARM_CYCLES = 3
 LEAK_BYTES = 1 << 20
 """How much resident memory a cycle may keep: less is noise of the allocator."""
+_THREADS = "/proc/self/task"
+_DESCRIPTORS = "/proc/self/fd"
 
 
 def check_refusals(subject: Subject) -> str:
@@ -137,7 +139,7 @@ def check_cycles(subject: Subject) -> str:
         on_thread(cycle)
         held.append(_held())
     advice = "free in the `close` of the instance and of the model what they hold"
-    threads, descriptors = (held[-1][at] - held[0][at] for at in (0, 1))
+    threads, descriptors = (_left(subject, folder, held[0][at]) for at, folder in enumerate((_THREADS, _DESCRIPTORS)))
     # The median: memory of others that this process frees in one cycle must not hide a leak of each.
     per_cycle = max(int(median(new[at] - old[at] for old, new in pairwise(held))) for at in (2, 3))
     if threads >= subject.cycles // 2:
@@ -149,23 +151,26 @@ def check_cycles(subject: Subject) -> str:
     return f"{subject.cycles} loads and unloads keep nothing (threads {threads:+}, descriptors {descriptors:+})"
 
 
+def _left(subject: Subject, folder: str, before: int) -> int:
+    """How many more entries the folder has than before the cycles. A runtime may end its threads a little after it is
+    closed, so too many are given a second."""
+    deadline = time.monotonic() + 1
+    while (left := len(os.listdir(folder)) - before) >= subject.cycles // 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
 def _held() -> tuple[int, int, int, int]:
     """Threads, descriptors, resident bytes and allocated bytes of this process. Pages of files come and go, and do not
     count."""
     gc.collect()
     release_free_memory()
-    deadline = time.monotonic() + 1
-    count = len(os.listdir("/proc/self/task"))
-    # A runtime may end its threads a little after it is closed.
-    while time.monotonic() < deadline and (now := len(os.listdir("/proc/self/task"))) < count:
-        count = now
-        time.sleep(0.05)
     sizes_kib = [
         int(line.split()[1])
         for line in Path("/proc/self/status").read_text().splitlines()
         if line.startswith(("RssAnon:", "RssShmem:"))
     ]
-    return count, len(os.listdir("/proc/self/fd")), sum(sizes_kib) << 10, allocated_bytes()
+    return len(os.listdir(_THREADS)), len(os.listdir(_DESCRIPTORS)), sum(sizes_kib) << 10, allocated_bytes()
 
 
 def check_process(subject: Subject) -> str:

@@ -71,6 +71,12 @@ def test_good_plugin_passes_every_check(tmp_path: Path, options: LoadOptions) ->
     assert failures(outcomes) == []
 
 
+def test_threads_that_end_a_little_later_are_no_leak(tmp_path: Path, options: LoadOptions) -> None:
+    subject = subject_of(write_model(tmp_path / "m", "endsthreadslate"), options, "endsthreadslate")
+    (outcome,) = run_checks(subject, only=["cycles"])
+    assert outcome.verdict is Verdict.OK, outcome.text
+
+
 @pytest.mark.parametrize("strategy", ["direct", "oldest"])
 def test_good_plugin_of_sequences_passes_every_check(strategy: str, tmp_path: Path, options: LoadOptions) -> None:
     """With the oldest strategy rows belong to no sequence: the sums are states of the configuration."""
