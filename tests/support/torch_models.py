@@ -22,6 +22,11 @@ CONTEXT = RunContext([""], [1], [BatchItem(1, InferenceRequest("m"), 1, cancelle
 FP32, INT64, BYTES, BF16 = DataType.FP32, DataType.INT64, DataType.BYTES, DataType.BF16
 
 
+def any_rows() -> Any:
+    """A dimension of torch.export. To make one imports sympy, which takes a second; no import of a file of tests may."""
+    return torch.export.Dim("rows", min=1, max=64)
+
+
 class AddSub(nn.Module):
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return a + b, a - b

@@ -34,6 +34,7 @@ from support.torch_models import (
     AddSub,
     Network,
     Whole,
+    any_rows,
     config,
     export,
     floats,
@@ -47,7 +48,6 @@ from support.torch_models import (
 
 pytestmark = pytest.mark.timeout(600)  # importing torch and its compilers takes long on a busy machine
 
-ROWS = torch.export.Dim("rows", min=1, max=64)
 X = np.random.default_rng(3).standard_normal((5, 8)).astype(np.float32)
 NETWORK = config({"x": (FP32, 8)}, {"y": (FP32, 3)})
 ADD_SUB = config({"a": (FP32, 2), "b": (FP32, 2)}, {"sum": (FP32, 2), "difference": (FP32, 2)})
@@ -71,7 +71,7 @@ def test_every_form_computes_the_same_bits_as_outside(version):
     expected = outside(network, X)
     script(network, version / "s.pt")
     trace(network, (torch.zeros(2, 8),), version / "t.pt")
-    export(network, (torch.zeros(2, 8),), version / "e.pt2", dynamic=({0: ROWS},))
+    export(network, (torch.zeros(2, 8),), version / "e.pt2", dynamic=({0: any_rows()},))
     (version / "net.py").write_text(MODULE)
     torch.save(network.state_dict(), version / "net.pt")
     by_path = config({"ARGS[0]": (FP32, 8)}, {"RESULT": (FP32, 3)})

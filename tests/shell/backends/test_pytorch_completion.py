@@ -20,6 +20,7 @@ from support.torch_models import (
     AddSub,
     Network,
     Whole,
+    any_rows,
     config,
     export,
     floats,
@@ -32,8 +33,6 @@ from support.torch_models import (
 )
 
 pytestmark = pytest.mark.timeout(600)  # importing torch takes long on a busy machine
-
-ROWS = torch.export.Dim("rows", min=1, max=64)
 
 
 @pytest.fixture
@@ -89,7 +88,7 @@ class Lengths(nn.Module):
 
 def test_inputs_that_the_server_makes_have_the_datatype_of_the_file(version):
     """The lengths of padded rows come as INT64."""
-    sizes = {0: ROWS}, {0: ROWS}
+    sizes = ({0: any_rows()},) * 2
     path = version / "model.pt2"
     export(Lengths(), (torch.zeros(2, 4), torch.ones(2, dtype=torch.int32)), path, dynamic=sizes)
     padding = '[{"input": "INPUT__0", "axis": 1, "lengths": "INPUT__1"}]'
@@ -111,7 +110,7 @@ class Nested(nn.Module):
 
 
 def nested(version: Path) -> Path:
-    rows = {0: ROWS}
+    rows = {0: any_rows()}
     return export(
         Nested(),
         (torch.zeros(2, 3), {"y": torch.zeros(2, 3)}),
@@ -178,7 +177,7 @@ class Shifted(nn.Module):
 
 def test_an_exported_program_is_moved_to_the_device_of_its_instance(version):
     """To the device `meta`, which every torch has."""
-    path = export(Shifted(), (torch.zeros(2, 3),), version / "m.pt2", dynamic=({0: ROWS},))
+    path = export(Shifted(), (torch.zeros(2, 3),), version / "m.pt2", dynamic=({0: any_rows()},))
     program = ExportedProgram(path, "m", torch.device("meta"), {"x": 0})
     for _ in range(2):
         (result,) = program.call({"x": torch.zeros(4, 3, device="meta")})
@@ -187,7 +186,7 @@ def test_an_exported_program_is_moved_to_the_device_of_its_instance(version):
 
 
 def test_an_exported_program_remembers_a_bounded_number_of_shapes(version):
-    sizes = {0: ROWS, 1: torch.export.Dim("length", min=2, max=1000)}
+    sizes = {0: any_rows(), 1: torch.export.Dim("length", min=2, max=1000)}
     program = ExportedProgram(
         export(Doubles(), (torch.zeros(2, 3),), version / "m.pt2", dynamic=(sizes,)), "m", None, {"x": 0}
     )
