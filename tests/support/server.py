@@ -131,7 +131,8 @@ def wait_until(condition, what: str, server: RunningServer | None = None, limit_
         if server is not None and server.process.poll() is not None:
             raise AssertionError(f"the server exited with {server.process.returncode} before {what}\n{server.log}")
         assert time.monotonic() < deadline, f"waited {limit_s} s for {what}\n{server.log if server else ''}"
-        time.sleep(0.005 if time.monotonic() - began_at < 0.1 else 0.02)
+        waited_s = time.monotonic() - began_at
+        time.sleep(0.005 if waited_s < 0.1 else 0.02 if waited_s < 1 else 0.05)
 
 
 def start_server(
