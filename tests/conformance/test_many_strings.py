@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_onnx_identity(models, "isolated", "BYTES", [1, "N"])
     write_config(models / "isolated", parameter("ISOLATION", "process"))
     add_python(models, "half", HALF, datatype="BYTES", max_batch_size=8)
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models], forked=False)
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models])
     yield running
     assert running.stop() == 0, running.log
     assert "Traceback" not in running.log
