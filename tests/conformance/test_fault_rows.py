@@ -320,7 +320,7 @@ def test_a_request_without_outputs_gets_all_outputs(
 
 HEAVY = {
     "numbers": lambda: pb.ModelInferRequest.InferInputTensor(
-        name="IN", datatype="FP32", shape=[4 << 20], contents={"fp32_contents": np.ones(4 << 20, np.float32)}
+        name="IN", datatype="FP32", shape=[2 << 20], contents={"fp32_contents": np.ones(2 << 20, np.float32)}
     ),
     "strings": lambda: pb.ModelInferRequest.InferInputTensor(
         name="IN", datatype="BYTES", shape=[1 << 19], contents={"bytes_contents": [b"ab"] * (1 << 19)}
