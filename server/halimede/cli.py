@@ -1,6 +1,6 @@
 """The command `halimede`: a name, a version, and the subcommands that installed packages bring."""
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distribution, entry_points
 
 import click
 
@@ -17,7 +17,9 @@ class EntryPointGroup(click.Group):
         return sorted(entry_points(group=COMMANDS).names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        found: EntryPoint | None = next(iter(entry_points(group=COMMANDS, name=cmd_name)), None)
+        # This distribution's own first: to read those of all others takes milliseconds.
+        own = distribution("halimede").entry_points.select(group=COMMANDS, name=cmd_name)
+        found: EntryPoint | None = next(iter(own or entry_points(group=COMMANDS, name=cmd_name)), None)
         if found is None:
             return None
         command = found.load()

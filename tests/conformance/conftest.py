@@ -26,7 +26,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     write_repository(repository)
     if request.param == "process":
         isolate(repository)
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", repository], forked=False)
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", repository])
     yield running
     assert running.process.poll() is None, f"the server died\n{running.log}"
     assert running.stop() == 0, running.log

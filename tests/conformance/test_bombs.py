@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(models, "open", dims="-1", max_batch_size=0)
     arguments = ["--model-repository", models, "--model-control-mode=explicit", "--load-model=*"]
     limits = [f"--http-max-input-size={LIMIT_BYTES}", f"--grpc-max-input-size={LIMIT_BYTES}"]
-    running = start_server(tmp_path_factory.mktemp("log"), [*arguments, *limits], forked=False)
+    running = start_server(tmp_path_factory.mktemp("log"), [*arguments, *limits])
     assert running.post(INFER_PATH, INFER).status == 200
     yield running
     assert running.process.poll() is None, f"the server died\n{running.log}"

@@ -20,7 +20,7 @@ import pytest
 from support.calls import ONES_JSON, canceled, metric, pending
 from support.models import add_identity
 from support.processes import cpu_secs, holding_no_more, resident_bytes
-from support.server import LOOPBACK, RunningServer, start_command, start_server, wait_until
+from support.server import RunningServer, start_server, wait_until
 
 INFER = ONES_JSON.encode()
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -310,8 +310,8 @@ def test_half_sent_requests_time_out_without_delaying_others(server: RunningServ
 
 
 def test_without_descriptors_clients_get_503_and_the_server_recovers(models: Path, tmp_path: Path) -> None:
-    command = ["prlimit", "--nofile=256:256", sys.executable, "-m", "halimede", "serve", "--model-repository"]
-    server = start_command(tmp_path, [*command, str(models), *LOOPBACK])
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
+    server = start_server(tmp_path, ["--model-repository", models], first=limit)
     try:
         with ExitStack() as stack:
             connections = [stack.enter_context(connect(server)) for _ in range(300)]

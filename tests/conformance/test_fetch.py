@@ -117,19 +117,22 @@ def test_a_fetched_model_is_served(moto: Moto, bucket: str, tmp_path: Path, star
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "served",
-    [("fil", "openvino", "sklearn"), pytest.param(("pytorch", "tensorflow"), marks=pytest.mark.large)],
-    ids=["others", "with large libraries"],
+    [("openvino",), pytest.param(("fil", "sklearn", "pytorch", "tensorflow"), marks=pytest.mark.large)],
+    ids=["openvino", "with large libraries"],
 )
 def test_files_of_each_framework_are_served_without_a_repository(
     moto: Moto, tmp_path: Path, request: pytest.FixtureRequest, served: tuple[str, ...]
 ) -> None:
-    """The files of all are placed where the server expects them, and some models are loaded."""
+    """The files of all are placed where the server expects them, and some models are loaded. Others need not be real."""
     source = tmp_path / "source"
     source.mkdir()
-    x = rows(50, missing=0.0)
-    xgboost.train({"verbosity": 0}, xgboost.DMatrix(x, label=targets(x)), 2).save_model(source / "booster.json")
-    joblib.dump(linear_model.LogisticRegression().fit(x, targets(x)), source / "scores.pkl")
-    script(AddSub(), source / "net.pth")
+    for name in ("booster.json", "scores.pkl", "net.pth"):
+        (source / name).write_bytes(b"{}")
+    if "fil" in served:
+        x = rows(50, missing=0.0)
+        xgboost.train({"verbosity": 0}, xgboost.DMatrix(x, label=targets(x)), 2).save_model(source / "booster.json")
+        joblib.dump(linear_model.LogisticRegression().fit(x, targets(x)), source / "scores.pkl")
+        script(AddSub(), source / "net.pth")
     write(perceptron(), source / "perceptron" / "model.xml")
     shutil.copytree(provided(request.config, built_models) / "network", source / "exported")
     bucket = f"frameworks-{len(served)}"

@@ -142,6 +142,6 @@ def test_16_requests_share_the_steps_of_the_model(server: RunningServer, model: 
     ratios: list[float] = []
     # On an idle machine it is above 4.
     while max(ratios, default=0) <= 2.5 and len(ratios) < 3:
-        alone = tokens_per_s(server, model, 1, 4)
-        ratios.append(tokens_per_s(server, model, CALLERS, 4) / alone)
+        alone = tokens_per_s(server, model, 1, 2)
+        ratios.append(tokens_per_s(server, model, CALLERS, 2) / alone)
     assert max(ratios) > 2.5, ratios

@@ -58,7 +58,7 @@ def pinging(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(scope="module")
 def replacing(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """It closes connections that are older than a moment."""
-    age = "--grpc-max-connection-age=150"
+    age = "--grpc-max-connection-age=75"
     yield from served(models, tmp_path_factory, age, "--grpc-infer-response-compression-level=high")
 
 

@@ -191,7 +191,7 @@ def test_announced_lengths_without_data_allocate_nothing(server: RunningServer) 
 @pytest.mark.parametrize(
     ("elements", "total", "most", "most_bytes"),
     # Of small answers 256 may wait, of large ones 128 MiB.
-    [(64 << 10, 1000, 600, 160 * MIB), (960 << 10, 140, 100, 420 * MIB)],
+    [(64 << 10, 750, 600, 160 * MIB), (960 << 10, 115, 100, 420 * MIB)],
     ids=["many", "large"],
 )
 def test_the_server_stops_reading_a_stream_whose_answers_are_not_read(

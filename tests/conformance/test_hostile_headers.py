@@ -29,7 +29,7 @@ from support.models import add_identity
 from support.server import RunningServer, start_server
 
 MIB = 1 << 20
-ATTACK_SECS = 1.0
+ATTACK_SECS = 0.5
 
 
 @pytest.fixture(scope="module")

@@ -176,7 +176,7 @@ def unload_all(server: RunningServer, models: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("threads", "seconds"),
     [
-        (16, 3.0),
+        (16, 1.5),
         pytest.param(16, 8.0, marks=pytest.mark.large),
         pytest.param(32, 60.0, marks=[pytest.mark.load, pytest.mark.timeout(300)]),
     ],
@@ -204,7 +204,7 @@ def test_random_operations_get_one_valid_answer_for_each_call(
 @pytest.mark.parametrize(
     "calls",
     [
-        10,
+        6,
         pytest.param(32, marks=pytest.mark.large),
         pytest.param(1024, marks=[pytest.mark.load, pytest.mark.timeout(1200)]),
     ],

@@ -22,7 +22,7 @@ from support.models import add_identity, save_onnx
 from support.ports import free_port
 from support.served import add_python
 from support.served import infer as infer_python
-from support.server import RunningServer, Start, start_server, wait_until
+from support.server import RunningServer, Start, halimede, start_server, wait_until
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def start(tmp_path: Path, repository: Path) -> Iterator[Start]:
     """A server with another log target. Its ports are given, because they cannot be read from the log."""
     running: list[RunningServer] = []
 
-    def begin(*arguments: str, ready: bool = True, **options: object) -> RunningServer:
+    def begin(*arguments: str, ready: bool = True, first: str = "", **options: object) -> RunningServer:
         ports = [free_port() for _ in range(3)]
         command = [
-            *("-m", "halimede", "serve", f"--model-repository={repository}"),
+            *(*halimede(first), "serve", f"--model-repository={repository}"),
             *("--model-control-mode=explicit", "--load-model=ident", *arguments),
             *(f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")),
             *(f"--{service}-port={port}" for service, port in zip(("http", "grpc", "metrics"), ports, strict=True)),
@@ -180,10 +180,9 @@ def test_a_log_file_may_be_moved_and_deleted_while_the_server_writes_it(start: S
 
 def test_a_full_disk_affects_only_the_log(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "server.log"
-    server = start(
-        f"--log-file={path}",
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (500, resource.RLIM_INFINITY)),
-    )
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (500, resource.RLIM_INFINITY))"
+    with (tmp_path / "standard").open("wb") as output:
+        server = start(f"--log-file={path}", first=limit, stdout=output, stderr=output)
     reload(server, 20)
     infer(server, 100)
     wait_until(lambda: dropped_lines(server) >= 60, "the lines of twenty loads to be dropped")

@@ -35,19 +35,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_onnx_identity(models, "isolated", "BYTES", [1, "N"])
     write_config(models / "isolated", parameter("ISOLATION", "process"))
     add_python(models, "half", HALF, datatype="BYTES", max_batch_size=8)
-    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models], forked=False)
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", models])
     yield running
     assert running.stop() == 0, running.log
     assert "Traceback" not in running.log
 
 
-@pytest.fixture(params=[1 << 22, pytest.param(10_485_760, marks=pytest.mark.large)])
+@pytest.fixture(params=[1 << 21, pytest.param(10_485_760, marks=pytest.mark.large)])
 def most(request: pytest.FixtureRequest) -> int:
     """A number of strings in wire layout."""
     return request.param
 
 
-@pytest.fixture(params=[1 << 20, pytest.param(1 << 21, marks=pytest.mark.large)])
+@pytest.fixture(params=[1 << 19, pytest.param(1 << 21, marks=pytest.mark.large)])
 def many(request: pytest.FixtureRequest) -> int:
     """A number of strings in a layout that takes longer to read."""
     return request.param

@@ -74,14 +74,18 @@ def test_server_that_executes_a_model_is_found(server: RunningServer, folder: Pa
     assert server.process.pid in pids(folder / "careless.served")
 
 
+SLOW = ("openvino", "sklearn")
+"""Backends whose worker takes a second to start."""
 COMMANDS = [
     pytest.param(
-        backend, command, marks=[pytest.mark.large] * (command == "check" and backend not in ("python", "pickler"))
+        backend,
+        command,
+        marks=[pytest.mark.large] * (backend in SLOW or (command == "check" and backend not in ("python", "pickler"))),
     )
     for backend in INSTALLED
     for command in ("explain-config", "check")
 ]
-"""Both commands ask a backend for the same."""
+"""Both commands, and a server's load, ask a backend for the same."""
 
 
 @pytest.mark.parametrize(("backend", "command"), COMMANDS)

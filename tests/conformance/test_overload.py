@@ -18,7 +18,7 @@ from support.processes import resident_bytes
 from support.server import RunningServer, Start
 
 BATCH = 8
-QUEUE = 64
+QUEUE = 32
 CALLERS = 4 * BATCH
 REFUSED = '{"error":"[request id: <id_unknown>] Exceeds maximum queue size"}'
 
@@ -115,7 +115,7 @@ def test_overload_reduces_neither_throughput_nor_other_models(server: RunningSer
     # them during one phase, but hardly of three sweeps.
     found = []
     for _ in range(3):
-        seen = sweep(server, "slow", seconds=2.5)
+        seen = sweep(server, "slow", seconds=1.5)
         assert seen.tenfold.load.latencies_ms.keys() == {"200", "503"}
         assert seen.tenfold.load.bodies["503"] == REFUSED
         for others in (seen.tenfold.idle, seen.tenfold.health, seen.tenfold.metrics):

@@ -4,22 +4,35 @@ Root can read everything by two capabilities. Servers in these tests have neithe
 """
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.calls import index, load
+from support.forked import run_python
 from support.models import add_simple, write_config
 from support.served import Stage, add_python, infer, parameter
-from support.server import LOOPBACK, RunningServer, start_command, wait_until
+from support.server import LOOPBACK, RunningServer, halimede, start_server, wait_until
 
 IS_ROOT = os.geteuid() == 0
 OTHER = 12345
-WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all") if IS_ROOT else ()
-SERVE = (*WITHOUT_RIGHTS, sys.executable, "-m", "halimede", "serve")
+DROP = """
+import ctypes, struct
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, PR_CAPBSET_DROP = 1, 2, 24
+libc = ctypes.CDLL(None, use_errno=True)
+for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+    # No program that it executes gets the capability.
+    assert libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
+# Version 3 of capset(2), this process; effective, permitted and inheritable capabilities, the low ones first.
+header, data = struct.pack("=Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
+assert libc.capget(header, data) == 0
+sets = list(struct.unpack("=6I", data.raw))
+sets[:3] = sets[0] & ~6, sets[1] & ~6, 0
+assert libc.capset(header, struct.pack("=6I", *sets)) == 0
+"""
+"""What the server does before all else: it gives the two capabilities up."""
+WITHOUT_RIGHTS = DROP if IS_ROOT else ""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +46,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def serve(folder: Path, *arguments: str, ready: bool = True) -> RunningServer:
-    return start_command(folder, [*SERVE, *arguments, *LOOPBACK], ready=ready)
+    return start_server(folder, arguments, ready=ready, first=WITHOUT_RIGHTS)
 
 
 def forbid(path: Path, mode: int) -> str:
@@ -187,9 +200,8 @@ def test_a_check_of_a_repository_that_cannot_be_read_fails(tmp_path: Path, mode:
     for name in ("closed", "open"):
         add_simple(tmp_path / name, name)
     expected = forbid(tmp_path / "closed", mode)
-    program = "from halimede.commands.check import check; check()"
-    command = [*WITHOUT_RIGHTS, sys.executable, "-c", program, str(tmp_path / "closed"), str(tmp_path / "open")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    program = f"{WITHOUT_RIGHTS}\nfrom halimede.commands.check import check; check()"
+    done = run_python("-c", program, tmp_path / "closed", tmp_path / "open")
     assert done.returncode == 1
     assert expected in done.stderr
     assert "open" in done.stdout
@@ -197,6 +209,6 @@ def test_a_check_of_a_repository_that_cannot_be_read_fails(tmp_path: Path, mode:
 
 def refused(*arguments: str) -> str:
     """The output of a server that does not start."""
-    done = subprocess.run([*SERVE, *arguments, *LOOPBACK], capture_output=True, text=True, timeout=60, check=False)
+    done = run_python(*halimede(WITHOUT_RIGHTS), "serve", *arguments, *LOOPBACK)
     assert done.returncode != 0
     return done.stderr

@@ -353,15 +353,19 @@ def limit_of_open_files(pid: int) -> tuple[int, int]:
     return psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
 
 
+def limited(soft: int, hard: int) -> str:
+    return f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))"
+
+
 def test_the_limit_of_open_files_is_raised_to_its_maximum(start: Start) -> None:
-    server = start(before=("prlimit", "--nofile=256:700"))
+    server = start(first=limited(256, 700))
     assert limit_of_open_files(server.process.pid) == (700, 700)
     wait_until(lambda: "Started HTTPService" in server.log, "the end of the start", server)
     assert re.search(r"this process may open 700 files and has \d+ open with its models loaded", server.log)
 
 
 def test_a_sufficient_limit_of_open_files_causes_no_warning(start: Start) -> None:
-    server = start(before=("prlimit", "--nofile=256:8000"))
+    server = start(first=limited(256, 8000))
     assert limit_of_open_files(server.process.pid) == (8000, 8000)
     wait_until(lambda: "Started HTTPService" in server.log, "the end of the start", server)
     assert "this process may open" not in server.log

@@ -129,7 +129,7 @@ def test_a_model_out_of_memory_fails_its_batch_and_continues(stage: Stage) -> No
     cases = {
         -1: "np.ones(1 << 40)",
         -2: "bytearray(1 << 40)",
-        -3: "held = []\nwhile True: held.append(bytearray(64 << 20))",
+        -3: "held = []\nwhile True: held.append(bytes(64 << 20))",
     }
     stage.deploy("memory", choosing(cases), head=limited)
     before = workers(server, "memory")

@@ -80,18 +80,31 @@ def version(repository: Path, model: str, config: str = "") -> Path:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     repository = tmp_path_factory.mktemp("pytorch") / "models"
     trace(Network(), (torch.zeros(2, 8),), version(repository, "network") / "model.pt")
-    rows = {0: torch.export.Dim("rows", min=1, max=8)}
-    example = torch.zeros(2, 2), torch.ones(2, 2), torch.zeros(2, 1, dtype=torch.int64)
-    path = version(repository, "sums", SUMS) / "model.pt2"
-    export(Sums(), example, path, dynamic={"x": rows, "total": rows, "count": rows})
     shaky = version(repository, "shaky", SHAKY_CONFIG)
     (shaky / "model.py").write_text(SHAKY)
     torch.save({"scale": torch.tensor([3.0])}, shaky / "model.pt")
     torch.save(Network().state_dict(), version(repository, "weights") / "model.pt")
     (version(repository, "truncated") / "model.pt").write_bytes(b"PK\x03\x04 the rest is lost")
-    models = [f"--load-model={name}" for name in ("network", "sums", "shaky")]
-    arguments = ["--model-repository", repository, "--model-control-mode=explicit", *models]
-    running = start_server(tmp_path_factory.mktemp("log"), arguments, ready=False)
+    yield from serving(repository, tmp_path_factory.mktemp("log"), "network", "shaky")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """With a program of torch.export and a model of the other kind. The zygote of each takes seconds."""
+    repository = tmp_path_factory.mktemp("exported") / "models"
+    trace(Network(), (torch.zeros(2, 8),), version(repository, "network") / "model.pt")
+    rows = {0: torch.export.Dim("rows", min=1, max=8)}
+    example = torch.zeros(2, 2), torch.ones(2, 2), torch.zeros(2, 1, dtype=torch.int64)
+    path = version(repository, "sums", SUMS) / "model.pt2"
+    export(Sums(), example, path, dynamic={"x": rows, "total": rows, "count": rows})
+    yield from serving(repository, tmp_path_factory.mktemp("log"), "network", "sums")
+
+
+def serving(repository: Path, log: Path, *models: str) -> Iterator[RunningServer]:
+    loads = [f"--load-model={name}" for name in models]
+    running = start_server(
+        log, ["--model-repository", repository, "--model-control-mode=explicit", *loads], ready=False
+    )
     try:
         wait_until(
             lambda: running.get("/v2/health/ready").status == 200, "the models", running, limit_s=STARTED_WITHIN_S
@@ -102,14 +115,23 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         running.kill()
 
 
-def test_workers_share_the_memory_of_pytorch(server: RunningServer) -> None:
-    """Programs of torch.export need more modules, so they have a zygote of their own."""
+def check_shared_memory(server: RunningServer, *names: str, count: int) -> None:
     own_mib = {each.name(): each.memory_full_info().uss >> 20 for each in workers(server)}
-    assert own_mib.keys() == {"network_0", "sums_0", "shaky_0"}
+    assert own_mib.keys() == set(names)
     # Measured: 18 and 61 MiB; 300 and 390 MiB for processes that import the modules themselves.
     assert max(own_mib.values()) < 160, own_mib
     # A fork of a process with several threads may hang.
-    assert [each.num_threads() for each in zygotes(server)] == [1, 1]
+    assert [each.num_threads() for each in zygotes(server)] == [1] * count
+
+
+def test_workers_share_the_memory_of_pytorch(server: RunningServer) -> None:
+    check_shared_memory(server, "network_0", "shaky_0", count=1)
+
+
+@pytest.mark.large
+def test_workers_of_exported_programs_share_its_memory(exported: RunningServer) -> None:
+    """They need more modules, so they have a zygote of their own."""
+    check_shared_memory(exported, "network_0", "sums_0", count=2)
 
 
 def ask(server: RunningServer, model: str, name: str, array: np.ndarray) -> httpclient.InferResult:
@@ -130,13 +152,20 @@ def test_a_traced_model_without_configuration_answers_the_same_bits(server: Runn
         assert client.infer("network", [tensor]).as_numpy("OUTPUT__0").tobytes() == whole.tobytes()
 
 
+KEYS = ("platform", "backend", "default_model_filename", "max_batch_size")
+
+
 def test_the_configuration_that_was_found_is_shown(server: RunningServer) -> None:
     with httpclient.InferenceServerClient(server.http_url) as client:
         config = client.get_model_config("network")
-        exported = client.get_model_config("sums")
-    keys = ("platform", "backend", "default_model_filename", "max_batch_size")
-    assert [config[key] for key in keys] == ["pytorch_libtorch", "pytorch", "model.pt", 4]
-    assert [exported[key] for key in keys] == ["torch_aoti", "pytorch", "model.pt2", 4]
+    assert [config[key] for key in KEYS] == ["pytorch_libtorch", "pytorch", "model.pt", 4]
+
+
+@pytest.mark.large
+def test_the_configuration_of_an_exported_program_is_shown(exported: RunningServer) -> None:
+    with httpclient.InferenceServerClient(exported.http_url) as client:
+        config = client.get_model_config("sums")
+    assert [config[key] for key in KEYS] == ["torch_aoti", "pytorch", "model.pt2", 4]
 
 
 def test_requests_that_share_a_batch_get_their_own_rows(server: RunningServer) -> None:
@@ -148,9 +177,10 @@ def test_requests_that_share_a_batch_get_their_own_rows(server: RunningServer) -
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_sequences_of_an_exported_program_keep_their_states(server: RunningServer) -> None:
+@pytest.mark.large
+def test_sequences_of_an_exported_program_keep_their_states(exported: RunningServer) -> None:
     totals: dict[int, list[tuple[list[float], list[int]]]] = {1: [], 2: []}
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
+    with grpcclient.InferenceServerClient(exported.grpc_url) as client:
         for step in range(3):
             for sequence in (1, 2):
                 tensor = grpcclient.InferInput("INPUT__0", [1, 2], "FP32")

@@ -230,7 +230,7 @@ def test_deaths_of_processes_fail_requests_and_corrupt_no_byte(
     chained(PLUS, KEEPS, PLUS, count=2)
     stage.deploy("called", PLUS)
     stage.deploy("caller", CALLER.format(change="pass"), head=CALLS, count=2)
-    stop_at = time.monotonic() + 0.6 * len(deaths)
+    stop_at = time.monotonic() + 0.4 * len(deaths)
     good = {"chain": 0, "caller": 0}
 
     def client(model: str, number: int, added: float) -> None:
@@ -246,7 +246,7 @@ def test_deaths_of_processes_fail_requests_and_corrupt_no_byte(
     clients += [in_background(lambda n=n: client("caller", n, 4)) for n in range(2)]
     choose = random.Random(3)
     for model in deaths:
-        time.sleep(0.4)
+        time.sleep(0.25)
         with suppress(psutil.NoSuchProcess, IndexError):
             choose.choice(workers(server, model)).kill()
     for each in clients:

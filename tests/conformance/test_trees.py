@@ -182,7 +182,7 @@ def test_the_server_itself_imports_neither_treelite_nor_scikit_learn(server):
     assert not [name for name in ("/treelite/", "/sklearn/", "/scipy/") if name in maps]
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(100, marks=[pytest.mark.load, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("times", [1, pytest.param(100, marks=[pytest.mark.load, pytest.mark.timeout(1200)])])
 def test_loads_and_unloads_leave_nothing_behind(server, times):
     def again():
         assert server.post("/v2/repository/models/fraud/unload").status == 200

@@ -162,7 +162,7 @@ def test_loads_and_unloads_leave_nothing_behind(stage: Stage, times: int) -> Non
         wait_until(lambda: len(alive(descendants(server.process.pid))) <= before, "the end of all workers", server)
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(32, marks=pytest.mark.large)])
+@pytest.mark.parametrize("count", [8, pytest.param(32, marks=pytest.mark.large)])
 def test_many_models_start_in_parallel(start: Start, repository: Path, count: int) -> None:
     for number in range(count):
         add_python(repository, f"m{number}")
@@ -194,7 +194,7 @@ def test_answers_are_correct_without_shared_memory(start: Start, repository: Pat
     # Like a full /dev/shm or a memory limit: no segment may be larger than this.
     limits = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
-    array = np.arange(16 << 20, dtype=np.float32)
+    array = np.arange(6 << 20, dtype=np.float32)
     with httpclient.InferenceServerClient(server.http_url, network_timeout=60, connection_timeout=60) as client:
         for numbers in (array, array[: 1 << 18], array[:16]):
             tensor = httpclient.InferInput("IN", numbers.shape, "FP32")

@@ -81,6 +81,16 @@ def test_an_unknown_subcommand_is_named() -> None:
     assert "No such command 'server'" in done.stderr
 
 
+def test_another_distribution_adds_a_subcommand(tmp_path: Path) -> None:
+    (tmp_path / "greeting.py").write_text("import click\n\n@click.command()\ndef greet():\n    print('hello')\n")
+    information = tmp_path / "greeting-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: greeting\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[halimede.commands]\ngreet = greeting:greet\n")
+    done = halimede("greet", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
+
+
 def test_the_shell_completes_flags() -> None:
     done = halimede(
         "serve", _HALIMEDE_COMPLETE="bash_complete", COMP_WORDS="halimede serve --http-port 1 --http-m", COMP_CWORD="4"

@@ -14,9 +14,9 @@ from support.latency import LOOSE_MS
 from support.processes import forget_peak, peak_bytes, resident_bytes
 from support.server import RunningServer, wait_until
 
-ALONE_CALLS = 30
+ALONE_CALLS = 10
 """Calls before the attack, to compare with."""
-AFTER_CALLS = 20
+AFTER_CALLS = 10
 """Calls that begin after it."""
 PAUSE_S = 0.005
 CALL_LIMIT_S = 20

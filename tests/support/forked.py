@@ -29,15 +29,19 @@ from pathlib import Path
 from typing import IO, Any
 
 SERVER = (
+    "encodings.idna",
     "halimede.app",
     "halimede.cli",
     "halimede.backend_kit.kit",
+    "halimede.backends.identity",
+    "halimede.backends.onnxruntime.options",
     "halimede.commands.check",
     "halimede.commands.check_backend",
     "halimede.commands.explain_config",
     "halimede.commands.fetch",
     "halimede.commands.serve",
     "halimede.fetch.fetcher",
+    "pynvml",
 )
 OPERATOR = ("halimede_operator.main",)
 MAX_MESSAGE_BYTES = 128 << 10

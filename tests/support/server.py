@@ -131,7 +131,8 @@ def wait_until(condition, what: str, server: RunningServer | None = None, limit_
         if server is not None and server.process.poll() is not None:
             raise AssertionError(f"the server exited with {server.process.returncode} before {what}\n{server.log}")
         assert time.monotonic() < deadline, f"waited {limit_s} s for {what}\n{server.log if server else ''}"
-        time.sleep(0.005 if time.monotonic() - began_at < 0.1 else 0.02)
+        waited_s = time.monotonic() - began_at
+        time.sleep(0.005 if waited_s < 0.1 else 0.02 if waited_s < 1 else 0.05)
 
 
 def start_server(
@@ -141,19 +142,27 @@ def start_server(
     ready: bool = True,
     environment: dict[str, str] | None = None,
     forked: bool = True,
+    first: str = "",
 ) -> RunningServer:
     """Start on loopback with free ports and wait until it listens, and with `ready` until it is ready.
 
     Of ports and addresses the given arguments have precedence. The server is a fork of a process that has imported it,
-    unless it is not to be `forked`.
+    unless it is not to be `forked`. It runs the code `first` before all else.
     """
-    program = ["-m", "halimede", "serve", *LOOPBACK, *(str(argument) for argument in arguments)]
+    program = [*halimede(first), "serve", *LOOPBACK, *(str(argument) for argument in arguments)]
     if not forked:
         return start_command(log_directory, [sys.executable, *program], ready=ready, environment=environment)
     log_path = _new_log(log_directory)
     with log_path.open("wb") as log:
         process = start_python(*program, stdout=log, stderr=log, environment={**os.environ, **(environment or {})})
     return _wait_started(RunningServer(process, log_path), ready=ready)
+
+
+def halimede(first: str = "") -> list[str]:
+    """Python's arguments to run the command `halimede`, after the code `first`."""
+    if not first:
+        return ["-m", "halimede"]
+    return ["-c", f"{first}\nimport runpy\nrunpy.run_module('halimede', run_name='__main__', alter_sys=True)"]
 
 
 def start_command(

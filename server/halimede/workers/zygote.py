@@ -112,11 +112,12 @@ def main(descriptor: int) -> int:
     """Serve the socket until it closes. In a forked worker, returns the exit code of its entry."""
     if sys.platform != "linux":
         raise SystemExit(f"worker processes need Linux, this is {sys.platform}")
-    _preload()
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     # Imported objects are not garbage, and a worker that traversed them would write to shared pages.
-    gc.collect()
+    gc.disable()
+    _preload()
     gc.freeze()
+    gc.enable()
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     # A worker returns to here before it runs, so that the zygote's frames and objects are freed in it.
     spawn = Zygote(socket.socket(fileno=descriptor)).serve()
     return 0 if spawn is None else bootstrap.call(spawn.entry, spawn.channel)

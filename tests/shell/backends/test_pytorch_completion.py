@@ -175,6 +175,11 @@ class Shifted(nn.Module):
         return x + self.shift + torch.zeros(3)
 
 
+@pytest.mark.parametrize(("file", "function"), [("model.pt", "runtime"), ("model.pt2", "export_runtime")])
+def test_exported_programs_have_a_zygote_of_their_own(version, file, function):
+    assert BACKEND.preload(source(version / file)) == f"halimede.backends.pytorch.runtime:{function}"
+
+
 def test_an_exported_program_is_moved_to_the_device_of_its_instance(version):
     """To the device `meta`, which every torch has."""
     path = export(Shifted(), (torch.zeros(2, 3),), version / "m.pt2", dynamic=({0: any_rows()},))
