@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -105,6 +106,9 @@ def _main(path: str, model_type: str, allow_unknown_field: str, seconds: str) ->
 
 
 def import_treelite() -> None:
+    """In the process that reads files. ImportError."""
+    # The part that predicts imports scipy, half of the time in which the process starts. Here nothing is predicted.
+    sys.modules.setdefault("treelite.gtil", ModuleType("treelite.gtil"))
     import treelite  # noqa: F401
 
 
