@@ -17,7 +17,8 @@ from halimede.core.observe.log_lines import (
     render_default,
 )
 from halimede.log import MAX_QUEUED_BYTES, MAX_QUEUED_LINES, LogHandler, LogOutput, LogWriter, log_table
-from support.logs import FLUSH_S, Log, run, stalled
+from support.forked import start_python
+from support.logs import FLUSH_S, HEAD, Log, run, stalled
 from support.server import wait_until
 
 
@@ -63,8 +64,8 @@ def on_a_terminal(program: str) -> str:
     """The output of the program on stderr, which is a terminal."""
     terminal, program_side = os.openpty()
     try:
-        assert run(program, capture_output=False, stderr=program_side).returncode == 0
-        os.close(program_side)
+        with open(program_side, "wb") as stderr, open(os.devnull, "wb") as stdout:
+            assert start_python("-c", HEAD + program, stdout=stdout, stderr=stderr).wait(60) == 0
         return os.read(terminal, 1 << 16).decode().replace("\r\n", "\n")
     finally:
         os.close(terminal)

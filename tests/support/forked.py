@@ -32,12 +32,16 @@ SERVER = (
     "halimede.app",
     "halimede.cli",
     "halimede.backend_kit.kit",
+    "halimede.backends.onnxruntime.backend",
     "halimede.commands.check",
     "halimede.commands.check_backend",
+    "halimede.commands.debug",
     "halimede.commands.explain_config",
     "halimede.commands.fetch",
+    "halimede.commands.planner",
     "halimede.commands.serve",
     "halimede.fetch.fetcher",
+    "pynvml",
 )
 OPERATOR = ("halimede_operator.main",)
 MAX_MESSAGE_BYTES = 128 << 10
