@@ -370,7 +370,9 @@ def test_the_dashboards_are_those_of_their_files(helm: str) -> None:
 
 
 def test_the_metrics_api_is_off_without_a_cluster_to_look_into(helm: str) -> None:
-    made = {named(each) for each in generate.rendered(helm, "--set=prometheus.url=http://prometheus:9090", *WITHOUT_CRDS)}
+    made = {
+        named(each) for each in generate.rendered(helm, "--set=prometheus.url=http://prometheus:9090", *WITHOUT_CRDS)
+    }
     assert not [name for name in made if "metrics" in name[2]]
 
 
@@ -395,7 +397,9 @@ def test_the_charts_own_certificate_is_of_its_service_and_its_ca(helm: str, tmp_
 
 def test_the_metrics_apis_flags_are_those_that_it_takes(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.json").write_text(json.dumps(METRICS_API))
-    made = {named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}", *WITHOUT_CRDS)}
+    made = {
+        named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}", *WITHOUT_CRDS)
+    }
     pod = made["Deployment", "halimede", "halimede-metrics-api"]["spec"]["template"]["spec"]
     settings = parse_metrics_api(pod["containers"][0]["args"][1:])
     assert ("Service", settings.service_namespace and "halimede", settings.service_name) in made
@@ -452,7 +456,9 @@ def test_pod_monitors_find_the_pods_of_all_models(helm: str) -> None:
 
 def test_the_metrics_api_has_a_pod_monitor_that_finds_its_port(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.json").write_text(json.dumps({**METRICS_API, **MONITORED}))
-    made = {named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}", *WITHOUT_CRDS)}
+    made = {
+        named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}", *WITHOUT_CRDS)
+    }
     monitor = made["PodMonitor", "halimede", "halimede-metrics-api"]["spec"]
     pod = made["Deployment", "halimede", "halimede-metrics-api"]["spec"]["template"]
     assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()

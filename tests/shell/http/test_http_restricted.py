@@ -64,9 +64,7 @@ CATEGORIES = {
 def spellings(form: str) -> Iterator[bytes]:
     """The ways to write one path: with each prefix and suffix, and with each of the names."""
     around = list(
-        itertools.product(
-            ("", "http://elsewhere", "HTTP://user@host:1"), ("", "?", "?a=/v2/health/live", "?/../../v2")
-        )
+        itertools.product(("", "http://elsewhere", "HTTP://user@host:1"), ("", "?", "?a=/v2/health/live", "?/../../v2"))
     )
     names = (("echo", "1"), ("e%63ho", "01"), ("%65%63%68%6f", "0001"), ("none", "7"), ("infer", "1"))
     written = itertools.islice(zip(around, itertools.cycle(names), strict=False), len(around))
