@@ -200,6 +200,8 @@ def fork_until_closed(channel: socket.socket) -> tuple[bytes, list[int]] | None:
             numbers, *outputs = descriptors
             pid = os.fork()
             if pid == 0:
+                # Here, too: it may run before the call below.
+                os.setpgid(0, 0)
                 return program, outputs
             os.setpgid(pid, pid)
             process = os.pidfd_open(pid)
