@@ -86,7 +86,7 @@ def test_the_manifests_are_the_charts_default(helm: str, programs: Path) -> None
         text=True,
         check=True,
     )
-    built = {named(each) for each in yaml.safe_load_all(kustomized.stdout)}
+    built = {named(each) for each in yaml.load_all(kustomized.stdout, yaml.CSafeLoader)}
     assert built == {named(each) for each in generate.rendered(helm)} | {("Namespace", "", "halimede")}
 
 
@@ -231,7 +231,7 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def test_every_value_has_a_test() -> None:
-    assert sorted(leaves(yaml.safe_load((CHART / "values.yaml").read_text()))) == sorted(CHANGES)
+    assert sorted(leaves(yaml.load((CHART / "values.yaml").read_text(), yaml.CSafeLoader))) == sorted(CHANGES)
 
 
 @pytest.mark.large
@@ -296,7 +296,7 @@ def test_a_digest_replaces_the_tag(helm: str) -> None:
         for name in ("operator.image", "server.image", "server.gpuImage")
         for part, value in (("repository", "registry.example.com/it"), ("tag", "stable"), ("digest", DIGEST))
     }
-    (deployment,) = (each for each in generate.rendered(helm, *images) if each["kind"] == "Deployment")
+    (deployment,) = (each for each in generate.rendered(helm, *images, *WITHOUT_CRDS) if each["kind"] == "Deployment")
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     platform = parse(container["args"]).platform
     image = f"registry.example.com/it@{DIGEST}"
@@ -315,7 +315,7 @@ def test_a_namespaces_admin_has_the_rights_that_its_operator_gets(helm: str) -> 
     def rights(roles: set[str], *arguments: str) -> set[tuple[str, str]]:
         return {
             (resource, verb)
-            for role in generate.rendered(helm, *arguments)
+            for role in generate.rendered(helm, *arguments, *WITHOUT_CRDS)
             if role["kind"] in ("Role", "ClusterRole") and role["metadata"]["name"] in roles
             for rule in role["rules"]
             if "halimede.dev" in rule["apiGroups"]
@@ -351,7 +351,7 @@ def test_the_rules_are_those_of_their_file(helm: str) -> None:
     text = (CHART / "files" / "alerts.yaml").read_text()
     (rule,) = (each for each in made if each["kind"] == "PrometheusRule")
     assert rule["metadata"]["labels"]["release"] == "prometheus"
-    assert rule["spec"] == yaml.safe_load(text)
+    assert rule["spec"] == yaml.load(text, yaml.CSafeLoader)
     (file,) = (each for each in made if each["metadata"]["name"] == "halimede-rules")
     assert file["data"] == {"halimede.yaml": text}
 
@@ -370,12 +370,16 @@ def test_the_dashboards_are_those_of_their_files(helm: str) -> None:
 
 
 def test_the_metrics_api_is_off_without_a_cluster_to_look_into(helm: str) -> None:
-    made = {named(each) for each in generate.rendered(helm, "--set=prometheus.url=http://prometheus:9090")}
+    made = {
+        named(each) for each in generate.rendered(helm, "--set=prometheus.url=http://prometheus:9090", *WITHOUT_CRDS)
+    }
     assert not [name for name in made if "metrics" in name[2]]
 
 
 def test_the_charts_own_certificate_is_of_its_service_and_its_ca(helm: str, tmp_path: Path) -> None:
-    made = generate.rendered(helm, "--set=metricsApi.enabled=Always,prometheus.url=http://prometheus:9090")
+    made = generate.rendered(
+        helm, "--set=metricsApi.enabled=Always,prometheus.url=http://prometheus:9090", *WITHOUT_CRDS
+    )
     (secret,) = (each for each in made if each["kind"] == "Secret")
     (api,) = (each for each in made if each["kind"] == "APIService")
     assert api["spec"]["caBundle"] == secret["data"]["ca.crt"]
@@ -393,7 +397,9 @@ def test_the_charts_own_certificate_is_of_its_service_and_its_ca(helm: str, tmp_
 
 def test_the_metrics_apis_flags_are_those_that_it_takes(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.json").write_text(json.dumps(METRICS_API))
-    made = {named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}")}
+    made = {
+        named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}", *WITHOUT_CRDS)
+    }
     pod = made["Deployment", "halimede", "halimede-metrics-api"]["spec"]["template"]["spec"]
     settings = parse_metrics_api(pod["containers"][0]["args"][1:])
     assert ("Service", settings.service_namespace and "halimede", settings.service_name) in made
@@ -429,7 +435,7 @@ def test_several_replicas_have_a_disruption_budget(
 
 def pod_monitors(helm: str, *arguments: str) -> dict[tuple[str, str], Any]:
     """The spec of each PodMonitor by namespace and name."""
-    made = generate.rendered(helm, "--set", "monitoring.podMonitor=Always", *arguments)
+    made = generate.rendered(helm, "--set", "monitoring.podMonitor=Always", *WITHOUT_CRDS, *arguments)
     return {named(each)[1:]: each["spec"] for each in made if each["kind"] == "PodMonitor"}
 
 
@@ -450,7 +456,9 @@ def test_pod_monitors_find_the_pods_of_all_models(helm: str) -> None:
 
 def test_the_metrics_api_has_a_pod_monitor_that_finds_its_port(helm: str, tmp_path: Path) -> None:
     (tmp_path / "values.json").write_text(json.dumps({**METRICS_API, **MONITORED}))
-    made = {named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}")}
+    made = {
+        named(each): each for each in generate.rendered(helm, f"--values={tmp_path / 'values.json'}", *WITHOUT_CRDS)
+    }
     monitor = made["PodMonitor", "halimede", "halimede-metrics-api"]["spec"]
     pod = made["Deployment", "halimede", "halimede-metrics-api"]["spec"]["template"]
     assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
@@ -479,12 +487,12 @@ def test_the_scrape_configuration_has_the_labels_of_the_pod_monitors(helm: str) 
     jobs = yaml.safe_load((REPOSITORY_ROOT / "manifests" / "prometheus" / "scrape.yaml").read_text())["scrape_configs"]
     of_prometheus_operator = {"__meta_kubernetes_namespace": "namespace", "__meta_kubernetes_pod_name": "pod"}
     container = {"__meta_kubernetes_pod_container_name": "container"}
-    settings = ["--set=prometheus.url=http://prometheus:9090,metricsApi.enabled=Always", *WITHOUT_CRDS]
+    monitors = pod_monitors(helm, "--set=prometheus.url=http://prometheus:9090,metricsApi.enabled=Always")
     for job, monitor in zip(jobs, ("halimede-models", "halimede", "halimede-metrics-api"), strict=True):
         found = target_labels(job["relabel_configs"], "source_labels", "target_label")
         assert found == TARGET_LABELS | of_prometheus_operator | container
         selector = job["kubernetes_sd_configs"][0]["selectors"][0]["label"]
-        wanted = pod_monitors(helm, *settings)["halimede", monitor]["selector"]["matchLabels"]
+        wanted = monitors["halimede", monitor]["selector"]["matchLabels"]
         # The name of the release is not part of the file.
         assert dict(each.split("=") for each in selector.split(",")).items() <= wanted.items()
 

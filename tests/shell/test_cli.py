@@ -1,7 +1,6 @@
 """The commands `halimede` and `tritonserver` as processes: help, version, exit codes, and what they import."""
 
 import importlib
-import os
 import subprocess
 import sys
 import tomllib
@@ -13,18 +12,13 @@ from click.testing import CliRunner
 from halimede import __version__
 from halimede.commands.flags import all_flags
 from halimede.commands.serve import serve
+from support.forked import run_python
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
-    )
-
-
 def halimede(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, "-m", "halimede", *arguments, **environment)
+    return run_python("-m", "halimede", *arguments, environment=environment)
 
 
 def tritonserver(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +27,12 @@ def tritonserver(*arguments: str) -> subprocess.CompletedProcess[str]:
     script = (
         f"import sys; sys.argv[0] = '/usr/bin/tritonserver'; from {module} import {function}; sys.exit({function}())"
     )
-    return run(sys.executable, "-c", script, *arguments)
+    return run_python("-c", script, *arguments)
+
+
+def test_an_interpreter_runs_the_command() -> None:
+    printed = subprocess.check_output([sys.executable, "-m", "halimede", "--version"], text=True)
+    assert printed == f"halimede {__version__}\n"
 
 
 def test_commands_print_their_version() -> None:
@@ -103,7 +102,8 @@ def test_help_and_mistakes_import_no_serving_library() -> None:
     heavy = "{'numpy', 'grpc', 'uvloop', 'onnxruntime', 'google.protobuf', 'rich', 'halimede.app'}"
     check = f"import atexit, sys; atexit.register(lambda: print(sorted({heavy} & sys.modules.keys())))\n"
     for argument in ("--help", "--http-port=x"):
-        done = run(sys.executable, "-c", check + program, argument)
+        command = [sys.executable, "-c", check + program, argument]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.stdout.splitlines()[-1] == "[]"
 
 

@@ -2,11 +2,13 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from support.logs import FLUSH_S, Log, read, run
+from support.logs import FLUSH_S, HEAD, Log, read, run
 from support.server import wait_until
 
 
@@ -135,8 +137,8 @@ def test_line_after_one_cut_by_a_full_disk_is_intact(path: Path) -> None:
 
 def test_log_without_stderr_writes_to_no_other_file(tmp_path: Path) -> None:
     innocent = tmp_path / "innocent"
-    done = run(
-        "import os\n"
+    program = (
+        f"{HEAD}import os\n"
         "configure(Settings())\n"
         f"opened = open({str(innocent)!r}, 'wb')\n"
         "logging.getLogger('halimede.a').error('fire')\n"
@@ -144,9 +146,10 @@ def test_log_without_stderr_writes_to_no_other_file(tmp_path: Path) -> None:
         "shutdown()\n"
         "print(opened.fileno() > 2, dropped_lines(), flush=True)\n"
         "import subprocess\n"
-        "subprocess.run([sys.executable, '-c', 'import sys; print(sys.stderr is not None)'])\n",
-        shell=["sh", "-c", 'exec "$@" 2>&-', "sh"],
+        "subprocess.run([sys.executable, '-c', 'import sys; print(sys.stderr is not None)'])\n"
     )
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "True 1\nTrue\n")
     assert innocent.read_bytes() == b""
 

@@ -34,11 +34,13 @@ SERVER = (
     "halimede.cli",
     "halimede.backend_kit.kit",
     "halimede.backends.identity",
-    "halimede.backends.onnxruntime.options",
+    "halimede.backends.onnxruntime.backend",
     "halimede.commands.check",
     "halimede.commands.check_backend",
+    "halimede.commands.debug",
     "halimede.commands.explain_config",
     "halimede.commands.fetch",
+    "halimede.commands.planner",
     "halimede.commands.serve",
     "halimede.fetch.fetcher",
     "pynvml",
@@ -200,6 +202,8 @@ def fork_until_closed(channel: socket.socket) -> tuple[bytes, list[int]] | None:
             numbers, *outputs = descriptors
             pid = os.fork()
             if pid == 0:
+                # Here, too: it may run before the call below.
+                os.setpgid(0, 0)
                 return program, outputs
             os.setpgid(pid, pid)
             process = os.pidfd_open(pid)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from aiohttp import web
 
 Object = dict[str, Any]
@@ -175,7 +174,7 @@ class KubeApi:
             "users": [{"name": "it", "user": {"tokenFile": str(folder / "token")}}],
             "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
         }
-        path.write_text(yaml.safe_dump(content))
+        path.write_text(json.dumps(content))
         return path
 
     async def start(self) -> None:

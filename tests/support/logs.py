@@ -4,8 +4,7 @@ import json
 import logging
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +13,11 @@ from halimede.core.observe.log_lines import (
     render_json,
 )
 from halimede.log import LogHandler, LogOutput, LogWriter
+from support.forked import run_python
 
 FLUSH_S = 30.0
+HEAD = "import logging, sys\nfrom pathlib import Path\nfrom halimede.log import *\nfrom halimede.settings import *\n"
+"""The first lines of a program for `run`."""
 
 
 class Log:
@@ -66,13 +68,6 @@ def stalled(directory: Path) -> Iterator[tuple[Log, Callable[[], list[dict[str, 
         os.close(reader)
 
 
-def run(program: str, shell: Sequence[str] = (), **options: object) -> subprocess.CompletedProcess[str]:
+def run(program: str) -> subprocess.CompletedProcess[str]:
     """Run in a new process: the root logger is one per process, and pytest has handlers on it."""
-    before = (
-        "import logging, sys\nfrom pathlib import Path\nfrom halimede.log import *\nfrom halimede.settings import *\n"
-    )
-    return subprocess.run(  # type: ignore[call-overload, no-any-return]
-        [*shell, sys.executable, "-c", before + program],
-        check=False,
-        **{"capture_output": True, "text": True, "timeout": 60, **options},
-    )
+    return run_python("-c", HEAD + program)

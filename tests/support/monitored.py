@@ -2,8 +2,6 @@
 
 import asyncio
 import http.server
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +17,7 @@ from support.kube_api import KubeApi, kube_api
 from support.loop_thread import LoopThread
 from support.metrics_api import PlayedCluster, PlayedPrometheus, http_server, metrics_api
 from support.models import add_identity, add_simple, delay, write_config
+from support.operator_processes import start_operator
 from support.played_driver import PlayedDriver, PlayedGpu, two_slices
 from support.ports import free_port
 from support.prometheus import Prometheus, start_prometheus
@@ -158,7 +157,7 @@ def _load(server: RunningServer) -> Iterator[None]:
 
     def send(stream: Stream) -> None:
         # A pause leaves the processor to the rest of the test.
-        while not ended.wait(0.05):
+        while not ended.wait(0.1):
             server.post(f"/v2/models/{stream.model}/infer", stream.body, {"Accept": stream.accepts})
 
     threads = [threading.Thread(target=send, args=(stream,)) for stream in _streams()]
@@ -182,13 +181,13 @@ def _operator(folder: Path) -> Iterator[int]:
 
     loop.call(lambda: api.put("nodes", None, "a", **node("a", ("1g.10gb",))))  # type: ignore[arg-type]
     command = [
-        *(sys.executable, "-m", "halimede_operator", "--server-image=server:1", "--gpu-server-image=gpu:1"),
+        *("-m", "halimede_operator", "--server-image=server:1", "--gpu-server-image=gpu:1"),
         *(f"--kubeconfig={api.kubeconfig(folder)}", "--lease-namespace=halimede"),
         *(f"--health-port={health}", f"--metrics-port={metrics}"),
     ]
     log = folder / "operator.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = start_operator(command, output, forked=True)
     accelerator = {"type": "MIG", "mig": {"minMemory": "8Gi"}}
 
     async def add_models() -> None:

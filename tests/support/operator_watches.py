@@ -4,8 +4,8 @@ import asyncio
 import gc
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,24 +92,38 @@ async def watching(
         await client.close()
 
 
-Scenario = Callable[[Watched], Awaitable[None]]
+Scenario = Callable[[Watched], Coroutine[None, None, None]]
+
+
+@contextmanager
+def running(
+    folder: Path, *, before: Callable[[KubeApi], None] = lambda _api: None, **options: object
+) -> Iterator[tuple[asyncio.Runner, Watched]]:
+    """Watches whose API server runs in the loop of the runner."""
+
+    async def enter() -> Watched:
+        api = await stack.enter_async_context(kube_api())
+        before(api)
+        return await stack.enter_async_context(watching(api, folder, **options))  # type: ignore[arg-type]
+
+    stack = AsyncExitStack()
+    # kopf, stopped while it starts to handle the objects of a list, drops what it has not started.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "coroutine 'worker' was never awaited", RuntimeWarning)
+        with asyncio.Runner() as runner:
+            try:
+                yield runner, runner.run(enter())
+            finally:
+                runner.run(stack.aclose())
+        # Otherwise the interpreter would warn of a dropped coroutine in a later test.
+        gc.collect()
 
 
 def run(
     scenario: Scenario, folder: Path, *, before: Callable[[KubeApi], None] = lambda _api: None, **options: object
 ) -> None:
-    async def whole() -> None:
-        async with kube_api() as api:
-            before(api)
-            async with watching(api, folder, **options) as watched:  # type: ignore[arg-type]
-                await scenario(watched)
-
-    # kopf, stopped while it starts to handle the objects of a list, drops what it has not started.
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine 'worker' was never awaited", RuntimeWarning)
-        asyncio.run(whole())
-        # Otherwise the interpreter would warn of a dropped coroutine in a later test.
-        gc.collect()
+    with running(folder, before=before, **options) as (runner, watched):
+        runner.run(scenario(watched))
 
 
 def a_few(api: KubeApi) -> None:

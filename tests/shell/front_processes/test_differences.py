@@ -24,13 +24,12 @@ from support.served import add_python
 from support.server import LOOPBACK, RunningServer, start_command, start_server, wait_until
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RunningServer]:
-    repository = tmp_path / "models"
-    repository.mkdir()
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    repository = tmp_path_factory.mktemp("models")
     add_identity(repository, "identity")
     add_python(repository, "python")
-    running = start_server(tmp_path, ["--model-repository", repository, "--frontend-processes=2"])
+    running = start_server(tmp_path_factory.mktemp("log"), ["--model-repository", repository, "--frontend-processes=2"])
     yield running
     running.kill()
 

@@ -49,7 +49,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     add_python(repository, "held", HELD, max_batch_size=0)
     add_python(repository, "endless", ENDLESS, max_batch_size=0, decoupled=True)
     add_python(repository, "unread", ENDLESS, max_batch_size=0, decoupled=True)
-    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository], forked=False)
+    running = start_server(tmp_path_factory.mktemp("log"), [TWO, "--model-repository", repository])
     yield Stage(running, repository)
     assert running.process.poll() is None, running.log
     assert running.stop() == 0, running.log
@@ -186,7 +186,7 @@ def test_a_model_waits_for_an_http_client_that_does_not_read(stage: Stage):
 
 
 def test_many_connections_that_come_and_go_leave_nothing(stage: Stage):
-    """Two thousand connections to both front ends, a fifth of which leave during a request."""
+    """A thousand connections to both front ends, a fifth of which leave during a request."""
     server = stage.server
 
     def use(count: int) -> None:
@@ -203,8 +203,8 @@ def test_many_connections_that_come_and_go_leave_nothing(stage: Stage):
                     assert raw.recv(1 << 16).startswith(b"HTTP/1.1 200")
         idle(server, "held")
 
-    use(500)
+    use(250)
     with ExitStack() as stack:
         for pid in (server.process.pid, *(each.pid for each in front_ends(server))):
-            stack.enter_context(holding_no_more(pid, growth_bytes=8 << 20))
-        use(2000)
+            stack.enter_context(holding_no_more(pid, growth_bytes=4 << 20))
+        use(1000)

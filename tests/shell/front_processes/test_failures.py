@@ -218,7 +218,7 @@ def test_the_death_of_the_core_leaves_no_process(tmp_path: Path, stage: Stage):
 def test_no_restart_leaves_a_zombie_or_a_descriptor(tmp_path: Path, stage: Stage, count: int):
     """All processes die three times; a place waits longer before each restart."""
     arguments = [f"--frontend-processes={count}", "--model-repository", stage.repository]
-    running = start_server(tmp_path, [*arguments, "--model-control-mode=explicit", "--load-model=quick"], forked=False)
+    running = start_server(tmp_path, [*arguments, "--model-control-mode=explicit", "--load-model=quick"])
     try:
         core = psutil.Process(running.process.pid)
 

@@ -1,9 +1,8 @@
 """Log lines of front-end processes: in the form of the core's, in the same file, and in the new one after a rotation."""
 
+import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from support.calls import ONES_JSON
+from support.forked import start_python
 from support.front_ends import (
     TWO,
     Connection,
@@ -58,8 +58,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Logged]]:
 
 def started(path: Path, *arguments: str | Path) -> RunningServer:
     """As `start_server`, with a log file, in which the ports are."""
-    command = [sys.executable, "-m", "halimede", "serve", *LOOPBACK, *map(str, arguments), f"--log-file={path}"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    program = ["-m", "halimede", "serve", *LOOPBACK, *map(str, arguments), f"--log-file={path}"]
+    with open(os.devnull, "wb") as nowhere:
+        process = start_python(*program, stdout=nowhere, stderr=nowhere)
     server = RunningServer(process, path)
 
     def listening() -> bool:

@@ -146,7 +146,7 @@ def server_result(parts: list[bytes]) -> ParseResult:
         client = connect()
         for part in parts:
             client.send(part)
-            await turns(2)
+            await turns(1)
         await turns(30)
         statuses = [text.split(b" ", 2)[1] for text in client.transport.written]
         # One answer for each request, and a last one for a refusal.

@@ -6,8 +6,6 @@ import inspect
 import json
 import re
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +38,7 @@ from support.metrics_api import (
     http_server,
     metrics_api,
 )
+from support.operator_processes import start_operator
 
 OURS = "v1beta2.custom.metrics.k8s.io"
 PATH = "team-a/pods/digits-0/halimede_queue_requests"
@@ -391,16 +390,13 @@ def test_a_bad_rules_file_ends_the_process(cluster: PlayedCluster, tmp_path: Pat
     rules.write_text(RULES.read_text().replace("seriesQuery", "seriesQueries", 1))
     Authority("ca").issue("serving", "", HOST).write(tmp_path / "serving")
     flags = {"rules": rules, "tls-cert-file": tmp_path / "serving.crt", "tls-key-file": tmp_path / "serving.key"}
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "halimede_operator", "metrics-api"),
-            *("--prometheus-url=http://prometheus:9090", "--service-name=a", "--log-format=text"),
-            *(f"--{name}={value}" for name, value in flags.items()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "rules.yaml: rules[0].seriesQueries: is not supported; rules[0].seriesQuery: is missing" in done.stderr
+    command = [
+        *("-m", "halimede_operator", "metrics-api"),
+        *("--prometheus-url=http://prometheus:9090", "--service-name=a", "--log-format=text"),
+        *(f"--{name}={value}" for name, value in flags.items()),
+    ]
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        assert start_operator(command, output, forked=True).wait(100) == 2
+    said = log.read_text()
+    assert "rules.yaml: rules[0].seriesQueries: is not supported; rules[0].seriesQuery: is missing" in said
