@@ -160,6 +160,15 @@ def test_a_wrong_file_is_one_clear_error(server):
     assert "the file looks like one of model_type 'xgboost_json'" in answer.error
 
 
+def test_estimators_share_the_memory_of_scikit_learn(server):
+    found = workers(server)
+    assert [each.name() for each in found] == ["estimator_0", "suicidal_0"]
+    (zygote,) = {each.parent() for each in found}
+    assert "sklearn" in Path(f"/proc/{zygote.pid}/maps").read_text()
+    # A fork of a process with several threads may hang.
+    assert zygote.num_threads() == 1
+
+
 def test_an_estimator_that_ends_its_process_costs_a_batch(server):
     def ask(value):
         tensor = {"name": "x", "shape": [1, 1], "datatype": "FP64", "data": [value]}

@@ -47,6 +47,9 @@ class SklearnBackend:
     def supports_gpu(self) -> bool:
         return False
 
+    def preload(self, source: ModelSource) -> str:  # noqa: ARG002  # the interface's argument
+        return f"{joblib_module.__module__}:{joblib_module.__name__}"
+
     def autocomplete(self, config: ModelConfig, source: ModelSource) -> ModelConfig:
         if config.input and config.output:
             return config
@@ -109,12 +112,19 @@ class SklearnInstance:
         self._estimator = None
 
 
+def joblib_module() -> Any:
+    """The joblib module. scikit-learn, which takes a second to import, is imported, too. ImportError."""
+    import joblib  # type: ignore[import-untyped]  # the package has no types
+    import sklearn  # type: ignore[import-untyped]  # noqa: F401  # the package has no types
+
+    return joblib
+
+
 def _load(source: ModelSource) -> Any:
     """The estimator. UNAVAILABLE without a file, UNSUPPORTED without scikit-learn, INVALID_ARG for other files."""
     path = _path(source)
     try:
-        import joblib  # type: ignore[import-untyped]  # the package has no types
-        import sklearn  # type: ignore[import-untyped]  # noqa: F401  # the package has no types
+        joblib = joblib_module()
     except ImportError as error:
         text = f"model '{source.name}': scikit-learn cannot be imported ({error}); install halimede[trees]"
         raise InferenceError(ErrorCode.UNSUPPORTED, text) from error
