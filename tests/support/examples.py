@@ -1,6 +1,6 @@
 """Examples of property tests: their number, which is lower in the profile `quick`, and long lists of events."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hypothesis import settings
@@ -38,3 +38,30 @@ def words(alphabets: Sequence[str], min_size: int = 1) -> st.SearchStrategy[str]
         return "".join(alphabet[byte % len(alphabet)] for alphabet, byte in zip(alphabets, drawn, strict=False))
 
     return st.binary(min_size=min_size, max_size=len(alphabets)).map(spell)
+
+
+class Draws:
+    """Choices that are read from drawn bytes, two for each; after the last each choice is the first of its values."""
+
+    def __init__(self, drawn: bytes) -> None:
+        self._drawn = iter(drawn)
+
+    def below(self, end: int) -> int:
+        """A number from 0 to `end` - 1."""
+        return (next(self._drawn, 0) << 8 | next(self._drawn, 0)) * end >> 16
+
+    def pick(self, values: Sequence[T]) -> T:
+        return values[self.below(len(values))]
+
+    def some(self, values: Sequence[T], most: int) -> list[T]:
+        """Up to `most` of the values, one of them perhaps several times."""
+        return [self.pick(values) for _ in range(self.below(most + 1))]
+
+
+def drawn(make: Callable[[Draws], T], size_bytes: int) -> st.SearchStrategy[T]:
+    """What `make` makes of choices in drawn bytes.
+
+    Hypothesis needs as long for one choice as for all these bytes. Use it for all that a test draws: of several draws
+    of bytes hypothesis mixes up the sizes, and replaces most of the bytes by zeros.
+    """
+    return st.binary(min_size=size_bytes, max_size=size_bytes).map(lambda drawn: make(Draws(drawn)))

@@ -12,7 +12,7 @@ from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import InferenceError
-from support.examples import examples, scripts
+from support.examples import Draws, drawn, examples
 from support.lending import Instances
 
 US = 1000
@@ -30,17 +30,30 @@ EVENTS: tuple[Kind, ...] = (
     "die",
     "start",
 )
-SCRIPTS = st.integers(0, 80).flatmap(lambda length: scripts(EVENTS, length, length))
-policies = st.builds(
-    BatchPolicy,
-    max_batch_size=st.just(MAX_ROWS),
-    preferred_batch_sizes=st.sampled_from([(), (2,), (2, 4)]),
-    max_queue_delay_ns=st.sampled_from([0, 0, 5 * US]),
-    timeout_action=st.sampled_from(TimeoutAction),
-    default_timeout_ns=st.sampled_from([0, 7 * US]),
-    allow_timeout_override=st.just(True),
-)
-priorities = st.builds(Priorities, levels=st.just(3), default=st.just(2), aging_ns=st.sampled_from([0, 0, 6 * US]))
+Script = list[tuple[Kind, int]]
+
+
+def script(draws: Draws) -> Script:
+    return [(draws.pick(EVENTS), draws.below(1 << 16)) for _ in range(draws.below(81))]
+
+
+def policy(draws: Draws) -> BatchPolicy:
+    return BatchPolicy(
+        max_batch_size=MAX_ROWS,
+        preferred_batch_sizes=draws.pick(((), (2,), (2, 4))),
+        max_queue_delay_ns=draws.pick((0, 0, 5 * US)),
+        timeout_action=draws.pick(tuple(TimeoutAction)),
+        default_timeout_ns=draws.pick((0, 7 * US)),
+        allow_timeout_override=True,
+    )
+
+
+def priorities(draws: Draws) -> Priorities:
+    return Priorities(levels=3, default=2, aging_ns=draws.pick((0, 0, 6 * US)))
+
+
+def perhaps_priorities(draws: Draws) -> Priorities | None:
+    return draws.pick((None, priorities(draws)))
 
 
 def scheduler_of(
@@ -127,10 +140,9 @@ class Play:
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, st.none() | priorities, st.integers(1, 3), SCRIPTS)
-def test_each_request_leaves_once_and_no_instance_idles(
-    policy: BatchPolicy, levels: Priorities | None, count: int, script: list[tuple[Kind, int]]
-):
+@given(drawn(lambda draws: (policy(draws), perhaps_priorities(draws), 1 + draws.below(3), script(draws)), 360))
+def test_each_request_leaves_once_and_no_instance_idles(case: tuple[BatchPolicy, Priorities | None, int, Script]):
+    policy, levels, count, script = case
     play = Play(scheduler_of(policy, levels, count), count)
     for kind, pick in script:
         try:
@@ -143,11 +155,10 @@ def test_each_request_leaves_once_and_no_instance_idles(
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, priorities, SCRIPTS)
-def test_levels_run_in_the_same_order_as_without_lending(
-    policy: BatchPolicy, levels: Priorities, script: list[tuple[Kind, int]]
-):
+@given(drawn(lambda draws: (policy(draws), priorities(draws), script(draws)), 360))
+def test_levels_run_in_the_same_order_as_without_lending(case: tuple[BatchPolicy, Priorities, Script]):
     """One instance, which reports the end of a batch at once; requests of one row, so that a batch is full or open."""
+    policy, levels, script = case
     plays = [Instances(scheduler_of(policy, levels, 1, lends=lends)) for lends in (True, False)]
     for key, (kind, pick) in enumerate(script, 1):
         for played in plays:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
@@ -14,7 +14,7 @@ from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
-from support.examples import examples
+from support.examples import Draws, drawn, examples
 from support.strategies import Groups
 
 US = 1000
@@ -232,54 +232,77 @@ class Wake:
 
 Event = Enqueue | Cancel | Complete | Lose | Add | Advance | Wake
 
-# Not `builds`, which would also draw the number of the slot.
-slots = st.integers(0, 2).map(Slot)
-enqueues = st.builds(
-    Enqueue,
-    st.sampled_from([1, 1, 1, 2, 3, 7]),
-    st.sampled_from(["a", "a", "a", "a", "b"]),
-    st.sampled_from([0, 1, 4, 9, 13]),
-    st.sampled_from([0, 0, 3, 25]),
-    st.sampled_from([0, 1, 2, 3, 3, 9]),
+Script = list[tuple[Event, bool]]
+EVENTS: tuple[type[Event], ...] = (
+    *(Enqueue,) * 12,
+    *(Cancel,) * 2,
+    *(Complete,) * 3,
+    *(Advance,) * 2,
+    *(Wake, Add, Lose),
 )
-events: st.SearchStrategy[Event] = st.sampled_from(
-    [
-        *[enqueues] * 12,
-        *[st.builds(Cancel, st.integers(0, 5))] * 2,
-        *[st.builds(Complete, slots)] * 3,
-        *[st.builds(Advance, st.sampled_from([1, US, 7 * US, 30 * US]))] * 2,
-        st.just(Wake()),
-        st.builds(Add, slots),
-        st.builds(Lose, slots, st.booleans()),
-    ]
-).flatmap(lambda kind: kind)
-# As the pump, which does not poll after an arrival while every instance is busy.
-steps = st.tuples(events, st.sampled_from([True, True, False]))
-scripts = st.integers(0, 60).flatmap(lambda length: st.lists(steps, min_size=length, max_size=length))
 
-queues = st.fixed_dictionaries(
-    {
-        "max_queue_size": st.sampled_from([4096, 4096, 3]),
-        "timeout_action": st.sampled_from(TimeoutAction),
-        "default_timeout_ns": st.sampled_from([0, 7 * US, 30 * US]),
-        "allow_timeout_override": st.booleans(),
+
+def arrival(draws: Draws) -> Enqueue:
+    return Enqueue(
+        draws.pick((1, 1, 1, 2, 3, 7)),
+        draws.pick("aaaab"),
+        draws.pick((0, 1, 4, 9, 13)),
+        draws.pick((0, 0, 3, 25)),
+        draws.pick((0, 1, 2, 3, 3, 9)),
+    )
+
+
+def event(draws: Draws) -> Event:
+    kind = draws.pick(EVENTS)
+    if kind is Enqueue:
+        return arrival(draws)
+    if kind is Cancel:
+        return Cancel(draws.below(6))
+    if kind is Advance:
+        return Advance(draws.pick((1, US, 7 * US, 30 * US)))
+    if kind is Wake:
+        return Wake()
+    slot = Slot(draws.below(3))
+    if kind is Lose:
+        return Lose(slot, draws.pick((False, True)))
+    return Complete(slot) if kind is Complete else Add(slot)
+
+
+def script(draws: Draws) -> Script:
+    # As the pump, which does not poll after an arrival while every instance is busy.
+    return [(event(draws), draws.pick((True, True, False))) for _ in range(draws.below(61))]
+
+
+def arrivals(draws: Draws) -> list[Enqueue]:
+    return [arrival(draws) for _ in range(1 + draws.below(40))]
+
+
+def queue(draws: Draws) -> dict[str, Any]:
+    return {
+        "max_queue_size": draws.pick((4096, 4096, 3)),
+        "timeout_action": draws.pick(tuple(TimeoutAction)),
+        "default_timeout_ns": draws.pick((0, 7 * US, 30 * US)),
+        "allow_timeout_override": draws.pick((False, True)),
     }
-)
-level_policies = queues.map(lambda queue: BatchPolicy(**queue))
-policies = st.builds(
-    lambda queue, preferred, delay, most_bytes: BatchPolicy(7, preferred, delay, max_queue_bytes=most_bytes, **queue),
-    queues,
-    st.sampled_from([(), (), (4,), (2, 4), (7,), (3, 5, 7)]),
-    st.sampled_from([0, 5 * US, 20 * US]),
-    st.sampled_from([1 << 20, 1 << 20, 30]),
-)
-priorities = st.builds(
-    Priorities,
-    levels=st.just(3),
-    default=st.integers(1, 3),
-    policies=st.dictionaries(st.integers(1, 3), level_policies, max_size=2),
-    aging_ns=st.sampled_from([0, 0, 4 * US, 11 * US]),
-)
+
+
+def policy(draws: Draws) -> BatchPolicy:
+    return BatchPolicy(
+        7,
+        draws.pick(((), (), (4,), (2, 4), (7,), (3, 5, 7))),
+        draws.pick((0, 5 * US, 20 * US)),
+        max_queue_bytes=draws.pick((1 << 20, 1 << 20, 30)),
+        **queue(draws),
+    )
+
+
+def priorities(draws: Draws) -> Priorities:
+    return Priorities(
+        levels=3,
+        default=1 + draws.below(3),
+        policies={level: BatchPolicy(**queue(draws)) for level in draws.some((1, 2, 3), 2)},
+        aging_ns=draws.pick((0, 0, 4 * US, 11 * US)),
+    )
 
 
 class Both:
@@ -296,8 +319,6 @@ class Both:
         self.ends: dict[int, str] = {}
         self.accepted: set[int] = set()
         self.running: dict[Slot, tuple[int, ...]] = {}
-        self.actions: list[Action] = []
-        self.executions = 0
 
     def handle(self, event: Event) -> None:
         scheduler, model = self.scheduler, self.model
@@ -352,14 +373,12 @@ class Both:
         actions = self.scheduler.poll(self.now)
         assert actions == self.model.poll(self.now)
         assert self.scheduler.poll(self.now) == []
-        self.actions += actions
         for action in actions:
             match action:
                 case Execute(slot, keys):
                     self.check_batch(keys)
                     was_free.remove(slot)
                     self.running[slot] = keys
-                    self.executions += 1
                 case Fail(key):
                     self.end(key, "failed")
         self.check_order(before, actions)
@@ -417,32 +436,24 @@ def refusal(scheduler: DynamicBatchScheduler | SlowLevels, pending: Pending, now
     return None
 
 
-def play(both: Both, script: list[tuple[Event, bool]]) -> list[Action]:
+@settings(max_examples=examples(400), deadline=None)
+@given(drawn(lambda draws: (policy(draws), priorities(draws), draws.pick((False, True)), script(draws)), 900))
+def test_levels_agree_with_the_rules(case: tuple[BatchPolicy, Priorities, bool, Script]):
+    policy, priorities, has_strategy, script = case
+    both = Both(policy, priorities, has_strategy=has_strategy)
     for event, then_poll in script:
         both.handle(event)
         if then_poll:
             both.poll()
-    return both.actions
 
-
-@settings(max_examples=examples(400), deadline=None)
-@given(policies, priorities, st.booleans(), scripts)
-def test_levels_agree_with_the_rules(
-    policy: BatchPolicy, priorities: Priorities, has_strategy: bool, script: list[tuple[Event, bool]]
-):
-    both = Both(policy, priorities, has_strategy=has_strategy)
-    actions = play(both, script)
-
-    assert play(Both(policy, priorities, has_strategy=has_strategy), script) == actions, "the same events, the same end"
     assert both.scheduler.drain() == [one.pending.key for one in both.model.waiting]
     assert both.scheduler.queued == 0
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(policies, priorities, st.booleans(), st.lists(enqueues, min_size=1, max_size=40))
-def test_every_request_leaves_when_only_the_timer_polls(
-    policy: BatchPolicy, priorities: Priorities, has_strategy: bool, arrivals: list[Enqueue]
-):
+@given(drawn(lambda draws: (policy(draws), priorities(draws), draws.pick((False, True)), arrivals(draws)), 460))
+def test_every_request_leaves_when_only_the_timer_polls(case: tuple[BatchPolicy, Priorities, bool, list[Enqueue]]):
+    policy, priorities, has_strategy, arrivals = case
     both = Both(policy, priorities, has_strategy=has_strategy)
     for arrival in arrivals:
         both.enqueue(arrival)

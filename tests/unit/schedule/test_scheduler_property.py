@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
@@ -13,7 +12,7 @@ from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
-from support.examples import examples
+from support.examples import Draws, drawn, examples
 
 US = 1000
 TOOK = 500 * US
@@ -170,44 +169,65 @@ class Wake:
 
 Event = Enqueue | StartOrEnqueue | Cancel | Complete | Add | Remove | Advance | Wake
 
-# Not `builds`, which would also draw the number of the slot.
-instances = st.integers(0, 2).map(Slot)
-enqueues = st.builds(
-    Enqueue,
-    st.sampled_from([1, 1, 2, 3, 6]),
-    st.sampled_from(["a", "a", "a", "b"]),
-    st.integers(0, 9),
-    st.sampled_from([0, 0, 3, 25]),
+Script = list[tuple[Event, bool]]
+# Queues fill only where arrivals outnumber everything else.
+EVENTS: tuple[type[Event], ...] = (
+    *(Enqueue,) * 10,
+    *(StartOrEnqueue,) * 3,
+    *(Cancel,) * 3,
+    *(Complete,) * 2,
+    *(Advance,) * 2,
+    *(Wake, Add, Remove),
 )
-# `one_of` would choose evenly between kinds; queues fill only where arrivals outnumber everything else.
-events: st.SearchStrategy[Event] = st.sampled_from(
-    [
-        *[enqueues] * 10,
-        *[st.builds(StartOrEnqueue, enqueues)] * 3,
-        *[st.builds(Cancel, st.integers(0, 5))] * 3,
-        *[st.builds(Complete, instances)] * 2,
-        *[st.builds(Advance, st.sampled_from([1, US, 7 * US, 30 * US]))] * 2,
-        st.just(Wake()),
-        st.builds(Add, instances),
-        st.builds(Remove, instances, st.booleans()),
-    ]
-).flatmap(lambda kind: kind)
-# The pump polls after most events, and not after an arrival while every instance is busy. The length is drawn first:
-# left to itself a list strategy makes scripts of five events, too short for anything to go wrong.
-steps = st.tuples(events, st.sampled_from([True, True, False]))
-scripts = st.integers(0, 60).flatmap(lambda length: st.lists(steps, min_size=length, max_size=length))
 
-policies = st.builds(
-    BatchPolicy,
-    max_batch_size=st.just(6),
-    preferred_batch_sizes=st.sampled_from([(), (4,), (2, 4), (6,), (3, 5, 6)]),
-    max_queue_delay_ns=st.sampled_from([0, 5 * US, 20 * US]),
-    max_queue_size=st.sampled_from([4096, 4096, 4096, 3]),
-    max_queue_bytes=st.sampled_from([1 << 20, 1 << 20, 1 << 20, 12]),
-    timeout_action=st.sampled_from(TimeoutAction),
-    default_timeout_ns=st.sampled_from([0, 7 * US, 30 * US]),
-    allow_timeout_override=st.booleans(),
-)
+
+def arrival(draws: Draws) -> Enqueue:
+    return Enqueue(
+        draws.pick((1, 1, 2, 3, 6)),
+        draws.pick("aaab"),
+        draws.below(10),
+        draws.pick((0, 0, 3, 25)),
+    )
+
+
+def event(draws: Draws) -> Event:
+    kind = draws.pick(EVENTS)
+    if kind is Enqueue:
+        return arrival(draws)
+    if kind is StartOrEnqueue:
+        return StartOrEnqueue(arrival(draws))
+    if kind is Cancel:
+        return Cancel(draws.below(6))
+    if kind is Advance:
+        return Advance(draws.pick((1, US, 7 * US, 30 * US)))
+    if kind is Wake:
+        return Wake()
+    instance = Slot(draws.below(3))
+    if kind is Remove:
+        return Remove(instance, draws.pick((False, True)))
+    return Complete(instance) if kind is Complete else Add(instance)
+
+
+def script(draws: Draws) -> Script:
+    # The pump polls after most events, and not after an arrival while every instance is busy.
+    return [(event(draws), draws.pick((True, True, False))) for _ in range(draws.below(61))]
+
+
+def arrivals(draws: Draws) -> list[Enqueue]:
+    return [arrival(draws) for _ in range(1 + draws.below(40))]
+
+
+def policy(draws: Draws) -> BatchPolicy:
+    return BatchPolicy(
+        max_batch_size=6,
+        preferred_batch_sizes=draws.pick(((), (4,), (2, 4), (6,), (3, 5, 6))),
+        max_queue_delay_ns=draws.pick((0, 5 * US, 20 * US)),
+        max_queue_size=draws.pick((4096, 4096, 4096, 3)),
+        max_queue_bytes=draws.pick((1 << 20, 1 << 20, 1 << 20, 12)),
+        timeout_action=draws.pick(tuple(TimeoutAction)),
+        default_timeout_ns=draws.pick((0, 7 * US, 30 * US)),
+        allow_timeout_override=draws.pick((False, True)),
+    )
 
 
 class Both:
@@ -367,8 +387,9 @@ def outcome(scheduler: DynamicBatchScheduler | SlowScheduler, pending: Pending, 
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, st.integers(0, 3), scripts)
-def test_the_batcher_agrees_with_the_rules(policy: BatchPolicy, count: int, script: list[tuple[Event, bool]]):
+@given(drawn(lambda draws: (policy(draws), draws.below(4), script(draws)), 760))
+def test_the_batcher_agrees_with_the_rules(case: tuple[BatchPolicy, int, Script]):
+    policy, count, script = case
     both = Both(policy, count)
     for event, then_poll in script:
         both.handle(event)
@@ -380,8 +401,9 @@ def test_the_batcher_agrees_with_the_rules(policy: BatchPolicy, count: int, scri
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(policies, st.integers(1, 3), st.lists(enqueues, min_size=1, max_size=40))
-def test_every_request_leaves_when_only_the_timer_polls(policy: BatchPolicy, count: int, arrivals: list[Enqueue]):
+@given(drawn(lambda draws: (policy(draws), 1 + draws.below(3), arrivals(draws)), 340))
+def test_every_request_leaves_when_only_the_timer_polls(case: tuple[BatchPolicy, int, list[Enqueue]]):
+    policy, count, arrivals = case
     scheduler = DynamicBatchScheduler(replace(policy, max_queue_size=4096, max_queue_bytes=1 << 20), count)
     for key, arrival in enumerate(arrivals):
         scheduler.enqueue(
