@@ -93,8 +93,9 @@ class World:
     def reconcile(self) -> list[EventDraft]:
         """Reconcile until nothing changes. Returns the events."""
         events: list[EventDraft] = []
+        written = self._written()
         for _ in range(9):
-            planned, before = self.plan(), self._written()
+            planned, before = self.plan(), written
             for change in planned.changes:
                 self._make(change)
             events += planned.events
@@ -105,7 +106,8 @@ class World:
             events += events_of(self.object.get("status"), status)
             self.object["status"] = _copy(status)
             self._control()
-            if self._written() == before:
+            written = self._written()
+            if written == before:
                 assert planned.changes == planned.events == ()
                 return events
         raise AssertionError("it does not come to rest")

@@ -75,6 +75,9 @@ def map_key(field: str, item: Any) -> MapKey | None:
 
 def canonical(value: Any, field: str = "") -> Any:
     """The canonical form of an object, or of its part that is the value of `field`."""
+    if isinstance(value, str):
+        # First, because most values are texts, and to look for a Mapping takes several times as long.
+        return value
     if isinstance(value, Mapping):
         if field in STRING_MAPS:
             return {str(key): value[key] for key in sorted(value) if value[key] is not None}
