@@ -11,12 +11,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from halimede.core.ensemble.graph import Graph, make_graph
 from halimede.core.ensemble.run import Acknowledge, CallStep, CancelCall, EnsembleRun, GiveAnswer
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
-from support.examples import examples
+from support.examples import Draws, drawn, examples
 from support.graphs import ensemble, model, tensor
 
 
@@ -45,39 +44,38 @@ class Case:
     cancel_after: int | None
 
 
-@st.composite
-def cases(draw, *, decoupled: bool):
-    inputs = [f"x{i}" for i in range(draw(st.integers(1, 3)))]
-    optional = {name for name in inputs[1:] if draw(st.booleans())}
+def case_of(draws: Draws, *, decoupled: bool) -> Case:
+    inputs = [f"x{i}" for i in range(1 + draws.below(3))]
+    optional = {name for name in inputs[1:] if draws.below(2)}
     tensors = list(inputs)
     # The decoupled step to which a tensor belongs, None for none.
     origin: dict[str, int | None] = dict.fromkeys(inputs)
     parts: list[Part] = []
-    for i in range(draw(st.integers(1, 8))):
+    for i in range(1 + draws.below(8)):
         taken: dict[str, str] = {}
         belongs = None
         # The latest first, so that graphs become deep.
-        for key in ("IN0", "IN1", "IN2")[: draw(st.integers(1, 3))]:
+        for key in ("IN0", "IN1", "IN2")[: 1 + draws.below(3)]:
             usable = [t for t in reversed(tensors) if belongs is None or origin[t] in (None, belongs)]
-            taken[key] = draw(st.sampled_from(usable))
+            taken[key] = draws.pick(usable)
             belongs = origin[taken[key]] if belongs is None else belongs
         when = None
-        if draw(st.integers(0, 3)) == 2:
+        if draws.below(4) == 2:
             usable = [t for t in tensors if belongs is None or origin[t] in (None, belongs)]
-            named = draw(st.sampled_from(usable))
+            named = draws.pick(usable)
             belongs = origin[named] if belongs is None else belongs
-            when = (draw(st.sampled_from(["above", "present", "parameter"])), named)
-        answers = draw(st.integers(0, 3)) if decoupled and draw(st.integers(0, 3)) == 2 else None
-        outputs = {f"OUT{k}": f"t{i}{k}" for k in range(draw(st.integers(1, 2)))}
+            when = (draws.pick(("above", "present", "parameter")), named)
+        answers = draws.below(4) if decoupled and draws.below(4) == 2 else None
+        outputs = {f"OUT{k}": f"t{i}{k}" for k in range(1 + draws.below(2))}
         parts.append(
             Part(
                 inputs=taken,
                 outputs=outputs,
-                optional={key for key in taken if draw(st.booleans())},
+                optional={key for key in taken if draws.below(2)},
                 when=when,
                 answers=answers,
-                fails=draw(st.integers(0, 19)) == 7,
-                leaves_out={key for key in outputs if draw(st.integers(0, 11)) == 7},
+                fails=draws.below(20) == 7,
+                leaves_out={key for key in outputs if draws.below(12) == 7},
             )
         )
         tensors += outputs.values()
@@ -85,16 +83,17 @@ def cases(draw, *, decoupled: bool):
     used = {t for part in parts for t in (*part.inputs.values(), *([part.when[1]] if part.when else []))}
     inputs = [name for name in inputs if name in used]
     outputs = [t for t in tensors if t not in inputs and t in origin and t[0] == "t" and t not in used]
-    outputs += [t for t in tensors if t[0] == "t" and t in used and draw(st.integers(0, 3)) == 0]
+    outputs += [t for t in tensors if t[0] == "t" and t in used and draws.below(4) == 0]
+    rest = list(outputs)
     return Case(
         parts=parts,
-        given={name: draw(st.floats(0, 1, width=32)) for name in inputs if name not in optional or draw(st.booleans())},
+        given={name: draws.below(257) / 256 for name in inputs if name not in optional or draws.below(2)},
         inputs=[name + "?" if name in optional else name for name in inputs],
         outputs=outputs,
-        wanted=tuple(draw(st.permutations(outputs))[: draw(st.integers(0, len(outputs)))]),
-        parameters={"go": draw(st.integers(0, 1))},
-        seed=draw(st.integers(0, 2**32)),
-        cancel_after=draw(st.none() | st.integers(0, 8)) if draw(st.integers(0, 9)) == 4 else None,
+        wanted=tuple(rest.pop(draws.below(len(rest))) for _ in range(draws.below(len(outputs) + 1))),
+        parameters={"go": draws.below(2)},
+        seed=draws.below(1 << 16),
+        cancel_after=draws.pick((None, draws.below(9))) if draws.below(10) == 4 else None,
     )
 
 
@@ -378,12 +377,12 @@ RELAXED = settings(max_examples=examples(600), deadline=None, suppress_health_ch
 
 
 @RELAXED
-@given(cases(decoupled=False))
+@given(drawn(lambda draws: case_of(draws, decoupled=False), 460))
 def test_any_ensemble_gives_what_the_slow_evaluator_gives(case):
     play(case)
 
 
 @RELAXED
-@given(cases(decoupled=True))
+@given(drawn(lambda draws: case_of(draws, decoupled=True), 480))
 def test_any_decoupled_ensemble_gives_what_the_slow_evaluator_gives(case):
     play(case)
