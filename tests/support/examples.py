@@ -40,15 +40,20 @@ def words(alphabets: Sequence[str], min_size: int = 1) -> st.SearchStrategy[str]
     return st.binary(min_size=min_size, max_size=len(alphabets)).map(spell)
 
 
+# Characters of one, two, three and four bytes in UTF-8: the first of each range, and how many.
+_CHARACTERS = ((32, 95), (0, 128), (0x80, 0x780), (0x800, 0xD000), (0x10000, 0x10000))
+
+
 class Draws:
-    """Choices that are read from drawn bytes, two for each; after the last each choice is the first of its values."""
+    """Choices that are read from drawn bytes; after the last byte each choice is the first of its values."""
 
     def __init__(self, drawn: bytes) -> None:
         self._drawn = iter(drawn)
 
     def below(self, end: int) -> int:
-        """A number from 0 to `end` - 1."""
-        return (next(self._drawn, 0) << 8 | next(self._drawn, 0)) * end >> 16
+        """A number from 0 to `end` - 1, which is at most 2^16."""
+        byte = next(self._drawn, 0)
+        return byte * end >> 8 if end <= 16 else (byte << 8 | next(self._drawn, 0)) * end >> 16
 
     def pick(self, values: Sequence[T]) -> T:
         return values[self.below(len(values))]
@@ -56,6 +61,14 @@ class Draws:
     def some(self, values: Sequence[T], most: int) -> list[T]:
         """Up to `most` of the values, one of them perhaps several times."""
         return [self.pick(values) for _ in range(self.below(most + 1))]
+
+    def bytes(self, size: int) -> bytes:
+        return bytes(next(self._drawn, 0) for _ in range(size))
+
+    def text(self, most: int) -> str:
+        """Up to `most` characters of any kind."""
+        ranges = [self.pick(_CHARACTERS) for _ in range(self.below(most + 1))]
+        return "".join(chr(first + self.below(count)) for first, count in ranges)
 
 
 def drawn(make: Callable[[Draws], T], size_bytes: int) -> st.SearchStrategy[T]:

@@ -377,12 +377,12 @@ RELAXED = settings(max_examples=examples(600), deadline=None, suppress_health_ch
 
 
 @RELAXED
-@given(drawn(lambda draws: case_of(draws, decoupled=False), 460))
+@given(drawn(lambda draws: case_of(draws, decoupled=False), 230))
 def test_any_ensemble_gives_what_the_slow_evaluator_gives(case):
     play(case)
 
 
 @RELAXED
-@given(drawn(lambda draws: case_of(draws, decoupled=True), 480))
+@given(drawn(lambda draws: case_of(draws, decoupled=True), 240))
 def test_any_decoupled_ensemble_gives_what_the_slow_evaluator_gives(case):
     play(case)

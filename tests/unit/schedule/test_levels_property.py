@@ -437,7 +437,7 @@ def refusal(scheduler: DynamicBatchScheduler | SlowLevels, pending: Pending, now
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(drawn(lambda draws: (policy(draws), priorities(draws), draws.pick((False, True)), script(draws)), 900))
+@given(drawn(lambda draws: (policy(draws), priorities(draws), draws.pick((False, True)), script(draws)), 520))
 def test_levels_agree_with_the_rules(case: tuple[BatchPolicy, Priorities, bool, Script]):
     policy, priorities, has_strategy, script = case
     both = Both(policy, priorities, has_strategy=has_strategy)
@@ -451,7 +451,7 @@ def test_levels_agree_with_the_rules(case: tuple[BatchPolicy, Priorities, bool, 
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(drawn(lambda draws: (policy(draws), priorities(draws), draws.pick((False, True)), arrivals(draws)), 460))
+@given(drawn(lambda draws: (policy(draws), priorities(draws), draws.pick((False, True)), arrivals(draws)), 240))
 def test_every_request_leaves_when_only_the_timer_polls(case: tuple[BatchPolicy, Priorities, bool, list[Enqueue]]):
     policy, priorities, has_strategy, arrivals = case
     both = Both(policy, priorities, has_strategy=has_strategy)

@@ -387,7 +387,7 @@ def outcome(scheduler: DynamicBatchScheduler | SlowScheduler, pending: Pending, 
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(drawn(lambda draws: (policy(draws), draws.below(4), script(draws)), 760))
+@given(drawn(lambda draws: (policy(draws), draws.below(4), script(draws)), 440))
 def test_the_batcher_agrees_with_the_rules(case: tuple[BatchPolicy, int, Script]):
     policy, count, script = case
     both = Both(policy, count)
@@ -401,7 +401,7 @@ def test_the_batcher_agrees_with_the_rules(case: tuple[BatchPolicy, int, Script]
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(drawn(lambda draws: (policy(draws), 1 + draws.below(3), arrivals(draws)), 340))
+@given(drawn(lambda draws: (policy(draws), 1 + draws.below(3), arrivals(draws)), 180))
 def test_every_request_leaves_when_only_the_timer_polls(case: tuple[BatchPolicy, int, list[Enqueue]]):
     policy, count, arrivals = case
     scheduler = DynamicBatchScheduler(replace(policy, max_queue_size=4096, max_queue_bytes=1 << 20), count)
