@@ -1,5 +1,7 @@
 """Examples of property tests: their number, which is lower in the profile `quick`, and long lists of events."""
 
+import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -62,8 +64,31 @@ class Draws:
         """Up to `most` of the values, one of them perhaps several times."""
         return [self.pick(values) for _ in range(self.below(most + 1))]
 
-    def bytes(self, size: int) -> bytes:
-        return bytes(next(self._drawn, 0) for _ in range(size))
+    def shuffled(self, values: Sequence[T]) -> list[T]:
+        rest = list(values)
+        return [rest.pop(self.below(len(rest))) for _ in values]
+
+    def raw(self, size_bytes: int) -> bytes:
+        return bytes(next(self._drawn, 0) for _ in range(size_bytes))
+
+    def integer(self, least: int, most: int) -> int:
+        """A number of this range, which holds 0: often one of its ends, or a small one."""
+        kind = self.below(8)
+        if kind < 2:
+            return (least, most)[kind]
+        if kind < 5:
+            return max(least, min(most, self.below(512) - 256))
+        return least + int.from_bytes(self.raw(most.bit_length() // 8 + 1)) % (most - least + 1)
+
+    def float(self, width: int) -> float:
+        """A number of 32 or 64 bits: often a special one, or with few digits."""
+        kind = self.below(4)
+        if kind == 0:
+            return self.pick((0.0, -0.0, math.inf, -math.inf, math.nan))
+        if kind == 1:
+            return (self.below(1 << 16) - (1 << 15)) / 64
+        value: float = struct.unpack({32: "<f", 64: "<d"}[width], self.raw(width // 8))[0]
+        return value
 
     def text(self, most: int) -> str:
         """Up to `most` characters of any kind."""

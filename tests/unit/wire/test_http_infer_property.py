@@ -26,7 +26,7 @@ from halimede.core.wire.http_request import (
 )
 from halimede.core.wire.http_response import encode_infer
 from halimede.core.wire.steps import run
-from support.examples import examples
+from support.examples import Draws, drawn, examples
 
 CONFIG = ModelConfig(
     name="m",
@@ -37,6 +37,8 @@ CONFIG = ModelConfig(
 VIEW = ModelView("m", "1", ("1",), CONFIG, {"y": ("a", "b")})
 
 many = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A drawn body costs less than a drawn document.
+more = settings(many, max_examples=examples(400))
 
 
 def result_of(decode: Callable[[], DecodedInfer]) -> tuple[object, ...]:
@@ -60,34 +62,31 @@ def is_fine(outcome: tuple[object, ...]) -> bool:
 
 # ---- Bodies that are nearly requests
 
-scalars = st.sampled_from(
-    [
-        *("0", "1", "-1", "1.5", "-0", "1e2", "1e400", "300", "18446744073709551616", "true", "false", "null"),
-        *("NaN", "Infinity", "-Infinity", '""', '"a"', '"],[{,"', r'"\""', r'"\\"', r'"\u00e9"', '"é"', '"a\\nb"'),
-        *(r'"\ud83d\ude00"', r'"\ud83d"', "{}", '{"a":[1,2]}', '"' + "long " * 20 + '"', '"' + r"\\\"" * 20 + '"'),
-        *('"' + r"\ud83d\ude00é" * 8 + '"', " " * 60 + "7", "x"),
-    ]
+SCALARS = (
+    *("0", "1", "-1", "1.5", "-0", "1e2", "1e400", "300", "18446744073709551616", "true", "false", "null"),
+    *("NaN", "Infinity", "-Infinity", '""', '"a"', '"],[{,"', r'"\""', r'"\\"', r'"\u00e9"', '"é"', '"a\\nb"'),
+    *(r'"\ud83d\ude00"', r'"\ud83d"', "{}", '{"a":[1,2]}', '"' + "long " * 20 + '"', '"' + r"\\\"" * 20 + '"'),
+    *('"' + r"\ud83d\ude00é" * 8 + '"', " " * 60 + "7", "x"),
 )
-commas = st.sampled_from([",", ", ", " ,\n\t", "," + " " * 50])
+COMMAS = (",", ", ", " ,\n\t", "," + " " * 50)
 
-
-def arrays(elements: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    def joined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-        return st.builds(lambda comma, parts: f"[{comma.join(parts)}]", commas, st.lists(inner, max_size=6))
-
-    return st.recursive(joined(elements), joined, max_leaves=5)
-
-
-ELEMENTS = {
-    "BOOL": st.sampled_from(["true", "false"]),
-    "BYTES": st.text(max_size=60).map(json.dumps)
-    | st.text(max_size=60).map(lambda t: json.dumps(t, ensure_ascii=False)),
-    "FP32": st.floats(width=32).map(json.dumps),
-    "FP64": st.floats().map(json.dumps) | st.integers().map(str),
-    "INT8": st.integers(-130, 130).map(str),
-    "UINT64": st.integers(0, 2**64).map(str),
-    "INT32": st.integers(-(2**31), 2**31).map(str),
+ELEMENTS: dict[str, Callable[[Draws], str]] = {
+    "BOOL": lambda draws: draws.pick(("true", "false")),
+    "BYTES": lambda draws: json.dumps(draws.text(12), ensure_ascii=draws.pick((True, False))),
+    "FP32": lambda draws: json.dumps(draws.float(32)),
+    "FP64": lambda draws: json.dumps(draws.integer(-(2**70), 2**70) if draws.below(2) else draws.float(64)),
+    "INT8": lambda draws: str(draws.integer(-128, 127) if draws.below(16) else -129),
+    "UINT64": lambda draws: str(draws.integer(0, 2**64 - 1) if draws.below(16) else 2**64),
+    "INT32": lambda draws: str(draws.integer(-(2**31), 2**31 - 1) if draws.below(16) else 2**31),
 }
+
+
+def array_of(draws: Draws, element: Callable[[Draws], str], depth: int = 0) -> str:
+    """A list of up to six elements, or of up to three lists."""
+    comma = draws.pick(COMMAS)
+    if depth < 3 and draws.below(4) == 3:
+        return f"[{comma.join(array_of(draws, element, depth + 1) for _ in range(draws.below(4)))}]"
+    return f"[{comma.join(element(draws) for _ in range(draws.pick((0, 1, 1, 2, 3, 6))))}]"
 
 
 def count_of(array: str) -> int:
@@ -100,59 +99,51 @@ def count_of(array: str) -> int:
         return 1
 
 
-@st.composite
-def inputs(draw: st.DrawFn) -> str:
-    datatype = draw(st.sampled_from(sorted(ELEMENTS)))
-    array = draw(arrays(draw(st.sampled_from([ELEMENTS[datatype]] * 3 + [scalars]))))
+def input_of(draws: Draws) -> str:
+    datatype = draws.pick(sorted(ELEMENTS))
+    array = array_of(draws, draws.pick((ELEMENTS[datatype],) * 5 + (lambda draws: draws.pick(SCALARS),)))
     members = [
         '"name":"x"',
         f'"datatype":"{datatype}"',
-        f'"shape":[{count_of(array) + draw(st.sampled_from([0, 0, 0, 0, 1]))}]',
+        f'"shape":[{count_of(array) + draws.pick((0, 0, 0, 0, 1))}]',
         f'"data":{array}',
-        *draw(
-            st.lists(st.sampled_from(['"data":[1]', r'"d\u0061ta":[2]', '"shape":[0]', '"z":[{"a":[1]}]']), max_size=1)
-        ),
+        *draws.some(('"data":[1]', r'"d\u0061ta":[2]', '"shape":[0]', '"z":[{"a":[1]}]'), 1),
     ]
-    return f"{{{','.join(draw(st.permutations(members)))}}}"
+    return f"{{{','.join(draws.shuffled(members))}}}"
 
 
-@st.composite
-def bodies(draw: st.DrawFn) -> bytes:
-    members = [
-        f'"inputs":[{", ".join(draw(st.lists(inputs(), min_size=1, max_size=3)))}]',
-        *draw(
-            st.lists(
-                st.sampled_from(
-                    ['"id":"a[{"', '"parameters":{"k":"v","n":[1]}', '"outputs":[{"name":"y"}]', '"q":[[[[1]]]]']
-                ),
-                max_size=1,
-            )
-        ),
-    ]
+def body_of(draws: Draws) -> bytes:
+    others = ('"id":"a[{"', '"parameters":{"k":"v","n":[1]}', '"outputs":[{"name":"y"}]', '"q":[[[[1]]]]')
+    inputs = [input_of(draws) for _ in range(draws.pick((1, 1, 2, 3)))]
+    members = [f'"inputs":[{", ".join(inputs)}]', *draws.some(others, 1)]
     body = bytearray(f"{{{','.join(members)}}}".encode())
     # Most bodies stay whole; the others lose or gain a byte or two at any place.
-    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
-        at = draw(st.integers(0, len(body) - 1))
-        body[at : at + draw(st.integers(0, 1))] = draw(st.sampled_from([b"", *map(bytes, zip(b'[]{},"\\:1 a\xff'))]))
+    for _ in range(draws.pick((0, 0, 0, 1, 2))):
+        at = draws.below(len(body))
+        body[at : at + draws.below(2)] = draws.pick((b"", *map(bytes, zip(b'[]{},"\\:1 a\xff'))))
     return bytes(body)
 
 
-@many
-@given(body=bodies(), block_bytes=st.sampled_from([16, 17, 20, 33, 64, 4096]))
-@example(body=b'{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[[[0]]]}]}', block_bytes=16)
-def test_slices_give_the_same_result_as_the_whole(body: bytes, block_bytes: int) -> None:
+@more
+@given(drawn(lambda draws: (draws.pick((16, 17, 20, 33, 64, 4096)), body_of(draws)), 400))
+@example((16, b'{"inputs":[{"name":"x","datatype":"FP32","shape":[0],"data":[[[0]]]}]}'))
+def test_slices_give_the_same_result_as_the_whole(case: tuple[int, bytes]) -> None:
+    block_bytes, body = case
     whole = result_of(lambda: decode_small(VIEW, body, None, ""))
     slices = result_of(lambda: run(decode_large_steps(VIEW, body, None, "", block_bytes)))
     assert slices == whole
     assert is_fine(whole)
 
 
-header_lengths = st.none() | st.integers(0, 80)
+def bytes_and_header_length(draws: Draws) -> tuple[bytes, int | None]:
+    header_length = draws.below(81) if draws.below(2) else None
+    return body_of(draws) if draws.below(2) else draws.raw(draws.below(81)), header_length
 
 
-@many
-@given(body=st.binary(max_size=80) | bodies(), header_length=header_lengths)
-def test_any_bytes_are_a_request_or_a_clients_fault(body: bytes, header_length: int | None) -> None:
+@more
+@given(drawn(bytes_and_header_length, 400))
+def test_any_bytes_are_a_request_or_a_clients_fault(case: tuple[bytes, int | None]) -> None:
+    body, header_length = case
     length = header_length if header_length is None else min(header_length, len(body))
     at_once = result_of(lambda: decode_infer(VIEW, body, length))
     in_steps = result_of(lambda: run(decode_infer_steps(VIEW, memoryview(body), length)))
