@@ -5,7 +5,6 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cluster.gpus import H100
 from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFilter, Workload
@@ -15,6 +14,7 @@ from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.placement.node_filter import holds_for
 from halimede_operator.core.snapshot import Object
 from support.device_nodes import A100, inventory, node, pod
+from support.examples import Draws, drawn
 from support.operator_specs import model_key
 
 PROFILES = ("1g.10gb", "2g.20gb", "3g.40gb")
@@ -37,17 +37,16 @@ class Cluster(NamedTuple):
     kinds: list[Kind]
 
 
-@st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
+def cluster_of(draws: Draws) -> Cluster:
     nodes, kinds = [], []
-    for name in ["a", "b", "c"][: draw(st.integers(1, 3))]:
-        model = MODELS[draw(st.sampled_from(sorted(MODELS)))]
-        if draw(st.booleans()):
-            strategy, profile = "single", draw(st.sampled_from(PROFILES))
-            cards: list[tuple[str, ...]] = [(profile,) * draw(st.integers(1, 3))]
+    for name in ("a", "b", "c")[: 1 + draws.below(3)]:
+        model = MODELS[draws.pick(sorted(MODELS))]
+        if draws.below(2):
+            strategy, profile = "single", draws.pick(PROFILES)
+            cards: list[tuple[str, ...]] = [(profile,) * (1 + draws.below(3))]
         else:
             strategy = "mixed"
-            cards = draw(st.lists(st.lists(st.sampled_from(PROFILES), max_size=2).map(tuple), min_size=1, max_size=2))
+            cards = [tuple(draws.some(PROFILES, 2)) for _ in range(1 + draws.below(2))]
         nodes.append(node(name, *cards, model=model, strategy=strategy))
         for profile, count in Counter(profile for card in cards for profile in (card or ("",))).items():
             memory = model.slices[profile][0] if profile else model.memory_mib
@@ -56,19 +55,31 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return Cluster(nodes, kinds)
 
 
-@st.composite
-def accelerators(draw: st.DrawFn) -> Accelerator:
-    count = draw(st.integers(1, 2))
-    gpu = GpuFilter(products=draw(st.sampled_from([(), (H100.product,)])))
-    fields: dict[str, Any] = {"count": count, "gpu": gpu}
-    match draw(st.sampled_from(["whole", "profile", "memory"])):
+def accelerator_of(draws: Draws) -> Accelerator:
+    gpu = GpuFilter(products=draws.pick(((), (H100.product,))))
+    fields: dict[str, Any] = {"count": 1 + draws.below(2), "gpu": gpu}
+    match draws.pick(("whole", "profile", "memory")):
         case "whole":
             return Accelerator(AcceleratorType.GPU, **fields)
         case "profile":
-            return Accelerator(AcceleratorType.MIG, mig_profile=draw(st.sampled_from(PROFILES)), **fields)
-    memory = draw(st.sampled_from([8, 9.3, 18, 36, 70])) * 1024
-    whole = draw(st.booleans())
+            return Accelerator(AcceleratorType.MIG, mig_profile=draws.pick(PROFILES), **fields)
+    memory = draws.pick((8, 9.3, 18, 36, 70)) * 1024
+    whole = draws.pick((False, True))
     return Accelerator(AcceleratorType.MIG, mig_min_memory_mib=int(memory), allow_whole=whole, **fields)
+
+
+class Demanded(NamedTuple):
+    cluster: Cluster
+    held: dict[Kind, int]
+    """Devices that other pods have."""
+    accelerator: Accelerator
+    replicas: int
+
+
+def demanded(draws: Draws) -> Demanded:
+    cluster = cluster_of(draws)
+    held = {kind: draws.below(kind.count + 1) for kind in cluster.kinds}
+    return Demanded(cluster, held, accelerator_of(draws), 1 + draws.below(3))
 
 
 def fits(accelerator: Accelerator, kind: Kind) -> bool:
@@ -93,11 +104,9 @@ def most_pods(free: dict[str, int], count: int, replicas: int) -> int:
 
 
 @settings(max_examples=400, deadline=None)
-@given(clusters(), accelerators(), st.integers(1, 3), st.data())
-def test_the_choice_is_that_of_an_exhaustive_search(
-    cluster: Cluster, accelerator: Accelerator, replicas: int, data: st.DataObject
-) -> None:
-    held = {kind: data.draw(st.integers(0, kind.count)) for kind in cluster.kinds}
+@given(drawn(demanded, 60))
+def test_the_choice_is_that_of_an_exhaustive_search(case: Demanded) -> None:
+    cluster, held, accelerator, replicas = case
     pods = [pod(kind.resource, count, on=kind.node) for kind, count in held.items() if count]
     demand = demand_of(model_key(), Workload(replicas=replicas, accelerator=accelerator), {"spec": {}})
     ledger = Ledger(inventory(cluster.nodes, pods))
@@ -132,10 +141,9 @@ def test_the_choice_is_that_of_an_exhaustive_search(
 
 
 @settings(max_examples=200, deadline=None)
-@given(clusters(), st.lists(accelerators(), min_size=1, max_size=6))
-def test_choices_one_after_the_other_never_exceed_the_devices(
-    cluster: Cluster, accelerators: list[Accelerator]
-) -> None:
+@given(drawn(lambda draws: (cluster_of(draws), [accelerator_of(draws) for _ in range(1 + draws.below(6))]), 80))
+def test_choices_one_after_the_other_never_exceed_the_devices(case: tuple[Cluster, list[Accelerator]]) -> None:
+    cluster, accelerators = case
     ledger = Ledger(inventory(cluster.nodes))
     taken: Counter[tuple[str, str]] = Counter()
     for number, accelerator in enumerate(accelerators):

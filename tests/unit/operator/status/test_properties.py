@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halimede_operator.core.api.spec import EnsembleSpec, Key, Problem, Spec, Workload
 from halimede_operator.core.api_errors import Meaning
@@ -17,6 +16,7 @@ from halimede_operator.core.labels import GENERATION, ROLLED_BACK
 from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Snapshot
 from halimede_operator.core.status import ApplyFailure, events_of, status_of
+from support.examples import Draws, drawn
 from support.operator_pods import (
     NEW,
     OLD,
@@ -53,62 +53,59 @@ PODS = (
     lost_readiness(), node_lost(), rejected("Evicted", "low on memory"), rejected("UnexpectedAdmissionError", "devices unavailable"),
     unscheduled("1 Insufficient nvidia.com/gpu."), leaving(serving()),
 )  # fmt: skip
-SPECS = st.sampled_from(
-    [None, model_spec(), model_spec(workload=Workload(replicas=3)), model_spec(workload=Workload(suspend=True))]
-)
-REASONS = st.sampled_from(["", "unloaded", "Internal: no weights", "\x00" * 9])
-INDEXES = st.one_of(
-    st.none(),
-    st.builds(PodIndex, error=st.sampled_from(["refused", "", "timed out"])),
-    st.builds(
-        PodIndex,
-        st.lists(
-            st.builds(
-                ServedVersion,
-                st.sampled_from(["bert", "search", "tok", "pool", "\u202e"]),
-                st.sampled_from(["1", "2", "", "x", "9" * 40]),
-                st.sampled_from(["READY", "UNAVAILABLE", "LOADING", ""]),
-                REASONS,
-            ),
-            max_size=4,
-        ).map(tuple),
-    ),
-)
-FAILURES = st.lists(
-    st.builds(ApplyFailure, st.just("Service prod/bert"), st.sampled_from([Meaning.FORBIDDEN, Meaning.OVER_QUOTA, Meaning.REFUSED, Meaning.TRANSIENT]), st.sampled_from(["no", "bad"])),
-    max_size=2,
-)  # fmt: skip
+SPECS = (None, model_spec(), model_spec(workload=Workload(replicas=3)), model_spec(workload=Workload(suspend=True)))
+ANSWERS = (Meaning.FORBIDDEN, Meaning.OVER_QUOTA, Meaning.REFUSED, Meaning.TRANSIENT)
 
 
-@st.composite
-def snapshots(draw: st.DrawFn, key: Key) -> Snapshot:
+def version_of(draws: Draws) -> ServedVersion:
+    return ServedVersion(
+        draws.pick(("bert", "search", "tok", "pool", "\u202e")),
+        draws.pick(("1", "2", "", "x", "9" * 40)),
+        draws.pick(("READY", "UNAVAILABLE", "LOADING", "")),
+        draws.pick(("", "unloaded", "Internal: no weights", "\x00" * 9)),
+    )
+
+
+def index_of(draws: Draws) -> PodIndex | None:
+    match draws.below(3):
+        case 0:
+            return None
+        case 1:
+            return PodIndex(error=draws.pick(("refused", "", "timed out")))
+        case _:
+            return PodIndex(tuple(version_of(draws) for _ in range(draws.below(5))))
+
+
+def failures_of(draws: Draws) -> list[ApplyFailure]:
+    return [
+        ApplyFailure("Service prod/bert", draws.pick(ANSWERS), draws.pick(("no", "bad"))) for _ in range(draws.below(3))
+    ]
+
+
+def snapshot_of(draws: Draws, key: Key) -> Snapshot:
     pods = []
-    for number, made in enumerate(draw(st.lists(st.sampled_from(PODS), max_size=4))):
+    for number, made in enumerate(draws.some(PODS, 4)):
         named = copy.deepcopy(made)
         named["metadata"] |= {"name": f"bert-{number}", "uid": f"uid-bert-{number}"}
-        named["metadata"]["labels"]["pod-template-hash"] = draw(st.sampled_from([NEW, OLD]))
+        named["metadata"]["labels"]["pod-template-hash"] = draws.pick((NEW, OLD))
         pods.append(named)
-    asked = draw(st.lists(INDEXES, min_size=len(pods), max_size=len(pods)))
-    child = draw(st.none() | st.builds(
-        deployment, st.integers(0, 3), generation=st.just(2), seen=st.integers(1, 2),
-        progress=st.sampled_from(["NewReplicaSetAvailable", "ReplicaSetUpdated", "ProgressDeadlineExceeded"]),
-    ))  # fmt: skip
-    if child is not None:
-        texts = {GENERATION: "2", ROLLED_BACK: draw(st.sampled_from([RECORD.text, "", "x"]))}
-        child["metadata"]["annotations"] = draw(st.sampled_from([{}, texts]))
+    asked = [index_of(draws) for _ in pods]
+    child = None
+    if draws.below(2):
+        progress = draws.pick(("NewReplicaSetAvailable", "ReplicaSetUpdated", "ProgressDeadlineExceeded"))
+        child = deployment(draws.below(4), generation=2, seen=1 + draws.below(2), progress=progress)
+        texts = {GENERATION: "2", ROLLED_BACK: draws.pick((RECORD.text, "", "x"))}
+        child["metadata"]["annotations"] = draws.pick(({}, texts))
     return snapshot(
         key,
         *pods,
         child=child,
-        replica_sets=(replica_set(OLD, 9), replica_set(NEW, draw(st.sampled_from([8, 10])))),
+        replica_sets=(replica_set(OLD, 9), replica_set(NEW, draws.pick((8, 10)))),
         indexes={f"bert-{number}": each for number, each in enumerate(asked) if each},
-        generation=draw(st.integers(1, 2)),
-        quota_messages=tuple(draw(st.lists(st.just('pods "a-12345" is forbidden: exceeded quota'), max_size=1))),
-        free_devices=draw(st.sampled_from(["", "need 1x GPU; no device is free"])),
-        members={
-            name: {"metadata": {"name": name, "generation": 1}}
-            for name in draw(st.sets(st.sampled_from(["tok", "pool"])))
-        },
+        generation=1 + draws.below(2),
+        quota_messages=tuple(draws.some(('pods "a-12345" is forbidden: exceeded quota',), 1)),
+        free_devices=draws.pick(("", "need 1x GPU; no device is free")),
+        members={name: {"metadata": {"name": name, "generation": 1}} for name in draws.some(("tok", "pool"), 2)},
     )
 
 
@@ -143,8 +140,9 @@ def settled(
 
 
 @SLOW
-@given(snapshots(model_key()), SPECS, FAILURES)
-def test_an_unchanged_snapshot_gives_the_same_status(seen: Snapshot, spec: Spec | None, failures: list[ApplyFailure]):
+@given(drawn(lambda draws: (snapshot_of(draws, model_key()), draws.pick(SPECS), failures_of(draws)), 140))
+def test_an_unchanged_snapshot_gives_the_same_status(case: tuple[Snapshot, Spec | None, list[ApplyFailure]]):
+    seen, spec, failures = case
     problems = (Problem("spec", "bad"),) if spec is None else ()
     before = copy.deepcopy(seen)
     first, second = settled(seen, spec, problems, failures, NOW, LATER)
@@ -157,10 +155,13 @@ def test_an_unchanged_snapshot_gives_the_same_status(seen: Snapshot, spec: Spec 
 
 
 @SLOW
-@given(snapshots(ensemble_key()), st.sampled_from([None, search_spec()]), FAILURES)
-def test_an_unchanged_ensemble_gives_the_same_status(
-    seen: Snapshot, spec: EnsembleSpec | None, failures: list[ApplyFailure]
-):
+@given(
+    drawn(
+        lambda draws: (snapshot_of(draws, ensemble_key()), draws.pick((None, search_spec())), failures_of(draws)), 140
+    )
+)
+def test_an_unchanged_ensemble_gives_the_same_status(case: tuple[Snapshot, EnsembleSpec | None, list[ApplyFailure]]):
+    seen, spec, failures = case
     first, second = settled(seen, spec, (Problem("spec", "bad"),) if spec is None else (), failures, NOW, LATER)
 
     assert first == second
@@ -168,8 +169,9 @@ def test_an_unchanged_ensemble_gives_the_same_status(
 
 
 @SLOW
-@given(snapshots(model_key()), snapshots(model_key()), SPECS)
-def test_ready_is_true_only_where_the_newest_template_serves(seen: Snapshot, before: Snapshot, spec: Spec | None):
+@given(drawn(lambda draws: (snapshot_of(draws, model_key()), snapshot_of(draws, model_key()), draws.pick(SPECS)), 260))
+def test_ready_is_true_only_where_the_newest_template_serves(case: tuple[Snapshot, Snapshot, Spec | None]):
+    seen, before, spec = case
     seen.object["status"] = status_of(before, spec, (), (), (), NOW)
     status = status_of(seen, spec, (), (), (), LATER)
     if next(c for c in status["conditions"] if c["type"] == "Ready")["status"] != "True":
@@ -197,10 +199,19 @@ def test_ready_is_true_only_where_the_newest_template_serves(seen: Snapshot, bef
 
 
 @SLOW
-@given(snapshots(model_key()), SPECS, st.integers(3, 60), st.integers(0, 2**32))
-def test_malformed_objects_never_raise_and_give_a_valid_status(
-    seen: Snapshot, spec: Spec | None, how_often: int, seed: int
-):
+@given(
+    drawn(
+        lambda draws: (
+            snapshot_of(draws, model_key()),
+            draws.pick(SPECS),
+            3 + draws.below(58),
+            int.from_bytes(draws.raw(4)),
+        ),
+        140,
+    )
+)
+def test_malformed_objects_never_raise_and_give_a_valid_status(case: tuple[Snapshot, Spec | None, int, int]):
+    seen, spec, how_often, seed = case
     chance = Random(seed)
     object_ = mutated(seen.object, chance, how_often)
     strange = replace(
