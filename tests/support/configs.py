@@ -1,6 +1,8 @@
 """Model configurations for tests: strategies, edits that break their text, and the protocol's own parsers to compare with."""
 
 import dataclasses
+import functools
+import math
 import struct
 import subprocess
 import sys
@@ -12,39 +14,47 @@ from types import NoneType
 from typing import Annotated, get_args, get_origin, get_type_hints
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType
 
 
-@st.composite
-def configurations(draw, message=ModelConfig):
+def configuration(draws, message=ModelConfig):
     """Any ModelConfig that satisfies its type hints and oneofs."""
-    hints = get_type_hints(message, include_extras=True)
-    names = draw(st.sets(st.sampled_from(sorted(names_of(message))), max_size=6)) if names_of(message) else ()
+    hints = hints_of(message)
+    names = set(draws.some(sorted(hints), 6)) if hints else ()
     for group in getattr(message, "ONEOFS", ()):
         names = [name for name in names if name not in group or name == min(set(group) & set(names))]
-    return message(**{name: draw(values(hints[name])) for name in names})
+    return message(**{name: value(draws, hints[name]) for name in sorted(names)})
 
 
-def values(hint):
+@functools.cache
+def hints_of(message):
+    return {
+        name: hint for name, hint in get_type_hints(message, include_extras=True).items() if name in names_of(message)
+    }
+
+
+def value(draws, hint):
     if NoneType in get_args(hint):
         hint = get_args(hint)[0]
     origin, arms = get_origin(hint), get_args(hint)
     if origin is tuple:
-        return st.lists(values(arms[0]), max_size=3).map(tuple)
+        return tuple(value(draws, arms[0]) for _ in range(draws.below(4)))
     if origin is Mapping:
-        return st.dictionaries(values(arms[0]), values(arms[1]), max_size=3)
+        return {value(draws, arms[0]): value(draws, arms[1]) for _ in range(draws.below(4))}
     if origin is Annotated:
-        return st.integers(*arms[1:])
+        return draws.integer(*arms[1:])
     if hint is float:
         # Values that a 32-bit float and six digits represent exactly, so that the protocol's float fields keep them.
-        return st.integers(-1000, 1000).map(lambda n: n / 8) | st.sampled_from([float("inf"), -float("inf")])
+        return draws.pick((math.inf, -math.inf)) if draws.below(8) == 7 else (draws.below(2001) - 1000) / 8
     if hint in (bool, str):
-        return st.booleans() if hint is bool else st.text(max_size=6)
-    return st.sampled_from(hint) if issubclass(hint, Enum) else configurations(hint)
+        return draws.pick((False, True)) if hint is bool else draws.text(6)
+    return draws.pick(tuple(hint)) if issubclass(hint, Enum) else configuration(draws, hint)
+
+
+CONFIGURATION_BYTES = 300
 
 
 PIECES = [
@@ -63,11 +73,17 @@ PIECES = [
         b"#\n",
     ),
 ]
-EDITS = st.lists(
-    st.tuples(st.floats(0, 1), st.sampled_from([0, 0, 0, 1, 1, 2, 7]), st.sampled_from(PIECES) | st.floats(0, 1)),
-    min_size=1,
-    max_size=3,
-)
+
+
+def edits_of(draws):
+    def edit():
+        piece = draws.pick(PIECES) if draws.below(2) else draws.below(1 << 16) / (1 << 16)
+        return draws.below(1 << 16) / ((1 << 16) - 1), draws.pick((0, 0, 0, 1, 1, 2, 7)), piece
+
+    return [edit() for _ in range(1 + draws.below(3))]
+
+
+EDITS_BYTES = 32
 
 
 def protocol_file():

@@ -9,7 +9,6 @@ import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from halimede.core.config.message_types import message_type
 from halimede.core.config.model_config import ModelConfig
@@ -17,17 +16,18 @@ from halimede.core.config.read import read_pbtxt, read_yaml
 from halimede.core.config.write import to_yaml
 from support.config_seeds import SEEDS
 from support.configs import (
-    EDITS,
+    EDITS_BYTES,
     PIECES,
     Protoc,
     edited,
+    edits_of,
     has_nameless_enum,
     new,
     parsed_by_text_format,
     serialized,
     to_proto,
 )
-from support.examples import examples
+from support.examples import drawn, examples
 
 ON_PURPOSE = {
     "an enum number must have a name: other numbers have no meaning": has_nameless_enum,
@@ -60,9 +60,9 @@ def test_edited_seeds_are_read_as_by_the_protocol_s_parsers(protoc, count):
 
 
 @settings(max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(sorted(SEEDS.values())), EDITS)
-def test_seeds_with_any_edits_are_read_as_by_the_protocol_s_parsers(protoc, seed, edits):
-    is_read_alike(protoc, edited(seed, edits))
+@given(case=drawn(lambda draws: (draws.pick(sorted(SEEDS.values())), edits_of(draws)), EDITS_BYTES))
+def test_seeds_with_any_edits_are_read_as_by_the_protocol_s_parsers(protoc, case):
+    is_read_alike(protoc, edited(*case))
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(50_000, marks=[pytest.mark.load, pytest.mark.timeout(1800)])])

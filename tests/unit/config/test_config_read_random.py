@@ -14,46 +14,51 @@ from hypothesis import strategies as st
 from halimede.core.config.read import read_json, read_pbtxt
 from halimede.core.config.write import to_json
 from support.configs import (
-    EDITS,
+    CONFIGURATION_BYTES,
+    EDITS_BYTES,
     Protoc,
-    configurations,
+    configuration,
     edited,
+    edits_of,
     new,
     parsed_by_text_format,
     serialized,
     to_proto,
 )
-from support.examples import examples
+from support.examples import drawn, examples
 from support.written_configs import ENSEMBLE, SEQUENCES, VISION
 
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
-@given(configurations(), st.booleans(), st.booleans(), st.booleans(), st.booleans())
-def test_output_of_the_text_format_printer_is_read_back(config, as_utf8, as_one_line, short_lists, pointy):
+@given(drawn(lambda draws: (draws.raw(1)[0], configuration(draws)), CONFIGURATION_BYTES))
+def test_output_of_the_text_format_printer_is_read_back(case):
+    style, config = case
     text = text_format.MessageToString(
         to_proto(config, new()),
-        as_utf8=as_utf8,
-        as_one_line=as_one_line,
-        use_short_repeated_primitives=short_lists,
-        pointy_brackets=pointy,
+        as_utf8=bool(style & 1),
+        as_one_line=bool(style & 2),
+        use_short_repeated_primitives=bool(style & 4),
+        pointy_brackets=bool(style & 8),
     )
     parsed = read_pbtxt(text)
     assert (parsed.problems, parsed.config) == ((), config)
 
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
-@given(configurations(), st.booleans(), st.booleans(), st.booleans())
-def test_json_output_is_read_back_in_both_directions(config, snake, defaults, numbers):
+@given(drawn(lambda draws: (draws.raw(1)[0], configuration(draws)), CONFIGURATION_BYTES))
+def test_json_output_is_read_back_in_both_directions(case):
+    style, config = case
     message = to_proto(config, new())
     text = json_format.MessageToJson(
         message,
-        preserving_proto_field_name=snake,
-        always_print_fields_with_no_presence=defaults,
-        use_integers_for_enums=numbers,
+        preserving_proto_field_name=bool(style & 1),
+        always_print_fields_with_no_presence=bool(style & 2),
+        use_integers_for_enums=bool(style & 4),
     )
-    assert (read_json(text).problems, read_json(text).config) == ((), config)
-    assert (read_json(to_json(config)).problems, read_json(to_json(config)).config) == ((), config)
-    assert json_format.Parse(to_json(config), new()) == message
+    own = to_json(config)
+    for parsed in (read_json(text), read_json(own)):
+        assert (parsed.problems, parsed.config) == ((), config)
+    assert json_format.Parse(own, new()) == message
 
 
 SEEDS = [
@@ -67,6 +72,7 @@ SEEDS = [
     b'metric_tags [ { key: "a", value: \'b\' "c" } ], # end',
     b"model_warmup { inputs { key: 'k' value { zero_data: true } } }",
 ]
+JSON_SEEDS = [to_json(read_pbtxt(seed).config) for seed in SEEDS]
 
 
 @pytest.mark.parametrize(
@@ -97,9 +103,9 @@ def test_parser_follows_the_cpp_parser(protoc, text):
 
 
 @settings(max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(SEEDS), EDITS)
-def test_edited_json_is_accepted_only_where_the_protocol_accepts_it(seed, edits):
-    text = edited(to_json(read_pbtxt(seed).config), edits)
+@given(drawn(lambda draws: (draws.pick(JSON_SEEDS), edits_of(draws)), EDITS_BYTES))
+def test_edited_json_is_accepted_only_where_the_protocol_accepts_it(case):
+    text = edited(*case)
     parsed = read_json(text)
     if not parsed.problems:
         assert serialized(to_proto(parsed.config, new())) == serialized(parse_json(text))

@@ -217,11 +217,10 @@ def test_long_tokens_take_linear_time(text):
 
 @pytest.mark.parametrize(("parse", "text"), [(parse_pbtxt, "a: [%s1]"), (parse_json, '{"a": [%s1]}')])
 def test_a_text_of_very_many_values_ends_with_a_problem(parse, text):
-    root, problem = parse(text % ("1," * 90_000))
-    assert (problem, len(root.fields[0].value.items)) == (None, 90_001)
-    root, problem = parse(text % ("1," * 1_000_000))
+    root, problem = parse(text % ("1," * 150_000))
     assert str(problem).endswith("more than 200000 names, values and brackets")
-    assert len(root.fields[0].value.items) < 100_000
+    # A comma counts as a value does.
+    assert len(root.fields[0].value.items) == 99_998
 
 
 def message(*fields, at=(1, 1)):

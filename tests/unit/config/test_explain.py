@@ -18,8 +18,8 @@ from halimede.core.config.model_config import (
 from halimede.core.config.read import read_pbtxt, read_yaml
 from halimede.core.config.write import to_pbtxt, to_yaml
 from halimede.core.types import DataType
-from support.configs import configurations
-from support.examples import examples
+from support.configs import CONFIGURATION_BYTES, configuration
+from support.examples import drawn, examples
 
 TEXT = """\
 name: "m"
@@ -148,8 +148,9 @@ def test_any_text_is_quoted_so_that_it_is_read_back(text):
 
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
-@given(configurations(), configurations())
-def test_explained_text_parses_and_all_values_have_origins(file, complete):
+@given(drawn(lambda draws: (configuration(draws), configuration(draws)), 2 * CONFIGURATION_BYTES))
+def test_explained_text_parses_and_all_values_have_origins(stages):
+    file, complete = stages
     found = origins([Stage("file", file), Stage("default", complete)], {})
     for lines, read in ((to_yaml(complete), read_yaml), (to_pbtxt(complete), read_pbtxt)):
         parsed = read("\n".join(explained(lines, found)))
