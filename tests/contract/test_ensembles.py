@@ -3,7 +3,6 @@
 import json
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halimede.core.config.condition import parse_condition
 from halimede.core.config.read import read_json
@@ -15,11 +14,12 @@ from halimede_operator.core.api.when import read_when, renamed
 from halimede_operator.core.children.ensemble_config import ensemble_config
 from halimede_operator.core.platform import Platform
 from support.custom_resources import Json, ensemble
+from support.examples import Draws, drawn
 
 PLATFORM = Platform(server_image="server", gpu_server_image="gpu-server")
 
 NAMES = {"request.A": "A", "tok.x": "tok.x", "my-step.y": "Y", "request.odd name": "odd name"}
-WORDS = [
+WORDS = (
     *("request.A", "tok.x", "my-step.y", "`tok.x`", "`request.odd name`"),
     *(".present", ".shape[0]", ".shape[-1]", ".size", "and", "or", "not", "(", ")", "==", "<", ">="),
     *(
@@ -36,7 +36,7 @@ WORDS = [
         "parameters",
         "=",
     ),
-]
+)
 
 
 def for_the_server(word: str) -> str:
@@ -44,32 +44,36 @@ def for_the_server(word: str) -> str:
     return word if name is None else f"`{name}`"
 
 
-OPERANDS = st.sampled_from(
-    ["request.A", "tok.x .present", "my-step.y .shape[0]", "1", "'tok.x'", "true", "parameters.p"]
-)
-COMPARISONS = OPERANDS | st.builds("{} {} {}".format, OPERANDS, st.sampled_from(["==", "<", ">="]), OPERANDS)
-READABLE = st.recursive(
-    COMPARISONS,
-    lambda inner: (
-        st.builds("not {}".format, inner)
-        | st.builds("( {} )".format, inner)
-        | st.builds("{} {} {}".format, inner, st.sampled_from(["and", "or"]), inner)
-    ),
-    max_leaves=6,
-).map(str.split)
+OPERANDS = ("request.A", "tok.x .present", "my-step.y .shape[0]", "1", "'tok.x'", "true", "parameters.p")
 
 
-@st.composite
-def conditions(draw: st.DrawFn) -> list[str]:
+def comparison_of(draws: Draws) -> str:
+    operand = draws.pick(OPERANDS)
+    return f"{operand} {draws.pick(('==', '<', '>='))} {draws.pick(OPERANDS)}" if draws.below(2) else operand
+
+
+def readable(draws: Draws, depth: int = 0) -> str:
+    match draws.below(5) if depth < 4 else 0:
+        case 0 | 1:
+            return comparison_of(draws)
+        case 2:
+            return f"not {readable(draws, depth + 1)}"
+        case 3:
+            return f"( {readable(draws, depth + 1)} )"
+        case _:
+            return f"{readable(draws, depth + 1)} {draws.pick(('and', 'or'))} {readable(draws, depth + 1)}"
+
+
+def condition_of(draws: Draws) -> list[str]:
     """Conditions as words: valid ones, ones with an additional word, and random ones."""
-    words = draw(READABLE) if draw(st.integers(0, 4)) else draw(st.lists(st.sampled_from(WORDS), max_size=9))
-    if draw(st.booleans()):
-        words.insert(draw(st.integers(0, len(words))), draw(st.sampled_from(WORDS)))
+    words = readable(draws).split() if draws.below(5) else draws.some(WORDS, 9)
+    if draws.below(2):
+        words.insert(draws.below(len(words) + 1), draws.pick(WORDS))
     return words
 
 
 @settings(deadline=None, max_examples=500)
-@given(conditions())
+@given(drawn(condition_of, 60))
 def test_a_condition_is_read_as_the_server_reads_it(words: list[str]) -> None:
     for_operator, for_server = " ".join(words), " ".join(for_the_server(word) for word in words)
     references = read_when(for_operator)
@@ -85,34 +89,31 @@ def test_a_condition_is_read_as_the_server_reads_it(words: list[str]) -> None:
 
 STEPS = ("a", "b", "c", "d")
 OUTPUTS = ("x", "y")
-SOURCES = ["request.A", "request.B", *(f"{step}.{output}" for step in STEPS for output in OUTPUTS)]
-CONDITIONS = st.none() | st.builds("{}.present or {} > 1".format, st.sampled_from(SOURCES), st.sampled_from(SOURCES))
+SOURCES = ("request.A", "request.B", *(f"{step}.{output}" for step in STEPS for output in OUTPUTS))
 
 
-@st.composite
-def ensembles(draw: st.DrawFn) -> Json:
+def ensemble_of(draws: Draws) -> Json:
     """Steps that mostly use earlier steps, and sometimes anything."""
     steps: list[Json] = []
     known = ["request.A", "request.B"]
-    for name in STEPS[: draw(st.integers(1, len(STEPS)))]:
-        sources = st.sampled_from(known if draw(st.integers(0, 19)) else SOURCES)
-        when = draw(CONDITIONS) if not draw(st.integers(0, 9)) else None
-        inputs = draw(st.dictionaries(st.sampled_from(["p", "q", "r"]), sources, min_size=1))
-        outputs = {output.upper(): output for output in OUTPUTS[: draw(st.integers(1, len(OUTPUTS)))]}
+    for name in STEPS[: 1 + draws.below(len(STEPS))]:
+        sources = known if draws.below(20) else SOURCES
+        when = None if draws.below(10) else f"{draws.pick(SOURCES)}.present or {draws.pick(SOURCES)} > 1"
+        inputs = {each: draws.pick(sources) for each in (draws.pick("pqr"), *draws.some("pqr", 2))}
+        outputs = {output.upper(): output for output in OUTPUTS[: 1 + draws.below(len(OUTPUTS))]}
         step = {"name": name, "modelRef": {"name": f"m-{name}"}, "inputs": inputs, "outputs": outputs}
         steps.append({**step, "when": when})
         known += [f"{name}.{output}" for output in outputs.values()]
     used = {source for step in steps for source in step["inputs"].values()}
     ends = [source for source in known[2:] if source not in used] or [known[-1]]
-    names = st.sampled_from(["OUT", "A", "a.x", "b.y"]) if not draw(st.integers(0, 9)) else st.just("OUT")
-    first = draw(names)
+    first = "OUT" if draws.below(10) else draws.pick(("OUT", "A", "a.x", "b.y"))
     return ensemble(
-        maxBatchSize=draw(st.integers(0, 2)),
+        maxBatchSize=draws.below(3),
         inputs=[{"name": name, "dataType": "FP32", "shape": [-1]} for name in ("A", "B") if f"request.{name}" in used],
         outputs=[
             {"name": f"{first}{i or ''}", "dataType": "FP32", "shape": [-1], "from": end} for i, end in enumerate(ends)
         ],
-        steps=draw(st.permutations(steps)),
+        steps=draws.shuffled(steps),
     )
 
 
@@ -123,7 +124,7 @@ def server_problems(spec: EnsembleSpec) -> list[str]:
 
 
 @settings(deadline=None, max_examples=300)
-@given(ensembles())
+@given(drawn(ensemble_of, 60))
 def test_an_ensemble_without_problems_is_valid_for_the_server(example: Json) -> None:
     spec, problems = parse(Kind.MODEL_ENSEMBLE, example, PLATFORM)
     if isinstance(spec, EnsembleSpec):
