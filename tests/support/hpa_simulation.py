@@ -98,10 +98,11 @@ class _Server:
 
     def take(self, now_s: float) -> float:
         """Accept a request; return the seconds until its answer."""
-        start = max(now_s, heapq.heappop(self._free_at))
-        heapq.heappush(self._free_at, start + self._served.service_s)
+        start = max(now_s, self._free_at[0])
+        end = start + self._served.service_s
+        heapq.heapreplace(self._free_at, end)
         self._starts.append(start)
-        return start + self._served.service_s - now_s
+        return end - now_s
 
     def scrape(self, now_s: float) -> dict[str, int]:
         """Its metrics, in thousandths."""
@@ -129,6 +130,8 @@ class _Cluster:
         self._samples: dict[str, tuple[float, dict[str, int]]] = {}
         self._scrapes: list[tuple[float, str]] = []
         self.servers: list[_Server] = []
+        self._ready: list[_Server] = []
+        self._ready_until_s = 0.0
 
     def scale(self, count: int, now_s: float, is_warm: bool = False) -> None:
         while len(self.servers) < count:
@@ -140,11 +143,17 @@ class _Cluster:
         # As a ReplicaSet: those that are not ready first, then the newest.
         self.servers.sort(key=lambda server: (server.ready_s > now_s, server.created_s))
         del self.servers[count:]
+        self._ready_until_s = now_s
 
     def ready(self, now_s: float) -> list[_Server]:
-        return [server for server in self.servers if server.ready_s <= now_s]
+        if now_s >= self._ready_until_s:
+            self._ready = [server for server in self.servers if server.ready_s <= now_s]
+            self._ready_until_s = min((each.ready_s for each in self.servers if each.ready_s > now_s), default=math.inf)
+        return self._ready
 
     def scrape_until(self, now_s: float) -> None:
+        if not self._scrapes or self._scrapes[0][0] > now_s:
+            return
         by_name = {server.name: server for server in self.servers}
         while self._scrapes and self._scrapes[0][0] <= now_s:
             at_s, name = heapq.heappop(self._scrapes)
@@ -216,10 +225,14 @@ def simulate(
 
 
 def steps(*parts: tuple[float, float]) -> Load:
-    """Rates from times on."""
+    """Rates from times on, the first of which is 0."""
+    backwards = parts[::-1]
 
     def load(now_s: float) -> float:
-        return next(rate for at_s, rate in reversed(parts) if now_s >= at_s)
+        for at_s, rate in backwards:
+            if now_s >= at_s:
+                return rate
+        raise ValueError(now_s)
 
     return load
 
