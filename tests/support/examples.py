@@ -3,7 +3,7 @@
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -94,6 +94,16 @@ class Draws:
         """Up to `most` characters of any kind."""
         ranges = [self.pick(_CHARACTERS) for _ in range(self.below(most + 1))]
         return "".join(chr(first + self.below(count)) for first, count in ranges)
+
+
+def json_of(draws: Draws, scalar: Callable[[Draws], Any], key: Callable[[Draws], str], levels: int = 3) -> Any:
+    """A scalar, or a list or an object with up to four entries, of so many levels."""
+    match draws.below(4) if levels else 0:
+        case 2:
+            return [json_of(draws, scalar, key, levels - 1) for _ in range(draws.below(5))]
+        case 3:
+            return {key(draws): json_of(draws, scalar, key, levels - 1) for _ in range(draws.below(5))}
+    return scalar(draws)
 
 
 def drawn(make: Callable[[Draws], T], size_bytes: int) -> st.SearchStrategy[T]:

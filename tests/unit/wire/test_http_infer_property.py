@@ -26,7 +26,7 @@ from halimede.core.wire.http_request import (
 )
 from halimede.core.wire.http_response import encode_infer
 from halimede.core.wire.steps import run
-from support.examples import Draws, drawn, examples
+from support.examples import Draws, drawn, examples, json_of
 
 CONFIG = ModelConfig(
     name="m",
@@ -151,45 +151,67 @@ def test_any_bytes_are_a_request_or_a_clients_fault(case: tuple[bytes, int | Non
     assert is_fine(at_once)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
-    max_leaves=8,
-)
-tensor_members = st.fixed_dictionaries(
-    {},
-    optional={
-        "name": st.text(max_size=4) | json_values,
-        "datatype": st.sampled_from(sorted(FROM_WIRE)) | json_values,
-        "shape": st.lists(st.integers(-1, 3) | st.integers(0, 2**70), max_size=3) | json_values,
-        "data": st.lists(st.integers(0, 3), max_size=4) | json_values,
-        "parameters": st.dictionaries(
-            st.sampled_from(["binary_data_size", "shared_memory_region", "binary_data", "classification"]),
-            st.integers(0, 9) | json_values,
-        )
-        | json_values,
-    },
-)
-documents = st.fixed_dictionaries(
-    {},
-    optional={
-        "id": st.text() | json_values,
-        "inputs": st.lists(tensor_members, max_size=3) | json_values,
-        "outputs": st.lists(tensor_members, max_size=3) | json_values,
-        "parameters": st.dictionaries(
-            st.sampled_from(
-                ["sequence_id", "sequence_start", "priority", "timeout", "binary_data_output", "triton_x", "a"]
-            ),
-            json_values,
-        )
-        | json_values,
-    },
-)
+def scalar(draws: Draws) -> Any:
+    match draws.below(4):
+        case 0:
+            return draws.pick((None, False, True))
+        case 1:
+            return draws.integer(-(2**65), 2**65)
+        case 2:
+            return draws.float(64)
+        case _:
+            return draws.text(8)
+
+
+def any_json(draws: Draws) -> Any:
+    return json_of(draws, scalar, lambda draws: draws.text(4), levels=2)
+
+
+TENSOR_PARAMETERS = ("binary_data_size", "shared_memory_region", "binary_data", "classification")
+PARAMETERS = ("sequence_id", "sequence_start", "priority", "timeout", "binary_data_output", "triton_x", "a")
+
+
+def tensor_parameters(draws: Draws) -> Any:
+    return {name: draws.below(10) if draws.below(4) else any_json(draws) for name in draws.some(TENSOR_PARAMETERS, 2)}
+
+
+TENSOR_MEMBERS: dict[str, Callable[[Draws], Any]] = {
+    "name": lambda draws: draws.text(4),
+    "datatype": lambda draws: draws.pick(sorted(FROM_WIRE)),
+    "shape": lambda draws: [draws.pick((-1, 0, 1, 2, 3, 2**70)) for _ in range(draws.below(4))],
+    "data": lambda draws: [draws.below(4) for _ in range(draws.below(5))],
+    "parameters": tensor_parameters,
+}
+
+
+def members_of(draws: Draws, members: dict[str, Callable[[Draws], Any]]) -> dict[str, Any]:
+    """Most of the members, some of them with any value."""
+    return {
+        name: make(draws) if draws.below(8) else any_json(draws) for name, make in members.items() if draws.below(8)
+    }
+
+
+def tensors_of(draws: Draws) -> list[Any]:
+    return [members_of(draws, TENSOR_MEMBERS) for _ in range(draws.pick((1, 1, 0, 2)))]
+
+
+MEMBERS: dict[str, Callable[[Draws], Any]] = {
+    "id": lambda draws: draws.text(8),
+    "inputs": tensors_of,
+    "outputs": tensors_of,
+    "parameters": lambda draws: {name: any_json(draws) for name in draws.some(PARAMETERS, 3)},
+}
+
+
+def document_and_tail(draws: Draws) -> tuple[Any, bytes | None]:
+    tail = draws.raw(draws.below(13)) if draws.below(2) else None
+    return members_of(draws, MEMBERS) if draws.below(8) else any_json(draws), tail
 
 
 @many
-@given(document=documents | json_values, tail=st.none() | st.binary(max_size=12))
-def test_any_members_are_a_request_or_a_clients_fault(document: Any, tail: bytes | None) -> None:
+@given(drawn(document_and_tail, 250))
+def test_any_members_are_a_request_or_a_clients_fault(case: tuple[Any, bytes | None]) -> None:
+    document, tail = case
     text = json.dumps(document).encode()
     view = None if tail is None else memoryview(tail)
     whole = result_of(lambda: decode_small(VIEW, text, view, ""))

@@ -4,32 +4,55 @@ import re
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import Kind
 from halimede_operator.core.platform import Platform
 from support.custom_resources import GOOD, Json, changed, parts_of, schema_of
-from support.examples import examples
+from support.examples import Draws, drawn, examples, json_of
 
 PLATFORM = Platform("server", "gpu-server", schemes=frozenset({"s3", "file"}), file_roots=("/srv",))
 
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=8)
-    | st.sampled_from(
-        ["GPU", "MIG", "PVC", "http", "8Gi", "5ms", "s3://a/b", "tok.ids", "request.TEXT", "x" * 2000, 10**30]
-    )
+WORDS = ("GPU", "MIG", "PVC", "http", "8Gi", "5ms", "s3://a/b", "tok.ids", "request.TEXT", "x" * 2000, 10**30)
+KEYS = (
+    "model",
+    "uri",
+    "spec",
+    "metadata",
+    "name",
+    "steps",
+    "inputs",
+    "outputs",
+    "containers",
+    "securityContext",
+    "env",
 )
-KEYS = st.text(max_size=4) | st.sampled_from(
-    ["model", "uri", "spec", "metadata", "name", "steps", "inputs", "outputs", "containers", "securityContext", "env"]
-)
-JSON = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20
-)
+
+
+def scalar(draws: Draws) -> Any:
+    match draws.below(6):
+        case 0:
+            return draws.pick((None, True, False))
+        case 1:
+            return draws.integer(-(2**70), 2**70)
+        case 2:
+            return draws.float(64)
+        case 3:
+            return draws.text(8)
+        case _:
+            return draws.pick(WORDS)
+
+
+def key(draws: Draws) -> str:
+    return draws.pick(KEYS) if draws.below(2) else draws.text(4)
+
+
+def value(draws: Draws) -> Any:
+    return json_of(draws, scalar, key)
+
+
+def kind_and_spec(draws: Draws) -> tuple[Kind, Json]:
+    return draws.pick(tuple(Kind)), {key(draws): value(draws) for _ in range(draws.below(6))}
 
 
 def places(value: Any, path: str = "") -> list[str]:
@@ -58,8 +81,9 @@ def is_known(kind: str, path: str) -> bool:
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(kind=st.sampled_from(Kind), value=st.dictionaries(KEYS, JSON, max_size=5))
-def test_any_object_gives_a_spec_or_problems(kind: Kind, value: Json) -> None:
+@given(drawn(kind_and_spec, 150))
+def test_any_object_gives_a_spec_or_problems(case: tuple[Kind, Json]) -> None:
+    kind, value = case
     for example in (value, {"metadata": {"name": "m"}, "spec": value}):
         spec, problems = parse(kind, example, PLATFORM)
         assert (spec is None) is bool(problems)
@@ -69,9 +93,9 @@ CASES = [(example, f"spec{place}") for example in GOOD.values() for place in pla
 
 
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(case=st.sampled_from(CASES), value=JSON)
-def test_a_valid_object_with_any_value_in_one_field_does_not_raise(case: tuple[Json, str], value: Any) -> None:
-    example, path = case
+@given(drawn(lambda draws: (draws.pick(CASES), value(draws)), 100))
+def test_a_valid_object_with_any_value_in_one_field_does_not_raise(case: tuple[tuple[Json, str], Any]) -> None:
+    (example, path), value = case
     spec, problems = parse(Kind(example["kind"]), changed(example, {path: value}), PLATFORM)
     assert (spec is None) is bool(problems)
     for problem in problems:
