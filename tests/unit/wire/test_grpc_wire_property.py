@@ -1,6 +1,6 @@
 """Requests and responses are read and written as protobuf does, byte for byte."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -22,7 +22,7 @@ from halimede.core.wire.grpc_response import (
 )
 from halimede.core.wire.protocol import ModelInferRequest, ModelInferResponse, ModelStreamInferResponse
 from halimede.core.wire.steps import run
-from support.examples import examples
+from support.examples import Draws, drawn, examples
 
 VARINT, FIXED64, BYTES, GROUP, END_GROUP, FIXED32 = range(6)
 
@@ -45,78 +45,103 @@ def sized(number: int, content: bytes) -> bytes:
     return tag(number, BYTES) + varint(len(content)) + content
 
 
-NUMBERS = st.sampled_from([0, 1, 2, -1, 300, 2**31, 2**63, 2**64 - 1])
-VARINTS = st.builds(lambda value, extra: varint(value, extra=extra), NUMBERS, st.sampled_from([0, 0, 0, 1, 9]))
-TEXTS = st.sampled_from([b"", b"a", b"b", "é".encode()] * 5 + [b"\xff"])
+Make = Callable[[Draws], bytes]
+NUMBERS = (0, 1, 2, -1, 300, 2**31, 2**63, 2**64 - 1)
+TEXTS = (*(b"", b"a", b"b", "é".encode()) * 5, b"\xff")
 
 
-UNKNOWN = st.one_of(
-    st.builds(lambda number, value: tag(number, VARINT) + value, st.sampled_from([1, 4, 15, 1000]), VARINTS),
-    st.builds(sized, st.sampled_from([9, 2000]), TEXTS),
-    st.builds(lambda number: tag(number, FIXED32) + b"1234", st.sampled_from([2, 30])),
-    st.builds(lambda number: tag(number, FIXED64) + b"12345678", st.sampled_from([3, 30])),
-)
-GROUPS = st.builds(
-    lambda number, inner, end: tag(number, GROUP) + inner + tag(end, END_GROUP),
-    st.sampled_from([20, 21]),
-    st.sampled_from([b"", tag(1, VARINT) + b"\1", tag(7, GROUP) + tag(7, END_GROUP), sized(3, b"x")]),
-    st.sampled_from([20, 20, 21]),
-)
+def varints(draws: Draws) -> bytes:
+    return varint(draws.pick(NUMBERS), extra=draws.pick((0, 0, 0, 1, 9)))
 
 
-def fields(*known: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+def some_of(*values: bytes) -> Make:
+    return lambda draws: draws.pick(values)
+
+
+def unknown(draws: Draws) -> bytes:
+    match draws.below(4):
+        case 0:
+            return tag(draws.pick((1, 4, 15, 1000)), VARINT) + varints(draws)
+        case 1:
+            return sized(draws.pick((9, 2000)), draws.pick(TEXTS))
+        case 2:
+            return tag(draws.pick((2, 30)), FIXED32) + b"1234"
+        case _:
+            return tag(draws.pick((3, 30)), FIXED64) + b"12345678"
+
+
+IN_GROUPS = (b"", tag(1, VARINT) + b"\1", tag(7, GROUP) + tag(7, END_GROUP), sized(3, b"x"))
+
+
+def group(draws: Draws) -> bytes:
+    return tag(draws.pick((20, 21)), GROUP) + draws.pick(IN_GROUPS) + tag(draws.pick((20, 20, 21)), END_GROUP)
+
+
+def several(make: Make, most: int) -> Make:
+    return lambda draws: b"".join(make(draws) for _ in range(draws.below(most + 1)))
+
+
+def one_of(*makes: Make) -> Make:
+    return lambda draws: draws.pick(makes)(draws)
+
+
+def fields(*known: Make) -> Make:
     """A message of known fields in any order and number, sometimes with unknown ones or fields of another kind."""
-    return st.lists(st.one_of(*known, *known, UNKNOWN.map(bytes)), max_size=5).map(b"".join)
+    return several(one_of(*known, *known, unknown), 5)
 
 
-def text(number: int, texts: st.SearchStrategy[bytes] = TEXTS) -> st.SearchStrategy[bytes]:
-    return texts.map(lambda content: sized(number, content))
+def nested(number: int, message: Make) -> Make:
+    return lambda draws: sized(number, message(draws))
 
 
-def numbers(number: int, element: st.SearchStrategy[bytes], kind: int) -> st.SearchStrategy[bytes]:
+def text(number: int, texts: Sequence[bytes] = TEXTS) -> Make:
+    return nested(number, some_of(*texts))
+
+
+def numbers(number: int, element: Make, kind: int) -> Make:
     """A repeated number: packed, or one by one."""
-    return st.one_of(
-        st.lists(element, max_size=3).map(lambda values: sized(number, b"".join(values))),
-        st.lists(element, max_size=2).map(lambda values: b"".join(tag(number, kind) + value for value in values)),
+    return one_of(
+        nested(number, several(element, 3)),
+        several(lambda draws: tag(number, kind) + element(draws), 2),
     )
 
 
-def nested(number: int, message: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
-    return message.map(lambda content: sized(number, content))
-
-
 PARAMETER = fields(
-    st.builds(lambda number, value: tag(number, VARINT) + value, st.sampled_from([1, 2, 5]), VARINTS),
+    lambda draws: tag(draws.pick((1, 2, 5)), VARINT) + varints(draws),
     text(3),
-    st.just(tag(4, FIXED64) + b"\0\0\0\0\0\0\xf0\x3f"),
+    some_of(tag(4, FIXED64) + b"\0\0\0\0\0\0\xf0\x3f"),
 )
-KEYS = st.sampled_from([b"timeout", b"sequence_id", b"sequence_start", b"priority", b"mine", b"classification"])
-ENTRY = st.one_of(
+KEYS = (b"timeout", b"sequence_id", b"sequence_start", b"priority", b"mine", b"classification")
+ENTRY = one_of(
     # Mostly a whole number or a text of a free name, which is accepted.
-    st.sampled_from([b"mine", b"other"]).map(lambda key: sized(1, key) + sized(2, tag(2, VARINT) + b"\5")),
-    st.sampled_from([b"mine", b"other"]).map(lambda key: sized(2, sized(3, b"x")) + sized(1, key)),
-    fields(text(1, KEYS), nested(2, PARAMETER)).map(bytes),
+    lambda draws: text(1, (b"mine", b"other"))(draws) + sized(2, tag(2, VARINT) + b"\5"),
+    lambda draws: sized(2, sized(3, b"x")) + text(1, (b"mine", b"other"))(draws),
+    fields(text(1, KEYS), nested(2, PARAMETER)),
 )
-CONTENTS = st.one_of(
-    fields(numbers(2, VARINTS, VARINT)),
+CONTENTS = one_of(
+    fields(numbers(2, varints, VARINT)),
     fields(
-        *(numbers(number, VARINTS, VARINT) for number in range(1, 6)),
-        numbers(6, st.just(b"\0\0\x80\x3f"), FIXED32),
-        numbers(7, st.just(b"\0\0\0\0\0\0\xf0\x3f"), FIXED64),
+        *(numbers(number, varints, VARINT) for number in range(1, 6)),
+        numbers(6, some_of(b"\0\0\x80\x3f"), FIXED32),
+        numbers(7, some_of(b"\0\0\0\0\0\0\xf0\x3f"), FIXED64),
         text(8),
     ),
 )
-DATATYPES = st.sampled_from([b"BOOL", b"INT8", b"INT64", b"UINT8", b"UINT64", b"FP32", b"FP64", b"BYTES", b"FP16"])
-DIMENSIONS = st.sampled_from([b"\0", b"\1", b"\x81\0", varint(300), varint(2**40)])
-INPUT = st.builds(
-    lambda datatype, rest, contents: datatype + rest + contents,
-    text(2, st.one_of(st.just(b"INT32"), DATATYPES)),
-    fields(text(1), text(2, DATATYPES), numbers(3, DIMENSIONS, VARINT), numbers(3, VARINTS, VARINT), nested(4, ENTRY)),
-    st.lists(nested(5, CONTENTS), max_size=2).map(b"".join),
+DATATYPES = (b"BOOL", b"INT8", b"INT64", b"UINT8", b"UINT64", b"FP32", b"FP64", b"BYTES", b"FP16")
+DIMENSIONS = some_of(b"\0", b"\1", b"\x81\0", varint(300), varint(2**40))
+INPUT_REST = fields(
+    text(1), text(2, DATATYPES), numbers(3, DIMENSIONS, VARINT), numbers(3, varints, VARINT), nested(4, ENTRY)
 )
+
+
+def input_of(draws: Draws) -> bytes:
+    datatype = b"INT32" if draws.below(2) else draws.pick(DATATYPES)
+    return sized(2, datatype) + INPUT_REST(draws) + several(nested(5, CONTENTS), 2)(draws)
+
+
 OUTPUT = fields(text(1), nested(2, ENTRY))
 PARTS = (text(1), text(2), text(3), nested(4, ENTRY), nested(6, OUTPUT))
-REQUEST = st.one_of(fields(*PARTS, nested(5, INPUT)), fields(*PARTS, nested(5, INPUT), text(7)))
+REQUEST = one_of(fields(*PARTS, nested(5, input_of)), fields(*PARTS, nested(5, input_of), text(7)))
 
 
 def read(raw: bytes) -> Any:
@@ -152,10 +177,10 @@ def check(raw: bytes) -> None:
     assert read(raw) == read(message.SerializeToString())
 
 
-@settings(max_examples=examples(300))
-@given(REQUEST, st.lists(GROUPS, max_size=1))
-def test_a_request_means_what_protobuf_reads(raw: bytes, groups: list[bytes]) -> None:
-    check(b"".join([raw, *groups]))
+@settings(max_examples=examples(600))
+@given(drawn(lambda draws: REQUEST(draws) + several(group, 1)(draws), 200))
+def test_a_request_means_what_protobuf_reads(raw: bytes) -> None:
+    check(raw)
 
 
 LARGE = {
@@ -168,14 +193,19 @@ LARGE = {
 
 
 @settings(max_examples=examples(200))
-@given(REQUEST, REQUEST, st.sampled_from(list(LARGE)))
-def test_a_large_request_means_what_protobuf_reads(before: bytes, after: bytes, large: str) -> None:
+@given(drawn(lambda draws: (REQUEST(draws), draws.pick(tuple(LARGE)), REQUEST(draws)), 300))
+def test_a_large_request_means_what_protobuf_reads(case: tuple[bytes, str, bytes]) -> None:
+    before, large, after = case
     check(before + LARGE[large] + after)
 
 
+INSERTED = (b"", b"\xff", b"\x80" * 10, b"\0", b"\x0b", b"\x0c", b"\x2a")
+
+
 @settings(max_examples=examples(200))
-@given(REQUEST, st.integers(0, 2**16), st.sampled_from([b"", b"\xff", b"\x80" * 10, b"\0", b"\x0b", b"\x0c", b"\x2a"]))
-def test_a_damaged_request_means_what_protobuf_reads(raw: bytes, place: int, inserted: bytes) -> None:
+@given(drawn(lambda draws: (draws.pick(INSERTED), draws.below(1 << 16), REQUEST(draws)), 200))
+def test_a_damaged_request_means_what_protobuf_reads(case: tuple[bytes, int, bytes]) -> None:
+    inserted, place, raw = case
     at = place % (len(raw) + 1)
     check(raw[:at])
     check(raw[:at] + inserted + raw[at:])
