@@ -16,7 +16,7 @@ from halimede.core.wire.http2.fields import (
     check_trailers,
     literal,
 )
-from support.examples import examples
+from support.examples import Draws, drawn, examples
 from support.http2 import REQUEST, Fields, block
 
 PATH = (b":path", b"/a")
@@ -275,19 +275,29 @@ def test_old_entries_leave_a_table_that_was_smaller_for_a_moment() -> None:
     assert outcome(lambda: reader.request(POST + b"\xbf")) == (ConnectionFault, H2Code.COMPRESSION_ERROR)
 
 
-REPRESENTATIONS = st.one_of(
-    st.sampled_from([NEWEST, b"\xbf", b"\xc0"]),
-    st.builds(added, st.sampled_from([b"a", b"b"]), st.sampled_from([b"1", b"2", b"x" * 30])),
-    # The name of an entry with another value, which is added, not indexed, or never indexed.
-    st.sampled_from([b"\x7e\x013", b"\x0f\x2f\x014", b"\x1f\x30\x015"]),
-)
-RAW_BLOCKS = st.builds(
-    lambda size, start, fields: b"".join([size, start, *fields]),
-    # Rare, because an index of an entry that has left the table ends an example.
-    st.sampled_from([b""] * 12 + [RESIZED[100], RESIZED[60], RESIZED[4096], RESIZED[0] + RESIZED[4096]]),
-    st.sampled_from([POST, POST, POST, b""]),
-    st.lists(REPRESENTATIONS, min_size=1, max_size=2),
-)
+def representation(draws: Draws) -> bytes:
+    match draws.below(3):
+        case 0:
+            return draws.pick((NEWEST, b"\xbf", b"\xc0"))
+        case 1:
+            return added(draws.pick((b"a", b"b")), draws.pick((b"1", b"2", b"x" * 30)))
+        case _:
+            # The name of an entry with another value, which is added, not indexed, or never indexed.
+            return draws.pick((b"\x7e\x013", b"\x0f\x2f\x014", b"\x1f\x30\x015"))
+
+
+# Rare, because an index of an entry that has left the table ends an example.
+SIZES = (*(b"",) * 12, RESIZED[100], RESIZED[60], RESIZED[4096], RESIZED[0] + RESIZED[4096])
+
+
+def raw_block(draws: Draws) -> bytes:
+    fields = [representation(draws) for _ in range(1 + draws.below(2))]
+    return b"".join([draws.pick(SIZES), draws.pick((POST, POST, POST, b"")), *fields])
+
+
+def pool_and_order(draws: Draws) -> tuple[list[bytes], list[tuple[int, bool]]]:
+    pool = [raw_block(draws) for _ in range(2 + draws.below(3))]
+    return pool, [(draws.below(4), draws.pick((True, True, False))) for _ in range(4 + draws.below(13))]
 
 
 def plainly(decoder: Decoder, raw: bytes) -> tuple[RequestFields, int | None]:
@@ -301,12 +311,10 @@ def plainly(decoder: Decoder, raw: bytes) -> tuple[RequestFields, int | None]:
 
 
 @settings(max_examples=examples(500))
-@given(
-    st.lists(RAW_BLOCKS, min_size=2, max_size=4),
-    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([True, True, False])), min_size=4, max_size=16),
-)
-def test_the_cache_changes_no_result(pool: list[bytes], order: list[tuple[int, bool]]) -> None:
+@given(drawn(pool_and_order, 70))
+def test_the_cache_changes_no_result(case: tuple[list[bytes], list[tuple[int, bool]]]) -> None:
     """Blocks repeat, as requests or as trailers, while others change the dynamic table."""
+    pool, order = case
     reader, decoder = blocks(), Decoder(max_header_list_size=MAX_HEADER_LIST_BYTES)
     first = b"".join(added(b"a", b"%d" % number) for number in range(3))
     reader.skip(first)
