@@ -1,4 +1,4 @@
-"""Examples of property tests: their number, which is lower in the profile `quick`, and long lists of events."""
+"""Examples of property tests: their number, which is lower in the profile `quick`, and how they are drawn."""
 
 import math
 import struct
@@ -17,20 +17,6 @@ QUICK_EXAMPLES = 10
 def examples(count: int) -> int:
     """For `settings(max_examples=...)`, which a profile does not override."""
     return min(count, QUICK_EXAMPLES) if settings.get_current_profile_name() == QUICK else count
-
-
-def scripts(events: Sequence[T], min_size: int, max_size: int) -> st.SearchStrategy[list[tuple[T, int]]]:
-    """Lists of events, each with a number below 2^24.
-
-    They are drawn as bytes: hypothesis needs as long for one draw of a hundred bytes as for one of a number, and three
-    draws for each event took far longer than the code under test.
-    """
-
-    def read(drawn: bytes) -> list[tuple[T, int]]:
-        numbers = [int.from_bytes(drawn[at : at + 4]) for at in range(0, len(drawn) - 3, 4)]
-        return [(events[number % 256 * len(events) // 256], number >> 8) for number in numbers]
-
-    return st.binary(min_size=4 * min_size, max_size=4 * max_size).map(read)
 
 
 def words(alphabets: Sequence[str], min_size: int = 1) -> st.SearchStrategy[str]:
@@ -63,6 +49,10 @@ class Draws:
     def some(self, values: Sequence[T], most: int) -> list[T]:
         """Up to `most` of the values, one of them perhaps several times."""
         return [self.pick(values) for _ in range(self.below(most + 1))]
+
+    def script(self, events: Sequence[T], least: int, most: int) -> list[tuple[T, int]]:
+        """From `least` to `most` events, each with a number below 2^16."""
+        return [(self.pick(events), self.below(1 << 16)) for _ in range(least + self.below(most - least + 1))]
 
     def shuffled(self, values: Sequence[T]) -> list[T]:
         rest = list(values)

@@ -15,7 +15,7 @@ from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
-from support.examples import scripts
+from support.examples import drawn
 from support.sequence_requests import direct, oldest
 from support.toy_schedulers import (
     EXPIRED,
@@ -259,7 +259,7 @@ class Driver:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100, deadline=None)
-@given(script=scripts(EVENTS, 15, 80))
+@given(script=drawn(lambda draws: draws.script(EVENTS, 15, 50), 200))
 def test_every_queued_key_leaves_exactly_once(kind: str, script: list[tuple[str, int]]) -> None:
     driver = Driver(KINDS[kind]())
     for event, pick in script:

@@ -34,7 +34,7 @@ Script = list[tuple[Kind, int]]
 
 
 def script(draws: Draws) -> Script:
-    return [(draws.pick(EVENTS), draws.below(1 << 16)) for _ in range(draws.below(81))]
+    return draws.script(EVENTS, 0, 60)
 
 
 def policy(draws: Draws) -> BatchPolicy:
@@ -140,7 +140,7 @@ class Play:
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(drawn(lambda draws: (policy(draws), perhaps_priorities(draws), 1 + draws.below(3), script(draws)), 360))
+@given(drawn(lambda draws: (policy(draws), perhaps_priorities(draws), 1 + draws.below(3), script(draws)), 260))
 def test_each_request_leaves_once_and_no_instance_idles(case: tuple[BatchPolicy, Priorities | None, int, Script]):
     policy, levels, count, script = case
     play = Play(scheduler_of(policy, levels, count), count)
@@ -155,7 +155,7 @@ def test_each_request_leaves_once_and_no_instance_idles(case: tuple[BatchPolicy,
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(drawn(lambda draws: (policy(draws), priorities(draws), script(draws)), 360))
+@given(drawn(lambda draws: (policy(draws), priorities(draws), script(draws)), 260))
 def test_levels_run_in_the_same_order_as_without_lending(case: tuple[BatchPolicy, Priorities, Script]):
     """One instance, which reports the end of a batch at once; requests of one row, so that a batch is full or open."""
     policy, levels, script = case
@@ -176,7 +176,7 @@ def test_levels_run_in_the_same_order_as_without_lending(case: tuple[BatchPolicy
         assert lending.failed == usual.failed
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.none() | st.just(Priorities(3, 2)), st.integers(1, 3), st.integers(5, 40), st.integers(0, 1 << 16))
 def test_batches_are_as_full_as_without_lending(levels: Priorities | None, count: int, callers: int, seed: int):
     """Closed-loop callers, each of which sends its next request when it is answered."""

@@ -3,13 +3,12 @@
 from typing import Literal
 
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import InferenceError
-from support.examples import examples, scripts
+from support.examples import Draws, drawn, examples
 from support.lending import Instances
 from support.sequence_requests import in_sequence, oldest
 
@@ -21,15 +20,14 @@ EVENTS: tuple[Kind, ...] = (
     *("end",) * 4,
     *("end later", "report", "report", "cancel", "cancel", "pass time", "pass time", "die", "start", "start", "drain"),
 )
-SCRIPTS = scripts(EVENTS, 10, 100)
-# Without preferred sizes smaller than the largest batch: there an instance that is idle for a moment makes smaller ones.
-policies = st.builds(
-    oldest,
-    seats=st.integers(3, 6),
-    max_batch_size=st.integers(1, 3),
-    delay_ns=st.sampled_from([0, 0, 5]),
-    idle_ns=st.just(IDLE),
-)
+Case = tuple[SequencePolicy, list[tuple[Kind, int]]]
+
+
+def case_of(draws: Draws) -> Case:
+    # Without preferred sizes smaller than the largest batch: there an instance that is idle for a moment makes smaller
+    # ones.
+    policy = oldest(3 + draws.below(4), max_batch_size=1 + draws.below(3), delay_ns=draws.pick((0, 0, 5)), idle_ns=IDLE)
+    return policy, draws.script(EVENTS, 10, 30)
 
 
 class Play:
@@ -131,8 +129,9 @@ class Play:
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, SCRIPTS)
-def test_each_request_of_a_sequence_leaves_once(policy: SequencePolicy, script: list[tuple[Kind, int]]):
+@given(drawn(case_of, 140))
+def test_each_request_of_a_sequence_leaves_once(case: Case):
+    policy, script = case
     play = Play(policy, lends=True)
     for kind, pick in script:
         play.perform(kind, pick)
@@ -140,9 +139,10 @@ def test_each_request_of_a_sequence_leaves_once(policy: SequencePolicy, script: 
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(policies, SCRIPTS)
-def test_sequences_run_in_the_same_batches_as_without_lending(policy: SequencePolicy, script: list[tuple[Kind, int]]):
+@given(drawn(case_of, 140))
+def test_sequences_run_in_the_same_batches_as_without_lending(case: Case):
     """As long as the end of each batch is reported at once, and instances live."""
+    policy, script = case
     plays = [Play(policy, lends=lends) for lends in (True, False)]
     for kind, pick in script:
         if kind in {"arrive", "end", "cancel", "pass time", "drain"}:

@@ -11,7 +11,7 @@ from halimede.core.schedule.scheduler import Outcome, Pending
 from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import InferenceError
-from support.examples import examples, scripts
+from support.examples import drawn, examples
 from support.sequence_requests import direct, in_sequence, oldest
 from support.slow_sequences import SlowSequences
 
@@ -32,7 +32,7 @@ EVENTS = (
     *("wait", "wait", "cancel", "cancel gone", "again", "again", "lose", "lose unread", "add", "add", "drain"),
 )
 FLAGS = ("S", "S", "", "", "", "E", "SE")
-SCRIPTS = scripts(EVENTS, 20, 120)
+SCRIPTS = drawn(lambda draws: draws.script(EVENTS, 20, 60), 250)
 
 
 class Play:
