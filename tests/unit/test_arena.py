@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halimede.core.shm.arena import ALIGNMENT, FIRST_SEGMENT_BYTES, Arena
-from support.examples import examples
+from support.examples import Draws, drawn, examples
 
 UNIT = ALIGNMENT
 
@@ -49,18 +49,21 @@ class Obvious:
         return None
 
 
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.integers(1, 12)),
-        st.tuples(st.just("allocate"), st.integers(0, 6 * UNIT)),
-        st.tuples(st.just("free"), st.integers(0, 1_000)),
-        st.tuples(st.just("holding"), st.integers(0, 12 * UNIT)),
-    ),
-    max_size=60,
-)
+ENDS = {"add": (1, 13), "allocate": (0, 6 * UNIT + 1), "free": (0, 1001), "holding": (0, 12 * UNIT + 1)}
+"""The least value of each step, and the end of its values."""
 
 
-@given(STEPS)
+def step(draws: Draws) -> tuple[str, int]:
+    what = draws.pick(tuple(ENDS))
+    least, end = ENDS[what]
+    return what, least + draws.below(end - least)
+
+
+def steps(draws: Draws) -> list[tuple[str, int]]:
+    return [step(draws) for _ in range(draws.below(41))]
+
+
+@given(drawn(steps, 130))
 @settings(max_examples=examples(300), deadline=None)
 def test_arena_behaves_like_a_simple_model(steps: list[tuple[str, int]]):
     arena, obvious = Arena(1 << 30), Obvious()
