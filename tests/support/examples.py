@@ -28,7 +28,7 @@ def words(alphabets: Sequence[str], min_size: int = 1) -> st.SearchStrategy[str]
     return st.binary(min_size=min_size, max_size=len(alphabets)).map(spell)
 
 
-# Characters of one, two, three and four bytes in UTF-8: the first of each range, and how many.
+# Printable ASCII, and characters of one to four bytes in UTF-8: the first of each range, and how many.
 _CHARACTERS = ((32, 95), (0, 128), (0x80, 0x780), (0x800, 0xD000), (0x10000, 0x10000))
 
 
@@ -62,7 +62,7 @@ class Draws:
         return bytes(next(self._drawn, 0) for _ in range(size_bytes))
 
     def integer(self, least: int, most: int) -> int:
-        """A number of this range, which holds 0: often one of its ends, or a small one."""
+        """A number from `least` to `most`: often one of them, or a small one."""
         kind = self.below(8)
         if kind < 2:
             return (least, most)[kind]
@@ -82,8 +82,11 @@ class Draws:
 
     def text(self, most: int) -> str:
         """Up to `most` characters of any kind."""
-        ranges = [self.pick(_CHARACTERS) for _ in range(self.below(most + 1))]
-        return "".join(chr(first + self.below(count)) for first, count in ranges)
+        return "".join(self._character() for _ in range(self.below(most + 1)))
+
+    def _character(self) -> str:
+        first, count = self.pick(_CHARACTERS)
+        return chr(first + self.below(count))
 
 
 def json_of(draws: Draws, scalar: Callable[[Draws], Any], key: Callable[[Draws], str], levels: int = 3) -> Any:
@@ -99,7 +102,7 @@ def json_of(draws: Draws, scalar: Callable[[Draws], Any], key: Callable[[Draws],
 def drawn(make: Callable[[Draws], T], size_bytes: int) -> st.SearchStrategy[T]:
     """What `make` makes of choices in drawn bytes.
 
-    Hypothesis needs as long for one choice as for all these bytes. Use it for all that a test draws: of several draws
-    of bytes hypothesis mixes up the sizes, and replaces most of the bytes by zeros.
+    Hypothesis needs as long to draw one choice as to draw all these bytes. Draw all that a test needs with one call:
+    hypothesis mutates examples with several draws of bytes, mixes up their sizes, and replaces most bytes by zeros.
     """
     return st.binary(min_size=size_bytes, max_size=size_bytes).map(lambda drawn: make(Draws(drawn)))
