@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
@@ -44,6 +43,7 @@ from halimede.core.wire.http_control import (
     model_metadata_json,
     statistics_json,
 )
+from support.examples import Draws, drawn, json_of
 
 
 def refusal(decode: Callable[[bytes], Any], body: bytes) -> InferenceError:
@@ -230,12 +230,35 @@ def test_unload_includes_dependents_on_request() -> None:
     )
 
 
-names = st.sampled_from(["parameters", "ready", "unload_dependents", "config", "file:1/m"]) | st.text()
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(names, inner),
-    max_leaves=8,
-)
+NAMES = ("parameters", "ready", "unload_dependents", "config", "file:1/m")
+
+
+def scalar(draws: Draws) -> Any:
+    match draws.below(3):
+        case 0:
+            return draws.pick((None, True, False))
+        case 1:
+            return draws.integer(-(2**70), 2**70)
+        case _:
+            return draws.text(8)
+
+
+def name(draws: Draws) -> str:
+    return draws.pick(NAMES) if draws.below(2) else draws.text(4)
+
+
+def value(draws: Draws) -> Any:
+    return json_of(draws, scalar, name, levels=2)
+
+
+def body_of(draws: Draws) -> bytes:
+    match draws.below(4):
+        case 0:
+            return draws.raw(draws.below(60))
+        case 1:
+            return json.dumps(value(draws)).encode()
+        case _:
+            return json.dumps({name(draws): value(draws) for _ in range(draws.below(4))}).encode()
 
 
 @pytest.mark.parametrize(
@@ -243,7 +266,7 @@ json_values = st.recursive(
     [(decode_index_request, bool), (decode_load_request, dict), (decode_unload_request, bool)],
 )
 @settings(deadline=None)
-@given(body=st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+@given(body=drawn(body_of, 100))
 def test_any_bytes_are_decoded_or_refused(decode: Callable[[bytes], Any], result_type: type, body: bytes) -> None:
     try:
         outcome: object = type(decode(body))

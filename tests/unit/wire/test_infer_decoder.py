@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Callable
+from typing import NamedTuple
 
 import orjson
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, InferenceError
 from halimede.core.wire.http_request import DecodedInfer, InferDecoder, decode_infer
+from support.examples import Draws, drawn
 
 
 def test_cached_json_part_decodes_as_the_first_time() -> None:
@@ -27,19 +28,29 @@ def test_cached_json_part_decodes_as_the_first_time() -> None:
                 assert decoder.decode(text + payload, len(text)) == decode_infer(view, text + payload, len(text), "1")
 
 
-VALUES = st.sampled_from(
-    ["", "a", "7", "x-1_Z", 'q"', "back\\slash", "ü", "line\n", "\u2028", 0, 5, 2**64 - 1, 2**70, -1, None]
-)
-KEYS = st.sampled_from(
-    ["sequence_id", "sequence_start", "sequence_end", "id", "priority", "timeout", "binary_data_output", "x"]
-)
-PARAMETERS = st.lists(st.tuples(KEYS, st.one_of(VALUES, st.booleans())), max_size=4)
+VALUES = ("", "a", "7", "x-1_Z", 'q"', "back\\slash", "ü", "line\n", "\u2028", 0, 5, 2**64 - 1, 2**70, -1, None)
+KEYS = ("sequence_id", "sequence_start", "sequence_end", "id", "priority", "timeout", "binary_data_output", "x")
+BOOLS = (False, True)
 
 
-@given(st.lists(st.tuples(VALUES, PARAMETERS, PARAMETERS, st.booleans(), st.booleans()), min_size=2, max_size=12))
-def test_parts_with_varying_ids_and_sequences_decode_as_the_first_time(
-    parts: list[tuple[object, list[tuple[str, object]], list[tuple[str, object]], bool, bool]],
-) -> None:
+class Part(NamedTuple):
+    request_id: object
+    parameters: list[tuple[str, object]]
+    of_input: list[tuple[str, object]]
+    is_spaced: bool
+    is_twice: bool
+
+
+def parameters_of(draws: Draws) -> list[tuple[str, object]]:
+    return [(draws.pick(KEYS), draws.pick(VALUES if draws.below(2) else BOOLS)) for _ in range(draws.below(5))]
+
+
+def part_of(draws: Draws) -> Part:
+    return Part(draws.pick(VALUES), parameters_of(draws), parameters_of(draws), draws.pick(BOOLS), draws.pick(BOOLS))
+
+
+@given(drawn(lambda draws: [part_of(draws) for _ in range(2 + draws.below(11))], 250))
+def test_parts_with_varying_ids_and_sequences_decode_as_the_first_time(parts: list[Part]) -> None:
     view = decoder_view()
     decoder = InferDecoder(view, "1")
     for request_id, parameters, of_input, is_spaced, is_twice in parts:
