@@ -48,7 +48,7 @@ def value(draws, hint):
         return draws.integer(*arms[1:])
     if hint is float:
         # Values that a 32-bit float and six digits represent exactly, so that the protocol's float fields keep them.
-        return draws.pick((math.inf, -math.inf)) if draws.below(8) == 7 else (draws.below(2001) - 1000) / 8
+        return draws.pick((math.inf, -math.inf)) if draws.below(8) == 7 else draws.integer(-1000, 1000) / 8
     if hint in (bool, str):
         return draws.pick((False, True)) if hint is bool else draws.text(6)
     return draws.pick(tuple(hint)) if issubclass(hint, Enum) else configuration(draws, hint)

@@ -39,7 +39,7 @@ class Draws:
         self._drawn = iter(drawn)
 
     def below(self, end: int) -> int:
-        """A number from 0 to `end` - 1, which is at most 2^16."""
+        """A number from 0 to `end` - 1, which is at most 2^16: each as often. Of large ranges draw an `integer`."""
         byte = next(self._drawn, 0)
         return byte * end >> 8 if end <= 16 else (byte << 8 | next(self._drawn, 0)) * end >> 16
 
@@ -62,12 +62,13 @@ class Draws:
         return bytes(next(self._drawn, 0) for _ in range(size_bytes))
 
     def integer(self, least: int, most: int) -> int:
-        """A number from `least` to `most`: often one of them, or a small one."""
+        """A number from `least` to `most`: often one of them, one close to 0, or another small one."""
         kind = self.below(8)
         if kind < 2:
             return (least, most)[kind]
         if kind < 5:
-            return max(least, min(most, self.below(512) - 256))
+            small = self.below(3) - 1 if kind == 2 else self.below(512) - 256
+            return max(least, min(most, small))
         return least + int.from_bytes(self.raw(most.bit_length() // 8 + 1)) % (most - least + 1)
 
     def float(self, width: int) -> float:

@@ -49,21 +49,20 @@ class Obvious:
         return None
 
 
-ENDS = {"add": (1, 13), "allocate": (0, 6 * UNIT + 1), "free": (0, 1001), "holding": (0, 12 * UNIT + 1)}
-"""The least value of each step, and the end of its values."""
+VALUES = {"add": (1, 12), "allocate": (0, 6 * UNIT), "free": (0, 1_000), "holding": (0, 12 * UNIT)}
+"""The least and the largest value of each step."""
 
 
 def step(draws: Draws) -> tuple[str, int]:
-    what = draws.pick(tuple(ENDS))
-    least, end = ENDS[what]
-    return what, least + draws.below(end - least)
+    what = draws.pick(tuple(VALUES))
+    return what, draws.integer(*VALUES[what])
 
 
 def steps(draws: Draws) -> list[tuple[str, int]]:
     return [step(draws) for _ in range(draws.below(41))]
 
 
-@given(drawn(steps, 130))
+@given(drawn(steps, 160))
 @settings(max_examples=examples(300), deadline=None)
 def test_arena_behaves_like_a_simple_model(steps: list[tuple[str, int]]):
     arena, obvious = Arena(1 << 30), Obvious()

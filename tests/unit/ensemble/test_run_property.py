@@ -87,7 +87,7 @@ def case_of(draws: Draws, *, decoupled: bool) -> Case:
     rest = list(outputs)
     return Case(
         parts=parts,
-        given={name: draws.below(257) / 256 for name in inputs if name not in optional or draws.below(2)},
+        given={name: draws.integer(0, 256) / 256 for name in inputs if name not in optional or draws.below(2)},
         inputs=[name + "?" if name in optional else name for name in inputs],
         outputs=outputs,
         wanted=tuple(rest.pop(draws.below(len(rest))) for _ in range(draws.below(len(outputs) + 1))),
