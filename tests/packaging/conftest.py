@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster.programs import provide_programs
 from halimede import __version__
 from support.image import REPOSITORY_ROOT, Container, Image, Unavailable, built_image, extended_image
 from support.models import add_simple
 from support.passed_before import record_of
+from support.phases import shown
 
 PAGE = (REPOSITORY_ROOT / "docs/pages/container.md").read_text()
 USED = {"packaging", "support"}
@@ -74,3 +76,18 @@ def container(image: Image, tmp_path: Path) -> Iterator[Container]:
     made = Container(image, tmp_path, tmp_path / "models")
     yield made
     made.remove()
+
+
+@pytest.fixture(scope="session")
+def programs(request: pytest.FixtureRequest) -> Iterator[Path]:
+    try:
+        with shown(request.config):
+            built = provide_programs()
+        yield built
+    except Unavailable as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture(scope="session")
+def helm(programs: Path) -> str:
+    return str(programs / "helm")

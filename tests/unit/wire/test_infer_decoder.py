@@ -79,11 +79,12 @@ def test_parts_that_differ_in_id_and_sequence_are_remembered_once() -> None:
     decoder = InferDecoder(view, "1")
     for number in range(1, 9):
         text = (
-            b'{"id":"%d","parameters":{"sequence_id":%d,"sequence_start":false},"inputs":[{"name":"IN","datatype":"FP32",'
+            b'{"id":"%d","parameters":{"sequence_id":%d,"sequence_start":true},"inputs":[{"name":"IN","datatype":"FP32",'
             b'"shape":[1,2],"parameters":{"binary_data_size":8}}]}' % (number, number)
         )
         request = decoder.decode(text + b"\0" * 8, len(text)).request
         assert (request.id, request.sequence_id) == (str(number), number)
+        assert (request.sequence_start, request.sequence_end) == (True, False)
         assert len(decoder.known) == 1
 
 
