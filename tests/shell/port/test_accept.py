@@ -13,17 +13,18 @@ from halimede.frontends.port import PortLimits
 from halimede.frontends.sockets import bind
 from support.processes import open_files
 
-OPEN_FILES = 400
+FREE_FILES = 300
 
 
 @contextmanager
-def few_files(limit: int) -> Iterator[None]:
-    """Lower the limit of open files of this process, which is both server and client."""
+def few_files() -> Iterator[int]:
+    """Lower the limit of open files of this process, which is both server and client: only FREE_FILES more can be
+    opened. Yields the limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert open_files() < limit - 100
+    limit = open_files() + FREE_FILES
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
-        yield
+        yield limit
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -78,7 +79,7 @@ def clients(count: int) -> list[socket.socket]:
 
 
 def test_without_descriptors_clients_are_refused_until_some_are_free(serve: Any, each_loop: Any) -> None:
-    with few_files(OPEN_FILES):
+    with few_files():
         running = serve(PortLimits(spare_descriptors=0), loop_factory=each_loop)
         refused, later, idle = clients(20), clients(5), running.use()
         with no_files_left() as taken:
@@ -99,7 +100,7 @@ def test_without_descriptors_clients_are_refused_until_some_are_free(serve: Any,
 
 
 def test_without_even_the_reserve_the_port_waits_without_spinning(serve: Any, each_loop: Any) -> None:
-    with few_files(OPEN_FILES), clients(1)[0] as waiting:
+    with few_files(), clients(1)[0] as waiting:
         running = serve(loop_factory=each_loop)
         late = running.call(running.another_port)
         sockets = bind("127.0.0.1", 0, "Echo")
@@ -121,13 +122,13 @@ def test_without_even_the_reserve_the_port_waits_without_spinning(serve: Any, ea
 
 
 def test_some_descriptors_are_left_to_the_rest_of_the_process(serve: Any, each_loop: Any) -> None:
-    with few_files(OPEN_FILES), ExitStack() as connected:
+    with few_files() as limit, ExitStack() as connected:
         running = serve(PortLimits(spare_descriptors=50), loop_factory=each_loop)
         refused = 0
         while refused < 5:
             # In sequence, because other descriptors of this process may be closed at any time.
             refused += is_refused(running, connected)
-        assert OPEN_FILES - 80 < open_files() < OPEN_FILES - 30
+        assert limit - 80 < open_files() < limit - 30
         connected.close()
         running.wait_until(lambda: not running.port.connection_count)
         assert is_served(running, clients(1)[0])
