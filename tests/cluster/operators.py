@@ -136,6 +136,20 @@ class Place:
             api.create(f"{rights}/roles", {"metadata": {"name": name}, "rules": rules})
             role = {"apiGroup": RBAC, "kind": "Role", "name": name}
             api.create(f"{rights}/rolebindings", {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
+        # The API server learns of them a little later, and refuses until then.
+        for name, rules in _roles(self.own).items():
+            eventually(lambda rules=rules: self._may(subject["name"], rules[0]), f"the rights of {name}")
+
+    def _may(self, group: str, rule: Object) -> bool:
+        """Whether members of the group may do the first thing that the rule allows."""
+        resource, _, subresource = rule["resources"][0].partition("/")
+        asked = {
+            "namespace": self.namespace, "verb": rule["verbs"][0], "group": rule["apiGroups"][0],
+            "resource": resource, "subresource": subresource, "name": rule.get("resourceNames", [""])[0],
+        }  # fmt: skip
+        review = {"spec": {"user": "somebody", "groups": [group], "resourceAttributes": asked}}
+        answer = self.own.api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
 
     def allow_everywhere(self) -> None:
         """Give the accounts all rights in all namespaces."""

@@ -16,6 +16,7 @@ from support.served import add_python, parameter
 from support.server import RunningServer, start_server
 
 THREAD_LIMIT = 1 << 20
+TRIES = 3
 MOST_EACH_BYTES = 100
 
 HALF = """
@@ -71,8 +72,22 @@ def ask(server: RunningServer, raw: bytes) -> pb.ModelInferResponse:
 
 def check_others_during(server: RunningServer, count: int, work: Callable[[], Any]) -> Any:
     """The result of `work` with this number of strings. Checks other requests meanwhile, and the memory per string."""
-    before = resident_bytes(server)
-    forget_peak(server)
+    # Relative to the duration, because the machine may be busy: a loop that iterates over strings blocks most of it, each
+    # time. A busy machine may delay one of the few requests of a short one.
+    for _ in range(TRIES):
+        before = resident_bytes(server)
+        forget_peak(server)
+        result, took, longest = longest_wait_during(server, work)
+        each = (peak_bytes(server) - before) / count
+        print(f"health took at most {longest * 1e3:.0f} ms of {took:.1f} s; {each:.0f} bytes a string")
+        assert each < MOST_EACH_BYTES
+        if longest < 0.4 * took:
+            return result
+    raise AssertionError(f"another request took {longest * 1e3:.0f} ms of {took:.1f} s, as in all {TRIES} tries")
+
+
+def longest_wait_during(server: RunningServer, work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """The result of `work`, the seconds that it took, and those of the slowest other request meanwhile."""
     started = time.monotonic()
     call = in_background(work)
     waits = []
@@ -81,14 +96,7 @@ def check_others_during(server: RunningServer, count: int, work: Callable[[], An
         assert server.get("/v2/health/live").status == 200
         waits.append(time.monotonic() - begun)
         time.sleep(0.02)
-    took = time.monotonic() - started
-    result = call.result()
-    each = (peak_bytes(server) - before) / count
-    print(f"health took at most {max(waits) * 1e3:.0f} ms of {took:.1f} s; {each:.0f} bytes a string")
-    # Relative to the duration, because the machine may be busy: a loop that iterates over strings blocks most of it.
-    assert max(waits) < 0.4 * took
-    assert each < MOST_EACH_BYTES
-    return result
+    return call.result(), time.monotonic() - started, max(waits)
 
 
 @pytest.mark.parametrize("alike", [True, False], ids=["alike", "mixed"])
