@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,7 +106,13 @@ class RunningServer:
         return answer.body.decode()
 
     def wait_ready(self) -> None:
-        wait_until(lambda: self.get("/v2/health/ready").status == 200, "the server to be ready", self)
+        def ready() -> bool:
+            # A server that ends while it starts refuses connections; its log says why.
+            with suppress(ConnectionError):
+                return self.get("/v2/health/ready").status == 200
+            return False
+
+        wait_until(ready, "the server to be ready", self)
 
     def stop(self, limit_s: float = 30.0) -> int:
         """Send SIGTERM and return the exit code."""

@@ -108,7 +108,8 @@ class Launcher:
             zygote, number = self._send_spawn(command, passed, preload)
         except OSError as error:
             _close(server_ends)
-            text = f"cannot start a process for '{name}': {error.strerror or error}"
+            program = f": {error.filename}" if error.filename else ""
+            text = f"cannot start a process for '{name}': {error.strerror or error}{program}"
             raise InferenceError(ErrorCode.UNAVAILABLE, text) from error
         except InferenceError:
             _close(server_ends)

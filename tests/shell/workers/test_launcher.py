@@ -450,6 +450,16 @@ def test_an_environment_that_does_not_fit_is_refused(crew: Crew):
     assert crew.talk().ask("1") == 1
 
 
+def test_a_zygote_that_cannot_be_started_is_named_with_its_program(monkeypatch: pytest.MonkeyPatch, own_crew: Crew):
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", "/no/such/python3")
+        with pytest.raises(InferenceError) as raised:
+            own_crew.spawn()
+
+    assert raised.value.message == "cannot start a process for 'm_0_0': No such file or directory: /no/such/python3"
+    assert own_crew.talk().ask("1") == 1
+
+
 def test_threads_start_workers_at_the_same_time(crew: Crew):
     def scenario(number: int) -> tuple[int, ProcessExit]:
         worker = crew.talk(name=f"m_{number}_0")
