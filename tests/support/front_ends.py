@@ -5,7 +5,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -65,13 +65,17 @@ def owner(server: RunningServer, client: socket.socket) -> int | None:
     """The pid of the process that accepted this connection; None if none has yet or its process ended."""
     accepted = f"socket:[{tcp_inode(client.getpeername(), client.getsockname())}]"
     for pid in (*(each.pid for each in front_ends(server)), server.process.pid):
-        try:
-            with os.scandir(f"/proc/{pid}/fd") as descriptors:
-                if any(os.readlink(each.path) == accepted for each in descriptors):
-                    return pid
-        except FileNotFoundError:
-            continue
+        if accepted in _files(pid):
+            return pid
     return None
+
+
+def _files(pid: int) -> Iterator[str]:
+    """The open files of a process, which may end or close some meanwhile."""
+    with suppress(FileNotFoundError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+        for each in descriptors:
+            with suppress(FileNotFoundError):
+                yield os.readlink(each.path)
 
 
 def tcp_inode(local: tuple[str, int], remote: tuple[str, int]) -> int:
