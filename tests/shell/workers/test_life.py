@@ -1,0 +1,50 @@
+"""How a process ended is what is said of it, even if its channel closes before that is known."""
+
+import asyncio
+import os
+import socket
+from typing import Any, cast
+
+from halimede.core.supervise import ProcessExit
+from halimede.workers.launcher import WorkerProcess
+from halimede.workers.process.life import Life
+from halimede.workers.server.connection import Owners
+from support.channel import INPUTS, OUTPUTS, SPEC
+
+
+class ReportedLate:
+    """A process whose end is reported some turns of the loop after it was killed."""
+
+    def __init__(self) -> None:
+        self.channel, self.its_end = socket.socketpair()
+        self.output, self._its_output = os.pipe()
+        os.set_blocking(self.output, False)
+        self._killed = asyncio.Event()
+
+    def kill(self, _signal_number: int) -> None:
+        self._killed.set()
+
+    async def wait(self) -> ProcessExit:
+        await self._killed.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return ProcessExit(signal=9)
+
+    def close(self) -> None:
+        self.its_end.close()
+        os.close(self.output)
+        os.close(self._its_output)
+
+
+def test_the_signal_that_ended_a_process_is_awaited_after_its_channel_closed():
+    async def main() -> str:
+        process = ReportedLate()
+        owners = Owners(*[cast("Any", None)] * 3)
+        life = Life(cast("WorkerProcess", process), SPEC, INPUTS, OUTPUTS, owners, asyncio.get_running_loop())
+        process.its_end.shutdown(socket.SHUT_RDWR)
+        try:
+            return await life.wait_end()
+        finally:
+            await life.end()
+
+    assert asyncio.run(main()) == "signal 9"
