@@ -22,14 +22,17 @@ def archive(names: Sequence[str], comment: bytes = b"") -> bytes:
     return made.getvalue()
 
 
-def zip64(names: Sequence[str]) -> bytes:
-    """An archive whose directory's place is in the records for large archives, as torch writes large ones."""
+def zip64(names: Sequence[str], short: tuple[int, int] = (0xFFFFFFFF,) * 2, announced: int | None = None) -> bytes:
+    """An archive whose directory's place is in the records for large archives, as torch writes large ones.
+
+    `short` is its length and offset in the record of small archives, `announced` the place of the large record.
+    """
     content = archive(names)
     at = content.rindex(b"PK\x05\x06")
     count, length, offset = struct.unpack_from("<H2I", content, at + 10)
     large = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, offset)
-    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, at, 1)
-    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, at if announced is None else announced, 1)
+    end = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, *short, 0)
     return content[:at] + large + locator + end
 
 

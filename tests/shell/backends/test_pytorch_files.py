@@ -1,11 +1,14 @@
 """What a file is, without PyTorch."""
 
 import pickle
+import re
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from halimede.backends.api import ModelSource
 from halimede.backends.pytorch.archive import (
@@ -20,10 +23,19 @@ from halimede.backends.pytorch.archive import (
 from halimede.backends.pytorch.files import ModelFiles, find_files
 from halimede.backends.pytorch.form import Form
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.repository.file_kinds import FileKind
+from halimede.core.repository.model_files import pickle_problem
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.runtime.file_look import look_at
+from support.examples import examples
 from support.forked import run_python
+from support.model_files import archive as zip_bytes
+from support.model_files import zip64
 
 SCRIPT = ("m/code/__torch__.py", "m/constants.pkl", "m/data.pkl", "m/version")
+
+
+NEW_ZIP = zip_bytes(["m/version"]).replace(b"PK\x01\x02\x14\x03\x14", b"PK\x01\x02\x14\x03\x50")
 
 
 def archive(path: Path, *entries: str, **contents: bytes) -> Path:
@@ -80,12 +92,13 @@ def test_the_entries_of_an_archive_say_what_it_is(tmp_path, entries, expected):
     [
         (b"", "model.pt is empty"),
         (b"PK\x03\x04 and so on", "model.pt is truncated"),
+        (NEW_ZIP, "model.pt is an archive that cannot be read: zip file version 8.0"),
         (b"no model at all", "model.pt is not a file of PyTorch"),
         (b"\x40\0\0\0\0\0\0\0{}", "model.pt has weights alone (safetensors)"),
         (b"version https://git-lfs.github.com/spec/v1", "model.pt is a pointer of Git LFS"),
         (pickle.dumps(OrderedDict(w=1)), "model.pt has weights alone (a state_dict)"),
     ],
-    ids=["empty", "truncated", "text", "safetensors", "lfs", "old pickle"],
+    ids=["empty", "truncated", "new zip", "text", "safetensors", "lfs", "old pickle"],
 )
 def test_a_file_that_is_no_model_is_one_error_that_says_what_it_is(tmp_path, content, problem):
     path = tmp_path / "model.pt"
@@ -196,3 +209,38 @@ def test_a_missing_file_is_an_error_that_names_what_is_there(tmp_path):
     assert "there is 'net.pt2'; rename it to 'model.pt'" in refused(lambda: found(tmp_path)).message
     (tmp_path / "model.py").touch()
     assert 'write runtime: "model.py" in config.pbtxt' in refused(lambda: found(tmp_path)).message
+
+
+PARTS = (
+    *("archive_format", "models/model.json", "models/x", "data/aotinductor/model/x.so", "data/aotinductor/x"),
+    *("code/x", "code/__torch__.py", "constants.pkl", "data.pkl", "serialized_exported_program.json", "xaotinductor/y"),
+    *("models/model.json~x", "version"),
+)
+
+PROGRAM = re.compile(r"([^/]*/)?(models/|serialized_exported_program\.json$)")
+
+
+@given(st.data())
+@settings(max_examples=examples(300))
+def test_what_is_allowed_without_pickles_is_never_loaded_by_unpickling(tmp_path_factory, data):
+    members = st.tuples(st.sampled_from(["m/", "m/", "n/", ""]), st.sampled_from(PARTS))
+    texts = ["".join(each) for each in data.draw(st.lists(members, min_size=1, max_size=6, unique=True))]
+    content = (zip64 if data.draw(st.booleans()) else zip_bytes)(texts)
+    first = zip_bytes([f"m/{name}" for name in data.draw(st.lists(st.sampled_from(PARTS), max_size=3, unique=True))])
+    content = data.draw(st.sampled_from([b"", b"PK\x03\x04", first])) + content.replace(b"~", b"\0")
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(len(content) // 2, len(content) - 1))
+        content = content[:at] + bytes([data.draw(st.sampled_from([0, 1, 22, 80, 255]))]) + content[at + 1 :]
+    path = tmp_path_factory.getbasetemp() / "generated.pt"
+    path.write_bytes(content)
+    look = look_at(path)
+    if look is None or pickle_problem("pytorch", path.name, look, ()):
+        return
+    try:
+        found = read_archive(path, "m")
+    except InferenceError:
+        return
+    assert (found.form, look.kind) in [(Form.SCRIPT, FileKind.TORCHSCRIPT), (Form.PACKAGE, FileKind.AOTI)]
+    # The function that loads packages unpickles the exported programs that are in them.
+    with zipfile.ZipFile(path) as file:
+        assert found.form is Form.SCRIPT or not [name for name in file.namelist() if PROGRAM.match(name)]

@@ -1,3 +1,5 @@
+import struct
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from halimede.core.repository.file_kinds import (
     look_at_file,
 )
 from support.examples import examples
-from support.model_files import SAMPLES, TORCHSCRIPT, archive, field
+from support.model_files import SAMPLES, TORCHSCRIPT, archive, field, zip64
 
 
 class Bytes:
@@ -63,6 +65,63 @@ def test_an_archive_without_a_part_of_its_directory_is_incomplete() -> None:
     fault = "it lacks a part of the archive's directory: it is incomplete"
     # The first file is missing, as in the last part of a split archive.
     assert look_at_file("m.pt", Bytes(b"PK\x03\x04" + content[at + 100 :])) == Look(FileKind.ZIP, fault)
+
+
+EXPORTED = ("m/archive_format", "m/models/model.json", "m/data/weights/weight_0")
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "doubt"),
+    [
+        ((*EXPORTED, "m/code/x", "m/constants.pkl"), FileKind.TORCH_EXPORT, "it is a TorchScript archive, too"),
+        ((*EXPORTED, "m/code/x"), FileKind.TORCH_EXPORT, ""),
+        ((*EXPORTED, "m/constants.pkl"), FileKind.TORCH_EXPORT, ""),
+        ((*EXPORTED, "m/xaotinductor/y"), FileKind.TORCH_EXPORT, ""),
+        ((*EXPORTED, "m/data/aotinductor/y/z"), FileKind.AOTI, "it is an archive of torch.export, too"),
+        ((*EXPORTED, "m/data.pkl"), FileKind.TORCH_EXPORT, "it is a checkpoint of torch.save, which is a pickle, too"),
+        # The folder of another name is one that a reader may take.
+        ((*TORCHSCRIPT, "serialized_exported_program.json"), FileKind.TORCH_EXPORT, "it is a TorchScript archive, too"),
+    ],
+)
+def test_an_archive_of_more_than_one_kind_is_in_doubt(names: tuple[str, ...], kind: FileKind, doubt: str) -> None:
+    assert look_at_file("m.pt", Bytes(archive(names))) == Look(kind, doubt=doubt)
+
+
+def _with_end(content: bytes, length: int, offset: int) -> bytes:
+    """The archive, with another place of its directory in the record at its end."""
+    at = content.rindex(b"PK\x05\x06")
+    return content[: at + 12] + struct.pack("<2I", length, offset) + content[at + 20 :]
+
+
+def _two_directories(seen: bytes, used: bytes) -> bytes:
+    """An archive whose record points to the directory of `seen`, and whose last directory, which Python uses, is another."""
+    start, end = seen.index(b"PK\x01\x02"), seen.rindex(b"PK\x05\x06")
+    length = len(used[used.index(b"PK\x01\x02") : used.rindex(b"PK\x05\x06")])
+    # Both directories have one length, so that Python takes the first archive for bytes before the second.
+    assert length == end - start
+    return _with_end(seen[:end] + used, length, start)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _two_directories(archive(["m/code/x", "m/constants.pkl"]), archive(["m/code/y", "m/models/m.json"])),
+        _with_end(archive(TORCHSCRIPT), 50, archive(TORCHSCRIPT).index(b"PK\x01\x02")),
+        zip64(TORCHSCRIPT, short=(0, 0)),
+        zip64(TORCHSCRIPT, announced=0),
+        archive([*TORCHSCRIPT, "m/models/model.json_cut"]).replace(b"_cut", b"\0cut"),
+        archive([*TORCHSCRIPT, "m/last"])[::-1].replace(b"\x02\x01KP", b"\x02\x01KQ", 1)[::-1],
+    ],
+    ids=["bytes before", "shorter", "two lengths", "elsewhere", "name with zero", "damaged"],
+)
+def test_an_archive_that_readers_may_read_in_different_ways_is_in_doubt(content: bytes) -> None:
+    look = look_at_file("m.pt", Bytes(content))
+    assert look.doubt or look.fault, look
+
+
+def test_an_archive_with_more_members_than_are_read_is_in_doubt() -> None:
+    look = look_at_file("m.pt", Bytes(archive([*TORCHSCRIPT, *(f"m/{at}" for at in range(25_000))])))
+    assert (look.kind, look.doubt[:22]) == (FileKind.TORCHSCRIPT, "its directory has 1314")
 
 
 def test_a_program_is_recognized_by_its_name() -> None:

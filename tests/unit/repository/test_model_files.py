@@ -88,6 +88,24 @@ def test_which_files_are_refused_without_pickles(kind: FileKind) -> None:
     assert declared == (kind in {*executable, FileKind.COMPRESSED, FileKind.ZIP, FileKind.UNKNOWN})
 
 
+@pytest.mark.parametrize("kind", FileKind)
+def test_only_what_is_surely_another_archive_is_loaded_where_archives_may_be_unpickled(kind: FileKind) -> None:
+    refused = pickle_problem("pytorch", "m.pt", Look(kind), ()) is not None
+    unclear = {FileKind.COMPRESSED, FileKind.ZIP, FileKind.UNKNOWN}
+    assert refused == (kind in {FileKind.PICKLE, FileKind.TORCH_SAVE, FileKind.TORCH_EXPORT, *unclear})
+
+
+def test_an_archive_in_doubt_is_refused_with_the_reason() -> None:
+    look = Look(FileKind.AOTI, doubt="it is an archive of torch.export, too")
+    problem = pickle_problem("pytorch", "m.pt2", look, ())
+    assert problem is not None
+    assert problem.startswith(
+        "'m.pt2' may contain a pickle: it is a package of AOTInductor, but it is an archive of torch.export, too, and a "
+    )
+    assert pickle_problem("onnxruntime", "m.pt2", look, ()) is None
+    assert file_problem("pytorch", "m.pt2", look) is None
+
+
 def test_the_refusal_of_a_pickle_names_the_flag_and_the_ways_out() -> None:
     assert pickle_problem("sklearn", "model.joblib", Look(FileKind.PICKLE), ()) == (
         "'model.joblib' is a pickle, and a pickle can execute any code while the backend 'sklearn' loads it. The server "

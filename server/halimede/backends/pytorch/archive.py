@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from halimede.backends.pytorch.form import Form
+from halimede.core.repository.file_kinds import FileKind, archive_kinds
 from halimede.core.types import ErrorCode, InferenceError
 
 MOST_PICKLE_BYTES = 64 << 20
@@ -53,6 +54,8 @@ def read_archive(path: Path, model: str) -> Archive:
             return _archive(file, path, model)
     except zipfile.BadZipFile as error:
         raise _wrong(path, model, _not_an_archive(path)) from error
+    except (NotImplementedError, ValueError) as error:
+        raise _wrong(path, model, f"is an archive that cannot be read: {error}") from error
     except OSError as error:
         raise InferenceError(
             ErrorCode.UNAVAILABLE, f"model '{model}': {path.name} cannot be read: {error.strerror or error}"
@@ -77,18 +80,19 @@ def _archive(file: zipfile.ZipFile, path: Path, model: str) -> Archive:
     entries = {name.removeprefix(f"{root}/") for name in names}
     programs = sorted(name for name in entries if name.startswith("models/") and name.endswith(".json"))
     packages = sorted({name.split("/")[2] for name in entries if name.startswith("data/aotinductor/")})
-    if "archive_format" in entries and (programs or packages):
-        program = f"{root}/{_main(programs, 'models/model.json', path, model)}" if programs else ""
-        package = _main(packages, MODEL, path, model) if packages else ""
-        return Archive(Form.PACKAGE if package else Form.EXPORTED, root, program, package)
-    if "serialized_exported_program.json" in entries:
-        # The layout before PyTorch 2.8, which PyTorch still loads.
-        return Archive(Form.EXPORTED, root, f"{root}/serialized_exported_program.json")
-    if any(name.startswith("code/") for name in entries) and "constants.pkl" in entries:
-        traced = f"{root}/traced_inputs.pkl" if "traced_inputs.pkl" in entries else ""
-        return Archive(Form.SCRIPT, root, traced=traced)
-    if "data.pkl" in entries:
-        raise _wrong(path, model, _saved(file, f"{root}/data.pkl"), HOW_TO_USE_CODE)
+    match next(iter(archive_kinds(names)), FileKind.ZIP):
+        case FileKind.AOTI | FileKind.TORCH_EXPORT if programs or packages:
+            program = f"{root}/{_main(programs, 'models/model.json', path, model)}" if programs else ""
+            package = _main(packages, MODEL, path, model) if packages else ""
+            return Archive(Form.PACKAGE if package else Form.EXPORTED, root, program, package)
+        case FileKind.TORCH_EXPORT if "serialized_exported_program.json" in entries:
+            # The layout before PyTorch 2.8, which PyTorch still loads.
+            return Archive(Form.EXPORTED, root, f"{root}/serialized_exported_program.json")
+        case FileKind.TORCHSCRIPT:
+            traced = f"{root}/traced_inputs.pkl" if "traced_inputs.pkl" in entries else ""
+            return Archive(Form.SCRIPT, root, traced=traced)
+        case FileKind.TORCH_SAVE if "data.pkl" in entries:
+            raise _wrong(path, model, _saved(file, f"{root}/data.pkl"), HOW_TO_USE_CODE)
     raise _wrong(path, model, "is a ZIP archive, but has no model of PyTorch in it")
 
 

@@ -7,7 +7,7 @@ the end, the directory of an archive, and the heads of at most MOST_FIELDS field
 
 import re
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -62,10 +62,15 @@ class FileKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a file looks like. `fault` is why it cannot be a complete file of its kind; "" if nothing is wrong."""
+    """What a file looks like.
+
+    `fault` is why it cannot be a complete file of its kind. `doubt` is why a reader of this archive may find something
+    else in it, as a clause. Both are "" if nothing is wrong.
+    """
 
     kind: FileKind
     fault: str = ""
+    doubt: str = ""
 
 
 class Content(Protocol):
@@ -196,51 +201,87 @@ def _xgboost(head: bytes, content: Content) -> Look:
 # ---- zip archives
 
 
+def archive_kinds(names: Collection[str]) -> list[FileKind]:
+    """What PyTorch's loaders find in an archive with these members: first what is loaded. Empty if there is nothing.
+
+    The backend uses this, too, so that it never loads as one kind what was allowed as another.
+    """
+    # torch puts all members below one folder, whose name is that of the saved file.
+    inside = {*names, *(name.partition("/")[2] for name in names)}
+    is_package = "archive_format" in inside
+    is_script = "constants.pkl" in inside and any(name.startswith("code/") for name in inside)
+    found = {
+        FileKind.AOTI: is_package and any(name.startswith("data/aotinductor/") for name in inside),
+        FileKind.TORCH_EXPORT: "serialized_exported_program.json" in inside
+        or (is_package and any(name.startswith("models/") for name in inside)),
+        FileKind.TORCHSCRIPT: is_script,
+        FileKind.TORCH_SAVE: "data.pkl" in inside and not is_script,
+    }
+    return [kind for kind, is_there in found.items() if is_there]
+
+
 def _archive(content: Content) -> Look:
     place = _directory_place(content)
     if place is None:
         return Look(FileKind.ZIP, _cut("the directory at the end of every zip archive"))
-    offset, length = place
-    if offset + length > content.size:
+    if place.offset + place.length > content.size:
         return Look(FileKind.ZIP, _cut("a part of the archive's directory"))
-    names = list(_member_names(content.at(offset, min(length, DIRECTORY_BYTES))))
-    return Look(_archive_kind(names))
+    names, doubt = _member_names(content.at(place.offset, min(place.length, DIRECTORY_BYTES)))
+    if place.length > DIRECTORY_BYTES:
+        doubt = f"its directory has {place.length} bytes, of which {DIRECTORY_BYTES} are read"
+    elif not place.is_plain:
+        doubt = "its directory is not where all readers look for it"
+    kinds = archive_kinds(names)
+    if len(kinds) > 1:
+        doubt = f"it is {kinds[1].value}, too"
+    return Look(kinds[0] if kinds else _other_archive_kind(names), doubt=doubt)
 
 
-def _directory_place(content: Content) -> tuple[int, int] | None:
-    """Offset and length of the archive's directory; None without a record of it at the end."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of an archive's directory. It `is_plain` if readers that look in different ways agree on it."""
+
+    offset: int
+    length: int
+    is_plain: bool
+
+
+def _directory_place(content: Content) -> _Place | None:
+    """None without a record of the directory at the end."""
     end = _end(content)
     at = end.rfind(b"PK\x05\x06")
     if at < 0 or len(end) - at < 22:
         return None
     length, offset = struct.unpack_from("<2I", end, at + 12)
-    if 0xFFFFFFFF in (length, offset):
-        large = end.rfind(b"PK\x06\x06", 0, at)
-        if large < 0 or at - large < 56:
-            return None
-        length, offset = struct.unpack_from("<2Q", end, large + 40)
-    return offset, length
+    records = at
+    is_plain = True
+    # Python uses these records whenever they are there, others only if they must.
+    if at >= 76 and end[at - 20 : at - 16] == b"PK\x06\x07":
+        short, records = (length, offset), at - 76
+        length, offset = struct.unpack_from("<2Q", end, records + 40)
+        (announced,) = struct.unpack_from("<Q", end, at - 12)
+        is_plain = end[records : records + 4] == b"PK\x06\x06" and announced == content.size - len(end) + records
+        is_plain &= all(one in (0xFFFFFFFF, other) for one, other in zip(short, (length, offset), strict=True))
+    elif 0xFFFFFFFF in (length, offset):
+        return None
+    # Python also reads archives that have other bytes before them, and takes the directory that ends here.
+    is_plain &= offset + length == content.size - len(end) + records
+    return _Place(offset, length, is_plain)
 
 
-def _member_names(directory: bytes) -> Iterator[str]:
-    at = 0
+def _member_names(directory: bytes) -> tuple[Sequence[str], str]:
+    """The names, and why a reader may find others."""
+    names, at = [], 0
     while directory[at : at + 4] == b"PK\x01\x02" and at + 46 <= len(directory):
         name, extra, comment = struct.unpack_from("<3H", directory, at + 28)
-        yield directory[at + 46 : at + 46 + name].decode("utf-8", "replace")
+        names.append(directory[at + 46 : at + 46 + name].decode("utf-8", "replace"))
         at += 46 + name + extra + comment
+    if any("\0" in name for name in names):
+        return names, "readers cut a name in it"
+    return names, "" if at == len(directory) else "its directory is damaged"
 
 
-def _archive_kind(names: Collection[str]) -> FileKind:
-    # torch puts all members below one folder, whose name is that of the saved file.
-    inside = {name.partition("/")[2] for name in names}
-    if "constants.pkl" in inside or any(name.startswith("code/") for name in inside):
-        return FileKind.TORCHSCRIPT
-    if any("aotinductor/" in name for name in names):
-        return FileKind.AOTI
-    if "archive_format" in inside or "serialized_exported_program.json" in {*inside, *names}:
-        return FileKind.TORCH_EXPORT
-    if "data.pkl" in inside:
-        return FileKind.TORCH_SAVE
+def _other_archive_kind(names: Collection[str]) -> FileKind:
     if "schema.json" in names:
         return FileKind.SKOPS
     return FileKind.KERAS if {"config.json", "model.weights.h5"} <= set(names) else FileKind.ZIP

@@ -72,6 +72,8 @@ NO_MODELS = frozenset({FileKind.EMPTY, FileKind.LFS_POINTER, FileKind.HTML})
 """Kinds that are no model of any backend."""
 _UNCLEAR = frozenset({FileKind.COMPRESSED, FileKind.ZIP, FileKind.UNKNOWN})
 """Kinds that may contain a pickle."""
+_UNPICKLES_PARTS = frozenset({"pytorch"})
+"""Backends that unpickle parts of some archives, so that they may load only what is surely another archive."""
 
 
 def unpickled(filename: str, patterns: Collection[str]) -> bool:
@@ -146,10 +148,13 @@ def pickle_problem(backend: str, filename: str, look: Look, patterns: Collection
 
     A recognized pickle is refused for every backend, because not all of them say what they unpickle.
     """
+    unpickles = backend in _UNPICKLES_PARTS or unpickled(filename, patterns)
     if look.kind in _EXECUTABLE:
         what = "is" if look.kind is not FileKind.TORCH_EXPORT else "contains pickles: it is"
         what = f"{what} {look.kind.value}"
-    elif look.kind in _UNCLEAR and unpickled(filename, patterns):
+    elif look.doubt and unpickles:
+        what = f"may contain a pickle: it is {look.kind.value}, but {look.doubt}"
+    elif look.kind in _UNCLEAR and unpickles:
         what = "may be a pickle"
     else:
         return None
