@@ -13,6 +13,21 @@ from onnx import TensorProto, helper
 from halimede.core.repository.file_kinds import FileKind
 
 
+class Bytes:
+    """The content of a file that counts what is read of it."""
+
+    def __init__(self, content: bytes) -> None:
+        self.size = len(content)
+        self.reads = 0
+        self.most = 0
+        self._content = content
+
+    def at(self, offset: int, length: int) -> bytes:
+        self.reads += 1
+        self.most += length
+        return self._content[offset : offset + length]
+
+
 def archive(names: Sequence[str], comment: bytes = b"") -> bytes:
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as file:

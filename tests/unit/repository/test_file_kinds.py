@@ -16,22 +16,7 @@ from halimede.core.repository.file_kinds import (
     look_at_file,
 )
 from support.examples import examples
-from support.model_files import SAMPLES, TORCHSCRIPT, archive, field, zip64
-
-
-class Bytes:
-    """The content of a file that counts what is read of it."""
-
-    def __init__(self, content: bytes) -> None:
-        self.size = len(content)
-        self.reads = 0
-        self.most = 0
-        self._content = content
-
-    def at(self, offset: int, length: int) -> bytes:
-        self.reads += 1
-        self.most += length
-        return self._content[offset : offset + length]
+from support.model_files import SAMPLES, TORCHSCRIPT, Bytes, archive, field, zip64
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -1,6 +1,8 @@
+import pickle
+
 import pytest
 
-from halimede.core.repository.file_kinds import FileKind, Look
+from halimede.core.repository.file_kinds import FileKind, Look, look_at_file
 from halimede.core.repository.model_files import (
     TAKES,
     file_problem,
@@ -8,6 +10,7 @@ from halimede.core.repository.model_files import (
     pickle_problem,
     well_known_name,
 )
+from support.model_files import SAMPLES, Bytes
 
 
 @pytest.mark.parametrize("backend", TAKES)
@@ -85,14 +88,59 @@ def test_which_files_are_refused_without_pickles(kind: FileKind) -> None:
     undeclared = pickle_problem("b", "m.pt", Look(kind), ("*.pkl",)) is not None
     executable = {FileKind.PICKLE, FileKind.TORCH_SAVE, FileKind.TORCH_EXPORT}
     assert undeclared == (kind in executable)
-    assert declared == (kind in {*executable, FileKind.COMPRESSED, FileKind.ZIP, FileKind.UNKNOWN})
+    sure = {FileKind.EMPTY, FileKind.HTML, FileKind.TENSORRT, FileKind.LIGHTGBM, FileKind.TORCHSCRIPT, FileKind.KERAS}
+    assert declared or kind not in {*executable, FileKind.COMPRESSED, FileKind.ZIP, FileKind.UNKNOWN, FileKind.GGUF}
+    assert not declared or kind not in sure
 
 
 @pytest.mark.parametrize("kind", FileKind)
 def test_only_what_is_surely_another_archive_is_loaded_where_archives_may_be_unpickled(kind: FileKind) -> None:
-    refused = pickle_problem("pytorch", "m.pt", Look(kind), ()) is not None
-    unclear = {FileKind.COMPRESSED, FileKind.ZIP, FileKind.UNKNOWN}
-    assert refused == (kind in {FileKind.PICKLE, FileKind.TORCH_SAVE, FileKind.TORCH_EXPORT, *unclear})
+    allowed = {FileKind.EMPTY, FileKind.EMPTY_DIRECTORY, FileKind.TORCHSCRIPT, FileKind.AOTI, FileKind.PYTHON}
+    assert (pickle_problem("pytorch", "m.pt", Look(kind), ()) is None) == (kind in allowed)
+
+
+class Code:
+    """Calls a function when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return call, (1,)
+
+
+called: list[int] = []
+
+
+def call(number: int) -> None:
+    called.append(number)
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [
+        (b"GGUF" + bytes(5), FileKind.GGUF),
+        (b"MZ\x90", FileKind.SHARED_LIBRARY),
+        (b"C\x06\0\0ORTM", FileKind.ORT),
+        (b"C\x06\0\0TFL3", FileKind.TFLITE),
+        (b"C\x07" + bytes(6) + b"{", FileKind.SAFETENSORS),
+    ],
+)
+def test_a_pickle_that_begins_as_another_file_is_refused(before: bytes, kind: FileKind) -> None:
+    content = before + pickle.dumps(Code(), 2)[2:]
+    called.clear()
+    pickle.loads(content)
+    assert called == [1]
+    look = look_at_file("model.pkl", Bytes(content))
+    assert look.kind is kind
+    problem = pickle_problem("other", "model.pkl", look, ("*.pkl",))
+    assert problem is not None
+    assert problem.startswith(f"'model.pkl' may be a pickle, though it begins as {kind.value}, and a pickle can")
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_an_unpickler_fails_at_the_first_bytes_of_what_is_allowed(name: str) -> None:
+    kind, content = SAMPLES[name]
+    if pickle_problem("other", "model.pkl", Look(kind), ("*.pkl",)) is None and content:
+        with pytest.raises((pickle.UnpicklingError, IndexError, EOFError)):
+            pickle.loads(content[:2] + pickle.dumps(Code(), 2)[2:])
 
 
 def test_an_archive_in_doubt_is_refused_with_the_reason() -> None:

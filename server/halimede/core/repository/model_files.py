@@ -72,8 +72,23 @@ NO_MODELS = frozenset({FileKind.EMPTY, FileKind.LFS_POINTER, FileKind.HTML})
 """Kinds that are no model of any backend."""
 _UNCLEAR = frozenset({FileKind.COMPRESSED, FileKind.ZIP, FileKind.UNKNOWN})
 """Kinds that may contain a pickle."""
-_UNPICKLES_PARTS = frozenset({"pytorch"})
-"""Backends that unpickle parts of some archives, so that they may load only what is surely another archive."""
+_NO_PICKLES = frozenset(
+    {
+        *(FileKind.EMPTY, FileKind.EMPTY_DIRECTORY, FileKind.LFS_POINTER, FileKind.HTML, FileKind.TENSORRT),
+        *(FileKind.HDF5, FileKind.NUMPY, FileKind.TREELITE, FileKind.OPENVINO, FileKind.PMML, FileKind.XGBOOST_JSON),
+        *(FileKind.XGBOOST_UBJ, FileKind.XGBOOST_BINARY, FileKind.LIGHTGBM, FileKind.KERAS, FileKind.SKOPS),
+        *(FileKind.TORCHSCRIPT, FileKind.AOTI, FileKind.SAVED_MODEL, FileKind.ONNX_DIRECTORY),
+    }
+)
+"""Kinds at whose first bytes an unpickler fails. Those of others, such as GGUF (the opcode of a number), or whatever is
+before the signatures of ORT and TFLite, may begin a pickle."""
+_ONLY: Mapping[str, frozenset[FileKind]] = {
+    "pytorch": frozenset(
+        {FileKind.EMPTY, FileKind.EMPTY_DIRECTORY, FileKind.TORCHSCRIPT, FileKind.AOTI, FileKind.PYTHON}
+    ),
+}
+"""What a backend loads if no pickle is allowed, where it unpickles parts of some archives: an archive may follow any
+other bytes."""
 
 
 def unpickled(filename: str, patterns: Collection[str]) -> bool:
@@ -148,14 +163,15 @@ def pickle_problem(backend: str, filename: str, look: Look, patterns: Collection
 
     A recognized pickle is refused for every backend, because not all of them say what they unpickle.
     """
-    unpickles = backend in _UNPICKLES_PARTS or unpickled(filename, patterns)
     if look.kind in _EXECUTABLE:
         what = "is" if look.kind is not FileKind.TORCH_EXPORT else "contains pickles: it is"
         what = f"{what} {look.kind.value}"
-    elif look.doubt and unpickles:
+    elif backend not in _ONLY and not unpickled(filename, patterns):
+        return None
+    elif look.doubt:
         what = f"may contain a pickle: it is {look.kind.value}, but {look.doubt}"
-    elif look.kind in _UNCLEAR and unpickles:
-        what = "may be a pickle"
+    elif look.kind not in _ONLY.get(backend, _NO_PICKLES):
+        what = "may be a pickle" if look.kind in _UNCLEAR else f"may be a pickle, though it begins as {look.kind.value}"
     else:
         return None
     return (
