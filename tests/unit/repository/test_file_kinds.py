@@ -94,10 +94,21 @@ def _two_directories(seen: bytes, used: bytes) -> bytes:
         _with_end(archive(TORCHSCRIPT), 50, archive(TORCHSCRIPT).index(b"PK\x01\x02")),
         zip64(TORCHSCRIPT, short=(0, 0)),
         zip64(TORCHSCRIPT, announced=0),
+        zip64(TORCHSCRIPT).replace(b"PK\x06\x07", b"PK\x06\x08"),
+        archive(TORCHSCRIPT).replace(b"PK\x05\x06", b"PK\x06\x07" + bytes(16) + b"PK\x05\x06"),
         archive([*TORCHSCRIPT, "m/models/model.json_cut"]).replace(b"_cut", b"\0cut"),
         archive([*TORCHSCRIPT, "m/last"])[::-1].replace(b"\x02\x01KP", b"\x02\x01KQ", 1)[::-1],
     ],
-    ids=["bytes before", "shorter", "two lengths", "elsewhere", "name with zero", "damaged"],
+    ids=[
+        "bytes before",
+        "shorter",
+        "two lengths",
+        "elsewhere",
+        "no locator",
+        "locator alone",
+        "name with zero",
+        "damaged",
+    ],
 )
 def test_an_archive_that_readers_may_read_in_different_ways_is_in_doubt(content: bytes) -> None:
     look = look_at_file("m.pt", Bytes(content))

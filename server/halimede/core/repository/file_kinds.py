@@ -252,18 +252,21 @@ def _directory_place(content: Content) -> _Place | None:
     at = end.rfind(b"PK\x05\x06")
     if at < 0 or len(end) - at < 22:
         return None
-    length, offset = struct.unpack_from("<2I", end, at + 12)
-    records = at
-    is_plain = True
-    # Python uses these records whenever they are there, others only if they must.
-    if at >= 76 and end[at - 20 : at - 16] == b"PK\x06\x07":
-        short, records = (length, offset), at - 76
+    length, offset = short = struct.unpack_from("<2I", end, at + 12)
+    has_locator = end[max(0, at - 20) :].startswith(b"PK\x06\x07")
+    records, is_plain = at, not has_locator
+    # Python uses the record of large archives whenever it is there, others only if they must.
+    if has_locator and end[max(0, at - 76) :].startswith(b"PK\x06\x06"):
+        records = at - 76
+    elif 0xFFFFFFFF in short:
+        records = end.rfind(b"PK\x06\x06", 0, max(0, at - 55))
+        if records < 0:
+            return None
+    if records < at:
         length, offset = struct.unpack_from("<2Q", end, records + 40)
         (announced,) = struct.unpack_from("<Q", end, at - 12)
-        is_plain = end[records : records + 4] == b"PK\x06\x06" and announced == content.size - len(end) + records
+        is_plain = has_locator and records == at - 76 and announced == content.size - len(end) + records
         is_plain &= all(one in (0xFFFFFFFF, other) for one, other in zip(short, (length, offset), strict=True))
-    elif 0xFFFFFFFF in (length, offset):
-        return None
     # Python also reads archives that have other bytes before them, and takes the directory that ends here.
     is_plain &= offset + length == content.size - len(end) + records
     return _Place(offset, length, is_plain)
