@@ -94,7 +94,7 @@ def test_which_files_are_refused_without_pickles(kind: FileKind) -> None:
 
 
 @pytest.mark.parametrize("kind", FileKind)
-def test_only_what_is_surely_another_archive_is_loaded_where_archives_may_be_unpickled(kind: FileKind) -> None:
+def test_only_what_is_surely_no_pickle_is_loaded_by_pytorch(kind: FileKind) -> None:
     allowed = {FileKind.EMPTY, FileKind.EMPTY_DIRECTORY, FileKind.TORCHSCRIPT, FileKind.AOTI, FileKind.PYTHON}
     assert (pickle_problem("pytorch", "m.pt", Look(kind), ()) is None) == (kind in allowed)
 
