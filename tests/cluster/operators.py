@@ -136,9 +136,10 @@ class Place:
             api.create(f"{rights}/roles", {"metadata": {"name": name}, "rules": rules})
             role = {"apiGroup": RBAC, "kind": "Role", "name": name}
             api.create(f"{rights}/rolebindings", {"metadata": {"name": name}, "roleRef": role, "subjects": [subject]})
-        # The API server learns of them a little later, and refuses until then.
+        # The API server learns of them a little later, and refuses until then. Another role may have the first rule, too.
         for name, rules in _roles(self.own).items():
-            eventually(lambda rules=rules: self._may(subject["name"], rules[0]), f"the rights of {name}")
+            for rule in rules:
+                eventually(lambda rule=rule: self._may(subject["name"], rule), f"the rights of {name}")
 
     def _may(self, group: str, rule: Object) -> bool:
         """Whether members of the group may do the first thing that the rule allows."""
