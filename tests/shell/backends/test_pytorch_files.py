@@ -37,6 +37,8 @@ SCRIPT = ("m/code/__torch__.py", "m/constants.pkl", "m/data.pkl", "m/version")
 
 NEW_ZIP = zip_bytes(["m/version"]).replace(b"PK\x01\x02\x14\x03\x14", b"PK\x01\x02\x14\x03\x50")
 
+BAD_NAME = zip_bytes(["m/ü"]).replace("ü".encode(), b"\xff\xff")
+
 
 def archive(path: Path, *entries: str, **contents: bytes) -> Path:
     with zipfile.ZipFile(path, "w") as file:
@@ -93,12 +95,13 @@ def test_the_entries_of_an_archive_say_what_it_is(tmp_path, entries, expected):
         (b"", "model.pt is empty"),
         (b"PK\x03\x04 and so on", "model.pt is truncated"),
         (NEW_ZIP, "model.pt is an archive that cannot be read: zip file version 8.0"),
+        (BAD_NAME, "model.pt is an archive that cannot be read: 'utf-8' codec can't decode"),
         (b"no model at all", "model.pt is not a file of PyTorch"),
         (b"\x40\0\0\0\0\0\0\0{}", "model.pt has weights alone (safetensors)"),
         (b"version https://git-lfs.github.com/spec/v1", "model.pt is a pointer of Git LFS"),
         (pickle.dumps(OrderedDict(w=1)), "model.pt has weights alone (a state_dict)"),
     ],
-    ids=["empty", "truncated", "new zip", "text", "safetensors", "lfs", "old pickle"],
+    ids=["empty", "truncated", "new zip", "bad name", "text", "safetensors", "lfs", "old pickle"],
 )
 def test_a_file_that_is_no_model_is_one_error_that_says_what_it_is(tmp_path, content, problem):
     path = tmp_path / "model.pt"
