@@ -149,7 +149,7 @@ class Bench:
 
     def assert_at_rest(self) -> None:
         """No state of any request is left."""
-        assert (self.executing, self.table.by_ticket, self.table.size_bytes) == (0, {}, 0)
+        assert (self.executing, self.table.by_ticket, self.table.decoded.held_bytes) == (0, {}, 0)
         asyncio.get_running_loop().create_task(self.requests.drained()).cancel()
 
 

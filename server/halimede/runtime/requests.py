@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from halimede.core.accounts import Account, ByteKind
 from halimede.core.config.check_request import Checked
 from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.ordering import ResponseOrder
@@ -118,28 +119,28 @@ class RequestTable:
     may be larger than the bound.
     """
 
-    __slots__ = ("by_ticket", "limit_bytes", "size_bytes", "waits")
+    __slots__ = ("by_ticket", "decoded", "waits")
 
     def __init__(self, limit_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
         self.by_ticket: dict[int, InFlight] = {}
-        self.size_bytes = 0
-        self.limit_bytes = limit_bytes
+        self.decoded = Account(ByteKind.DECODED, limit_bytes)
         self.waits = WaitGraph(self._place_of)
         """The calls between models."""
 
     def shortage(self, size_bytes: int) -> InferenceError | None:
         """The error of a request of this size that would exceed the bound."""
-        if not self.size_bytes or self.size_bytes + size_bytes <= self.limit_bytes:
+        held_bytes, limit_bytes = self.decoded.held_bytes, self.decoded.limit_bytes
+        if not held_bytes or held_bytes + size_bytes <= limit_bytes:
             return None
         return InferenceError(
             ErrorCode.UNAVAILABLE,
-            f"Exceeds maximum queue size: requests in flight hold {self.size_bytes} bytes, "
-            f"and with {size_bytes} more would go over {self.limit_bytes}",
+            f"Exceeds maximum queue size: requests in flight hold {held_bytes} bytes, "
+            f"and with {size_bytes} more would go over {limit_bytes}",
         )
 
     def add(self, flight: InFlight) -> None:
         self.by_ticket[flight.key] = flight
-        self.size_bytes += flight.size_bytes
+        self.decoded.take(flight.size_bytes)
         caller = flight.caller
         if caller is not None and caller.waiter is not None:
             self.waits.add(flight.key, caller.waiter)
@@ -148,7 +149,7 @@ class RequestTable:
         """False when the request was removed before."""
         if self.by_ticket.pop(flight.key, None) is None:
             return False
-        self.size_bytes -= flight.size_bytes
+        self.decoded.give_back(flight.size_bytes)
         caller = flight.caller
         if caller is not None and caller.waiter is not None:
             self.waits.remove(flight.key)
@@ -198,12 +199,12 @@ class VersionRequests:
         shortage = self._table.shortage(size_bytes)
         if shortage is not None:
             raise shortage
-        self._table.size_bytes += size_bytes
+        self._table.decoded.take(size_bytes)
         self.count += 1
 
     def release(self, size_bytes: int) -> None:
         """Free what `hold` has reserved."""
-        self._table.size_bytes -= size_bytes
+        self._table.decoded.give_back(size_bytes)
         self.count -= 1
         self._check_idle()
 
@@ -228,7 +229,9 @@ class VersionRequests:
         table = self._table
         now, rows = monotonic_ns(), checked.batch_size
         flight = InFlight(key, request, rows, False, self, on_response, received_ns, now, size_bytes, caller=caller)
-        shortage = table.shortage(size_bytes) if table.size_bytes + size_bytes > table.limit_bytes else None
+        decoded = table.decoded
+        is_short = decoded.held_bytes + size_bytes > decoded.limit_bytes
+        shortage = table.shortage(size_bytes) if is_short else None
         self._add(flight)
         try:
             if shortage is not None:

@@ -45,7 +45,10 @@ def client(stalling) -> Iterator[H2Client]:
     with H2Client((stalling.address, stalling.port), is_greedy=False) as made:
         assert made.receive_until(lambda: made.of(SETTINGS, ACK))
         yield made
-        assert stalling.do(lambda: (stalling.front.shared.held_bytes, stalling.front.shared.unsent_bytes)) == (0, 0)
+        assert stalling.do(lambda: (stalling.front.shared.wire.held_bytes, stalling.front.shared.unsent_bytes)) == (
+            0,
+            0,
+        )
 
 
 @pytest.mark.parametrize("sent", [b"", PREFACE[:10], PREFACE, PREFACE + frame(SETTINGS)[:5]])

@@ -25,16 +25,16 @@ def test_inflated_and_decoded_bytes_count_until_the_answer(http: Any) -> None:
     with http.connect() as client:
         client.sendall(post("held"))
         http.wait_until(lambda: http.core.held)
-        assert http.listener.shared.held_bytes == len(TEXT) + 4 * COUNT
+        assert http.listener.shared.wire.held_bytes == len(TEXT) + 4 * COUNT
         http.call(http.core.release)
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
-        assert http.call(lambda: http.listener.shared.held_bytes) == 0
+        assert http.call(lambda: http.listener.shared.wire.held_bytes) == 0
     with http.connect() as client:
         client.sendall(post("held", TEXT, b""))
         http.wait_until(lambda: http.core.held)
-        assert http.listener.shared.held_bytes == len(TEXT) + 4 * COUNT
+        assert http.listener.shared.wire.held_bytes == len(TEXT) + 4 * COUNT
         http.call(http.core.release)
-        http.wait_until(lambda: http.listener.shared.held_bytes == 0)
+        http.wait_until(lambda: http.listener.shared.wire.held_bytes == 0)
 
 
 def test_no_bytes_of_a_disconnected_client_are_counted(http: Any) -> None:
@@ -42,7 +42,7 @@ def test_no_bytes_of_a_disconnected_client_are_counted(http: Any) -> None:
         client.sendall(post("held"))
         http.wait_until(lambda: http.core.held)
     http.wait_until(lambda: http.core.cancelled)
-    assert http.call(lambda: http.listener.shared.held_bytes) == 0
+    assert http.call(lambda: http.listener.shared.wire.held_bytes) == 0
 
 
 def test_no_bytes_are_counted_after_an_error(http: Any) -> None:
@@ -51,7 +51,7 @@ def test_no_bytes_are_counted_after_an_error(http: Any) -> None:
             client.sendall(post("echo", body))
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
             # The answer can arrive before the loop ends the step that sent it.
-            assert http.call(lambda: http.listener.shared.held_bytes) == 0
+            assert http.call(lambda: http.listener.shared.wire.held_bytes) == 0
 
 
 def test_a_request_without_room_gets_503_with_retry_after(serve: Any) -> None:

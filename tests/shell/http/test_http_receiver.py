@@ -156,15 +156,15 @@ def test_held_bytes_are_released_by_answer_refusal_and_end() -> None:
     for end in (Receiver.refuse, Receiver.end):
         receiver = Receiver(shared)
         list(feed(receiver, head + b"x" * 400))
-        assert shared.held_bytes == 400
+        assert shared.wire.held_bytes == 400
         end(receiver)
-        assert shared.held_bytes == 0
+        assert shared.wire.held_bytes == 0
     receiver = Receiver(shared)
     list(feed(receiver, head))
     list(feed(receiver, b"x" * 1000))
-    assert shared.held_bytes == 1000
+    assert shared.wire.held_bytes == 1000
     receiver.answered()
-    assert shared.held_bytes == 0
+    assert shared.wire.held_bytes == 0
 
 
 def test_every_state_of_the_table_is_reachable_and_the_end_is_final() -> None:

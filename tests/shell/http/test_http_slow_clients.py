@@ -87,19 +87,19 @@ async def test_the_bodies_of_all_connections_together_are_bounded() -> None:
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
     first.send(head + b"x" * 400)
     first.send(b"x" * 600)
-    assert (len(first.seen), first.listener.shared.held_bytes) == (1, 1000)
+    assert (len(first.seen), first.listener.shared.wire.held_bytes) == (1, 1000)
     second.send(head + b"y" * 400)
-    assert (second.answers, first.listener.shared.held_bytes) == (b"", 1400)
+    assert (second.answers, first.listener.shared.wire.held_bytes) == (b"", 1400)
     second.send(b"y" * 200)
     assert second.answers.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 1\r\n" in second.answers
-    assert first.listener.shared.held_bytes == 1000
+    assert first.listener.shared.wire.held_bytes == 1000
     first.exchanges[0].respond(200, b"", (b"1",))
-    assert first.listener.shared.held_bytes == 0
+    assert first.listener.shared.wire.held_bytes == 0
     first.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n" + b"z" * 900)
-    assert first.listener.shared.held_bytes == 900
+    assert first.listener.shared.wire.held_bytes == 900
     first.connection.connection_lost(None)
-    assert first.listener.shared.held_bytes == 0
+    assert first.listener.shared.wire.held_bytes == 0
     assert first.log == []
 
 

@@ -189,6 +189,6 @@ async def test_a_body_is_held_until_the_answer_has_ended() -> None:
     client.send(b"x" * 5000)
     stream = client.exchanges[-1].stream(200)
     stream.send((b"x",))
-    assert client.listener.shared.held_bytes == 5000
+    assert client.listener.shared.wire.held_bytes == 5000
     stream.send((), is_last=True)
-    assert client.listener.shared.held_bytes == 0
+    assert client.listener.shared.wire.held_bytes == 0

@@ -115,14 +115,14 @@ def test_ports_that_share_a_socket_have_equally_many_connections(serve: Any, eac
 
 def test_held_bytes_of_all_processes_count_together(pages: list[Page], totals: list[PortTotals]):
     one, two = (Shared(Limits(), 100, total_held=each.held_bytes) for each in totals)
-    assert [one.hold(5), two.hold(7), one.hold(1), two.hold(-7), one.hold(0)] == [5, 12, 13, 6, 6]
+    for shared, size in (one, 5), (two, 7), (one, 1):
+        shared.wire.take(size)
+    assert (one.wire.held_bytes, two.wire.held_bytes, one.wire.total_bytes, two.wire.total_bytes) == (6, 7, 13, 13)
+    two.wire.give_back(7)
+    assert (one.wire.total_bytes, two.wire.held_bytes) == (6, 0)
     grpc = [page.grpc_totals(number).held_bytes for number, page in enumerate(pages)]
     limits = GrpcLimits(max_held_bytes=100, max_connection_held_bytes=90)
-    first, second = (HeldBytes(GrpcShared(limits, KeepaliveRules(), total_held=each)) for each in grpc)
-    assert [first.hold(60), second.hold(40), second.hold(1), first.hold(-1), second.hold(0)] == [
-        True,
-        True,
-        False,
-        True,
-        True,
-    ]
+    first, second = (HeldBytes(GrpcShared(limits, KeepaliveRules(), each)) for each in grpc)
+    assert [first.hold(60), second.hold(40), second.hold(1)] == [True, True, False]
+    first.release(1)
+    assert second.hold(0)

@@ -60,7 +60,7 @@ class Bench:
             await asyncio.sleep(0.001)
 
     async def until_released(self) -> None:
-        while self.table.size_bytes:
+        while self.table.decoded.held_bytes:
             await asyncio.sleep(0.001)
 
     def _start(self, flight: InFlight, compatible: object) -> None:
@@ -78,7 +78,7 @@ def test_a_request_cancelled_during_its_check_is_answered_and_forgotten(has_begu
         assert [response.error for response in bench.responses] == [CANCELLED]
         bench.checker.may_end.set()
         await bench.requests.drained()
-        assert (bench.requests.count, bench.table.size_bytes, bench.started) == (0, 0, [])
+        assert (bench.requests.count, bench.table.decoded.held_bytes, bench.started) == (0, 0, [])
         assert len(bench.responses) == 1
 
     run_on_loop(scenario)
@@ -94,7 +94,10 @@ def test_a_cancelled_check_keeps_its_thread_and_bytes_until_it_ends() -> None:
         for ticket in range(1, waiting + 1):
             bench.admission.cancel(ticket)
         await asyncio.sleep(0.05)
-        assert (bench.checker.begun, bench.table.size_bytes) == (CHECKING_THREADS, SIZE * (CHECKING_THREADS + 1))
+        assert (bench.checker.begun, bench.table.decoded.held_bytes) == (
+            CHECKING_THREADS,
+            SIZE * (CHECKING_THREADS + 1),
+        )
         bench.checker.may_end.set()
         await bench.until_released()
         assert (bench.checker.begun, len(bench.responses)) == (CHECKING_THREADS, CHECKING_THREADS + 1)
@@ -111,7 +114,7 @@ def test_a_checked_request_counts_once_when_it_is_submitted() -> None:
         while not bench.started:
             await asyncio.sleep(0.001)
         assert (bench.started, bench.responses) == ([ticket], [])
-        assert (bench.requests.count, bench.table.size_bytes) == (1, SIZE)
+        assert (bench.requests.count, bench.table.decoded.held_bytes) == (1, SIZE)
         for _ in range(5):
             await asyncio.sleep(0)
         assert not drained.done(), "a version with a request in flight may not close"

@@ -116,7 +116,7 @@ async def test_an_ensemble_refuses_requests_beyond_its_bounds() -> None:
 @run_on_loop
 async def test_an_ensemble_refuses_requests_beyond_the_byte_bound() -> None:
     bench = Bench("a")
-    bench.submit(1, size_bytes=bench.table.limit_bytes)
+    bench.submit(1, size_bytes=bench.table.decoded.limit_bytes)
     bench.submit(2, size_bytes=1)
     ((key, error, final),) = bench.answers
     assert (key, final) == (2, True)

@@ -130,7 +130,7 @@ def test_a_backlog_forms_a_batch_behind_the_running_one() -> None:
         assert bench.running() == [[2, 3]]
         bench.finish()
         assert bench.answers == [(1, "ok"), (2, "ok"), (3, "ok")]
-        assert (bench.table.by_ticket, bench.table.size_bytes) == ({}, 0)
+        assert (bench.table.by_ticket, bench.table.decoded.held_bytes) == ({}, 0)
         assert (bench.stats.success_count, bench.stats.execution_count) == (3, 2)
 
     scenario(run_on_loop)
@@ -273,7 +273,7 @@ def test_the_bytes_in_flight_are_bounded_over_all_models() -> None:
         assert bench.answers == [(3, ErrorCode.UNAVAILABLE)]
         bench.finish()
         bench.submit(4)
-        assert bench.table.size_bytes == 8
+        assert bench.table.decoded.held_bytes == 8
         assert Bench(limit_bytes=1).submit(1) is None
 
     scenario(run_on_loop)
@@ -285,7 +285,7 @@ def test_refused_request_leaves_no_record_and_blocks_no_other() -> None:
         bench = Bench(preserve_ordering=True, preferred_batch_size=(1,), default_queue_policy=policy)
         bench.submit(1, 2, 3)
         assert bench.answers == [(3, ErrorCode.UNAVAILABLE)]
-        assert (bench.requests.count, list(bench.table.by_ticket), bench.table.size_bytes) == (2, [1, 2], 8)
+        assert (bench.requests.count, list(bench.table.by_ticket), bench.table.decoded.held_bytes) == (2, [1, 2], 8)
         bench.finish()
         await bench.turn()
         bench.submit(4)

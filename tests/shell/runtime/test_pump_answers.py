@@ -26,7 +26,7 @@ def test_a_request_stays_open_after_its_batch_until_its_final_answer() -> None:
         assert bench.answers == [(1, "ok", False), (1, "ok", False), (1, "end", True)]
         worker.send(2, outputs(), final=True)
         assert bench.answers[3:] == [(2, "ok", True)]
-        assert (bench.table.by_ticket, bench.table.size_bytes) == ({}, 0)
+        assert (bench.table.by_ticket, bench.table.decoded.held_bytes) == ({}, 0)
         await bench.pump.close()
 
     run_on_loop(scenario)

@@ -132,7 +132,7 @@ def test_every_request_gets_one_final_answer_after_any_events(
         assert max(executed.values(), default=1) == 1, "a request ran twice"
         assert bench.stats.success_count + sum(bench.stats.failures.values()) == play.next_key - 1
 
-        assert (bench.table.by_ticket, bench.table.size_bytes) == ({}, 0)
+        assert (bench.table.by_ticket, bench.table.decoded.held_bytes) == ({}, 0)
         assert (bench.pump.queued, bench.executing) == (0, 0)
         assert repr(bench.pump) == f"<Pump m:1 queue=0 running=0/{workers * concurrency} live=0>"
         await bench.pump.close()

@@ -274,7 +274,7 @@ class Call:
         """Release bytes of a request that is answered."""
         size = min(size, self._held_bytes)
         self._held_bytes -= size
-        self._conversation.held.hold(-size)
+        self._conversation.held.release(size)
 
     # Messages out.
 

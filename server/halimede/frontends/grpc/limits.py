@@ -1,9 +1,10 @@
 """Limits of the gRPC front end, and state that its connections share."""
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Protocol
 
+from halimede.core.accounts import Account, ByteKind
 from halimede.core.wire.http2.keepalive import KeepaliveRules
 from halimede.core.wire.http2.limits import Http2Limits
 from halimede.frontends.totals import Total
@@ -63,25 +64,24 @@ class Flushing(Protocol):
 class Shared:
     """One per listener. The listener and its connections change it on the loop's thread only.
 
-    All connections receive into `view`: it is filled and used within one callback of the transport. `held_bytes` counts
-    requests that are received or worked on, `unsent_bytes` answers that clients have not read.
+    All connections receive into `view`: it is filled and used within one callback of the transport. `wire` has
+    the bytes of requests that are received or worked on, `unsent_bytes` counts answers that clients have not read. With
+    `total_held`, `wire` is a part of the sum over all front-end processes.
     """
 
     limits: GrpcLimits
     keepalive: KeepaliveRules
+    total_held: InitVar[Total | None] = None
     view: memoryview = field(default_factory=lambda: memoryview(bytearray(_BUFFER_BYTES)))
-    held_bytes: int = 0
+    wire: Account = field(init=False)
     unsent_bytes: int = 0
     is_leaving: bool = False
     is_draining: bool = False
     unflushed: list[Flushing] = field(default_factory=list)
-    total_held: Total | None = None
-    """Counts `held_bytes` over all front-end processes."""
 
-    def hold(self, size: int) -> int:
-        """Count bytes that are held for requests; negative when they are freed. Returns how many are held in all."""
-        self.held_bytes += size
-        return self.held_bytes if self.total_held is None else self.total_held.publish(self.held_bytes)
+    def __post_init__(self, total_held: Total | None) -> None:
+        publish = None if total_held is None else total_held.publish
+        self.wire = Account(ByteKind.WIRE, self.limits.max_held_bytes, publish)
 
     def flush_later(self, connection: Flushing) -> None:
         """Write a connection's outgoing bytes when the current callbacks have run: the answers of a batch together."""
@@ -111,9 +111,13 @@ class HeldBytes:
         """Count bytes that are held for requests. Returns whether they are within their limits."""
         shared = self._shared
         self._requests += size
-        held = shared.hold(size)
-        limits = shared.limits
-        return self._requests <= limits.max_connection_held_bytes and held <= limits.max_held_bytes
+        is_within = shared.wire.take(size)
+        return is_within and self._requests <= shared.limits.max_connection_held_bytes
+
+    def release(self, size: int) -> None:
+        """Bytes of requests are free."""
+        self._requests -= size
+        self._shared.wire.give_back(size)
 
     def wait(self, size: int) -> None:
         """Count bytes of answers that wait for room."""

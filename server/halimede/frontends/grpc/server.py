@@ -70,8 +70,7 @@ class GrpcServer:
         requests or responses wait. OSError for certificates that cannot be used."""
         self.access_log = access_log
         limits = (limits or GrpcLimits()).for_messages(transport.max_message_bytes, transport.stall_secs)
-        self.shared = Shared(limits, keepalive_rules(transport))
-        self.shared.total_held = None if totals is None else totals.held_bytes
+        self.shared = Shared(limits, keepalive_rules(transport), None if totals is None else totals.held_bytes)
         self._transport = transport
         self._health = HealthService(server)
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -42,7 +42,8 @@ class ReceiveDeadlines:
             if waited >= limits.head_timeout_s:
                 raise Refusal(408, f"the request's headers were not complete after {limits.head_timeout_s:g} s")
         elif waited >= limits.body_progress_s:
-            is_scarce = self._shared.hold(0) > limits.max_held_bytes // 2
+            wire = self._shared.wire
+            is_scarce = wire.total_bytes > wire.limit_bytes // 2
             wanted = limits.scarce_progress_bytes if is_scarce else limits.body_progress_bytes
             if received - self._bytes < wanted:
                 raise Refusal(

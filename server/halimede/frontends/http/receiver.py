@@ -113,7 +113,7 @@ class Receiver:
         self._body: Buffer = _NO_BODY
         self._filled = 0
         self._chunked: ChunkedBody | None = None
-        # The bytes that this request adds to `held_bytes`.
+        # The bytes that this request has taken from the account.
         self._held = 0
         # Valid from `_backlog_at` on.
         self.backlog: bytearray | None = None
@@ -208,8 +208,7 @@ class Receiver:
     def can_hold(self, size: int) -> bool:
         """Count bytes that are held for the request. Returns whether all connections are within their limit."""
         self._held += size
-        shared = self._shared
-        return shared.hold(size) <= shared.limits.max_held_bytes
+        return self._shared.wire.take(size)
 
     def answered(self) -> bool:
         """The answer is complete: the next request may begin. Returns whether to `go_on`."""
@@ -236,7 +235,7 @@ class Receiver:
         self._release_held()
 
     def _release_held(self) -> None:
-        self._shared.hold(-self._held)
+        self._shared.wire.give_back(self._held)
         self._held = 0
 
     # Requests.
