@@ -1,11 +1,14 @@
 """Inflated and decoded bytes count with their body until the request is answered or the client disconnects."""
 
+import gc
 import gzip
 import json
 from typing import Any
 
 import numpy as np
+import pytest
 
+from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
 
 COUNT = 100_000
@@ -70,3 +73,23 @@ def test_a_request_without_room_gets_503_with_retry_after(serve: Any) -> None:
         second.sendall(post("echo", gzip.compress(small)))
         assert second.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
     assert np.frombuffer(running.core.requests[0].inputs[0].data, np.float32).sum() == COUNT
+
+
+@pytest.mark.parametrize("ends_with", ["an answer", "a disconnected client", "a stream"])
+def test_a_body_is_freed_at_the_end_of_its_request(http: Any, ends_with: str) -> None:
+    fields = b"Accept: text/event-stream\r\n" if ends_with == "a stream" else b""
+    body = json.dumps({"inputs": [{**TENSOR, "shape": [1], "data": [1]}]}).encode()
+    gc.collect()
+    gc.disable()
+    try:
+        with http.connect() as client:
+            client.sendall(post("held", body, fields))
+            http.wait_until(lambda: http.core.held)
+            if ends_with != "a disconnected client":
+                http.call(http.core.release)
+                client.recv(1 << 16)
+        http.wait_until(lambda: http.listener.port.connection_count == 0)
+        # The garbage collector is off, so an exchange that is left is part of a reference cycle. It has the body.
+        assert http.call(lambda: [each for each in gc.get_objects() if isinstance(each, Exchange)]) == []
+    finally:
+        gc.enable()

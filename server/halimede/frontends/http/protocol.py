@@ -208,6 +208,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self.exchange is not exchange:
             return
         self.exchange = None
+        # A reference cycle with the handler's call: without this, the body would stay until the garbage collector runs.
+        exchange.on_gone = None
         if status >= self._listener.requests.noted_from:
             self._note(exchange, status, chunks=chunks)
         self._write(self.outbox.answer(exchange.head, status, fields, chunks))
@@ -219,6 +221,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return Stream(self, exchange, b"", status)
         stream = Stream(self, exchange, self.outbox.open_parts(exchange.head, status, fields), status)
         self.exchange = stream
+        exchange.on_gone = None  # As in `answer`.
         return stream
 
     def send_part(self, stream: Stream, opening: bytes, part: Sequence[Buffer], *, is_last: bool) -> None:
@@ -227,6 +230,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if is_last:
             self.exchange = None
+            stream.on_gone = stream.on_room = None  # As in `answer`.
             if stream.failure or stream.status >= self._listener.requests.noted_from:
                 self._note(stream, stream.status, failure=stream.failure)
         self._write(self.outbox.part(stream.head, opening, part, is_last=is_last))
@@ -265,10 +269,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         if exchange is None:
             return
         self._note(exchange, CLIENT_LEFT, failure="the connection ended before the whole answer was sent")
-        if exchange.on_gone is None:
+        on_gone, exchange.on_gone = exchange.on_gone, None  # As in `answer`.
+        if on_gone is None:
             return
         try:
-            exchange.on_gone()
+            on_gone()
         except Exception as error:  # noqa: BLE001 -- there is no client to answer
             self._listener.port.crashed(repr(exchange), error)
 
