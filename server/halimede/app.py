@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
+from halimede.core.accounts import MemoryBounds
 from halimede.core.inventory import Inventory
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.observe.custom_metrics import CustomMetrics
@@ -57,6 +58,7 @@ from halimede.settings import ModelControlMode, Settings
 from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, failed_loads, model_rows, option_rows
 from halimede.termination import write_message
 from halimede.workers.launcher import Launcher
+from halimede.workers.memory_group import memory_bounds
 from halimede.workers.output import OutputReader
 
 if TYPE_CHECKING:
@@ -92,9 +94,10 @@ def run(settings: Settings) -> NoReturn:
         configure(settings)
         for notice in settings.notices:
             log.warning("%s", notice)
-        keep_large_buffers()
+        memory = memory_bounds()
+        keep_large_buffers(memory)
         raise_open_files()
-        code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(settings))
+        code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(settings, memory))
     except (InferenceError, OSError) as error:
         log.error("%s", error)
         code = 1
@@ -138,8 +141,8 @@ def _warn_of_few_files(front_ends: int) -> None:
         )
 
 
-async def _serve(settings: Settings) -> int:
-    app = App(settings)
+async def _serve(settings: Settings, memory: MemoryBounds) -> int:
+    app = App(settings, memory)
     try:
         await app.listen()
         return await app.serve()
@@ -150,8 +153,9 @@ async def _serve(settings: Settings) -> int:
 class App:
     """One server process: its front ends and one core."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, memory: MemoryBounds) -> None:
         self._settings = settings
+        self._memory = memory
         self._stop = asyncio.Event()
         self._inventory = read_inventory(settings.device_list, settings.min_supported_compute_capability)
         self._sampler = make_sampler(
@@ -160,7 +164,7 @@ class App:
             cpu=settings.allow_cpu_metrics,
             gpu=settings.allow_gpu_metrics,
         )
-        self._launcher = Launcher()
+        self._launcher = Launcher(memory)
         options = LoadOptions(
             inventory=self._inventory,
             backend_config=settings.backend_config,
@@ -183,6 +187,7 @@ class App:
             settings.model_load_thread_count,
             services=services,
             retry_count=settings.model_load_retry_count,
+            memory=memory,
         )
         self._core = CoreServer(
             self._lifecycle,
@@ -244,11 +249,11 @@ class App:
         """Serve HTTP and gRPC in this process."""
         settings = self._settings
         if settings.allow_http:
-            self._http = make_http(settings, self._core, access_log)
+            self._http = make_http(settings, self._core, access_log, self._memory)
             port = await self._http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
             self._places["HTTPService"] = _place(settings.http_address, port)
         if settings.allow_grpc:
-            self._grpc = make_grpc(settings, self._core, access_log)
+            self._grpc = make_grpc(settings, self._core, access_log, self._memory)
             port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
             self._places["GRPCInferenceService"] = _place(settings.grpc_address, port)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.types import InferenceError, InferenceResponse, Tensor
 from halimede.front_processes.asks import AT_ONCE, answer_later, answer_now, decode_ask
 from halimede.runtime.server import Server
@@ -54,7 +55,12 @@ class FrontLink:
     """The channel to one process. All methods are called on the event loop's thread."""
 
     def __init__(
-        self, channel: socket.socket, server: Server, on_lost: Callable[[str], None], loop: asyncio.AbstractEventLoop
+        self,
+        channel: socket.socket,
+        server: Server,
+        on_lost: Callable[[str], None],
+        loop: asyncio.AbstractEventLoop,
+        memory: MemoryBounds = UNBOUNDED,
     ) -> None:
         """`on_lost` gets the reason once it is closed."""
         self._server = server
@@ -62,7 +68,7 @@ class FrontLink:
         self._loop = loop
         self._tasks = Tasks(loop)
         self._channel = Channel(channel, self._on_channel_lost, loop)
-        self._memory = Memory(self._channel, self._tasks, loop)
+        self._memory = Memory(self._channel, self._tasks, loop, bounds=memory)
         self._large = AnswerSender(self._channel, self._memory, self._tasks, "a front-end process")
         self._in_flight: dict[int, _Call] = {}
         self._ready: list[tuple[int, InferenceResponse]] = []

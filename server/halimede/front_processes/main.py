@@ -9,10 +9,11 @@ import signal
 import socket
 from collections.abc import Awaitable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import uvloop
 
+from halimede.core.accounts import FRONT_END_COPIES
 from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
@@ -28,6 +29,7 @@ from halimede.workers.child.memory import Memory
 from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import FrameKind, encode_frame
+from halimede.workers.memory_group import memory_bounds
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ async def _serve(order: Order, channel: Channel, memory: Memory) -> int:
     except InferenceError as error:
         # The log's directory is gone since the core has started. The log is then standard error.
         log.error("%s", error)
-    keep_large_buffers()
+    keep_large_buffers(memory_bounds())
     loop = asyncio.get_running_loop()
     # As in the core: log rotation may signal all processes of the server, and by default these signals end a process.
     loop.add_signal_handler(signal.SIGHUP, reopen)
@@ -135,10 +137,11 @@ class _FrontEnd:
         """Serve on these sockets until the core ends it."""
         order, page = self._order, self._page
         access_log = access_log_of(order.settings)
+        memory = replace(memory_bounds(), copies=FRONT_END_COPIES)
         if http:
-            self._http = make_http(order.settings, self._server, access_log, page.http_totals(order.process))
+            self._http = make_http(order.settings, self._server, access_log, memory, page.http_totals(order.process))
         if grpc:
-            self._grpc = make_grpc(order.settings, self._server, access_log, page.grpc_totals(order.process))
+            self._grpc = make_grpc(order.settings, self._server, access_log, memory, page.grpc_totals(order.process))
         if self._http is not None:
             await self._http.serve(http)
         if self._grpc is not None:

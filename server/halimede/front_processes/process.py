@@ -97,7 +97,7 @@ class FrontProcess:
         self._process = process
         about = {"frontend": str(self._order.process)}
         self._output = OutputReader(process.output, "front end", about, self._loop)
-        self.link = FrontLink(process.channel, self._server, self._on_lost, self._loop)
+        self.link = FrontLink(process.channel, self._server, self._on_lost, self._loop, self._launcher.memory)
         try:
             await self.link.start(self._order, _duplicates(self._descriptors))
         except asyncio.CancelledError:

@@ -3,11 +3,13 @@
 import logging
 from pathlib import Path
 
+from halimede.core.accounts import MemoryBounds
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.frontends.grpc.options import Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
+from halimede.frontends.port import PortLimits
 from halimede.frontends.totals import PortTotals
 from halimede.log import admits_access, log_access
 from halimede.runtime.server import Server
@@ -24,7 +26,11 @@ def access_log_of(settings: Settings) -> AccessLog | None:
 
 
 def make_http(
-    settings: Settings, server: Server, access_log: AccessLog | None, totals: PortTotals | None = None
+    settings: Settings,
+    server: Server,
+    access_log: AccessLog | None,
+    memory: MemoryBounds,
+    totals: PortTotals | None = None,
 ) -> HttpServer:
     """The HTTP server, which is not bound yet."""
     http = HttpServer(
@@ -33,7 +39,9 @@ def make_http(
         log=log.error,
         restricted=settings.http_restricted_api,
         forward=settings.http_header_forward_pattern,
+        port_limits=PortLimits().within(memory),
         totals=totals,
+        memory=memory,
     )
     if settings.log_verbose:
         http.log_requests(log.debug)
@@ -43,7 +51,11 @@ def make_http(
 
 
 def make_grpc(
-    settings: Settings, server: Server, access_log: AccessLog | None, totals: PortTotals | None = None
+    settings: Settings,
+    server: Server,
+    access_log: AccessLog | None,
+    memory: MemoryBounds,
+    totals: PortTotals | None = None,
 ) -> GrpcServer:
     """The gRPC server, which is not bound yet. InferenceError and OSError for certificates that cannot be used."""
     return GrpcServer(
@@ -53,7 +65,9 @@ def make_grpc(
         forward=settings.grpc_header_forward_pattern,
         max_response_pool_size=settings.grpc_max_response_pool_size,
         access_log=access_log,
+        port_limits=PortLimits().within(memory),
         totals=totals,
+        memory=memory,
     )
 
 

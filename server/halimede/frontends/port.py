@@ -10,10 +10,11 @@ import socket
 import ssl
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
 
+from halimede.core.accounts import MemoryBounds
 from halimede.frontends.accept import MORE_FILES, ConnectionAcceptor, refuse_connection
 from halimede.frontends.sockets import SocketFile
 from halimede.frontends.totals import PortTotals
@@ -46,6 +47,10 @@ class PortLimits:
     crowded_idle_s: float = 60.0
     handshake_timeout_s: float = 10.0
     sweep_s: float = 1.0
+
+    def within(self, memory: MemoryBounds) -> "PortLimits":
+        """These limits in a process with so much memory."""
+        return replace(self, max_unsent_bytes=memory.at_most(self.max_unsent_bytes))
 
 
 class Connection(Protocol):

@@ -2,23 +2,25 @@
 
 import ctypes
 
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
+
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 
 
-def keep_large_buffers() -> None:
+def keep_large_buffers(memory: MemoryBounds = UNBOUNDED) -> None:
     """Have glibc reuse large buffers instead of mapping and unmapping each: a 600 KB request costs a third of the CPU.
 
     In exchange, memory is not returned to the system by itself after a burst. There are two arenas instead of eight per
     core: each keeps its peak size, so if every load used another arena, the server would grow to many times a model's
-    size. No effect without glibc.
+    size. With little memory less is kept. No effect without glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return
-    mallopt(M_MMAP_THRESHOLD, 32 << 20)
-    mallopt(M_TRIM_THRESHOLD, 512 << 20)
-    mallopt(M_TOP_PAD, 16 << 20)
+    mallopt(M_MMAP_THRESHOLD, memory.at_most(128 << 20) // 4)
+    mallopt(M_TRIM_THRESHOLD, memory.at_most(2 << 30) // 4)
+    mallopt(M_TOP_PAD, memory.at_most(256 << 20) // 16)
     mallopt(M_ARENA_MAX, 2)
 
 

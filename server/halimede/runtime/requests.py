@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from halimede.core.accounts import Account, ByteKind
+from halimede.core.accounts import UNBOUNDED, Account, ByteKind, MemoryBounds
 from halimede.core.config.check_request import Checked
 from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.ordering import ResponseOrder
@@ -116,22 +116,30 @@ class RequestTable:
     """The requests in flight of all models by ticket, and the total size of their inputs.
 
     The queue of each model is bounded. The table bounds the sum of all queues and of what executes; a single request
-    may be larger than the bound.
+    may be larger than the bound if there is memory for it.
     """
 
-    __slots__ = ("by_ticket", "decoded", "waits")
+    __slots__ = ("_memory", "by_ticket", "decoded", "waits")
 
-    def __init__(self, limit_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = MAX_IN_FLIGHT_BYTES, memory: MemoryBounds = UNBOUNDED) -> None:
         self.by_ticket: dict[int, InFlight] = {}
-        self.decoded = Account(ByteKind.DECODED, limit_bytes)
+        self._memory = memory
+        # Its bytes are those of the front ends, or of a model: they have been asked for.
+        self.decoded = Account(ByteKind.DECODED, memory.at_most(limit_bytes))
         self.waits = WaitGraph(self._place_of)
         """The calls between models."""
 
     def shortage(self, size_bytes: int) -> InferenceError | None:
         """The error of a request of this size that would exceed the bound."""
         held_bytes, limit_bytes = self.decoded.held_bytes, self.decoded.limit_bytes
-        if not held_bytes or held_bytes + size_bytes <= limit_bytes:
+        if held_bytes + size_bytes <= limit_bytes:
             return None
+        if not held_bytes:
+            if self._memory.has_room(size_bytes):
+                return None
+            return InferenceError(
+                ErrorCode.UNAVAILABLE, f"the inputs take {size_bytes} bytes, and the server has too little free memory"
+            )
         return InferenceError(
             ErrorCode.UNAVAILABLE,
             f"Exceeds maximum queue size: requests in flight hold {held_bytes} bytes, "

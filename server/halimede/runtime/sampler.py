@@ -16,20 +16,11 @@ from halimede.core.inventory import Inventory
 from halimede.core.observe.samples import GpuSample, SystemSample
 from halimede.core.types import DeviceMemory
 from halimede.runtime.gpm import SliceUtilization
+from halimede.workers.memory_group import UNLIMITED, MemoryGroups
 
 T = TypeVar("T")
 
 STOP_SECONDS = 0.5
-
-# The files of a control group in its container, versions 2 and 1: the limit, the usage, and the statistics with the
-# part of the usage that is file cache and freed on demand.
-CGROUP_MEMORY = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
-)
-
-UNLIMITED = 1 << 64
-"""For `max`, the limit of a control group of version 2 that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +146,7 @@ class SystemReader:
 
     def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc = proc
-        self._cgroup = cgroup
+        self._groups = MemoryGroups(proc, cgroup)
         self._last_cpu: tuple[int, int] | None = None
 
     def read(self) -> SystemSample:
@@ -192,16 +183,8 @@ class SystemReader:
 
     def _cgroup_memory(self) -> tuple[int, int] | None:
         """Limit and usage of the control group; None without one. The limit may be above the machine's memory."""
-        for limit, current, statistics, cache in CGROUP_MEMORY:
-            try:
-                text = (self._cgroup / limit).read_text().strip()
-                limit_bytes = UNLIMITED if text == "max" else int(text)
-                used_bytes = int((self._cgroup / current).read_text())
-                cache_bytes = _fields((self._cgroup / statistics).read_text())[cache]
-            except (OSError, ValueError, KeyError):  # another version, or no control group at all
-                continue
-            return limit_bytes, max(0, used_bytes - cache_bytes)
-        return None
+        use = self._groups.read()
+        return None if use is None else (use.limit_bytes, max(0, use.used_bytes - use.inactive_file_bytes))
 
 
 class NvmlReader:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.supervise import ProcessExit, oom_count_files, oom_kills
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child import bootstrap
@@ -41,7 +42,9 @@ _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 class Launcher:
     """Starts worker processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: MemoryBounds = UNBOUNDED) -> None:
+        """`memory` bounds what the server and each worker exchange."""
+        self.memory = memory
         self._lock = threading.Lock()
         self._zygotes: dict[str, Zygote] = {}
         """By what they preload."""

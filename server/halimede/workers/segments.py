@@ -21,6 +21,7 @@ import numpy as np
 
 from halimede.core.shm.arena import Arena
 from halimede.core.types import Buffer
+from halimede.workers.memory_group import own_groups
 
 Block = tuple[int, int]
 """Segment and offset."""
@@ -31,7 +32,7 @@ _F_SEAL_FUTURE_WRITE = 0x10
 
 def make_segment(size_bytes: int, name: str = "halimede") -> int | None:
     """The descriptor of a new segment; None when the system has no memory for it. `name` is for /proc/PID/maps."""
-    if size_bytes > _available_bytes():
+    if not has_memory(size_bytes):
         return None
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -47,8 +48,14 @@ def make_segment(size_bytes: int, name: str = "halimede") -> int | None:
     return descriptor
 
 
+def has_memory(size_bytes: int) -> bool:
+    """Whether so much memory is free. Asked first, because Linux kills a process when it runs out of pages for shared
+    memory."""
+    return size_bytes <= _available_bytes() and own_groups().has_free(size_bytes)
+
+
 def _available_bytes() -> int:
-    """Free memory. Checked first, because Linux kills a process when it runs out of pages for shared memory."""
+    """The free memory of the machine."""
     try:
         with open("/proc/meminfo", "rb") as file:
             lines = dict(line.split(b":", 1) for line in file)

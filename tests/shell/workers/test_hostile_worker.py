@@ -23,7 +23,6 @@ from halimede.workers.frames.kinds import (
     MAX_TEXT_BYTES,
     FrameKind,
 )
-from halimede.workers.server import answers
 from halimede.workers.server.channel import MAX_UNSENT_FRAMES
 from support.channel import Stage, done_frame, mappings, response_frame, stage, tensor
 from support.hostile import KIB, MIB, check_reason, executed, infer, raw, send, service, taken, uncalled
@@ -106,14 +105,12 @@ def test_inferences_of_an_ended_worker_are_cancelled():
     asyncio.run(main())
 
 
-def test_answers_to_a_worker_that_does_not_read_become_errors(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_answers_to_a_worker_that_does_not_read_become_errors():
     """The limit is reduced from 1 GiB for the test."""
-    monkeypatch.setattr(answers, "MAX_UNSENT_BYTES", 4 * MIB)
 
     async def main() -> None:
         async with stage(arena_bytes=0) as each:
+            each.connection.memory.max_unsent_bytes = 4 * MIB
             await each.send(b"".join(infer(at, 10) for at in range(1, 101)))
             await each.until(lambda: len(each.heard.asked) == 100, "all of them")
             tracemalloc.start()

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Protocol
 
-from halimede.core.accounts import Account, ByteKind
+from halimede.core.accounts import UNBOUNDED, Account, ByteKind, MemoryBounds
 from halimede.core.wire.http2.keepalive import KeepaliveRules
 from halimede.core.wire.http2.limits import Http2Limits
 from halimede.frontends.totals import Total
@@ -72,6 +72,7 @@ class Shared:
     limits: GrpcLimits
     keepalive: KeepaliveRules
     total_held: InitVar[Total | None] = None
+    memory: InitVar[MemoryBounds] = UNBOUNDED
     view: memoryview = field(default_factory=lambda: memoryview(bytearray(_BUFFER_BYTES)))
     wire: Account = field(init=False)
     unsent_bytes: int = 0
@@ -79,9 +80,9 @@ class Shared:
     is_draining: bool = False
     unflushed: list[Flushing] = field(default_factory=list)
 
-    def __post_init__(self, total_held: Total | None) -> None:
+    def __post_init__(self, total_held: Total | None, memory: MemoryBounds) -> None:
         publish = None if total_held is None else total_held.publish
-        self.wire = Account(ByteKind.WIRE, self.limits.max_held_bytes, publish)
+        self.wire = Account(ByteKind.WIRE, self.limits.max_held_bytes, publish, memory)
 
     def flush_later(self, connection: Flushing) -> None:
         """Write a connection's outgoing bytes when the current callbacks have run: the answers of a batch together."""

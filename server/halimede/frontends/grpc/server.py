@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.types import Restrictions, Secret
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
@@ -64,13 +65,14 @@ class GrpcServer:
         limits: GrpcLimits | None = None,
         port_limits: PortLimits | None = None,
         totals: PortTotals | None = None,
+        memory: MemoryBounds = UNBOUNDED,
     ) -> None:
         """Calls of a `restricted` category need its secret in their metadata. Metadata whose names match `forward`
         become parameters of the call's requests. A stream is not read further while `max_response_pool_size` of its
-        requests or responses wait. OSError for certificates that cannot be used."""
+        requests or responses wait. Messages are within `memory`. OSError for certificates that cannot be used."""
         self.access_log = access_log
         limits = (limits or GrpcLimits()).for_messages(transport.max_message_bytes, transport.stall_secs)
-        self.shared = Shared(limits, keepalive_rules(transport), None if totals is None else totals.held_bytes)
+        self.shared = Shared(limits, keepalive_rules(transport), None if totals is None else totals.held_bytes, memory)
         self._transport = transport
         self._health = HealthService(server)
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.observe.access_lines import AccessLog, Protocol
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.access import RequestLog
@@ -48,11 +49,12 @@ class Listener:
         keep_names: bool = False,
         protocol: Protocol = Protocol.HTTP,
         totals: PortTotals | None = None,
+        memory: MemoryBounds = UNBOUNDED,
     ) -> None:
-        """`keep_names`: heads have `sent_headers`."""
+        """`keep_names`: heads have `sent_headers`. Bodies are within `memory`."""
         self.handle = handle
         total_held = None if totals is None else totals.held_bytes
-        self.shared = Shared(limits, max_body, keep_names=keep_names, total_held=total_held)
+        self.shared = Shared(limits, max_body, keep_names=keep_names, total_held=total_held, memory=memory)
         self.requests = RequestLog(protocol)
         self.port = Port(
             lambda: HttpConnection(self, asyncio.get_running_loop()),

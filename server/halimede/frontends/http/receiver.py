@@ -86,6 +86,7 @@ class Receiver:
         "_backlog_at",
         "_body",
         "_chunked",
+        "_discardable",
         "_discarded",
         "_filled",
         "_held",
@@ -119,6 +120,7 @@ class Receiver:
         self.backlog: bytearray | None = None
         self._backlog_at = 0
         self._discarded = 0
+        self._discardable = 0
 
     # Bytes in.
 
@@ -146,7 +148,7 @@ class Receiver:
             self._keep(self._shared.buffer, 0, size)
         elif state is LINGER:
             self._discarded += size
-            if self._discarded > self._shared.limits.linger_bytes:
+            if self._discarded > self._discardable:
                 return self.end()
         return None
 
@@ -219,7 +221,12 @@ class Receiver:
         return self.backlog is not None and not self.is_held_back
 
     def refuse(self) -> None:
-        """The request was refused: further input is discarded, up to `linger_bytes`."""
+        """The request was refused: the rest of its body and `linger_bytes` more are discarded.
+
+        A client that was accepted, and then refused for lack of room, may send all of its body before it reads.
+        """
+        left = len(self._body) - self._filled if self.state is BODY else 0
+        self._discardable = left + self._shared.limits.linger_bytes
         self.state = NEXT[ReceiverEvent.REFUSED][self.state]
         self._drop()
 
@@ -261,6 +268,9 @@ class Receiver:
             return self._read_chunks(data, stop, end) or ReceiverEvent.CHUNKS_BEGIN
         if length > shared.max_body:
             raise body_too_large(head, length, shared.max_body)
+        most = shared.wire.limit_bytes
+        if length > most:
+            raise Refusal(503, f"a body of {length} bytes does not fit into the {most} that the server may hold")
         here = end - stop
         if here >= length:
             if length:

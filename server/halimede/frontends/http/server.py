@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from halimede import __version__
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.config.write import to_json
 from halimede.core.types import Buffer, ErrorCode, InferenceError, Restrictions
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
@@ -52,6 +53,7 @@ class HttpServer(Listener):
         limits: Limits | None = None,
         port_limits: PortLimits | None = None,
         totals: PortTotals | None = None,
+        memory: MemoryBounds = UNBOUNDED,
     ) -> None:
         """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets internal faults.
 
@@ -67,6 +69,7 @@ class HttpServer(Listener):
             port_limits=port_limits or PortLimits(),
             keep_names=forward is not None,
             totals=totals,
+            memory=memory,
         )
         self._model_server = server
         steps = StepQueue(self.fail)

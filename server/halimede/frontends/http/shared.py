@@ -1,6 +1,6 @@
 """State that the connections of one listener share: limits, the receive buffer, and totals."""
 
-from halimede.core.accounts import Account, ByteKind
+from halimede.core.accounts import UNBOUNDED, Account, ByteKind, MemoryBounds
 from halimede.frontends.http.framing import HeadReader, Limits
 from halimede.frontends.totals import Total
 
@@ -29,7 +29,13 @@ class Shared:
     )
 
     def __init__(
-        self, limits: Limits, max_body: int, *, keep_names: bool = False, total_held: Total | None = None
+        self,
+        limits: Limits,
+        max_body: int,
+        *,
+        keep_names: bool = False,
+        total_held: Total | None = None,
+        memory: MemoryBounds = UNBOUNDED,
     ) -> None:
         """`max_body` is in bytes; `keep_names`: heads have `sent_headers`. `total_held` adds up `wire` over all
         front-end processes."""
@@ -39,7 +45,7 @@ class Shared:
         self.buffer = bytearray(_BUFFER_BYTES)
         self.view = memoryview(self.buffer)
         publish = None if total_held is None else total_held.publish
-        self.wire = Account(ByteKind.WIRE, limits.max_held_bytes, publish)
+        self.wire = Account(ByteKind.WIRE, limits.max_held_bytes, publish, memory)
         self.unsent_bytes = 0
         self.is_leaving = False
         self.is_draining = False

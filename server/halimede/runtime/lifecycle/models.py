@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.observe.samples import StateSample
 from halimede.core.repository.plan import is_used
 from halimede.core.repository.status import ModelStatus, should_serve
@@ -36,6 +37,7 @@ class ModelLifecycle:
         *,
         services: ModelServices,
         retry_count: int = 0,
+        memory: MemoryBounds = UNBOUNDED,
         unload_wait_secs: float = 5.0,
         close_timeout_secs: float = 7.0,
     ) -> None:
@@ -45,7 +47,7 @@ class ModelLifecycle:
         self.records = Records()
         self.has_unreadable_repository = False
         """Whether a repository could not be read at the start. The server then does not know what it should serve."""
-        self.table = RequestTable()
+        self.table = RequestTable(memory=memory)
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
         self._unload_wait_secs = unload_wait_secs
         left_behind = LeftBehind()

@@ -49,7 +49,7 @@ async def _compute(
     work: str, spec: WorkerSpec, program: Program, launcher: Launcher, loop: asyncio.AbstractEventLoop
 ) -> Any:
     process = await spawn(spec, program, launcher)
-    life = Life(process, spec, (), (), NO_OWNERS, loop)
+    life = Life(process, spec, (), (), NO_OWNERS, loop, launcher.memory)
     try:
         return await life.start({"work": work})
     finally:

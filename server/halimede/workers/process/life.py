@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from halimede.backends.hosting import WorkerSpec
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.supervise import describe_exit
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.launcher import Launcher, WorkerProcess
@@ -31,6 +32,7 @@ class Life:
         outputs: Sequence[str],
         owners: Owners,
         loop: asyncio.AbstractEventLoop,
+        memory: MemoryBounds = UNBOUNDED,
     ) -> None:
         """Takes over the process. InferenceError, after its end, if the system has no descriptor left."""
         self.process = process
@@ -41,7 +43,9 @@ class Life:
         self._outputs = outputs
         self._lost: asyncio.Future[str] = loop.create_future()
         try:
-            self.connection = WorkerConnection(process.channel, spec, inputs, outputs, owners, self._on_lost, loop)
+            self.connection = WorkerConnection(
+                process.channel, spec, inputs, outputs, owners, self._on_lost, loop, memory=memory
+            )
         except OSError as error:
             _kill(process)
             text = f"the process of instance '{spec.instance}' cannot be used: {error.strerror or error}"

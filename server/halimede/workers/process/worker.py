@@ -180,7 +180,7 @@ class ProcessWorker:
         process = await spawn(self._spec, self._program, self._launcher)
         inputs = [each.name for each in self._config.input]
         outputs = [each.name for each in self._config.output]
-        life = Life(process, self._spec, inputs, outputs, self._owners, self._loop)
+        life = Life(process, self._spec, inputs, outputs, self._owners, self._loop, self._launcher.memory)
         try:
             started = await life.start({"work": "serve", "spins": self._program.spins})
         except BaseException:

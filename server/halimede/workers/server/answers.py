@@ -14,9 +14,6 @@ from halimede.workers.server.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-MAX_UNSENT_BYTES = 1 << 30
-"""Maximum bytes that wait for a process to read; above it, its inferences are answered with errors."""
-
 
 class AnswerSender:
     """CALL_ANSWER frames to one process. `send` is called on the event loop's thread."""
@@ -65,7 +62,10 @@ class AnswerSender:
             number, response = self._delayed[0]
             size_bytes = memory.bytes_to_copy(response.outputs)
             if size_bytes > COPIED_ON_LOOP_BYTES:
-                await memory.make_room(size_bytes)
+                try:
+                    await memory.make_room(size_bytes)
+                except InferenceError as error:
+                    response = self._failed(response, error)
             frame, blocks = self._encode(number, response)
             try:
                 if copies := memory.take_copies():
@@ -80,8 +80,9 @@ class AnswerSender:
     def _encode(self, number: int, response: InferenceResponse) -> tuple[Buffer, Sequence[Block]]:
         """The frame and its blocks; an error's frame if the answer cannot be sent."""
         memory = self._memory
-        if self._channel.unsent_bytes > MAX_UNSENT_BYTES and response.error is None:
-            text = f"more than {MAX_UNSENT_BYTES} bytes wait for {self._whose} to read them"
+        most = memory.max_unsent_bytes
+        if self._channel.unsent_bytes > most and response.error is None:
+            text = f"more than {most} bytes wait for {self._whose} to read them"
             response = self._failed(response, InferenceError(ErrorCode.UNAVAILABLE, text))
         try:
             frame = encode_call_answer(number, response, memory.place)

@@ -165,9 +165,9 @@ class SentBatches:
 
     async def _copy_and_send(self, batch: SentBatch, size_bytes: int, before: asyncio.Event | None) -> None:
         memory = self._memory
-        await memory.make_room(size_bytes)
         copies: list[tuple[Block, Buffer]] = []
         try:
+            await memory.make_room(size_bytes)
             frame = self._encode(batch)
             if copies := memory.take_copies():
                 await asyncio.to_thread(memory.copy, copies)
@@ -205,12 +205,15 @@ class SentBatches:
 
     def _refuse(self, batch: SentBatch, error: Exception) -> None:
         """End a batch that cannot be sent."""
-        log.error("model '%s': a batch could not be sent to its process", self._model, exc_info=error)
+        if isinstance(error, InferenceError):
+            failure = error
+        else:
+            log.error("model '%s': a batch could not be sent to its process", self._model, exc_info=error)
+            failure = InferenceError(ErrorCode.INTERNAL, f"the batch could not be sent to the model's process: {error}")
         self._memory.take_back(batch.blocks)
         if batch.is_taken_back:
             return
         del self._running[batch.number]
-        failure = InferenceError(ErrorCode.INTERNAL, f"the batch could not be sent to the model's process: {error}")
         done = Done(batch.number, [failure for _ in batch.items], True, (0, 0, 0), 0, [])
         self._loop.call_soon(self._owner.on_done, batch, done)
 

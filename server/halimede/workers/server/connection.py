@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from halimede.backends.hosting import WorkerSpec
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.workers.claim import Claim
 from halimede.workers.frames.json_frames import json_frame
 from halimede.workers.frames.kinds import (
@@ -68,6 +69,7 @@ class WorkerConnection:
         on_lost: Callable[[str], None],
         loop: asyncio.AbstractEventLoop,
         arena_bytes: int = ARENA_BYTES,
+        memory: MemoryBounds = UNBOUNDED,
     ) -> None:
         """OSError if the system has no descriptor left."""
         # First, because nothing is to be undone when it fails.
@@ -78,7 +80,7 @@ class WorkerConnection:
         self._loop = loop
         self._tasks = Tasks(loop)
         self.channel = Channel(channel, self._on_channel_lost, loop)
-        self.memory = Memory(self.channel, self._tasks, loop, arena_bytes)
+        self.memory = Memory(self.channel, self._tasks, loop, arena_bytes, memory)
         self.batches = SentBatches(
             self.channel, self.memory, self._tasks, spec.model, inputs, outputs, self._claim, owners.batches, loop
         )

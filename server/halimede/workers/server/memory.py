@@ -12,8 +12,9 @@ import asyncio
 import os
 from collections.abc import Sequence
 
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.shm.arena import Arena
-from halimede.core.types import Buffer, Tensor
+from halimede.core.types import Buffer, ErrorCode, InferenceError, Tensor
 from halimede.workers.frames.json_frames import decode_blocks
 from halimede.workers.frames.kinds import (
     FIRST_SHARED,
@@ -30,13 +31,16 @@ from halimede.workers.frames.kinds import (
     unpack,
 )
 from halimede.workers.frames.tensors import INLINE_BYTES
-from halimede.workers.segments import Block, OwnArena, SegmentMap, make_segment
+from halimede.workers.segments import Block, OwnArena, SegmentMap, has_memory, make_segment
 from halimede.workers.server.channel import Channel
 from halimede.workers.server.shared_segments import MIN_SHARED_BYTES, SharedSegments
 from halimede.workers.server.tasks import Tasks
 
 ARENA_BYTES = 256 << 20
 """Maximum bytes of request tensors of one worker in shared memory. Further tensors are sent in frames."""
+
+MAX_UNSENT_BYTES = 1 << 30
+"""Maximum bytes that wait for a process to read; above it, its inferences are answered with errors."""
 
 COPIED_ON_LOOP_BYTES = 8 << 20
 """More bytes than this are copied on a thread, and larger segments are made on a thread: 64 MiB take 20 ms."""
@@ -46,8 +50,17 @@ class Memory:
     """Both arenas of one worker, and the blocks of other workers that it reads. All methods are called on the loop."""
 
     def __init__(
-        self, channel: Channel, tasks: Tasks, loop: asyncio.AbstractEventLoop, arena_bytes: int = ARENA_BYTES
+        self,
+        channel: Channel,
+        tasks: Tasks,
+        loop: asyncio.AbstractEventLoop,
+        arena_bytes: int = ARENA_BYTES,
+        bounds: MemoryBounds = UNBOUNDED,
     ) -> None:
+        # A sixteenth of the memory for each arena, because segments are kept for later requests.
+        arena_bytes = bounds.at_most(4 * arena_bytes) // 4
+        self._bounds = bounds
+        self.max_unsent_bytes = bounds.at_most(MAX_UNSENT_BYTES)
         self._channel = channel
         self._tasks = tasks
         # The other half stays free for the next tensors, however long other workers keep shared blocks.
@@ -85,7 +98,9 @@ class Memory:
         block = arena.allocate(size)
         if block is None:
             growth = arena.growth(size)
-            if not growth or growth > COPIED_ON_LOOP_BYTES or (descriptor := make_segment(growth)) is None:
+            if not growth or growth > COPIED_ON_LOOP_BYTES or not self._bounds.can_keep(growth):
+                return None
+            if (descriptor := make_segment(growth)) is None:
                 return None
             block = arena.allocate(size) if self._add_segment(INBOUND, descriptor) else None
             if block is None:
@@ -125,9 +140,17 @@ class Memory:
         return large
 
     async def make_room(self, size_bytes: int) -> None:
-        """Add a segment for a large frame; the segment is made on a thread."""
-        size = self.inbound.blocks.growth(size_bytes) if self.inbound.blocks.free_bytes < size_bytes else 0
-        if size:
+        """Add a segment for a large frame; the segment is made on a thread. UNAVAILABLE without memory for the frame,
+        wherever its tensors are."""
+        if self.inbound.blocks.free_bytes >= size_bytes:
+            return
+        if not has_memory(size_bytes):
+            raise InferenceError(
+                ErrorCode.UNAVAILABLE,
+                f"the server has too little free memory to pass {size_bytes} bytes to another process",
+            )
+        size = self.inbound.blocks.growth(size_bytes)
+        if size and self._bounds.can_keep(size):
             descriptor = await _make_segment(size)
             if descriptor is not None:
                 self._add_segment(INBOUND, descriptor)
@@ -165,7 +188,7 @@ class Memory:
     def grow_outbound(self, wanted_bytes: int) -> None:
         """Enlarge the worker's arena, up to its limit: answers did not fit into it."""
         size = 0 if self._is_growing else self._outbound_size.growth(wanted_bytes)
-        if size:
+        if size and self._bounds.can_keep(size):
             self._is_growing = True
             self._tasks.run(self._add_outbound(size))
 
