@@ -150,6 +150,28 @@ def test_after_a_refusal_input_is_discarded_up_to_the_limit() -> None:
     assert list(feed(receiver, GET)) == [None]
 
 
+def test_the_rest_of_a_refused_body_is_discarded_too() -> None:
+    """Clients send all of a body before they read: without this, a reset connection would hide the answer."""
+    shared = Shared(Limits(linger_bytes=100, max_held_bytes=1000), 1 << 20)
+    shared.wire.take(600)
+    receiver = Receiver(shared)
+    list(feed(receiver, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"))
+    with pytest.raises(Refusal) as refused:
+        list(feed(receiver, b"x" * 500))
+    receiver.refuse()
+    assert refused.value.status == 503
+    assert set(feed(receiver, b"x" * (1000 - 500 + 100))) == {None}
+    assert list(feed(receiver, b"x")) == [ReceiverEvent.ENDED]
+
+
+def test_a_body_that_can_never_be_held_is_refused_before_it_arrives() -> None:
+    receiver = make(Limits(max_held_bytes=600))
+    with pytest.raises(Refusal) as refused:
+        list(feed(receiver, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 601\r\n\r\n"))
+    text = "a body of 601 bytes does not fit into the 600 that the server may hold"
+    assert (refused.value.status, refused.value.message) == (503, text)
+
+
 def test_held_bytes_are_released_by_answer_refusal_and_end() -> None:
     shared = Shared(Limits(), 1 << 20)
     head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.config.check_request import Checked, RequestChecker
 from halimede.core.config.model_config import (
     ModelConfig,
@@ -73,10 +74,11 @@ class Bench:
         limit_bytes: int = 1 << 30,
         output: ModelOutput = OUTPUT,
         max_batch_size: int = 4,
+        memory: MemoryBounds = UNBOUNDED,
         **batching: object,
     ) -> None:
         made = config(output, max_batch_size, **batching)
-        self.table = RequestTable(limit_bytes)
+        self.table = RequestTable(limit_bytes, memory)
         self.stats = ModelStats("m", "1")
         in_order = bool(batching.get("preserve_ordering"))
         self.requests = VersionRequests("m", "1", self.table, self.stats, preserve_ordering=in_order)
@@ -275,6 +277,18 @@ def test_the_bytes_in_flight_are_bounded_over_all_models() -> None:
         bench.submit(4)
         assert bench.table.decoded.held_bytes == 8
         assert Bench(limit_bytes=1).submit(1) is None
+
+    scenario(run_on_loop)
+
+
+@pytest.mark.parametrize(("free_bytes", "answers"), [(16, []), (15, [(1, ErrorCode.UNAVAILABLE)])])
+def test_a_request_above_the_bound_is_taken_if_there_is_memory_for_it(
+    free_bytes: int, answers: list[tuple[int, ErrorCode]]
+) -> None:
+    async def run_on_loop() -> None:
+        bench = Bench(limit_bytes=1, memory=MemoryBounds(has_free=lambda size_bytes: size_bytes <= free_bytes))
+        bench.submit(1)
+        assert bench.answers == answers
 
     scenario(run_on_loop)
 

@@ -17,6 +17,7 @@ from halimede.workers.process.completion import NO_OWNERS
 from halimede.workers.process.life import ENTRY, Life
 from support.channel import SPEC
 from support.family import FAMILY
+from support.memory_group import memory_group
 from support.server import wait_until
 from support.workers import FOLDER, Crew, is_alive
 
@@ -74,23 +75,6 @@ def test_no_process_is_left_when_the_server_is_killed(tmp_path: Path, kill: Call
         wait_until(lambda: not any(is_alive(pid) for pid in pids), "all processes of the server to die", limit_s=5)
 
 
-def limited_group(name: str) -> Path | None:
-    """A new control group with 200 MiB of memory, version 1 or 2; None if it cannot be created."""
-    for root, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
-        if not Path(root, "cgroup.procs").exists():
-            continue
-        group = Path(root, name)
-        try:
-            group.mkdir()
-            Path(group, limit).write_text(str(200 << 20))
-        except OSError:
-            if group.exists():
-                group.rmdir()
-            continue
-        return group
-    return None
-
-
 EATER = """
 import os, sys
 from pathlib import Path
@@ -111,18 +95,12 @@ crew.launcher.close()
 
 
 def test_a_worker_that_was_killed_out_of_memory_is_reported_as_such():
-    group = limited_group(f"halimede-test-{os.getpid()}")
-    if group is None:
-        pytest.skip("control groups with a limit of memory cannot be made here")
     path = os.pathsep.join([FOLDER, str(Path(FOLDER).parent)])
-    try:
+    with memory_group(200 << 20) as group:
         reported = subprocess.check_output(
             [sys.executable, "-c", EATER, str(group)], env={**os.environ, "PYTHONPATH": path}, timeout=60, text=True
         )
         assert reported.splitlines() == ["signal 9", "signal 9 (possibly out of memory)", "signal 11", "2"]
-    finally:
-        wait_until(lambda: not (group / "cgroup.procs").read_text().split(), "the group to be empty")
-        group.rmdir()
 
 
 @contextmanager

@@ -268,9 +268,6 @@ class Receiver:
             return self._read_chunks(data, stop, end) or ReceiverEvent.CHUNKS_BEGIN
         if length > shared.max_body:
             raise body_too_large(head, length, shared.max_body)
-        most = shared.wire.limit_bytes
-        if length > most:
-            raise Refusal(503, f"a body of {length} bytes does not fit into the {most} that the server may hold")
         here = end - stop
         if here >= length:
             if length:
@@ -287,6 +284,9 @@ class Receiver:
         self.backlog = None
         self.awaits_continue = not here and bool(head.headers.get(b"expect"))
         self.state = NEXT[ReceiverEvent.BODY_BEGINS][self.state]
+        most = shared.wire.limit_bytes
+        if length > most:
+            raise Refusal(503, f"a body of {length} bytes does not fit into the {most} that the server may hold")
         self._hold(here)
         return ReceiverEvent.BODY_BEGINS
 
