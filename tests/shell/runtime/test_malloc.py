@@ -1,5 +1,7 @@
 """What the C library's allocator reports, in a process of its own: its settings last for the process."""
 
+import pytest
+
 from support.forked import run_python
 
 CODE = """
@@ -32,3 +34,25 @@ def test_allocated_and_freed_memory_of_threads_is_counted() -> None:
     # The interpreter allocates some KiB meanwhile.
     assert 7 * MIB < allocated < 9 * MIB
     assert 7 * MIB < freed < 9 * MIB
+
+
+RETAINED = """
+import numpy as np, psutil
+from halimede.core.accounts import MemoryBounds
+from halimede.runtime.malloc import keep_large_buffers
+
+keep_large_buffers(MemoryBounds({total_mib} << 20))
+process = psutil.Process()
+before = process.memory_info().rss
+# Each is below the size from which glibc maps buffers one by one.
+buffers = [np.ones(1 << 19) for _ in range(16)]
+buffers.clear()
+print(process.memory_info().rss - before)
+"""
+
+
+@pytest.mark.parametrize(("total_mib", "is_retained"), [(256, False), (1 << 20, True)])
+def test_little_freed_memory_is_retained_in_a_small_container(total_mib: int, is_retained: bool) -> None:
+    retained = int(run_python("-c", RETAINED.format(total_mib=total_mib)).stdout)
+    # 64 MiB were freed. A small container allows a quarter of that.
+    assert (retained > 40 * MIB) == is_retained, retained
