@@ -30,6 +30,7 @@ class Echo:
         self.waiting: list[EchoConnection] = []
         self.port = Port(
             lambda: EchoConnection(self),
+            lambda: EchoConnection(self, b"reserved: "),
             service="Echo",
             limits=limits,
             log=log,
@@ -44,8 +45,9 @@ class Echo:
 
 
 class EchoConnection(asyncio.Protocol):
-    def __init__(self, service: Echo) -> None:
+    def __init__(self, service: Echo, prefix: bytes = b"") -> None:
         self._service = service
+        self._prefix = prefix
         self._loop = asyncio.get_running_loop()
         self._used_at = self._stalled_since = self._loop.time()
         self._unsent = 0
@@ -66,7 +68,7 @@ class EchoConnection(asyncio.Protocol):
             self._is_busy = True
             self._service.waiting.append(self)
         else:
-            self.answer(PAGE if data == b"page" else data)
+            self.answer(PAGE if data == b"page" else self._prefix + data)
 
     def answer(self, data: bytes) -> None:
         self._is_busy = False
@@ -88,12 +90,15 @@ class EchoConnection(asyncio.Protocol):
         self._count(0)
         self._transport.abort()
 
-    def close_if_idle(self, since: float = inf) -> None:
-        if not self._is_busy and self._used_at <= since:
-            self._transport.close()
+    def close_if_idle(self, since: float = inf) -> bool:
+        if self._is_busy or self._used_at > since:
+            return False
+        self._transport.close()
+        return True
 
-    def sweep(self, now: float) -> None:
+    def sweep(self, now: float) -> float:
         self._count(self._transport.get_write_buffer_size())
+        return inf if self._is_busy else self._used_at
 
     def stall_order(self) -> tuple[bool, float] | None:
         return (False, self._stalled_since) if self._unsent else None

@@ -39,7 +39,9 @@ class MetricsServer(Listener):
             max_body=_MAX_BODY_BYTES,
             log=log,
             limits=Limits(),
-            port_limits=PortLimits(max_connections=_MAX_CONNECTIONS, spare_descriptors=_SPARE_DESCRIPTORS),
+            port_limits=PortLimits(
+                max_connections=_MAX_CONNECTIONS, spare_descriptors=_SPARE_DESCRIPTORS, reserved_connections=0
+            ),
             protocol=Protocol.METRICS,
         )
         self._render = render

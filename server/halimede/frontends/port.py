@@ -5,6 +5,7 @@ A port accepts, counts and limits connections, and ends them. Its owner makes an
 """
 
 import asyncio
+import os
 import resource
 import socket
 import ssl
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 from halimede.core.accounts import MemoryBounds
 from halimede.frontends.accept import MORE_FILES, ConnectionAcceptor, refuse_connection
+from halimede.frontends.reserve import Reserve
 from halimede.frontends.sockets import SocketFile
 from halimede.frontends.totals import PortTotals
 
@@ -36,15 +38,20 @@ SWEEP_PAUSE_S = 0.002
 class PortLimits:
     """The limits of one port. Times are seconds, sizes are bytes.
 
-    Over all connections, unread answers hold at most `max_unsent_bytes`. When nine of ten connections are taken,
-    connections that were idle for `crowded_idle_s` are closed. `spare_descriptors` are left to the rest of the process.
-    Connections are checked every `sweep_s`, so that none of them needs a timer.
+    Over all connections, unread answers hold at most `max_unsent_bytes`. `spare_descriptors` are left to the rest of
+    the process. When nine of ten connections, or descriptors, are taken, connections that were idle for
+    `crowded_idle_s` are closed. When all are taken, a new connection takes the place of the one that is idle for the
+    longest time, and at least for `replaced_idle_s`. If there is none, `reserved_connections` more are accepted for
+    control calls, and closed when they are idle for as long. Connections are checked every `sweep_s`, so that none of
+    them needs a timer.
     """
 
     max_connections: int = 10_000
     max_unsent_bytes: int = 1 << 30
     spare_descriptors: int = 32
+    reserved_connections: int = 8
     crowded_idle_s: float = 60.0
+    replaced_idle_s: float = 2.0
     handshake_timeout_s: float = 10.0
     sweep_s: float = 1.0
 
@@ -59,11 +66,11 @@ class Connection(Protocol):
     def abort(self) -> None:
         """Close now. Unsent bytes are no longer counted when this returns."""
 
-    def close_if_idle(self, since: float = inf) -> None:
-        """Close unless a request is received or processed, or was after `since`."""
+    def close_if_idle(self, since: float = inf) -> bool:
+        """Close unless a request is received or processed, or was after `since`. Returns whether it closes."""
 
-    def sweep(self, now: float) -> None:
-        """Enforce time limits, and count the unsent bytes."""
+    def sweep(self, now: float) -> float:
+        """Enforce time limits, and count the unsent bytes. Returns since when it is idle; infinite during a request."""
 
     def stall_order(self) -> tuple[bool, float] | None:
         """Sort key, smallest for the client that has read nothing for the longest time; None if nothing is unsent."""
@@ -78,6 +85,7 @@ class Port:
     def __init__(
         self,
         make_connection: Callable[[], asyncio.BaseProtocol],
+        make_reserved: Callable[[], asyncio.BaseProtocol] | None = None,
         *,
         service: str,
         limits: PortLimits,
@@ -87,9 +95,9 @@ class Port:
         tls: ssl.SSLContext | None = None,
         totals: PortTotals | None = None,
     ) -> None:
-        """`service` is the name in log lines; `unsent_bytes` gives the total of all connections. A connection that is
-        refused gets `refusal`; with `tls` it is only closed. With `totals`, limits hold over all front-end
-        processes."""
+        """`make_reserved` makes a connection that serves control calls alone. `service` is the name in log lines;
+        `unsent_bytes` gives the total of all connections. A connection that is refused gets `refusal`; with `tls` it is
+        only closed. With `totals`, limits hold over all front-end processes."""
         self.limits = limits
         self._make_connection = make_connection
         self.service = service
@@ -104,6 +112,7 @@ class Port:
         # Accepted, and not in `_connections` yet: TLS may take a while.
         self._expected: set[object] = set()
         self._arriving: dict[asyncio.Task[Any], tuple[socket.socket, object]] = {}
+        self._reserve = Reserve(make_reserved)
         self._acceptors: list[ConnectionAcceptor] = []
         self._files: list[SocketFile] = []
         self._max_descriptor = 0
@@ -188,27 +197,37 @@ class Port:
     # The acceptors' calls.
 
     def _take(self, sock: socket.socket) -> None:
-        most = self.limits.max_connections
-        if self._count() >= most:
-            refuse_connection(sock, self._refuse(f"{most} connections are open, as many as are served"))
-        elif sock.fileno() >= self._max_descriptor:
-            # The kernel assigns the lowest free number, so this one shows how many are taken.
-            refuse_connection(sock, self._on_shortage(f"only the spare file descriptors are left; {MORE_FILES}"))
+        limits, count = self.limits, self._count()
+        # The kernel assigns the lowest free number, so this one shows how many are taken.
+        over = max(count - limits.max_connections, sock.fileno() - self._max_descriptor)
+        reserve, most = self._reserve, limits.reserved_connections
+        replaced_since = asyncio.get_running_loop().time() - limits.replaced_idle_s
+        if over < 0 or (over < most and reserve.replace(self._connections, replaced_since)):
+            self._accept(sock, self._make_connection())
+        elif reserve.make is not None and over < most and len(reserve.connections) < most:
+            connection = reserve.make()
+            reserve.connections.add(connection)
+            self._accept(sock, connection)
+        elif count >= limits.max_connections:
+            text = f"{limits.max_connections} connections are open, as many as are served"
+            refuse_connection(sock, self._refuse(text))
         else:
-            loop = asyncio.get_running_loop()
-            connection = self._make_connection()
-            self._expected.add(connection)
-            self._count()
-            arriving = loop.create_task(
-                loop.connect_accepted_socket(
-                    lambda: connection,
-                    sock,
-                    ssl=self._tls,
-                    ssl_handshake_timeout=None if self._tls is None else self.limits.handshake_timeout_s,
-                )
+            refuse_connection(sock, self._on_shortage(f"only the spare file descriptors are left; {MORE_FILES}"))
+
+    def _accept(self, sock: socket.socket, connection: asyncio.BaseProtocol) -> None:
+        loop = asyncio.get_running_loop()
+        self._expected.add(connection)
+        self._count()
+        arriving = loop.create_task(
+            loop.connect_accepted_socket(
+                lambda: connection,
+                sock,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else self.limits.handshake_timeout_s,
             )
-            self._arriving[arriving] = sock, connection
-            arriving.add_done_callback(self._arrived)
+        )
+        self._arriving[arriving] = sock, connection
+        arriving.add_done_callback(self._arrived)
 
     def _arrived(self, arriving: "asyncio.Task[Any]") -> None:
         sock, connection = self._arriving.pop(arriving)
@@ -218,6 +237,7 @@ class Port:
         # The connection or its handshake failed, or the port is closing.
         sock.close()
         self._expected.discard(connection)
+        self._reserve.connections.discard(connection)
         self._count()
         # An OSError, which includes those of TLS, is the client's matter: with a line for each, any client could fill
         # the log.
@@ -243,6 +263,7 @@ class Port:
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""
         self._connections.discard(connection)
+        self._reserve.connections.discard(connection)
         self._count()
         if not self._connections:
             self._empty.set()
@@ -284,15 +305,30 @@ class Port:
         """Check connections: those `unswept`, or a new round over all of them. Events are handled between the steps."""
         unswept = unswept or tuple(self._connections)
         now = loop.time()
-        limits = self.limits
-        is_crowded = self._count() > limits.max_connections * 9 // 10
+        limits, reserve = self.limits, self._reserve
+        is_crowded = (
+            self._count() > limits.max_connections * 9 // 10 or _lowest_descriptor() > self._max_descriptor * 9 // 10
+        )
         for connection in unswept[:SWEEP_STEP]:
             if connection not in self._connections:
                 continue
-            connection.sweep(now)
-            if is_crowded:
-                connection.close_if_idle(now - limits.crowded_idle_s)
+            idle_since = connection.sweep(now)
+            if connection in reserve.connections:
+                connection.close_if_idle(now - limits.replaced_idle_s)
+            elif is_crowded and not connection.close_if_idle(now - limits.crowded_idle_s) and idle_since < inf:
+                reserve.note(connection, idle_since)
         unswept = unswept[SWEEP_STEP:]
         if not unswept:
+            reserve.end_round()
             self.shed()
         self._sweep_timer = loop.call_later(SWEEP_PAUSE_S if unswept else limits.sweep_s, self._sweep, loop, unswept)
+
+
+def _lowest_descriptor() -> float:
+    """The lowest free number of a descriptor, which shows how many are taken; infinite if none is free."""
+    try:
+        descriptor = os.dup(2)
+    except OSError:
+        return inf
+    os.close(descriptor)
+    return descriptor

@@ -167,7 +167,7 @@ def test_half_sent_requests_end_after_their_time(serve: Any) -> None:
 
 
 def test_one_connection_too_many_gets_503(serve: Any) -> None:
-    running = serve(port_limits=PortLimits(max_connections=2))
+    running = serve(port_limits=PortLimits(max_connections=2, reserved_connections=0))
     first, second = running.connect(), running.connect()
     for connection in (first, second):
         connection.sendall(LIVE)

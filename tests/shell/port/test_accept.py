@@ -123,7 +123,9 @@ def test_without_even_the_reserve_the_port_waits_without_spinning(serve: Any, ea
 
 def test_some_descriptors_are_left_to_the_rest_of_the_process(serve: Any, each_loop: Any) -> None:
     with few_files() as limit, ExitStack() as connected:
-        running = serve(PortLimits(spare_descriptors=50), loop_factory=each_loop)
+        running = serve(
+            PortLimits(spare_descriptors=50, reserved_connections=0, replaced_idle_s=60), loop_factory=each_loop
+        )
         refused = 0
         while refused < 5:
             # In sequence, because other descriptors of this process may be closed at any time.
@@ -170,7 +172,7 @@ def test_connections_reset_before_accept_do_not_affect_others(serve: Any, each_l
 
 
 def test_connections_that_arrive_together_count_once(serve: Any, each_loop: Any) -> None:
-    running = serve(PortLimits(max_connections=100), loop_factory=each_loop)
+    running = serve(PortLimits(max_connections=100, reserved_connections=0), loop_factory=each_loop)
     connected = clients(110)
 
     async def connect_all() -> None:

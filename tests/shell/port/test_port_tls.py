@@ -53,7 +53,9 @@ def test_clients_are_served(serve: Any, each_loop: Any, mutual: bool) -> None:
 
 def test_a_handshake_that_takes_too_long_is_ended_and_counts_until_then(serve: Any, each_loop: Any) -> None:
     running = serve(
-        PortLimits(max_connections=1, handshake_timeout_s=0.3), tls=server_context(), loop_factory=each_loop
+        PortLimits(max_connections=1, reserved_connections=0, handshake_timeout_s=0.3),
+        tls=server_context(),
+        loop_factory=each_loop,
     )
     with running.connect() as silent:
         running.wait_until(lambda: repr(running.port) == "<Port Echo connections=0+1>")

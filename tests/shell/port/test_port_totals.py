@@ -40,7 +40,10 @@ def is_refused(connection: socket.socket) -> bool:
 
 
 def test_connections_of_all_processes_count_to_the_limit(serve: Any, each_loop: Any, totals: list[PortTotals]):
-    one, two = (serve(PortLimits(max_connections=4), loop_factory=each_loop, totals=each) for each in totals)
+    one, two = (
+        serve(PortLimits(max_connections=4, reserved_connections=0), loop_factory=each_loop, totals=each)
+        for each in totals
+    )
     with one.use() as first, one.use(), two.use(), two.use():
         assert is_refused(one.connect())
         assert is_refused(two.connect())
@@ -53,7 +56,7 @@ def test_connections_of_all_processes_count_to_the_limit(serve: Any, each_loop: 
 
 
 def test_connections_of_a_process_that_ended_do_not_count(serve: Any, pages: list[Page], totals: list[PortTotals]):
-    one = serve(PortLimits(max_connections=4), totals=totals[0])
+    one = serve(PortLimits(max_connections=4, reserved_connections=0), totals=totals[0])
     totals[1].connections.publish(4)
     assert is_refused(one.connect())
 

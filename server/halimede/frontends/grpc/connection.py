@@ -6,7 +6,7 @@ are checked by the sweep of its port.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic
 from typing import Protocol, cast
@@ -92,7 +92,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         "held",
     )
 
-    def __init__(self, owner: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        owner: ConnectionOwner,
+        loop: asyncio.AbstractEventLoop,
+        route: Callable[[RequestFields], Route] | None = None,
+    ) -> None:
+        """`route` is called instead of the owner's."""
         shared = owner.shared
         now = monotonic()
         self._owner = owner
@@ -100,7 +106,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.
         self._reading: Reading = cast("Reading", None)  # As the transport.
         self._peer: object = None
-        self.h2: Http2Connection[Route, Call] = Http2Connection(owner.route, shared.limits.http2, now)
+        self.h2: Http2Connection[Route, Call] = Http2Connection(route or owner.route, shared.limits.http2, now)
         self.held = HeldBytes(shared)
         self._alarm = Alarm(shared.keepalive, owner.age_factor(), loop, lambda: bool(self.h2.table.open), self._on_due)
         self._closing = Closing(loop)
@@ -350,10 +356,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 stream.call.on_drain()
         self.flush()
 
-    def close_if_idle(self, since: float = inf) -> None:
-        """Close unless a call is in progress, or was after `since`. A call that the client is just making is served."""
-        if not self.h2.table.open and self._idle_since <= since:
-            self.shut_down()
+    def close_if_idle(self, since: float = inf) -> bool:
+        """Close unless a call is in progress, or was after `since`. A call that the client is just making is served.
+        Returns whether it closes."""
+        if self.h2.table.open or self._idle_since > since or self._shut_down_at < inf:
+            return False
+        self.shut_down()
+        return True
 
     def abort(self) -> None:
         """Close now. Unsent bytes are no longer counted when this returns."""
@@ -364,8 +373,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def stall_order(self) -> tuple[bool, float] | None:
         return (False, self._stall.since) if self.held.has_unsent else None
 
-    def sweep(self, now: float) -> None:
-        """Enforce time limits, and count the unsent bytes."""
+    def sweep(self, now: float) -> float:
+        """Enforce time limits, and count the unsent bytes. Returns since when no call is in progress, infinite during a
+        call. A client that has yet to begin is idle too."""
         shared = self._owner.shared
         limits = shared.limits
         h2 = self.h2
@@ -373,20 +383,21 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if not h2.is_greeted:
             if now - self._began_at >= limits.handshake_s:
                 self.abort()
-            return
+            return self._idle_since
         if h2.table.open:
             self._sweep_calls(now)
         elif self._idle_since == inf:
             self._idle_since = now
         if self._has_stalled(now):
             self.abort()
-            return
+            return inf
         if shared.is_leaving and not shared.is_draining:
             self.send_away()
         if self._is_goaway_unanswered(now):
             h2.send_final_goaway()
         if h2.out.outgoing:
             self.flush()
+        return inf if h2.table.open else self._idle_since
 
     def _is_goaway_unanswered(self, now: float) -> bool:
         """Whether the client's answer to GOAWAY does not come: calls that it made before it are not awaited either.

@@ -13,7 +13,7 @@ from typing import Any
 
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.observe.access_lines import AccessLog
-from halimede.core.types import Restrictions, Secret
+from halimede.core.types import ApiCategory, Restrictions, Secret
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.grpc_call import IDENTITY, CallHead, read_head
@@ -86,6 +86,7 @@ class GrpcServer:
         self._connections: set[GrpcConnection] = set()
         self._port = Port(
             lambda: GrpcConnection(self, asyncio.get_running_loop()),
+            lambda: GrpcConnection(self, asyncio.get_running_loop(), self._route_control),
             service="GRPC",
             limits=port_limits or PortLimits(),
             log=log.error,
@@ -194,6 +195,13 @@ class GrpcServer:
         ):
             return _refused(head, UNAVAILABLE, f"This protocol is restricted, expecting header '{secret.header}'")
         return Route(head, method, choose_encoding(self._transport.compression_level, head.accepts))
+
+    def _route_control(self, fields: RequestFields) -> Route:
+        """As `route`, for a connection of the port's reserve."""
+        route = self.route(fields)
+        if route.method.category is not ApiCategory.INFERENCE:
+            return route
+        return _refused(route.head, UNAVAILABLE, "the server has as many connections as it can serve")
 
 
 def _refused(head: CallHead, status: int, text: str) -> Route:

@@ -51,6 +51,11 @@ class ReceiveDeadlines:
                 )
             self._since, self._bytes = now, received
 
+    @property
+    def idle_since(self) -> float:
+        """Since when the sweeps saw no request."""
+        return self._idle_since
+
     def is_idle_since(self, then: float) -> bool:
         """Whether the sweeps saw no request since `then`."""
         return self._idle_since <= then

@@ -14,6 +14,7 @@ from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import CLOSE, Limits
 from halimede.frontends.http.outbox import JSON, RETRY_LATER, answer_head
 from halimede.frontends.http.protocol import INTERNAL_ERROR, HttpConnection
+from halimede.frontends.http.routes import is_inference
 from halimede.frontends.http.shared import Shared
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.sockets import bind, bound_port
@@ -58,6 +59,7 @@ class Listener:
         self.requests = RequestLog(protocol)
         self.port = Port(
             lambda: HttpConnection(self, asyncio.get_running_loop()),
+            lambda: HttpConnection(_Reserved(self), asyncio.get_running_loop()),
             service=service,
             limits=port_limits,
             log=log,
@@ -148,3 +150,22 @@ class Listener:
         """Log an internal fault and answer 500 without its details."""
         self.port.crashed(repr(exchange), error)
         exchange.respond(500, JSON, (error_json(INTERNAL_ERROR),))
+
+
+class _Reserved:
+    """The listener for a connection of the port's reserve, which serves control calls alone."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self.shared = listener.shared
+        self.requests = listener.requests
+        self.port = listener.port
+
+    def begin(self, exchange: Exchange) -> None:
+        if is_inference(exchange.head.target):
+            exchange.respond(503, JSON + RETRY_LATER, (_TOO_MANY,))
+        else:
+            self._listener.begin(exchange)
+
+    def fail(self, exchange: Exchange, error: BaseException) -> None:
+        self._listener.fail(exchange, error)

@@ -293,31 +293,36 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # The port's calls.
 
-    def close_if_idle(self, since: float = inf) -> None:
-        """Close unless a request is received or processed (in a drain its answer closes), or was after `since`."""
+    def close_if_idle(self, since: float = inf) -> bool:
+        """Close unless a request is received or processed (in a drain its answer closes), or was after `since`. Returns
+        whether it closes now."""
         if not self._receive_deadlines.is_idle_since(since):
-            return
+            return False
         if self._receiver.is_idle:
             self._close()
-        elif self._receiver.is_discarding:
+            return True
+        if self._receiver.is_discarding:
             self._linger(self.outbox.linger_s())
+        return False
 
     def abort(self) -> None:
         """Close now, even with unsent bytes."""
         self.outbox.drop()
         self._transport.abort()
 
-    def sweep(self, now: float) -> None:
-        """Enforce the time limits. Called every `PortLimits.sweep_s`, so that no request sets a timer."""
+    def sweep(self, now: float) -> float:
+        """Enforce the time limits. Called every `PortLimits.sweep_s`, so that no request sets a timer. Returns since
+        when the connection is idle; infinite during a request."""
         written = self._transport.get_write_buffer_size()
         if self._send_deadline.is_over(written, self.outbox.streamed, now):
             self.abort()
-            return
+            return inf
         self.outbox.count_unsent(written)
         try:
             self._receive_deadlines.check(self._receiver, now)
         except Refusal as refusal:
             self._refuse(refusal)
+        return self._receive_deadlines.idle_since if self._receiver.is_idle else inf
 
     def stall_order(self) -> tuple[bool, float] | None:
         """Sort key: when the client last read something; None if nothing is unsent."""

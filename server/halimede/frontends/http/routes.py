@@ -79,6 +79,12 @@ def resolve(target: bytes) -> Route | None:
     return _resolve_cached(target) if len(target) <= _CACHED_TARGET_BYTES else _resolve(target)
 
 
+def is_inference(target: bytes) -> bool:
+    """Whether a request target is that of an inference, and not of a control call."""
+    route = resolve(target)
+    return route is not None and route.action.category is ApiCategory.INFERENCE
+
+
 def path_of(target: bytes) -> bytes:
     """The path of a request target in origin form or absolute form."""
     if not target.startswith(b"/"):
