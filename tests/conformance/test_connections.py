@@ -16,6 +16,7 @@ from statistics import quantiles
 
 import psutil
 import pytest
+import tritonclient.grpc
 
 from support.calls import ONES_JSON, canceled, metric, pending
 from support.models import add_identity
@@ -309,7 +310,7 @@ def test_half_sent_requests_time_out_without_delaying_others(server: RunningServ
 # No descriptors left.
 
 
-def test_without_descriptors_clients_get_503_and_the_server_recovers(models: Path, tmp_path: Path) -> None:
+def test_clients_without_requests_do_not_use_up_the_descriptors(models: Path, tmp_path: Path) -> None:
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))"
     server = start_server(tmp_path, ["--model-repository", models], first=limit)
     try:
@@ -320,10 +321,16 @@ def test_without_descriptors_clients_get_503_and_the_server_recovers(models: Pat
                     connection.sendall(LIVE)
             answers = [first_answer(connection) for connection in connections]
             served = [connection for connection, answer in zip(connections, answers, strict=True) if b" 200 " in answer]
-            assert 100 < len(served) < 250
+            assert len(served) > 100
             assert {answer[:12] for answer in answers} <= {b"HTTP/1.1 200", b"HTTP/1.1 503", b""}
-            # A client that sends early may get a reset; one that waits reads the reason.
-            assert read_all(stack.enter_context(connect(server))).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+            # They stay connected. Once they are idle for a while, new clients take their places.
+            with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+                wait_until(
+                    lambda: is_live(server) and client.is_server_live(), "probes to be served", server, limit_s=10
+                )
+                wait_until(
+                    lambda: server.post("/v2/models/ident/infer", INFER).status == 200, "room", server, limit_s=10
+                )
             # The remaining descriptors are reserved: metrics can be read, models loaded.
             assert "nv_" in server.metrics()
 
@@ -332,11 +339,7 @@ def test_without_descriptors_clients_get_503_and_the_server_recovers(models: Pat
             while time.monotonic() < deadline:
                 time.sleep(0.05)
             assert cpu_secs(server) - begun < 0.5  # The goal is 0; a busy loop would use the whole second.
-            assert server.log.count("new connections are refused") == 1
-
-            for connection in served[:20]:
-                connection.close()
-            wait_until(lambda: is_live(server), "it to recover", server, limit_s=10)
+            assert server.log.count("new connections are refused") <= 1
         assert server.stop() == 0
     finally:
         server.kill()

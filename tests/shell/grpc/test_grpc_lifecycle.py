@@ -326,3 +326,17 @@ def test_a_stopped_server_releases_its_port(loop_thread, served) -> None:
         return port
 
     assert loop_thread.run(again()) == served.port
+
+
+def test_the_reserve_serves_control_calls_alone(serve) -> None:
+    served = serve(port_limits=PortLimits(max_connections=1))
+    with H2Client(("127.0.0.1", served.port)) as busy, H2Client(("127.0.0.1", served.port)) as probe:
+        held = busy.call(INFER, grpc_message(ASKING_HELD))
+        served.core.wait_for(lambda core: len(core.held) == 1)
+        assert probe.finish(probe.call(LIVE))["grpc-status"] == "0"
+        refused = probe.finish(probe.call(INFER, grpc_message(ASKING_HELD)))
+        full = "the server has as many connections as it can serve"
+        assert (refused["grpc-status"], refused["grpc-message"]) == ("14", full)
+        assert probe.finish(probe.call(LIVE))["grpc-status"] == "0"
+        served.do(served.core.release)
+        assert busy.finish(held)["grpc-status"] == "0"

@@ -183,6 +183,19 @@ def test_one_connection_too_many_gets_503(serve: Any) -> None:
     assert running.ask("GET", "/v2/health/live").status == 200
 
 
+def test_the_reserve_serves_control_calls_alone(serve: Any) -> None:
+    running = serve(port_limits=PortLimits(max_connections=1))
+    with running.connect() as busy:
+        busy.sendall(HELD)
+        running.wait_until(lambda: running.core.held)
+        with running.connect() as probe:
+            for request, status in ((LIVE, b"200 OK"), (HELD, b"503 Service Unavailable"), (LIVE, b"200 OK")):
+                probe.sendall(request)
+                assert probe.recv(1000).startswith(b"HTTP/1.1 " + status)
+        running.call(running.core.release)
+        assert busy.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 def test_idle_connections_are_closed_near_the_limit_of_connections(serve: Any) -> None:
     running = serve(port_limits=PortLimits(max_connections=4, crowded_idle_s=0.2, sweep_s=0.01))
     idle, silent, busy = running.connect(), running.connect(), running.connect()

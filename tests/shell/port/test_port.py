@@ -25,6 +25,12 @@ def received(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+def wait(running: Any, seconds: float) -> None:
+    """Wait until the loop's clock has advanced."""
+    begun = running.call(running.loop.time)
+    running.wait_until(lambda: running.call(running.loop.time) > begun + seconds)
+
+
 def test_a_connection_beyond_the_limit_is_refused(serve: Any, each_loop: Any) -> None:
     running = serve(PortLimits(max_connections=2, reserved_connections=0), loop_factory=each_loop)
     with running.use() as first, running.use():
@@ -48,6 +54,41 @@ def test_idle_connections_are_closed_near_the_limit(serve: Any) -> None:
             running.call(running.service.release)
             assert busy.recv(100) == b"done"
     assert running.log == []
+
+
+def test_a_new_connection_takes_the_place_of_the_longest_idle_one(serve: Any) -> None:
+    running = serve(PortLimits(max_connections=4, reserved_connections=1, replaced_idle_s=0.05, sweep_s=0.01))
+    with running.use() as busy, running.use() as idle, running.use() as used:
+        busy.sendall(b"wait")
+        running.wait_until(lambda: len(running.service.waiting) == 1)
+        wait(running, 0.01)
+        with running.use() as last:
+            used.sendall(b"x")
+            assert used.recv(100) == b"x"
+            wait(running, 0.1)
+            with running.use():
+                assert received(idle) == b""
+                for connection in (used, last):
+                    connection.sendall(b"x")
+                    assert connection.recv(100) == b"x"
+                running.call(running.service.release)
+                assert busy.recv(100) == b"done"
+    assert running.log == []
+
+
+def test_control_calls_are_served_while_every_connection_is_busy(serve: Any) -> None:
+    running = serve(PortLimits(max_connections=1, reserved_connections=2, replaced_idle_s=0.05, sweep_s=0.01))
+    with running.use() as busy:
+        busy.sendall(b"wait")
+        running.wait_until(lambda: len(running.service.waiting) == 1)
+        with running.connect() as first, running.connect() as second, running.connect() as third:
+            second.sendall(b"x")
+            assert second.recv(100) == b"reserved: x"
+            assert received(third) == b"refused"
+            # They are free for others soon.
+            assert (received(first), received(second)) == (b"", b"")
+        running.call(running.service.release)
+        assert busy.recv(100) == b"done"
 
 
 def test_requests_are_served_between_the_checks_of_many_connections(serve: Any, each_loop: Any) -> None:
