@@ -28,7 +28,7 @@ def received(connection: socket.socket) -> bytes:
 def wait(running: Any, seconds: float) -> None:
     """Wait until the loop's clock has advanced."""
     begun = running.call(running.loop.time)
-    running.wait_until(lambda: running.call(running.loop.time) > begun + seconds)
+    running.wait_until(lambda: running.loop.time() > begun + seconds)
 
 
 def test_a_connection_beyond_the_limit_is_refused(serve: Any, each_loop: Any) -> None:
