@@ -216,6 +216,25 @@ def test_each_load_checks_the_store_again(moto: Moto, bucket: str, tmp_path: Pat
     assert unknown.status == 200
 
 
+def test_the_next_server_removes_what_a_killed_one_has_fetched(
+    moto: Moto, bucket: str, tmp_path: Path, start: Start
+) -> None:
+    def fetched() -> set[Path]:
+        return set(tmp_path.glob("halimede-models-*"))
+
+    arguments = "--model-repository", f"s3://{moto.url}/{bucket}/models"
+    living = start(*arguments, environment=environment(tmp_path))
+    of_living = fetched()
+    killed = start(*arguments, environment=environment(tmp_path))
+    of_killed = fetched() - of_living
+    killed.kill()
+    start(*arguments, environment=environment(tmp_path))
+    assert (len(of_living), len(of_killed), len(fetched())) == (1, 1, 2)
+    assert of_living < fetched()
+    assert not of_killed & fetched()
+    assert summed(living) == list(range(1, 17))
+
+
 def test_a_server_without_access_to_its_store_exits_with_the_reason(moto: Moto, tmp_path: Path) -> None:
     with Proxy(moto.url, lambda _: Fault(403)).running() as proxy:
         server = start_server(

@@ -5,8 +5,6 @@ unchanged files are not fetched again.
 """
 
 import logging
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +13,7 @@ from pathlib import Path
 from halimede.core.repository.layout import NOT_MODELS, model_name_problem
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.fetch.credentials import secrets_of_environment
+from halimede.fetch.downloads import Downloads
 from halimede.fetch.errors import FetchError
 from halimede.fetch.fetcher import Fetcher
 from halimede.fetch.layout import models_in
@@ -40,8 +39,8 @@ class StoreRepository(ModelRepository):
     def __init__(
         self, roots: tuple[Path, ...], stores: tuple[Uri, ...], config_name: str, environment: Mapping[str, str]
     ) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="halimede-models-"))
-        self._stores = {self._folder / str(number): uri for number, uri in enumerate(stores)}
+        self._downloads = Downloads()
+        self._stores = {self._downloads.folder / str(number): uri for number, uri in enumerate(stores)}
         self._environment = environment
         self._secrets = Secrets(secrets_of_environment(environment))
         self._repositories: dict[Path, FetchedRepository] = {}
@@ -71,7 +70,7 @@ class StoreRepository(ModelRepository):
 
     def close(self) -> None:
         """Remove all fetched models."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._downloads.close()
 
     def _fills_later(self, root: Path) -> bool:
         return root in self._stores
@@ -99,4 +98,6 @@ class StoreRepository(ModelRepository):
         try:
             yield
         except OSError as error:
-            raise FetchError(FetchExit.NO_SPACE, f"{error.filename or self._folder}: {error.strerror}") from None
+            raise FetchError(
+                FetchExit.NO_SPACE, f"{error.filename or self._downloads.folder}: {error.strerror}"
+            ) from None
