@@ -68,11 +68,11 @@ class EchoConnection(asyncio.Protocol):
             self._is_busy = True
             self._service.waiting.append(self)
         else:
-            self.answer(PAGE if data == b"page" else self._prefix + data)
+            self.answer(PAGE if data == b"page" else data)
 
     def answer(self, data: bytes) -> None:
         self._is_busy = False
-        self._transport.write(data)
+        self._transport.write(self._prefix + data)
 
     def pause_writing(self) -> None:
         self._stalled_since = self._loop.time()

@@ -42,8 +42,8 @@ class PortLimits:
     the process. When nine of ten connections, or descriptors, are taken, connections that were idle for
     `crowded_idle_s` are closed. When all are taken, a new connection takes the place of the one that is idle for the
     longest time, and at least for `replaced_idle_s`. If there is none, `reserved_connections` more are accepted for
-    control calls, and closed when they are idle for as long. Connections are checked every `sweep_s`, so that none of
-    them needs a timer.
+    control calls. These are closed when they are idle for as long, or when another one comes. Connections are checked
+    every `sweep_s`, so that none of them needs a timer.
     """
 
     max_connections: int = 10_000
@@ -200,14 +200,14 @@ class Port:
         limits, count = self.limits, self._count()
         # The kernel assigns the lowest free number, so this one shows how many are taken.
         over = max(count - limits.max_connections, sock.fileno() - self._max_descriptor)
-        reserve, most = self._reserve, limits.reserved_connections
-        replaced_since = asyncio.get_running_loop().time() - limits.replaced_idle_s
-        if over < 0 or (over < most and reserve.replace(self._connections, replaced_since)):
+        most = limits.reserved_connections
+        # Those that are replaced may take a second to close.
+        has_room = over < 2 * most
+        since = asyncio.get_running_loop().time() - limits.replaced_idle_s
+        if over < 0 or (has_room and self._reserve.replace(self._connections, since)):
             self._accept(sock, self._make_connection())
-        elif reserve.make is not None and over < most and len(reserve.connections) < most:
-            connection = reserve.make()
-            reserve.connections.add(connection)
-            self._accept(sock, connection)
+        elif has_room and (reserved := self._reserve.try_make(most, self._connections)) is not None:
+            self._accept(sock, reserved)
         elif count >= limits.max_connections:
             text = f"{limits.max_connections} connections are open, as many as are served"
             refuse_connection(sock, self._refuse(text))
@@ -237,7 +237,7 @@ class Port:
         # The connection or its handshake failed, or the port is closing.
         sock.close()
         self._expected.discard(connection)
-        self._reserve.connections.discard(connection)
+        self._reserve.connections.pop(connection, None)
         self._count()
         # An OSError, which includes those of TLS, is the client's matter: with a line for each, any client could fill
         # the log.
@@ -263,7 +263,7 @@ class Port:
     def forget(self, connection: Connection) -> None:
         """A connection is closed."""
         self._connections.discard(connection)
-        self._reserve.connections.discard(connection)
+        self._reserve.connections.pop(connection, None)
         self._count()
         if not self._connections:
             self._empty.set()

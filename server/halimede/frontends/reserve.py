@@ -1,6 +1,7 @@
 """Room in a port that is full: idle connections that are replaced, and a few more for control calls."""
 
 from collections.abc import Callable, Container
+from math import inf
 from typing import Any, Protocol
 
 
@@ -16,12 +17,30 @@ class Reserve:
 
     def __init__(self, make: Callable[[], Any] | None) -> None:
         """`make` makes a connection that serves control calls alone; None for a port without such connections."""
-        self.make = make
-        self.connections: set[object] = set()
-        """Those that `make` has made and that are not closed."""
+        self._make = make
+        self.connections: dict[Any, None] = {}
+        """Those of `try_make`, in order, which are not closed."""
         self._noted: list[tuple[float, IdleConnection]] = []
         self._idle: list[tuple[float, IdleConnection]] = []
         """The longest idle last."""
+
+    def try_make(self, most: int, open_connections: Container[object]) -> Any | None:
+        """A connection for control calls. It replaces the first of `most` that is idle, for however short a time: what
+        serves probes must not be used up by clients that do nothing. None if all are busy."""
+        if self._make is None or not most:
+            return None
+        if len(self.connections) >= most:
+            replaced = next(
+                (each for each in self.connections if each in open_connections and each.close_if_idle(inf)), None
+            )
+            if replaced is None:
+                return None
+            del self.connections[replaced]
+            # Some clients take a second to close, in which their descriptors are in use.
+            replaced.abort()
+        connection = self._make()
+        self.connections[connection] = None
+        return connection
 
     def note(self, connection: IdleConnection, idle_since: float) -> None:
         """The connection is idle since then."""

@@ -77,18 +77,27 @@ def test_a_new_connection_takes_the_place_of_the_longest_idle_one(serve: Any) ->
 
 
 def test_control_calls_are_served_while_every_connection_is_busy(serve: Any) -> None:
-    running = serve(PortLimits(max_connections=1, reserved_connections=2, replaced_idle_s=0.05, sweep_s=0.01))
+    running = serve(PortLimits(max_connections=1, reserved_connections=2, replaced_idle_s=0.5, sweep_s=0.01))
     with running.use() as busy:
         busy.sendall(b"wait")
         running.wait_until(lambda: len(running.service.waiting) == 1)
-        with running.connect() as first, running.connect() as second, running.connect() as third:
-            second.sendall(b"x")
-            assert second.recv(100) == b"reserved: x"
-            assert received(third) == b"refused"
-            # They are free for others soon.
-            assert (received(first), received(second)) == (b"", b"")
-        running.call(running.service.release)
-        assert busy.recv(100) == b"done"
+        with running.connect() as first, running.connect() as second:
+            running.wait_until(lambda: running.port.connection_count == 3)
+            second.sendall(b"wait")
+            running.wait_until(lambda: len(running.service.waiting) == 2)
+            third = running.connect()
+            # Its place is free for another at once, because it is idle.
+            assert received(first) == b""
+            third.sendall(b"wait")
+            running.wait_until(lambda: len(running.service.waiting) == 3)
+            with running.connect() as fourth:
+                assert received(fourth) == b"refused"
+            for each, answer in ((busy, b"done"), (second, b"reserved: done"), (third, b"reserved: done")):
+                running.call(running.service.release)
+                assert each.recv(100) == answer
+            # And soon in any case.
+            assert (received(second), received(third)) == (b"", b"")
+            third.close()
 
 
 def test_requests_are_served_between_the_checks_of_many_connections(serve: Any, each_loop: Any) -> None:
