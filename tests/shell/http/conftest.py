@@ -250,6 +250,7 @@ def serve() -> Iterator[Serve]:
 
     def start(
         *,
+        max_input_size: int = MAX_INPUT_SIZE,
         limits: Limits | None = None,
         port_limits: PortLimits | None = None,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
@@ -258,7 +259,7 @@ def serve() -> Iterator[Serve]:
     ) -> Running:
         def http_server(core: FakeServer, log: list[str]) -> HttpServer:
             return HttpServer(
-                core, max_input_size=MAX_INPUT_SIZE, log=log.append, limits=limits, port_limits=port_limits
+                core, max_input_size=max_input_size, log=log.append, limits=limits, port_limits=port_limits
             )
 
         running = Running(make or http_server, loop_factory, sockets)

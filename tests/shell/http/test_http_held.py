@@ -5,8 +5,10 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 
 from halimede.frontends.http.framing import Limits
+from support.held_requests import MIB, OUTCOMES, SIZES, end_http_request
 
 COUNT = 100_000
 TENSOR = {"name": "IN", "shape": [COUNT], "datatype": "FP32", "data": [1] * COUNT}
@@ -70,3 +72,15 @@ def test_a_request_without_room_gets_503_with_retry_after(serve: Any) -> None:
         second.sendall(post("echo", gzip.compress(small)))
         assert second.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
     assert np.frombuffer(running.core.requests[0].inputs[0].data, np.float32).sum() == COUNT
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_no_bytes_are_held_after_requests_of_any_size(serve: Any, outcome: str) -> None:
+    running = serve(max_input_size=4 * MIB)
+
+    def holds_nothing() -> None:
+        running.wait_until(lambda: running.listener.shared.wire.held_bytes == 0)
+
+    for size in SIZES:
+        end_http_request(running.port, outcome, size, "echo", holds_nothing)
+    holds_nothing()

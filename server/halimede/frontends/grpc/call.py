@@ -228,9 +228,11 @@ class Call:
         self._conversation.h2.credit.expect(self._stream, size)
 
     def deliver(self, message: Message) -> None:
-        """Pass a message to the method."""
+        """Pass a message to the method, which may `take_held`."""
         if self.on_message is not None:
             self.on_message(message)
+        if message.held_bytes:
+            self.release(message.take_held())
 
     def _half_close(self) -> None:
         self.has_half_closed = True
@@ -265,14 +267,17 @@ class Call:
         return self.on_message is not None and not self.has_half_closed
 
     def count(self, size: int) -> None:
-        """Count bytes held for the call. UNAVAILABLE when too many are held."""
+        """Count bytes held for the call, until `release` or its end. UNAVAILABLE when too many are held."""
+        if not self.is_open:
+            return
         self._held_bytes += size
         if not self._conversation.held.hold(size):
             raise InferenceError(ErrorCode.UNAVAILABLE, NO_ROOM)
 
     def release(self, size: int) -> None:
-        """Release bytes of a request that is answered."""
-        size = min(size, self._held_bytes)
+        """Give back bytes that were counted. No effect if the call has ended, which gives back all of them."""
+        if not self.is_open:
+            return
         self._held_bytes -= size
         self._conversation.held.release(size)
 
@@ -372,12 +377,12 @@ class Call:
             log.exception("%s failed after the end of its call", self.method.name)
 
     def _end(self, status: int, text: str = "") -> None:
+        if self._held_bytes:
+            self.release(self._held_bytes)
         self.is_open = False
         self._stream.call = None
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._held_bytes:
-            self.release(self._held_bytes)
         self.wait(0)
         # The callbacks refer to the call, and would keep it until a garbage collection.
         self.on_message = self.on_half_closed = self.on_room = self.on_drain = self.on_gone = None
@@ -399,3 +404,43 @@ class Call:
 
     def __repr__(self) -> str:
         return f"<Call {self.method.name} {'open' if self.is_open else 'ended'}>"
+
+
+class Holding:
+    """What is counted for one message of a stream, or for one of its answers, until `release` or the call's end.
+
+    `on_gone` is called if the client leaves while steps of the message wait for a place.
+    """
+
+    __slots__ = ("_call", "_size", "on_gone")
+
+    def __init__(self, call: Call, size: int = 0) -> None:
+        """`size` bytes are counted already."""
+        self._call = call
+        self._size = size
+        self.on_gone: Callable[[], None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the call is."""
+        return self._call.is_open
+
+    def count(self, size: int) -> None:
+        """Count more bytes. UNAVAILABLE when too many are held."""
+        self._size += size
+        self._call.count(size)
+
+    def release(self) -> None:
+        """Give back all of them. A second call has no effect."""
+        size, self._size = self._size, 0
+        self._call.release(size)
+
+    def leave(self) -> None:
+        """The call has ended. A second call has no effect."""
+        on_gone, self.on_gone = self.on_gone, None
+        if on_gone is not None:
+            on_gone()
+
+    def break_off(self, error: Exception) -> None:
+        """End the call by an error that its method does not know of."""
+        self._call.break_off(error)

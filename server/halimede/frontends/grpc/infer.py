@@ -12,7 +12,7 @@ from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.grpc_reader import InferReader
 from halimede.core.wire.grpc_request import InferCall, InferMessage
 from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
-from halimede.frontends.grpc.call import Call, internal_error
+from halimede.frontends.grpc.call import Call, Holding, internal_error
 from halimede.frontends.grpc.opening import open_steps
 from halimede.frontends.steps import StepQueue, Steps
 from halimede.runtime.server import Server
@@ -31,7 +31,7 @@ class InferContext:
     def __init__(self, server: Server, forward: Forwarding | None = None) -> None:
         self.server = server
         self.reader = InferReader()
-        self.steps: StepQueue[Call] = StepQueue(Call.break_off)
+        self.steps: StepQueue[Call | Holding] = StepQueue(lambda client, error: client.break_off(error))
         self._forward = forward
 
     def forwarded(self, call: Call) -> Parameters | None:
@@ -41,24 +41,28 @@ class InferContext:
     def open(
         self,
         call: Call,
+        client: Call | Holding,
         message: Message,
         on_content: Callable[[Buffer], None],
         on_error: Callable[[InferenceError], None],
     ) -> bool:
-        """Pass on the content of a message; at once, and returns True, if it is small or not compressed."""
+        """Pass on the content of a message; at once, and returns True, if it is small or not compressed.
+
+        `client` counts what is inflated.
+        """
         if not message.is_compressed:
             on_content(message.content)
             return True
         steps = open_steps(call, message)
         try:
-            call.count(next(steps))
+            client.count(next(steps))
         except StopIteration as done:
             on_content(done.value)
             return True
         except InferenceError as error:
             on_error(error)
             return True
-        self.steps.run(call, steps, on_content, on_error)
+        self.steps.run(client, steps, on_content, on_error)
         return False
 
     def begin_unary(self, call: Call) -> None:
@@ -88,7 +92,8 @@ class _UnaryInfer:
     def _take(self, message: Message) -> None:
         # The client may send no second message; if it does, it is not read.
         self._call.on_message = self._call.on_half_closed = None
-        self._context.open(self._call, message, self._read, self._call.fail)
+        message.take_held()  # The call gives them back at its end.
+        self._context.open(self._call, self._call, message, self._read, self._call.fail)
 
     def _read(self, content: Buffer) -> None:
         call, context = self._call, self._context
