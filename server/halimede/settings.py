@@ -112,7 +112,9 @@ class Settings:
     grpc_max_connection_age: int | None = None
     grpc_max_connection_age_grace: int | None = None
     grpc_stall_timeout_secs: float = 60.0
-    """How long a client may take nothing of its answer, or leave its request incomplete."""
+    """How long a client may take nothing of its answer, or not begin its request."""
+    grpc_message_timeout_secs: float = 60.0
+    """How long a request message may take, besides a second for each 64 KiB of it."""
 
     allow_metrics: bool = True
     metrics_address: str = "0.0.0.0"

@@ -44,8 +44,8 @@ NOT_YET = """
     --allow-client-shm --allow-sagemaker --allow-vertex-ai
 """
 OURS = (
-    "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs --log-access --server-version "
-    "--process-per-device --allow-pickle --frontend-processes"
+    "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs "
+    "--grpc-message-timeout-secs --log-access --server-version --process-per-device --allow-pickle --frontend-processes"
 )
 
 
@@ -117,6 +117,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--grpc-max-connection-age-grace=500": ("grpc_max_connection_age_grace", 500),
     "--frontend-processes=4": ("frontend_processes", 4),
     "--grpc-stall-timeout-secs=2.5": ("grpc_stall_timeout_secs", 2.5),
+    "--grpc-message-timeout-secs=90": ("grpc_message_timeout_secs", 90),
     "--allow-metrics=false": ("allow_metrics", False),
     "--allow-gpu-metrics=false": ("allow_gpu_metrics", False),
     "--allow-cpu-metrics=false": ("allow_cpu_metrics", False),

@@ -365,7 +365,12 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--grpc-stall-timeout-secs",
             SECONDS,
-            "How long a client may take nothing of its answer, or leave its request incomplete; then its call ends.",
+            "How long a client may take nothing of its answer, or not begin its request; then its call ends.",
+        ),
+        _honoured(
+            "--grpc-message-timeout-secs",
+            SECONDS,
+            "How long a request message may take, besides a second for each 64 KiB of it; then its call ends.",
         ),
     ),
     "Metrics": (

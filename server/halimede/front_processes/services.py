@@ -71,6 +71,7 @@ def _transport(settings: Settings) -> Transport:
         max_connection_age=settings.grpc_max_connection_age,
         max_connection_age_grace=settings.grpc_max_connection_age_grace,
         stall_secs=settings.grpc_stall_timeout_secs,
+        message_secs=settings.grpc_message_timeout_secs,
     )
 
 

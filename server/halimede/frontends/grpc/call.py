@@ -56,12 +56,13 @@ def internal_error(what: str) -> InferenceError:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One RPC. `begin` gets each call, and sets its callbacks. Messages above `max_bytes` are refused by the error that
-    `too_large` makes of their size."""
+    """One RPC. `begin` gets each call, and sets its callbacks. `is_unary`: clients send one message. Messages above
+    `max_bytes` are refused by the error that `too_large` makes of their size."""
 
     name: str
     category: ApiCategory | None
     begin: Callable[["Call"], None]
+    is_unary: bool
     max_bytes: int
     too_large: Callable[[int | str], InferenceError]
 

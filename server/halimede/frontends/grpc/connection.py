@@ -412,12 +412,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
             for stream in self.h2.table.all():
                 if stream.call is not None and stream.call.is_awaiting:
                     stream.call.cut_off(UNAVAILABLE, shutting_down().message)
-        stalled = self._call_stalls.find(
-            self.h2.table.all(), now, stall_s=limits.stall_s, progress_bytes=limits.progress_bytes
-        )
+        wire = self._owner.shared.wire
+        is_scarce = wire.total_bytes > wire.limit_bytes // 2
+        stalled = self._call_stalls.find(self.h2.table.all(), now, limits, is_scarce=is_scarce)
         for stream, what in stalled:
             if stream.call is not None:
-                stream.call.cut_off(UNAVAILABLE, f"the client has not {what} for {limits.stall_s:g} s")
+                stream.call.cut_off(UNAVAILABLE, f"the client has not {what}")
                 # A status says more than a reset.
                 self.h2.out.cut_short(stream)
             self.h2.out.reset(stream, H2Code.CANCEL)

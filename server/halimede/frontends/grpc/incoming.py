@@ -37,7 +37,7 @@ class Incoming:
     on with the message.
     """
 
-    __slots__ = ("_call", "_counted", "_reader", "_uncredited", "_waiting", "is_paused")
+    __slots__ = ("_call", "_counted", "_reader", "_uncredited", "_waiting", "complete", "is_paused")
 
     def __init__(self, call: Recipient, reader: MessageReader) -> None:
         self._call = call
@@ -47,6 +47,8 @@ class Incoming:
         self._counted = 0
         """Of the message in receipt."""
         self.is_paused = False
+        self.complete = 0
+        """How many messages have arrived."""
 
     @property
     def is_within(self) -> bool:
@@ -62,6 +64,11 @@ class Incoming:
     def received_bytes(self) -> int | None:
         """What has arrived of the message in receipt; None if no message is incomplete, or the client has no credit."""
         return self._reader.filled_bytes if self._reader.is_within and not self.is_paused else None
+
+    @property
+    def announced_bytes(self) -> int:
+        """The size of the message in receipt; 0 while it is not known."""
+        return self._reader.filled_bytes + self._reader.missing
 
     def take(self, data: memoryview, size: int) -> None:
         """DATA has arrived; `size` is to be credited when it is used."""
@@ -99,6 +106,7 @@ class Incoming:
         self._expect()
 
     def _deliver(self, message: Message) -> None:
+        self.complete += 1
         size = len(message.content)
         if self._counted:
             self._count_up_to(size)
