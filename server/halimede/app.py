@@ -26,7 +26,7 @@ from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.policy import StartHold
 from halimede.core.types import InferenceError
 from halimede.front_processes.pool import FrontProcesses, wanted_processes
-from halimede.front_processes.services import access_log_of, make_grpc, make_http
+from halimede.front_processes.services import access_log_of, make_grpc, make_http, make_turns
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
@@ -242,13 +242,13 @@ class App:
 
     async def _listen_here(self, access_log: AccessLog | None) -> None:
         """Serve HTTP and gRPC in this process."""
-        settings = self._settings
+        settings, turns = self._settings, make_turns(self._settings)
         if settings.allow_http:
-            self._http = make_http(settings, self._core, access_log)
+            self._http = make_http(settings, self._core, turns, access_log)
             port = await self._http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
             self._places["HTTPService"] = _place(settings.http_address, port)
         if settings.allow_grpc:
-            self._grpc = make_grpc(settings, self._core, access_log)
+            self._grpc = make_grpc(settings, self._core, turns, access_log)
             port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
             self._places["GRPCInferenceService"] = _place(settings.grpc_address, port)
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from halimede import __version__
 
 if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
+
     # Not at run time: it imports numpy, and --help or an error in a flag must be quick.
     from halimede.core.types import Restrictions
 
@@ -77,6 +79,8 @@ class Settings:
     """How long the ports still accept requests after SIGTERM, while the server is not ready (`--drain-delay`)."""
     exit_timeout_secs: float = 25.0
     frontend_processes: int = 0
+    trusted_proxies: "tuple[IPv4Network | IPv6Network, ...]" = ()
+    """Peers whose X-Forwarded-For says for whom they make a request."""
     """The number of processes that accept, parse and answer (`--frontend-processes`); 0 for the machine's default."""
     id: str = "triton"
     server_version: str = __version__

@@ -42,6 +42,7 @@ from halimede.commands.flag_kinds import (
     METRICS_SETTING,
     MILLISECONDS,
     MILLISECONDS_OR_NONE,
+    NETWORKS,
     PATTERN,
     PORT,
     PORT_RANGE,
@@ -267,6 +268,11 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "--frontend-processes",
             PROCESSES,
             "Processes that accept, parse and answer: 1 is the server's own, 0 is 1 below 4 cores, 2 below 16, else 4.",
+        ),
+        _honoured(
+            "--trusted-proxies",
+            NETWORKS,
+            "Addresses of proxies. Under load their requests take turns by the address in X-Forwarded-For.",
         ),
     ),
     "HTTP": (

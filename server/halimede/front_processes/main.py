@@ -16,7 +16,7 @@ import uvloop
 from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
-from halimede.front_processes.services import access_log_of, make_grpc, make_http
+from halimede.front_processes.services import access_log_of, make_grpc, make_http, make_turns
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.log import configure, dropped_lines, reopen, shutdown
@@ -134,11 +134,11 @@ class _FrontEnd:
     async def serve(self, http: list[socket.socket], grpc: list[socket.socket]) -> None:
         """Serve on these sockets until the core ends it."""
         order, page = self._order, self._page
-        access_log = access_log_of(order.settings)
+        access_log, turns = access_log_of(order.settings), make_turns(order.settings)
         if http:
-            self._http = make_http(order.settings, self._server, access_log, page.http_totals(order.process))
+            self._http = make_http(order.settings, self._server, turns, access_log, page.http_totals(order.process))
         if grpc:
-            self._grpc = make_grpc(order.settings, self._server, access_log, page.grpc_totals(order.process))
+            self._grpc = make_grpc(order.settings, self._server, turns, access_log, page.grpc_totals(order.process))
         if self._http is not None:
             await self._http.serve(http)
         if self._grpc is not None:

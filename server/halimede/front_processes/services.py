@@ -9,6 +9,7 @@ from halimede.frontends.grpc.options import Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.totals import PortTotals
+from halimede.frontends.turns import Turns
 from halimede.log import admits_access, log_access
 from halimede.runtime.server import Server
 from halimede.settings import AccessLevel, Settings
@@ -23,8 +24,13 @@ def access_log_of(settings: Settings) -> AccessLog | None:
     return AccessLog(admits_access, log_access, successes=settings.log_access is AccessLevel.ALL)
 
 
+def make_turns(settings: Settings) -> Turns:
+    """How the clients of this process share the turns of its loop."""
+    return Turns(settings.trusted_proxies)
+
+
 def make_http(
-    settings: Settings, server: Server, access_log: AccessLog | None, totals: PortTotals | None = None
+    settings: Settings, server: Server, turns: Turns, access_log: AccessLog | None, totals: PortTotals | None = None
 ) -> HttpServer:
     """The HTTP server, which is not bound yet."""
     http = HttpServer(
@@ -34,6 +40,7 @@ def make_http(
         restricted=settings.http_restricted_api,
         forward=settings.http_header_forward_pattern,
         totals=totals,
+        turns=turns,
     )
     if settings.log_verbose:
         http.log_requests(log.debug)
@@ -43,7 +50,7 @@ def make_http(
 
 
 def make_grpc(
-    settings: Settings, server: Server, access_log: AccessLog | None, totals: PortTotals | None = None
+    settings: Settings, server: Server, turns: Turns, access_log: AccessLog | None, totals: PortTotals | None = None
 ) -> GrpcServer:
     """The gRPC server, which is not bound yet. InferenceError and OSError for certificates that cannot be used."""
     return GrpcServer(
@@ -54,6 +61,7 @@ def make_grpc(
         max_response_pool_size=settings.grpc_max_response_pool_size,
         access_log=access_log,
         totals=totals,
+        turns=turns,
     )
 
 

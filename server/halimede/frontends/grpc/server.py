@@ -34,6 +34,7 @@ from halimede.frontends.grpc.unary import UnaryMethod
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.sockets import SocketFile, bind, bound_port
 from halimede.frontends.totals import PortTotals
+from halimede.frontends.turns import Turns
 from halimede.runtime.server import Server
 
 log = logging.getLogger(__name__)
@@ -64,11 +65,14 @@ class GrpcServer:
         limits: GrpcLimits | None = None,
         port_limits: PortLimits | None = None,
         totals: PortTotals | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Calls of a `restricted` category need its secret in their metadata. Metadata whose names match `forward`
         become parameters of the call's requests. A stream is not read further while `max_response_pool_size` of its
-        requests or responses wait. OSError for certificates that cannot be used."""
+        requests or responses wait. `turns` are shared with the process's other servers. OSError for certificates
+        that cannot be used."""
         self.access_log = access_log
+        self.turns = turns or Turns()
         limits = (limits or GrpcLimits()).for_messages(
             transport.max_message_bytes, transport.stall_secs, transport.message_secs
         )

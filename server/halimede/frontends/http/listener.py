@@ -2,21 +2,24 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
+from time import monotonic
 from typing import Any
 
 from halimede.core.observe.access_lines import AccessLog, Protocol
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.access import RequestLog
 from halimede.frontends.http.exchange import Exchange
-from halimede.frontends.http.framing import CLOSE, Limits
+from halimede.frontends.http.framing import CLOSE, Head, Limits
 from halimede.frontends.http.outbox import JSON, RETRY_LATER, answer_head
 from halimede.frontends.http.protocol import INTERNAL_ERROR, HttpConnection
 from halimede.frontends.http.shared import Shared
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.sockets import bind, bound_port
 from halimede.frontends.totals import PortTotals
+from halimede.frontends.turns import FORWARDED, Turns, address_of
 
 # The numbers of methods in the library of Triton's HTTP server, for its verbose log lines.
 _METHOD_NUMBERS = {b"GET": 0, b"HEAD": 1, b"POST": 2, b"PUT": 3, b"DELETE": 4}
@@ -48,9 +51,11 @@ class Listener:
         keep_names: bool = False,
         protocol: Protocol = Protocol.HTTP,
         totals: PortTotals | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """`keep_names`: heads have `sent_headers`."""
+        """`keep_names`: heads have `sent_headers`. `turns` are shared with the process's other servers."""
         self.handle = handle
+        self._turns = turns or Turns()
         total_held = None if totals is None else totals.held_bytes
         self.shared = Shared(limits, max_body, keep_names=keep_names, total_held=total_held)
         self.requests = RequestLog(protocol)
@@ -123,8 +128,28 @@ class Listener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def begin(self, exchange: Exchange) -> None:
-        """Pass a request to `handle`."""
+    def begin(self, exchange: Exchange, peer: object) -> None:
+        """Pass a request of this peer to `handle`, or let it wait for its turn."""
+        turns, now = self._turns, monotonic()
+        if turns.admits(now):
+            turns.begins(now)
+            self._begin(exchange)
+        else:
+            turns.wait(self._address(exchange.head, peer) or exchange, exchange, partial(self._begin_waiting, exchange))
+
+    def _address(self, head: Head, peer: object) -> Hashable | None:
+        """What a request counts by in the turns of the loop; None without an address."""
+        if not self._turns.is_proxy(peer):
+            return address_of(peer)
+        added = head.headers.get(FORWARDED.encode())
+        return None if added is None else self._turns.forwarded_for(added.decode("latin-1"))
+
+    def _begin_waiting(self, exchange: Exchange) -> None:
+        if exchange.is_open:
+            self._turns.begins(monotonic())
+            self._begin(exchange)
+
+    def _begin(self, exchange: Exchange) -> None:
         try:
             self.handle(exchange)
         except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer

@@ -31,7 +31,7 @@ class ConnectionOwner(Protocol):
     requests: RequestLog
     port: Port
 
-    def begin(self, exchange: Exchange) -> None: ...
+    def begin(self, exchange: Exchange, peer: object) -> None: ...
 
     def fail(self, exchange: Exchange, error: BaseException) -> None: ...
 
@@ -131,7 +131,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if event is REQUEST:
             exchange = self.exchange = Exchange(self, cast("Head", receiver.head), receiver.take_body())
-            self._listener.begin(exchange)
+            self._listener.begin(exchange, self._peer)
         elif event is ENDED:
             self._transport.close()
         elif receiver.awaits_continue:

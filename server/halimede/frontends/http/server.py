@@ -32,6 +32,7 @@ from halimede.frontends.http.routes import Action, Route, resolve
 from halimede.frontends.port import PortLimits
 from halimede.frontends.steps import StepQueue
 from halimede.frontends.totals import PortTotals
+from halimede.frontends.turns import Turns
 from halimede.runtime.server import Server
 
 # Halimede's version. The version in the body may be one of Triton's.
@@ -52,6 +53,7 @@ class HttpServer(Listener):
         limits: Limits | None = None,
         port_limits: PortLimits | None = None,
         totals: PortTotals | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets internal faults.
 
@@ -67,6 +69,7 @@ class HttpServer(Listener):
             port_limits=port_limits or PortLimits(),
             keep_names=forward is not None,
             totals=totals,
+            turns=turns,
         )
         self._model_server = server
         steps = StepQueue(self.fail)
