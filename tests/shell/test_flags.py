@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ NOT_YET = """
 """
 OURS = (
     "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs "
-    "--grpc-message-timeout-secs --log-access --server-version --process-per-device --allow-pickle --frontend-processes"
+    "--grpc-message-timeout-secs --log-access --server-version --process-per-device --allow-pickle --frontend-processes "
+    "--trusted-proxies"
 )
 
 
@@ -116,6 +118,10 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--grpc-max-connection-age=60000": ("grpc_max_connection_age", 60_000),
     "--grpc-max-connection-age-grace=500": ("grpc_max_connection_age_grace", 500),
     "--frontend-processes=4": ("frontend_processes", 4),
+    "--trusted-proxies=10.0.0.0/8, fd00::1": (
+        "trusted_proxies",
+        (ip_network("10.0.0.0/8"), ip_network("fd00::1")),
+    ),
     "--grpc-stall-timeout-secs=2.5": ("grpc_stall_timeout_secs", 2.5),
     "--grpc-message-timeout-secs=90": ("grpc_message_timeout_secs", 90),
     "--allow-metrics=false": ("allow_metrics", False),
@@ -418,6 +424,10 @@ def test_an_api_in_two_groups_is_an_error() -> None:
         ("--http-header-forward-pattern=x-(", "Invalid regular expression 'x-('"),
         ("--grpc-max-response-pool-size=0", "Provided option value is out of bound. Got 0"),
         ("--grpc-stall-timeout-secs=0.5", "Provided option value is out of bound. Got 0.5; expected 1 to 2147483647"),
+        (
+            "--trusted-proxies=10.0.0.1/8",
+            "Invalid option value. Got 10.0.0.1/8; expected addresses or networks, such as",
+        ),
         ("--grpc-keepalive-time=0", "Provided option value is out of bound. Got 0"),
         ("--grpc-infer-response-compression-level=best", "Invalid option value. Got best; expected none, low, medium"),
         ("--http-address=", "address is empty; expected a host, an IP address or unix:<path>"),

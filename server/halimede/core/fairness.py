@@ -12,18 +12,21 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
+FRESH_IN_A_ROW = 3
+"""After so many turns of keys that have had none lately, one that has had some is next."""
+
 REMEMBERED_KEYS = 1024
 """Of how many keys it is known that they have had a turn."""
 
 
 class Rotation(Generic[K]):
-    """Keys that wait for a turn. Those that have had one lately alternate with those that have not."""
+    """Keys that wait for a turn. Most turns are for those that have had none lately, because they ask for little."""
 
     def __init__(self) -> None:
         self._fresh: deque[K] = deque()
         self._served: deque[K] = deque()
         self._had_turns: dict[K, None] = {}
-        self._is_for_served = False
+        self._fresh_turns = 0
 
     def __len__(self) -> int:
         return len(self._fresh) + len(self._served)
@@ -34,9 +37,12 @@ class Rotation(Generic[K]):
 
     def take(self) -> K:
         """The key whose turn it is. IndexError if none waits."""
-        is_for_served = bool(self._served) and (self._is_for_served or not self._fresh)
-        self._is_for_served = not is_for_served
-        key = (self._served if is_for_served else self._fresh).popleft()
+        if self._fresh and (self._fresh_turns < FRESH_IN_A_ROW or not self._served):
+            self._fresh_turns += 1
+            key = self._fresh.popleft()
+        else:
+            self._fresh_turns = 0
+            key = self._served.popleft()
         self._had_turns.pop(key, None)
         self._had_turns[key] = None
         if len(self._had_turns) > REMEMBERED_KEYS:

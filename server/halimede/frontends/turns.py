@@ -9,7 +9,9 @@ Requests of a trusted proxy count by the address that it has added to them, or b
 
 import asyncio
 import logging
+import select
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from math import inf
 from time import monotonic
@@ -21,11 +23,20 @@ Network = IPv4Network | IPv6Network
 CALLS_PER_TURN = 32
 WORK_S = 0.005
 
+FRAMES_OF_A_CALL = 16
+"""So many frames of HTTP/2 count as a call, whatever they are: they cost as much, or more."""
+
 CALLS_AT_ONCE = 8
 """Calls of one connection in one of its turns, while others wait."""
 
 _UNMARKED_CALLS = 8
 """So many calls begin before the end of the turn is awaited, which costs a callback: for few calls it is not needed."""
+
+PEERS = 1024
+"""Of how many addresses it is known whether they are trusted proxies."""
+
+LONGEST_ADDRESS = 64
+"""More than an address of IPv6 with its scope."""
 
 FORWARDED = "x-forwarded-for"
 
@@ -36,7 +47,8 @@ class Turns:
     """One per event loop. Everything runs on its thread."""
 
     def __init__(self, trusted_proxies: Sequence[Network] = ()) -> None:
-        self._trusted = tuple(trusted_proxies)
+        self._has_proxies = bool(trusted_proxies)
+        self._trusts = lru_cache(PEERS)(partial(_is_within, tuple(trusted_proxies)))
         self._queue: FairQueue[Callable[[], None]] = FairQueue()
         self._left = CALLS_PER_TURN
         self._until = inf
@@ -52,9 +64,9 @@ class Turns:
         """How many calls may still begin in this turn."""
         return self._left
 
-    def begins(self, now: float) -> None:
-        """A call begins."""
-        self._left -= 1
+    def begins(self, now: float, calls: int = 1) -> None:
+        """Calls begin, or something that costs as much as so many."""
+        self._left -= calls
         if not self._is_marked and self._left <= CALLS_PER_TURN - _UNMARKED_CALLS:
             self._until = now + WORK_S
             self._mark()
@@ -89,24 +101,26 @@ class Turns:
 
     def is_proxy(self, peer: object) -> bool:
         """Whether a connection's peer is a trusted proxy."""
-        return bool(self._trusted) and isinstance(peer, tuple) and self._trusts(str(peer[0]))
+        return self._has_proxies and isinstance(peer, tuple) and self._trusts(str(peer[0]))
 
     def forwarded_for(self, value: str) -> Hashable | None:
         """The address that trusted proxies have added to a request: the last one in `value`, the request's
         X-Forwarded-For, that is no trusted proxy's. None without a valid one."""
         for text in reversed(value.split(",")):
             address = text.strip()
-            if not self._trusts(address):
+            if len(address) > LONGEST_ADDRESS or not self._trusts(address):
                 return address_of((address,))
         return None
 
-    def _trusts(self, text: str) -> bool:
-        try:
-            address = ip_address(text)
-        except ValueError:
-            return False
-        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-        return any((mapped or address) in network for network in self._trusted)
+
+def _is_within(networks: Sequence[Network], text: str) -> bool:
+    """Whether a text is an address in one of the networks."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return any((mapped or address) in network for network in networks)
 
 
 def address_of(peer: object) -> Hashable | None:
@@ -121,3 +135,13 @@ def address_of(peer: object) -> Hashable | None:
     if not isinstance(address, IPv6Address):
         return int(address)
     return int(address.ipv4_mapped) if address.ipv4_mapped else (6, int(address) >> 64)
+
+
+def has_left(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed its end of an open connection, or it is lost, even if input is unread."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return False
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))

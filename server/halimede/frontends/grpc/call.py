@@ -121,6 +121,7 @@ class Call:
     __slots__ = (
         "_conversation",
         "_deadline",
+        "_has_begun",
         "_held_bytes",
         "_is_opened",
         "_stream",
@@ -148,6 +149,7 @@ class Call:
         self.noted = Noted(monotonic())
         self.is_open = True
         self.has_half_closed = False
+        self._has_begun = False
         self._is_opened = False
         self.incoming: Incoming | None = None
         """None while all messages have arrived in one piece."""
@@ -162,6 +164,7 @@ class Call:
 
     def begin(self) -> None:
         """Start the deadline, and the method."""
+        self._has_begun = True
         if log.isEnabledFor(logging.DEBUG):
             name = self.method.name
             log.debug("Process for %s, rpc_ok=1, 0 step START", f"{name}Handler" if name in _HANDLERS else name)
@@ -198,7 +201,7 @@ class Call:
             self.break_off(error)
 
     def _take(self, data: memoryview, size: int) -> None:
-        if self.on_message is None:
+        if self.on_message is None and self._has_begun:
             # The rest of a call that is answered or refused.
             self.credit(size)
             return

@@ -5,7 +5,6 @@ address for which it is made. The calls of a lost connection end some at a time,
 """
 
 import asyncio
-import select
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from time import monotonic
@@ -17,7 +16,7 @@ from halimede.frontends.grpc.call import Call, Route
 from halimede.frontends.grpc.limits import HeldBytes
 from halimede.frontends.grpc.reading import Pause, Reading
 from halimede.frontends.port import Connection as PortConnection
-from halimede.frontends.turns import CALLS_AT_ONCE, FORWARDED, Turns, address_of
+from halimede.frontends.turns import CALLS_AT_ONCE, FORWARDED, FRAMES_OF_A_CALL, Turns, address_of, has_left
 
 LOST = "the connection ended before the whole answer was sent"
 _NOTHING = memoryview(b"")
@@ -61,17 +60,22 @@ class ConnectionTurn:
 
     def receive(self, data: memoryview, now: float) -> None:
         """Process what was read, or keep it for the turn of this connection."""
-        turns, connection = self._turns, self._connection
-        h2 = connection.h2
+        turns, h2 = self._turns, self._connection.h2
         if self.is_waiting or (self._address is not None and not turns.admits(now)):
             h2.reader.keep(data)
         elif self._address is None:
-            connection.handle(h2.receive(data, now), now)
+            self._handle(h2.receive(data, now), now)
         else:
-            connection.handle(h2.receive(data, now, turns.calls_left), now)
+            self._handle(h2.receive(data, now, turns.calls_left), now)
         if h2.reader.has_unread and not h2.is_failed and not self.is_waiting:
             self._reading.pause(Pause.UNREAD)
             self._wait()
+
+    def _handle(self, events: Sequence[Event[Route, Call]], now: float) -> None:
+        connection = self._connection
+        if connection.h2.frames >= FRAMES_OF_A_CALL:
+            self._turns.begins(now, connection.h2.frames // FRAMES_OF_A_CALL)
+        connection.handle(events, now)
 
     def begin(self, call: Call, metadata: Iterable[tuple[str, str]]) -> None:
         """Begin a call. One of a proxy may have to wait for the turn of its client."""
@@ -109,7 +113,7 @@ class ConnectionTurn:
         if self.is_lost:
             self._end_lost()
         elif not self._transport.is_closing():
-            if _has_left(self._transport):
+            if has_left(self._transport):
                 # What it has asked for is not begun. Its end would otherwise be seen after all of that.
                 self._connection.abort()
             else:
@@ -117,10 +121,9 @@ class ConnectionTurn:
 
     def receive_kept(self, now: float) -> None:
         """Process some of what was kept."""
-        connection = self._connection
-        h2 = connection.h2
+        h2 = self._connection.h2
         try:
-            connection.handle(h2.receive(_NOTHING, now, CALLS_AT_ONCE), now)
+            self._handle(h2.receive(_NOTHING, now, CALLS_AT_ONCE), now)
         finally:
             if h2.reader.has_unread and not h2.is_failed:
                 self._wait()
@@ -139,10 +142,3 @@ class ConnectionTurn:
             self._turns.begins(monotonic())
             call.begin()
             call.resume()
-
-
-def _has_left(transport: asyncio.Transport) -> bool:
-    """Whether the client has closed its end of the connection, or the connection is lost."""
-    poll = select.poll()
-    poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
-    return bool(poll.poll(0))

@@ -128,6 +128,21 @@ class Listener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def admits(self, peer: object, now: float) -> bool:
+        """Whether heads of this peer may be read in this turn of the loop. Otherwise their connections `wait`.
+
+        Those of a trusted proxy are always read, because they say whose turn it is.
+        """
+        return self._turns.admits(now) or self._turns.is_proxy(peer)
+
+    def count(self, now: float) -> None:
+        """Count a request that is refused before it begins."""
+        self._turns.begins(now)
+
+    def wait(self, connection: HttpConnection, peer: object, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when it is the turn of the connection."""
+        self._turns.wait(address_of(peer) or connection, connection, go_on)
+
     def begin(self, exchange: Exchange, peer: object) -> None:
         """Pass a request of this peer to `handle`, or let it wait for its turn."""
         turns, now = self._turns, monotonic()

@@ -57,7 +57,7 @@ class Http2Connection(Generic[T, C]):
     """
 
     __slots__ = ("_begun", "_block", "_fields", "_final_stream_id", "_floods", "_limits", "_sent_away", "credit",
-                 "is_failed", "is_greeted", "is_left", "out", "reader", "table")  # fmt: skip
+                 "frames", "is_failed", "is_greeted", "is_left", "out", "reader", "table")  # fmt: skip
 
     def __init__(self, interpret: Callable[[RequestFields], T], limits: Http2Limits, now: float) -> None:
         self._limits = limits
@@ -82,6 +82,8 @@ class Http2Connection(Generic[T, C]):
         self.is_left = False
         """The client has sent GOAWAY: it begins no further requests."""
         self._sent_away = False
+        self.frames = 0
+        """How many the last `receive` has processed."""
         self._begun = 0
         """How many header blocks of new requests have come."""
         self._final_stream_id: int | None = None
@@ -95,7 +97,7 @@ class Http2Connection(Generic[T, C]):
         if self.is_failed:
             return events
         last = self._begun + most_requests
-        left = MAX_FRAMES_AT_ONCE
+        count = 0
         try:
             for kind, flags, stream_id, payload, size in self.reader.read(data):
                 if self._block.is_within and kind != FrameType.CONTINUATION:
@@ -107,11 +109,12 @@ class Http2Connection(Generic[T, C]):
                 else:
                     # Section 5.5: ignored.
                     self._floods.spend(CHEAP, now, "frames of unknown types")
-                left -= 1
-                if self._begun >= last or not left:
+                count += 1
+                if self._begun >= last or count == MAX_FRAMES_AT_ONCE:
                     self.reader.stop()
         except ConnectionFault as fault:
             events.append(ConnectionFails(fault, self.fail(fault)))
+        self.frames = count
         return events
 
     def received_directly(self, piece: memoryview, now: float) -> list[Event[T, C]]:
