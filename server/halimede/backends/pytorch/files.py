@@ -11,6 +11,8 @@ from halimede.backends.pytorch.exported import ExportedSignature, read_exported
 from halimede.backends.pytorch.form import Form
 from halimede.backends.pytorch.package import PackageSignature, read_package
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.repository.file_kinds import FileKind
+from halimede.core.repository.model_files import pickle_refusal
 from halimede.core.types import ErrorCode, InferenceError
 
 PYTHON_RUNTIME = "model.py"
@@ -46,6 +48,11 @@ def find_files(config: ModelConfig, source: ModelSource) -> ModelFiles:
             ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{source.name}'{_files_beside(path)}"
         )
     archive = read_archive(path, source.name)
+    if archive.form is Form.EXPORTED and not source.allow_pickle:
+        # The server has looked at the file, but a worker that starts later may find another one in its place. The
+        # readers of the other forms call no Python function, whatever the file is.
+        problem = pickle_refusal("pytorch", path.name, f"contains pickles: it is {FileKind.TORCH_EXPORT.value}")
+        raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{source.name}': {problem}")
     exported = None
     if archive.program:
         exported = read_exported(read_entry(path, archive.program, MOST_DOCUMENT_BYTES), source.name)
