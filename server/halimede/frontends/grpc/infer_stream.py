@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
+from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, InferenceError, InferenceResponse
 from halimede.core.wire.grpc_deflate import deflate_steps
@@ -110,7 +111,7 @@ class _InferStream:
         on_error = partial(self._refuse, noted, decoupled)
         if message.in_steps:
             accept = partial(self._accept, noted, view, held_bytes)
-            context.steps.run(call, message.decode_steps(), accept, on_error)
+            context.steps.run(call, message.decode_steps(RequestChecker(view.config)), accept, on_error)
             return
         try:
             decoded = message.decode()
