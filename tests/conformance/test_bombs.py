@@ -146,6 +146,9 @@ COUNTS: dict[str, Callable[[], bytes]] = {
     "outputs": lambda: INFER[:-1] + b',"outputs":[' + listed(b'{"name":"OUT"}', 100_000) + b"]}",
     "dimensions": lambda: b'{"inputs":[{"name":"IN","shape":[' + listed(b"1", 2_000_000) + b"]}]}",
     "elements": lambda: b'{"inputs":[' + EMPTY % (b"[" + listed(b"1", 4_000_000) + b"]") + b"]}",
+    "elements of another datatype": lambda: (
+        b'{"inputs":[{"name":"IN","shape":[4000000],"datatype":"FP64","data":[' + listed(b"1", 4_000_000) + b"]}]}"
+    ),
     "empty arrays": lambda: b'{"inputs":[' + EMPTY % (b"[" + listed(b"[]", 2_500_000) + b"]") + b"]}",
     "strings": lambda: b'{"inputs":[' + EMPTY % (b"[" + listed(b'""', 2_500_000) + b"]") + b"]}",
     "members that come again": lambda: b'{"inputs":[{' + listed(b'"name":"IN"', 600_000) + b"}]}",
