@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.tensor import Buffer
+from halimede.core.wire.growing_bytes import GrowingBytes
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, message_class, not_parsed, parse
 from halimede.core.wire.steps import Steps
 
@@ -147,10 +148,10 @@ def read_contents(parts: Sequence[memoryview], announced: Announced) -> Steps[Bu
         for part in parts:
             at = 0
             while at < len(part):
-                before = len(elements.copied)
+                before = elements.copied.size_bytes
                 if used := elements.add_singles(part[at : at + _PIECE_BYTES]):
                     at += used
-                    yield len(elements.copied) - before
+                    yield elements.copied.size_bytes - before
                     continue
                 rest = part[at:]
                 number, kind, _, value, stop = next(fields(rest))
@@ -183,11 +184,11 @@ class _Strings:
     def __init__(self, announced: Announced) -> None:
         self._announced = announced
         self._count = 0
-        self.copied = bytearray()
+        self.copied = GrowingBytes()
 
     @property
     def data(self) -> Buffer:
-        return self.copied
+        return self.copied.content()
 
     def add_singles(self, piece: memoryview) -> int:
         """Add the strings of less than 128 bytes at the start of a piece. Returns the number of bytes read."""
@@ -205,13 +206,13 @@ class _Strings:
             parts.append(raw[at + 2 : stop])
             at = stop
         self._count_more(len(parts) // 2)
-        self.copied += b"".join(parts)
+        self.copied.add(b"".join(parts))
         return at
 
     def add_sized(self, element: memoryview) -> Steps[None]:
         """Add one string."""
         self._count_more(1)
-        self.copied += len(element).to_bytes(4, "little")
+        self.copied.add(len(element).to_bytes(4, "little"))
         yield 4
         yield from _copy_steps(element, self.copied)
 
@@ -227,9 +228,9 @@ class _Numbers:
     def __init__(self, announced: Announced) -> None:
         self._announced = announced
         self._count = 0
-        self.copied = bytearray()
-        self.data: Buffer = self.copied
-        """The tensor's data: `copied`, or the only run of floats, which is a view of the message."""
+        self.copied = GrowingBytes()
+        self._view: memoryview | None = None
+        """The only run of floats, of which nothing is copied."""
         # Without a field for the datatype all elements are in a wrong one.
         self._dtype = CONTENTS_DATATYPES.get(announced.field, DataType.BOOL).dtype
         self._tag = _TAGS.get(announced.field, 0)
@@ -245,7 +246,7 @@ class _Numbers:
             count = _leading(rows[:, 0] == self._tag)
             self._count_more(count)
             self._end_view()
-            self.copied += rows[:count, 1:].tobytes()
+            self.copied.add(rows[:count, 1:].tobytes())
             return count * width
         # Tags and the last bytes of numbers are below 128, and take turns.
         low = np.flatnonzero(raw < 128)
@@ -268,31 +269,35 @@ class _Numbers:
         if len(run) % self._dtype.itemsize:
             raise _Malformed(len(run))
         self._count_more(len(run) // self._dtype.itemsize)
-        if not len(self.data):
+        if not self._view and not self.copied.size_bytes:
             # The usual case: one run, which needs no copy.
-            self.data = run
+            self._view = run
             return
         yield self._end_view()
         yield from _copy_steps(run, self.copied)
 
+    @property
+    def data(self) -> Buffer:
+        return self.copied.content() if self._view is None else self._view
+
     def _end_view(self) -> int:
         """More elements come: copy those that are a view. Returns their size."""
-        if self.data is self.copied:
+        view, self._view = self._view, None
+        if view is None:
             return 0
-        self.copied += self.data
-        self.data = self.copied
-        return len(self.copied)
+        self.copied.add(view)
+        return len(view)
 
     def _add_run(self, run: memoryview) -> Steps[None]:
         at = 0
         while at < len(run):
             piece = np.frombuffer(run[at : at + _PIECE_BYTES], np.uint8)
-            before = len(self.copied)
+            before = self.copied.size_bytes
             used = self._add_varints(piece)
             if not used:
                 raise _Malformed(len(run))
             at += used
-            yield len(self.copied) - before
+            yield self.copied.size_bytes - before
 
     def _add_varints(self, piece: NDArray[np.uint8]) -> int:
         """Add the whole numbers in a piece. Returns the number of their bytes."""
@@ -306,7 +311,7 @@ class _Numbers:
         else:
             # As protobuf does, numbers of 32 bits are cut.
             values = (numbers.astype(np.uint32) if self._dtype.itemsize == 4 else numbers).view(self._dtype)
-        self.copied += self._announced.convert(values).view(np.uint8).data
+        self.copied.add(self._announced.convert(values).view(np.uint8).data)
         return int(ends[-1]) + 1
 
     def _count_more(self, count: int) -> None:
@@ -315,10 +320,10 @@ class _Numbers:
             raise self._announced.too_many()
 
 
-def _copy_steps(data: memoryview, into: bytearray) -> Steps[None]:
+def _copy_steps(data: memoryview, into: GrowingBytes) -> Steps[None]:
     for at in range(0, len(data), _COPIED_BYTES):
         piece = data[at : at + _COPIED_BYTES]
-        into += piece
+        into.add(piece)
         yield len(piece)
 
 
