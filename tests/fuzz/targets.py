@@ -309,7 +309,7 @@ def serve_pieces(pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], list[bool]
             assert not transport.is_reading_paused
     assert faults == []
     connection.connection_lost(None)
-    assert listener.shared.held_bytes == 0
+    assert listener.shared.wire.held_bytes == 0
     assert listener.port.connection_count == 0
     return taken, [status == b"200" for status in STATUS.findall(transport.written) if status != b"100"]
 
