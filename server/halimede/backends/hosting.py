@@ -19,8 +19,8 @@ class WorkerSpec:
     `kind` is CPU, GPU or MODEL; `device_uuid` is "" except for GPU. `config_json` is the complete configuration as in
     the REST API. `repository` is the model's directory (`<repository>/<model>`), `artifact` the file that the backend
     loads, `options` the backend's `--backend-config` settings. `runner` names the function that hosts the model in the
-    process, as `module:function`. `threads` limits the threads of numeric libraries. `decoupled` and `log_verbose` are
-    as configured.
+    process, as `module:function`. `threads` limits the threads of numeric libraries. `decoupled`, `log_verbose` and
+    `allow_pickle` are as configured.
     """
 
     model: str
@@ -39,6 +39,7 @@ class WorkerSpec:
     threads: int = 1
     decoupled: bool = False
     log_verbose: int = 0
+    allow_pickle: bool = True
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 
+from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
 from halimede.core.wire.destinations import ALL_BINARY, Destinations
@@ -105,7 +106,7 @@ class _UnaryInfer:
                     ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
                 )
             if message.in_steps:
-                context.steps.run(call, message.decode_steps(), self._infer, call.fail)
+                context.steps.run(call, message.decode_steps(RequestChecker(self._view.config)), self._infer, call.fail)
             else:
                 self._infer(message.decode())
         except InferenceError as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
+from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, InferenceError, InferenceResponse
 from halimede.core.wire.grpc_deflate import deflate_steps
@@ -109,7 +110,8 @@ class _InferStream:
         decoupled = is_decoupled(view)
         on_error = partial(self._refuse, noted, held, decoupled)
         if message.in_steps:
-            context.steps.run(held, message.decode_steps(), partial(self._accept, noted, held, view), on_error)
+            accept = partial(self._accept, noted, held, view)
+            context.steps.run(held, message.decode_steps(RequestChecker(view.config)), accept, on_error)
             return
         try:
             decoded = message.decode()

@@ -106,6 +106,7 @@ def _parts(spec: WorkerSpec) -> tuple[Backend, ModelConfig, ModelSource]:
         Path(spec.artifact),
         dict(spec.options),
         device=device,
+        allow_pickle=spec.allow_pickle,
     )
     return find_backend(spec.backend), config, source
 
