@@ -160,7 +160,8 @@ class App:
             cpu=settings.allow_cpu_metrics,
             gpu=settings.allow_gpu_metrics,
         )
-        self._launcher = Launcher()
+        self._launcher = Launcher(settings.hang_timeout_secs)
+        self._hangs: asyncio.Task[None] | None = None
         options = LoadOptions(
             inventory=self._inventory,
             backend_config=settings.backend_config,
@@ -195,6 +196,7 @@ class App:
             dropped_log_lines=self._dropped_lines,
             custom_metrics=services.metrics,
             inventory=self._inventory,
+            hung_processes=self._launcher.hangs.ended,
         )
         services.models = self._core
         self._fronts: FrontProcesses | None = None
@@ -212,6 +214,7 @@ class App:
     async def listen(self) -> None:
         """Bind every port and start to answer: live, but not yet ready."""
         self._handle_signals()
+        self._hangs = asyncio.ensure_future(self._launcher.hangs.run())
         if (printed := divert_cxx_streams()) is not None:
             self._native = OutputReader(printed, "native", {}, asyncio.get_running_loop())
         settings = self._settings
@@ -287,6 +290,8 @@ class App:
     async def close(self) -> None:
         """Close everything that is still open, within CLOSE_SECS plus the time that the sampler takes to stop."""
         self._sampler.stop()
+        if self._hangs is not None:
+            self._hangs.cancel()
         if self._native is not None:
             self._native.close()
         fronts = (self._http, self._grpc, self._fronts, self._metrics)

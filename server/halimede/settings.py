@@ -76,6 +76,8 @@ class Settings:
     drain_delay_secs: float = 0.0
     """How long the ports still accept requests after SIGTERM, while the server is not ready (`--drain-delay`)."""
     exit_timeout_secs: float = 25.0
+    hang_timeout_secs: float = 10.0
+    """How long a process of the server may hang before it is ended and started again (`--hang-timeout-secs`)."""
     frontend_processes: int = 0
     """The number of processes that accept, parse and answer (`--frontend-processes`); 0 for the machine's default."""
     id: str = "triton"

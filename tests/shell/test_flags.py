@@ -45,7 +45,7 @@ NOT_YET = """
 """
 OURS = (
     "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs --log-access --server-version "
-    "--process-per-device --allow-pickle --frontend-processes"
+    "--process-per-device --allow-pickle --frontend-processes --hang-timeout-secs"
 )
 
 
@@ -116,6 +116,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--grpc-max-connection-age=60000": ("grpc_max_connection_age", 60_000),
     "--grpc-max-connection-age-grace=500": ("grpc_max_connection_age_grace", 500),
     "--frontend-processes=4": ("frontend_processes", 4),
+    "--hang-timeout-secs=3.5": ("hang_timeout_secs", 3.5),
     "--grpc-stall-timeout-secs=2.5": ("grpc_stall_timeout_secs", 2.5),
     "--allow-metrics=false": ("allow_metrics", False),
     "--allow-gpu-metrics=false": ("allow_gpu_metrics", False),

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
+from functools import partial
 
 from halimede.core.supervise import describe_exit
 from halimede.core.types import ErrorCode, InferenceError
@@ -92,7 +93,11 @@ class FrontProcess:
     async def _start(self) -> None:
         self._lost.clear()
         process = await asyncio.to_thread(
-            self._launcher.spawn, f"front-end-{self._order.process}", entry=ENTRY, preload=PRELOAD
+            self._launcher.spawn,
+            f"front-end-{self._order.process}",
+            entry=ENTRY,
+            preload=PRELOAD,
+            beats=partial(self._page.beats, self._order.process),
         )
         self._process = process
         about = {"frontend": str(self._order.process)}
