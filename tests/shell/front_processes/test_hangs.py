@@ -1,6 +1,8 @@
 """Processes of a server that hang, because they are stopped by a signal, are ended and replaced."""
 
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,10 +39,10 @@ def server(stage: Stage) -> RunningServer:
     return stage.server
 
 
-def hung(server: RunningServer, kind: str) -> int:
-    name = f'halimede_hung_processes_total{{process="{kind}"}} '
-    (line,) = [line for line in server.metrics().splitlines() if line.startswith(name)]
-    return int(line.removeprefix(name))
+def hung(server: RunningServer) -> Counter[str]:
+    """How many processes of each kind were ended because they hung."""
+    name = r'halimede_hung_processes_total\{process="(\w+)"\} (\d+)'
+    return Counter({kind: int(count) for kind, count in re.findall(name, server.metrics())})
 
 
 def zygote_of(process: psutil.Process) -> psutil.Process:
@@ -50,18 +52,18 @@ def zygote_of(process: psutil.Process) -> psutil.Process:
 
 
 def test_a_front_end_that_is_stopped_is_replaced(server: RunningServer):
-    before, count = front_ends(server), hung(server, "frontend")
+    before, count = front_ends(server), hung(server)
     before[1].suspend()
     wait_for_front_ends(server, besides=before[1:])
     assert front_ends(server)[0] == before[0]
-    assert hung(server, "frontend") == count + 1
+    assert hung(server) - count == {"frontend": 1}
     assert f"front-end-1 pid={before[1].pid} running> hangs: it has shown no sign of life for 2." in server.log
     assert "front-end process 1 ended by signal 9 (it hung for 2." in server.log
 
 
 def test_a_worker_that_is_stopped_is_replaced_and_fails_what_it_had_begun(server: RunningServer):
     (stopped,) = workers(server, "slow")
-    count = hung(server, "worker")
+    count = hung(server)
     begun = in_background(lambda: infer(server, "slow", 60))
     wait_until(lambda: executing(server, "slow") == 1, "the execution", server)
     stopped.suspend()
@@ -70,12 +72,12 @@ def test_a_worker_that_is_stopped_is_replaced_and_fails_what_it_had_begun(server
     assert (status, f"It ended by signal 9 (it hung for {LIMIT_S}." in str(text)) == (500, True), text
     assert next_one.result(30) == (200, [0])
     assert not alive([stopped])
-    assert hung(server, "worker") == count + 1
+    assert hung(server) - count == {"worker": 1}
 
 
 def test_a_zygote_that_is_stopped_is_replaced_with_its_workers(stage: Stage, server: RunningServer):
     stopped = zygote_of(workers(server, "slow")[0])
-    before, fronts, count = children(stopped.pid), front_ends(server), hung(server, "zygote")
+    before, fronts, count = children(stopped.pid), front_ends(server), hung(server)
     stage.add("late")
     stopped.suspend()
     status, text = load(server, "late")
@@ -84,7 +86,7 @@ def test_a_zygote_that_is_stopped_is_replaced_with_its_workers(stage: Stage, ser
     assert load(server, "late") == (200, "")
     assert infer(server, "late", 3) == (200, [3])
     wait_until(lambda: server.get("/v2/models/slow/ready").status == 200, "the other model's process", server)
-    assert hung(server, "zygote") == count + 1
+    assert hung(server) - count == {"zygote": 1}
     assert front_ends(server) == fronts
 
 
