@@ -79,8 +79,8 @@ class FrontProcess:
             self.link.tell(kind)
 
     async def drained(self) -> None:
-        """Return when the process has no connection left, or has ended."""
-        if self.link is not None:
+        """Return when the process has no connection left, or has ended; at once if it never served."""
+        if self.link is not None and self._keeping is not None:
             await self.link.drained()
 
     async def close(self) -> None:
