@@ -1,6 +1,7 @@
 """The composition root: makes the parts, starts them in order, and stops them. Only this module may import all others.
 
-Start, which a signal ends whatever it waits for: bind all ports (a busy one fails before any model is loaded), listen, load the models, become ready, log it.
+Start: bind all ports (a busy one fails before any model is loaded), listen, load the models, become ready, log it. A
+signal ends the start, whatever it waits for.
 Stop: become not ready; continue to serve for the drain delay, in which load balancers notice and clients are asked to
 connect elsewhere; then drain the front ends, so that requests in flight are answered, then stop the models; at the time
 limit all remaining requests are answered with an error. The exit timeout begins when the delay ends. A second signal
