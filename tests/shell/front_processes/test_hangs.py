@@ -17,7 +17,7 @@ from support.server import RunningServer, Start, start_server, wait_until
 
 LIMIT_S = 2
 HANG_TIMEOUT = f"--hang-timeout-secs={LIMIT_S}"
-SLOW = "time.sleep(value(requests[0]))\nreturn [answer(request) for request in requests]"
+SLOW = "note(value(requests[0]))\ntime.sleep(value(requests[0]))\nreturn [answer(request) for request in requests]"
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +61,11 @@ def test_a_front_end_that_is_stopped_is_replaced(server: RunningServer):
     assert "front-end process 1 ended by signal 9 (it hung for 2." in server.log
 
 
-def test_a_worker_that_is_stopped_is_replaced_and_fails_what_it_had_begun(server: RunningServer):
+def test_a_worker_that_is_stopped_is_replaced_and_fails_what_it_had_begun(stage: Stage, server: RunningServer):
     (stopped,) = workers(server, "slow")
     count = hung(server)
     begun = in_background(lambda: infer(server, "slow", 60))
-    wait_until(lambda: executing(server, "slow") == 1, "the execution", server)
+    wait_until(lambda: "60.0" in stage.notes("slow"), "the execution", server)
     stopped.suspend()
     next_one = in_background(lambda: infer(server, "slow", 0))
     status, text = begun.result(30)
