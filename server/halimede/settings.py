@@ -78,6 +78,8 @@ class Settings:
     drain_delay_secs: float = 0.0
     """How long the ports still accept requests after SIGTERM, while the server is not ready (`--drain-delay`)."""
     exit_timeout_secs: float = 25.0
+    hang_timeout_secs: float = 10.0
+    """How long a process of the server may hang before it is ended and started again (`--hang-timeout-secs`)."""
     frontend_processes: int = 0
     trusted_proxies: "tuple[IPv4Network | IPv6Network, ...]" = ()
     """Peers whose X-Forwarded-For says for whom they make a request."""

@@ -47,7 +47,7 @@ NOT_YET = """
 OURS = (
     "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs "
     "--grpc-message-timeout-secs --log-access --server-version --process-per-device --allow-pickle --frontend-processes "
-    "--trusted-proxies"
+    "--trusted-proxies --hang-timeout-secs"
 )
 
 
@@ -122,6 +122,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
         "trusted_proxies",
         (ip_network("10.0.0.0/8"), ip_network("fd00::1")),
     ),
+    "--hang-timeout-secs=3.5": ("hang_timeout_secs", 3.5),
     "--grpc-stall-timeout-secs=2.5": ("grpc_stall_timeout_secs", 2.5),
     "--grpc-message-timeout-secs=90": ("grpc_message_timeout_secs", 90),
     "--allow-metrics=false": ("allow_metrics", False),

@@ -233,6 +233,7 @@ def test_a_supervision_shows_its_state():
         (ProcessExit(code=0), "exit code 0"),
         (ProcessExit(signal=11), "signal 11"),
         (ProcessExit(signal=9, out_of_memory=True), "signal 9 (possibly out of memory)"),
+        (ProcessExit(signal=9, hang="it hung for 10.2 s"), "signal 9 (it hung for 10.2 s)"),
         (ProcessExit(error="no such interpreter"), "no such interpreter"),
     ],
 )

@@ -265,6 +265,11 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "How long a stop waits for requests in flight, after the drain delay.",
         ),
         _honoured(
+            "--hang-timeout-secs",
+            SECONDS,
+            "How long a front end, or a model's process that is stopped, may hang; then it is ended and started again.",
+        ),
+        _honoured(
             "--frontend-processes",
             PROCESSES,
             "Processes that accept, parse and answer: 1 is the server's own, 0 is 1 below 4 cores, 2 below 16, else 4.",

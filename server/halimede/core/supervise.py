@@ -46,21 +46,26 @@ _LAST_PAUSE_DOUBLING = 16
 class ProcessExit:
     """How a worker process ended: by an exit code, by a signal, or it never ran, and `error` is the reason.
 
-    `out_of_memory` is set if the kernel killed a process for lack of memory meanwhile, possibly this one.
+    `out_of_memory` is set if the kernel killed a process for lack of memory meanwhile, possibly this one. `hang` is set
+    if the server ended it because it, or the process that started it, hung.
     """
 
     code: int | None = None
     signal: int | None = None
     out_of_memory: bool = False
     error: str = ""
+    hang: str = ""
 
 
 def describe_exit(exit_: ProcessExit) -> str:
-    """`exit code 3`, `signal 11`, `signal 9 (possibly out of memory)`, or why no process was started."""
+    """`exit code 3`, `signal 11`, `signal 9 (possibly out of memory)`, `signal 9 (it hung for 10.2 s)`, or why no
+    process was started."""
     if exit_.error:
         return exit_.error
     if exit_.signal is None:
         return f"exit code {exit_.code}"
+    if exit_.hang:
+        return f"signal {exit_.signal} ({exit_.hang})"
     return f"signal {exit_.signal}{_OUT_OF_MEMORY if exit_.out_of_memory else ''}"
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import uvloop
 
+from halimede.core.hangs import BEAT_SECS
 from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
@@ -30,9 +31,6 @@ from halimede.workers.frames.json_frames import error_json, json_frame
 from halimede.workers.frames.kinds import FrameKind, encode_frame
 
 log = logging.getLogger(__name__)
-
-PUBLISH_S = 1.0
-"""How often the process publishes how many log lines it dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +148,10 @@ class _FrontEnd:
         # Frames that came with the order.
         self._perform()
         while not self._ended.is_set():
+            page.beat(order.process)
             page.publish_dropped_lines(order.process, dropped_lines())
             try:
-                async with asyncio.timeout(PUBLISH_S):
+                async with asyncio.timeout(BEAT_SECS):
                     await self._ended.wait()
             except TimeoutError:
                 continue

@@ -41,9 +41,33 @@ MAX_LABELS = 1 << 20
 MAX_FILES = 100_000
 """Maximum number of files and directories of one model: a link to `/` must not keep a load busy for hours."""
 
+READ_LIMIT_SECS = 30.0
+"""How long a file system or a store may give no answer. Then the read fails, and its thread is left behind."""
+
 NOT_THERE = "it is not there"
 
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+
+@dataclass(slots=True)
+class ReadProgress:
+    """How far a read of a repository has come. Only the thread that reads changes it; the event loop watches it."""
+
+    steps: int = 0
+    """Goes up with each answer of the file system, so that a long read differs from one that hangs."""
+    place: str = ""
+    """The repository that is being read."""
+    has_own_limit: bool = False
+    """Whether the read ends what hangs by itself now, as a fetch from a store does."""
+
+    def begin(self, place: object) -> None:
+        """The repository at `place` is read next."""
+        self.steps += 1
+        self.place = str(place)
+
+
+UNWATCHED = ReadProgress()
+"""For reads whose progress nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +122,26 @@ class ModelRepository:
         self._file = _file_entry(model_file) if model_file is not None else None
         self._file_path = model_file
 
-    def unreadable(self) -> dict[Path, str]:
+    def unreadable(self, progress: ReadProgress = UNWATCHED) -> dict[Path, str]:
         """The repositories that cannot be read now, with the reason."""
-        problems = {root: repository_problem(root) for root in self._roots}
-        return {root: problem for root, problem in problems.items() if problem}
+        problems: dict[Path, str] = {}
+        for root in self._roots:
+            progress.begin(root)
+            if problem := repository_problem(root):
+                problems[root] = problem
+        return problems
 
-    def scan(self) -> Listing:
+    def scan(self, progress: ReadProgress = UNWATCHED) -> Listing:
         """The current content. An entry that cannot be read gives one warning and does not affect the others."""
         if self._file is not None:
             return Listing((self._file.name,))
         found: dict[str, list[str]] = {}
         warnings: list[str] = []
-        unreadable = self.unreadable()
+        unreadable = self.unreadable(progress)
         for root in self._roots:
             if root in unreadable:
                 continue
+            progress.begin(root)
             try:
                 names = _names(root)
             except OSError as error:
@@ -121,6 +150,7 @@ class ModelRepository:
             ignored: list[str] = []
             models: list[str] = []
             for name in sorted(names):
+                progress.steps += 1
                 if name.startswith(".") or name in NOT_MODELS:
                     continue
                 if problem := _model_problem(root, name):
@@ -136,21 +166,26 @@ class ModelRepository:
         """Whether models are put into this repository only when a client asks for them."""
         return False
 
-    def find(self, name: str) -> ModelEntry:
+    def find(self, name: str, progress: ReadProgress = UNWATCHED) -> ModelEntry:
         """The model's directory. Raises LookupError for no directory or several ones, and OSError."""
         if self._file is not None and self._file_path is not None and name == self._file.name:
+            progress.begin(self._file_path)
             return _file_entry(self._file_path)
         if problem := model_name_problem(name):
             raise LookupError(problem)
         if name.startswith("."):
             raise LookupError(f"'{clip(name)}' is hidden: a name that begins with '.' is not a model's")
-        problems = {root: _directory_problem(root / name) for root in self._roots}
+        problems: dict[Path, str | None] = {}
+        for root in self._roots:
+            progress.begin(root)
+            problems[root] = _directory_problem(root / name)
         roots = [root for root, problem in problems.items() if problem is None]
         if not roots:
             raise LookupError(_nowhere(name, problems))
         if len(roots) > 1:
             raise DuplicateModelError(duplicate_problem([str(root / name) for root in roots]))
-        return _entry(name, roots[0], self._config_name)
+        progress.begin(roots[0])
+        return _entry(name, roots[0], self._config_name, progress)
 
     def sources(self, name: str) -> str | None:
         """The current `ModelEntry.sources`; None if they cannot be read."""
@@ -299,12 +334,13 @@ def _file_entry(file: Path) -> ModelEntry:
     )
 
 
-def _entry(name: str, root: Path, config_name: str) -> ModelEntry:
+def _entry(name: str, root: Path, config_name: str, progress: ReadProgress) -> ModelEntry:
     directory = root / name
     check_readable(directory)
     children: list[str] = []
     warnings: list[str] = []
     for child in sorted(_names(directory)):
+        progress.steps += 1
         if is_version(child):
             # Without this error an older version would be served instead of the one that cannot be read.
             check_readable(directory / child)
@@ -314,7 +350,7 @@ def _entry(name: str, root: Path, config_name: str) -> ModelEntry:
         elif is_version(child):
             warnings.append(f"ignoring version '{child}': {problem}")
     versions, ignored = version_directories(children)
-    fingerprint, sources = _fingerprints(directory)
+    fingerprint, sources = _fingerprints(directory, progress)
     return ModelEntry(
         name,
         root,
@@ -332,7 +368,7 @@ def _names(directory: Path) -> list[str]:
         return [entry.name for entry in found]
 
 
-def _fingerprints(directory: Path) -> tuple[str, str]:
+def _fingerprints(directory: Path, progress: ReadProgress) -> tuple[str, str]:
     """The fingerprint and the sources of a directory.
 
     The fingerprint changes with the path, size or modification time of any file in it. The sources leave out files that
@@ -354,6 +390,7 @@ def _fingerprints(directory: Path) -> tuple[str, str]:
         for name in names:
             child = path / name
             count += 1
+            progress.steps += 1
             if count > MAX_FILES:
                 raise LookupError(f"there are more than {MAX_FILES} files below '{directory}'")
             try:

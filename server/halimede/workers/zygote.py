@@ -10,6 +10,8 @@ processes below it and ends. It ignores invalid commands.
         with three descriptors: the worker's end of its channel, the write end for its output, and a status socket
     {"do": "kill", "worker": 7, "signal": 9}
 
+On the same socket it sends a beat, one byte, several times a second, so that the server notices if it hangs.
+
 A server has one zygote more for each runtime that takes seconds to import (`backends.api.Preloads`).
 
 `python` is the interpreter to run, "" for a fork of the zygote, which imports `module` first, so that all later workers
@@ -40,6 +42,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from halimede.core.hangs import BEAT_SECS
 from halimede.workers.child import bootstrap
 from halimede.workers.child.blas import ONE_THREAD, loading_blas
 
@@ -48,6 +51,7 @@ PRELOADED = ("numpy", "halimede.workers.child.main")
 PRELOAD_VARIABLE = "HALIMEDE_ZYGOTE_PRELOAD"
 """The environment variable with the `module:function` that the zygote calls before it forks; workers do not have it."""
 
+BEAT = b"."
 MAX_COMMAND_BYTES = 128 << 10
 MAX_ERROR_CHARACTERS = 1024
 
@@ -169,7 +173,9 @@ class Zygote:
         poll.register(wakeup, select.POLLIN)
         poll.register(self._command, select.POLLIN)
         while True:
-            ready = [descriptor for descriptor, _ in poll.poll(1000 if self._spared else None)]
+            ready = [descriptor for descriptor, _ in poll.poll(BEAT_SECS * 1000)]
+            with suppress(OSError):  # the server does not read, or has ended
+                self._command.send(BEAT, socket.MSG_DONTWAIT)
             if self._spared:
                 self._kill_strays()
             if wakeup in ready:

@@ -3,6 +3,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from halimede.core.hangs import ProcessKind
 from halimede.core.observe.busy import Busy, BusyTime
 from halimede.core.observe.load import Load
 from halimede.core.observe.metrics_page import MODELS_PER_STEP, render
@@ -97,8 +98,10 @@ def test_every_family_is_announced_before_there_is_a_model():
         "halimede_instance_busy_ratio": "gauge",
         "halimede_model_version_state": "gauge",
         "halimede_log_dropped_lines": "counter",
+        "halimede_hung_processes": "counter",
     }
-    assert [name for name, family in families.items() if family.samples] == ["halimede_log_dropped_lines"]
+    of_server = ["halimede_log_dropped_lines", "halimede_hung_processes"]
+    assert [name for name, family in families.items() if family.samples] == of_server
 
 
 def test_a_model_has_every_series_from_the_moment_it_is_loaded():
@@ -336,6 +339,15 @@ def test_no_series_is_repeated_for_any_model_names():
 
 def test_dropped_log_lines_are_counted():
     assert values(page([], dropped_log_lines=7), "halimede_log_dropped_lines") == {(): 7}
+
+
+def test_processes_that_hung_are_counted_by_what_they_are_for():
+    counted = values(page([], hung_processes={ProcessKind.WORKER: 3}), "halimede_hung_processes")
+    assert {kind.value: counted[(("process", kind.value),)] for kind in ProcessKind} == {
+        "frontend": 0,
+        "worker": 3,
+        "zygote": 0,
+    }
 
 
 def test_without_latencies_only_duration_counters_are_missing():

@@ -414,6 +414,14 @@ DROPPED = Family(
     "lines",
     "When a line is dropped.",
 )
+HUNG = Family(
+    "halimede_hung_processes_total",
+    "counter",
+    "Processes of the server that hung and were ended",
+    "processes",
+    "When a process is ended because it hung for `--hang-timeout-secs`. `process` is `frontend`, `worker` (of a model) "
+    "or `zygote` (it starts the others).",
+)
 """Families with rendering code of their own."""
 
 GROUPS = (
@@ -447,6 +455,7 @@ GROUPS = (
         tuple(valued.family for valued in SYSTEM_FAMILIES),
     ),
     Group("The server", "", (), (DROPPED,)),
+    Group("Processes of the server", "", ("process",), (HUNG,)),
 )
 """All families of the page, for the reference pages."""
 

@@ -1,8 +1,8 @@
 """A worker that runs its instance in a process of its own, and restarts the process when it ends.
 
 The process may die, hang, be stopped or send invalid frames. Then its batch fails at once, and the process is started
-again (`core.supervise` decides when). Nothing polls: the channel and the zygote report a death. The worker waits for a
-process that is stopped or slow; only `EXECUTION_TIMEOUT_MS` ends it.
+again (`core.supervise` decides when). The channel and the zygote report a death. The worker waits for a process that is
+slow; only `EXECUTION_TIMEOUT_MS` ends it. A process that is stopped for long is killed (`workers.hangs`).
 """
 
 import asyncio
