@@ -14,7 +14,7 @@ A server has one zygote more for each runtime that takes seconds to import (`bac
 
 `python` is the interpreter to run, "" for a fork of the zygote, which imports `module` first, so that all later workers
 have it. The zygote writes {"pid": 4711} to a worker's status socket, then {"exit": 3} or {"signal": 11}; or
-{"error": "…"} if the worker could not be started.
+{"error": "…"} if the worker could not be started, with "is_brief": true if the system refused the process.
 
 No process that a worker starts outlives it. Orphans below a worker become its children and, after its end, children of
 the zygote, which kills every child that is not a worker. This includes daemons and processes in other sessions. If the
@@ -230,7 +230,7 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            _report(spawn.status, {"error": f"cannot fork: {error.strerror}"})
+            _report(spawn.status, {"error": f"cannot fork: {error.strerror}", "is_brief": True})
             os.close(spawn.status)
             pid = -1
         if pid == 0:

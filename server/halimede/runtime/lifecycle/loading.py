@@ -125,7 +125,7 @@ class Loader:
         status, attempt = record.status, Attempt()
         try:
             entry = await self._reader.read(record)
-            if record.versions and record.fingerprint == entry.fingerprint and not record.has_parked_instances():
+            if record.versions and record.fingerprint == entry.fingerprint and not record.refuses():
                 record.sources = entry.sources
                 status.forget_failures(record.versions)
                 return
