@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, shortage_of
 
 FIRST_RETRY_PAUSE_SECS = 0.25
 LONGEST_RETRY_PAUSE_SECS = 8.0
@@ -60,6 +60,11 @@ LoadError = ConfigError | VersionError | LeftBehindError
 
 def client_error(name: str, error: LoadError) -> InferenceError:
     """The error for a client that requested the load of `name`. The texts are Triton's: scripts search for them."""
+    found = _client_error(name, error)
+    return found if shortage_of(error.__cause__) is None else InferenceError(ErrorCode.UNAVAILABLE, found.message)
+
+
+def _client_error(name: str, error: LoadError) -> InferenceError:
     match error:
         case NoVersionError() | EnsembleError():
             return InferenceError(ErrorCode.INVALID_ARG, f"load failed for model '{name}': {error.message}")
