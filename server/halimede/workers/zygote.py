@@ -38,6 +38,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 from halimede.workers.child import bootstrap
@@ -255,9 +256,7 @@ class Zygote:
         os.dup2(spawn.output, 1)
         os.dup2(spawn.output, 2)
         spawn.channel = _move_up(spawn.channel)
-        for descriptor in _open_descriptors() - {0, 1, 2, spawn.channel, spawn.status}:
-            with suppress(OSError):
-                os.close(descriptor)
+        _close_all_but({0, 1, 2, spawn.channel, spawn.status})
         _reset_signals()
         with _reporting(spawn.status, "cannot set its environment"):
             os.environ.update(spawn.environment)
@@ -368,8 +367,16 @@ def _move_up(channel: int) -> int:
     return channel
 
 
-def _open_descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}
+def _close_all_but(kept: set[int]) -> None:
+    try:
+        found = {int(name) for name in os.listdir("/proc/self/fd")}
+    except OSError:  # /proc is not mounted
+        for below, above in pairwise((*sorted(kept), os.sysconf("SC_OPEN_MAX"))):
+            os.closerange(below + 1, above)
+        return
+    for descriptor in found - kept:
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def _reset_signals() -> None:
