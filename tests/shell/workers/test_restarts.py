@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from halimede.core.supervise import ProcessExit, StartFaultError
-from halimede.core.types import ErrorCode
+from halimede.core.types import ErrorCode, InferenceError
+from halimede.workers.abandon import Abandon
+from halimede.workers.process.completion import complete_config
 from halimede.workers.process.program import Program
 from halimede.workers.worker import WorkerDown, WorkerUp
+from support.channel import SPEC
 from support.playing import ECHO, playing, run_on_loop
 from support.workers import Crew, ended
 
@@ -89,17 +92,17 @@ def load():
 CANNOT_FORK = "cannot fork: Resource temporarily unavailable"
 
 
-def test_a_load_fails_when_forks_fail_for_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crew: Crew) -> None:
+def test_a_load_fails_when_forks_fail_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_crew: Crew, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "no_processes.py").write_text(NO_PROCESSES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    preload = "no_processes:load"
-
-    async def scenario() -> None:
-        async with playing(tmp_path, ECHO, Program(preload=preload)):
-            raise AssertionError("a process was forked")
-
+    program = Program(preload="no_processes:load")
     with pytest.raises(StartFaultError) as raised:
-        run_on_loop(scenario)
-    assert (raised.value.code, raised.value.is_brief) == (ErrorCode.UNAVAILABLE, True)
-    assert raised.value.message == f"cannot start a process for 'm_0_0': {CANNOT_FORK}"
-    assert ended(crew.spawn(preload=preload)) == ProcessExit(error=CANNOT_FORK, is_brief=True)
+        complete_config(SPEC, program, own_crew.launcher, Abandon())
+    text = f"cannot start a process for '{SPEC.instance}': {CANNOT_FORK}"
+    assert (raised.value, raised.value.is_brief) == (InferenceError(ErrorCode.UNAVAILABLE, text), True)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{text}; the next try in {secs} s" for secs in (0.1, 0.2, 0.4, 0.8)
+    ]
+    assert ended(own_crew.spawn(preload=program.preload)) == ProcessExit(error=CANNOT_FORK, is_brief=True)
