@@ -60,8 +60,12 @@ LoadError = ConfigError | VersionError | LeftBehindError
 
 def client_error(name: str, error: LoadError) -> InferenceError:
     """The error for a client that requested the load of `name`. The texts are Triton's: scripts search for them."""
-    found = _client_error(name, error)
-    return found if shortage_of(error.__cause__) is None else InferenceError(ErrorCode.UNAVAILABLE, found.message)
+    found, cause = _client_error(name, error), error.__cause__
+    # Memory that the code of a version does not get is its error.
+    is_of_model = isinstance(error, VersionError) and isinstance(cause, MemoryError)
+    if is_of_model or shortage_of(cause) is None:
+        return found
+    return InferenceError(ErrorCode.UNAVAILABLE, found.message)
 
 
 def _client_error(name: str, error: LoadError) -> InferenceError:
