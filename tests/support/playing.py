@@ -80,6 +80,7 @@ async def playing(
     models: Any = None,
     decoupled: bool = False,
     imports: str = "",
+    on_start: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[tuple[Play, ProcessWorker]]:
     file = folder / "1" / "model.py"
     file.parent.mkdir()
@@ -94,6 +95,7 @@ async def playing(
     services, loop = ModelServices(CustomMetrics()), asyncio.get_running_loop()
     if models is not None:
         services.models = models
+    on_start()
     play.worker = worker = await ProcessWorker.start(
         spec,
         config,

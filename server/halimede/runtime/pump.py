@@ -89,6 +89,7 @@ class Pump:
             self._requests.count - scheduler.queued,
             0 if since is None else max(0, now - since),
             self._instances.parked,
+            self._instances.unstartable,
             self._batches.busy(now),
             scheduler.sequences(),
         )
@@ -105,7 +106,7 @@ class Pump:
         if self._instances.add(worker):
             self._take_up(worker)
         else:
-            self._refuse_if_parked()
+            self._refuse_if_down()
         self._poll()
 
     def add_passive(self, worker: Worker) -> None:
@@ -275,7 +276,7 @@ class Pump:
             return
         # Requests fail after all slots are removed: a callback may submit a request, which must not get such a slot.
         lost = [flight for slot in self._instances.slots[down.worker.ordinal] for flight in self._remove(slot, down)]
-        self._refuse_if_parked()
+        self._refuse_if_down()
         text = f"Failed to process the request(s) for model instance '{down.worker.name}', message: {down.reason}"
         if self._scheduler.follows_outcomes:
             text += LOST_STATE
@@ -319,9 +320,9 @@ class Pump:
                 flight.begun_ns = 0
         return [flight for batch in unread for flight in batch if flight.key not in again]
 
-    def _refuse_if_parked(self) -> None:
-        """Refuse all requests when no worker runs or will be restarted."""
-        reason = self._instances.permanent_failure()
+    def _refuse_if_down(self) -> None:
+        """Refuse all requests when no worker runs or will be restarted soon."""
+        reason = self._instances.lasting_failure()
         if reason is None:
             self._refusal = None
             return

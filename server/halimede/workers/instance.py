@@ -27,7 +27,15 @@ from halimede.core.config.sequence_tensors import model_outputs
 from halimede.core.schedule.batch_plan import plan_batches
 from halimede.core.schedule.batching import OutputTypes, check_reply, gather, scatter, wanted_outputs
 from halimede.core.sequences.rows import Row, Sequences, groups_of_equal_state, initial_states
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, ParameterValue, Tensor
+from halimede.core.types import (
+    DataType,
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    ParameterValue,
+    Tensor,
+    shortage_of,
+)
 from halimede.core.types.error import of_request
 from halimede.workers.worker import BatchTimes, Outputs
 
@@ -211,6 +219,9 @@ class InstanceRunner:
     ) -> Ran:
         """The result after an exception: answers given before it are kept, the other requests get the error."""
         failure = self._as_error(error, items)
+        if not input_end or output_start:
+            # Memory that the model itself does not get is its error.
+            failure = shortage_of(error) or failure
         end = time.monotonic_ns()
         times = BatchTimes(start, input_end or end, output_start or end, end)
         replies: list[Outputs | InferenceError | None] = [failure if each is None else each for each in answers]

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from halimede.core.hangs import STOPPED, ProcessKind, zygote_is_alive
-from halimede.core.supervise import ProcessExit, oom_count_files, oom_kills
+from halimede.core.supervise import ProcessExit, StartFaultError, is_brief_fault, oom_count_files, oom_kills
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child import bootstrap
 from halimede.workers.hangs import HangChecks, read_stat
@@ -81,8 +81,8 @@ class Launcher:
         longer take effect. The zygote has imported `module`, which must start no thread, and has called `preload`
         (`module:function`). `environment` overrides the server's. `beats` is how often a front end has beaten: from its
         first beat on it hangs if it does not beat, while other processes hang only if they are stopped. Returns before
-        the process runs; a failed start is reported as its Exit. InferenceError UNAVAILABLE if the system refuses, or
-        if the launcher is closed.
+        the process runs; a failed start is reported as its Exit. StartFaultError if the system refuses, InferenceError
+        UNAVAILABLE if the launcher is closed.
         """
         if sys.platform != "linux":
             raise InferenceError(ErrorCode.UNSUPPORTED, f"worker processes need Linux, this is {sys.platform}")
@@ -113,11 +113,13 @@ class Launcher:
             kills = self._oom_kills()
             passed = (worker_channel.fileno(), worker_output, worker_status.fileno())
             zygote, number = self._send_spawn(command, passed, preload)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             _close(server_ends)
-            program = f": {error.filename}" if error.filename else ""
-            text = f"cannot start a process for '{name}': {error.strerror or error}{program}"
-            raise InferenceError(ErrorCode.UNAVAILABLE, text) from error
+            cause = "out of memory"
+            if isinstance(error, OSError):
+                cause = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+            text = f"cannot start a process for '{name}': {cause}"
+            raise StartFaultError(ErrorCode.UNAVAILABLE, text, is_brief=is_brief_fault(error)) from error
         except InferenceError:
             _close(server_ends)
             raise
@@ -414,13 +416,13 @@ class WorkerProcess:
             case {"signal": int(number)}:
                 return self._killed(number)
             case {"error": str(text)}:
-                return ProcessExit(error=text)
+                return ProcessExit(error=text, is_brief=report.get("is_brief") is True)
         return None
 
     def _exit_without_zygote(self) -> ProcessExit:
         if self._pid is None:
             why = self._zygote.hang or "the process that starts workers ended"
-            return ProcessExit(error=f"{why} before it had started this one")
+            return ProcessExit(error=f"{why} before it had started this one", is_brief=True)
         # The kernel has killed the worker with its zygote, but not the processes that the worker had started. While any
         # of them exists, no other process group gets this number.
         with suppress(OSError):

@@ -88,13 +88,16 @@ class WorkerDown:
 
     `unread` are the keys of batches that the process has certainly not begun: the pump owns them again and delivers or
     fails them. Events that follow fail all other requests that the process had. `parked` is set if the process has died
-    too often and is not started again. `reason` is for people (`worker exited 5 times (last: signal 11)`).
+    too often and is not started again for minutes, `is_unstartable` if the machine has prevented its starts for some
+    time. After a failed start that changes these or the reason, the event is sent again, without keys. `reason` is for
+    people (`worker exited 5 times (last: signal 11)`).
     """
 
     worker: "Worker"
     reason: str
     parked: bool
     unread: Collection[int] = ()
+    is_unstartable: bool = False
 
 
 @dataclass(slots=True)

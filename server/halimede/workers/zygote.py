@@ -16,7 +16,7 @@ A server has one zygote more for each runtime that takes seconds to import (`bac
 
 `python` is the interpreter to run, "" for a fork of the zygote, which imports `module` first, so that all later workers
 have it. The zygote writes {"pid": 4711} to a worker's status socket, then {"exit": 3} or {"signal": 11}; or
-{"error": "…"} if the worker could not be started.
+{"error": "…"} if the worker could not be started, with "is_brief": true if the system refused the process.
 
 No process that a worker starts outlives it. Orphans below a worker become its children and, after its end, children of
 the zygote, which kills every child that is not a worker. This includes daemons and processes in other sessions. If the
@@ -40,6 +40,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 from halimede.core.hangs import BEAT_SECS
@@ -236,7 +237,7 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            _report(spawn.status, {"error": f"cannot fork: {error.strerror}"})
+            _report(spawn.status, {"error": f"cannot fork: {error.strerror}", "is_brief": True})
             os.close(spawn.status)
             pid = -1
         if pid == 0:
@@ -261,9 +262,7 @@ class Zygote:
         os.dup2(spawn.output, 1)
         os.dup2(spawn.output, 2)
         spawn.channel = _move_up(spawn.channel)
-        for descriptor in _open_descriptors() - {0, 1, 2, spawn.channel, spawn.status}:
-            with suppress(OSError):
-                os.close(descriptor)
+        _close_all_but({0, 1, 2, spawn.channel, spawn.status})
         _reset_signals()
         with _reporting(spawn.status, "cannot set its environment"):
             os.environ.update(spawn.environment)
@@ -374,8 +373,16 @@ def _move_up(channel: int) -> int:
     return channel
 
 
-def _open_descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}
+def _close_all_but(kept: set[int]) -> None:
+    try:
+        found = {int(name) for name in os.listdir("/proc/self/fd")}
+    except OSError:  # /proc is not mounted
+        for below, above in pairwise((*sorted(kept), os.sysconf("SC_OPEN_MAX"))):
+            os.closerange(below + 1, above)
+        return
+    for descriptor in found - kept:
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def _reset_signals() -> None:

@@ -242,6 +242,18 @@ def test_any_exception_fails_its_batch_and_the_next_batch_runs(error, seen):
     play(Tensors(compute), scenario)
 
 
+def test_outputs_that_do_not_fit_into_memory_are_unavailable():
+    def compute(inputs, *_):
+        return {"y": np.broadcast_to(np.float32(1), (len(inputs["x"]), 1 << 50))}
+
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
+        done = await harness.batch(worker, item(1, [1, 2]))
+        lack = InferenceError(ErrorCode.UNAVAILABLE, "the server has not enough memory for this")
+        assert (done.replies, done.failed) == ([lack], True)
+
+    play(Tensors(compute), scenario)
+
+
 def test_a_models_own_error_keeps_its_code_and_text():
     error = InferenceError(ErrorCode.INVALID_ARG, "input 'x': too cold")
 

@@ -92,6 +92,7 @@ def test_every_family_is_announced_before_there_is_a_model():
         "halimede_queue_duration_seconds": "histogram",
         "halimede_worker_restarts": "counter",
         "halimede_parked_instances": "gauge",
+        "halimede_unstartable_instances": "gauge",
         "halimede_sequences_open": "gauge",
         "halimede_sequence_slots": "gauge",
         "halimede_instance_busy_seconds": "counter",
@@ -146,7 +147,7 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
     stats.record_success(2, 30 * MS, 7 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
     stats.record_success(3, 25 * MS + 999, 2 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
     stats.worker_restarts = 6
-    load = Load(4, 3, 1_500 * MS, parked=2, sequences=SequenceCount(5, 8))
+    load = Load(4, 3, 1_500 * MS, parked=2, unstartable=1, sequences=SequenceCount(5, 8))
     body = page([ModelSample(stats, load=load, load_seconds=0.25)])
 
     of_model = {
@@ -158,6 +159,7 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
             "halimede_queue_oldest_request_seconds",
             "halimede_worker_restarts",
             "halimede_parked_instances",
+            "halimede_unstartable_instances",
             "halimede_sequences_open",
             "halimede_sequence_slots",
         )
@@ -179,6 +181,7 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
         "halimede_queue_oldest_request_seconds": 1.5,
         "halimede_worker_restarts": 6,
         "halimede_parked_instances": 2,
+        "halimede_unstartable_instances": 1,
         "halimede_sequences_open": 5,
         "halimede_sequence_slots": 8,
     }

@@ -211,11 +211,21 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
         Family(
             "halimede_parked_instances",
             "gauge",
-            "Instances that are no longer restarted because their processes ended too often",
+            "Instances that are not restarted for minutes because their processes ended too often",
             "instances",
-            "From the fifth end of an instance's process within a minute to the next load of the model.",
+            "From the fifth end of an instance's process within a minute until it runs again.",
         ),
         lambda model: model.load.parked,
+    ),
+    Valued(
+        Family(
+            "halimede_unstartable_instances",
+            "gauge",
+            "Instances whose processes the machine does not start: no file, no memory, no process",
+            "instances",
+            "From the time when a start is tried only every 10 seconds until the instance runs again.",
+        ),
+        lambda model: model.load.unstartable,
     ),
     Valued(
         Family(
@@ -405,7 +415,7 @@ STATE = Family(
     "1 for the state that a model version is in, 0 for the others",
     "",
     "At the scrape. `state` is `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE` (its load failed, or all its instances "
-    "are parked), as the repository index has it. A version that was unloaded has no series.",
+    "are parked or cannot be started), as the repository index has it. A version that was unloaded has no series.",
 )
 DROPPED = Family(
     "halimede_log_dropped_lines_total",

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from halimede.core.observe.access_lines import Access, AccessLog, access_kind
 from halimede.core.observe.access_lines import Protocol as LoggedProtocol
-from halimede.core.types import ApiCategory, Buffer, ErrorCode, InferenceError
+from halimede.core.types import ApiCategory, Buffer, ErrorCode, InferenceError, shortage_of
 from halimede.core.wire.grpc_call import IDENTITY, OK_TRAILERS, CallHead, opening, trailers, trailers_only
 from halimede.core.wire.grpc_messages import (
     PREFIX_BYTES,
@@ -49,9 +49,11 @@ def shutting_down() -> InferenceError:
     return InferenceError(ErrorCode.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting new requests.")
 
 
-def internal_error(what: str) -> InferenceError:
-    """The error for an unexpected exception: the log has its details, the client does not get them."""
-    return InferenceError(ErrorCode.INTERNAL, f"{what} failed by an internal error; the server's log has the cause")
+def crashed(what: str, error: Exception) -> InferenceError:
+    """The error for an unexpected exception, which is logged here: the client does not get its details."""
+    log.error("%s failed", what, exc_info=error)
+    text = f"{what} failed by an internal error; the server's log has the cause"
+    return shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +356,7 @@ class Call:
         if isinstance(error, InferenceError):
             self.fail(error)
         else:
-            log.error("%s failed", self.method.name, exc_info=error)
-            self.fail(internal_error(self.method.name))
+            self.fail(crashed(self.method.name, error))
         self._tell(on_gone)
 
     def leave(self, text: str) -> None:

@@ -1,6 +1,5 @@
 """ModelInfer: one request, one response. The usual call has no task, no future and no step of its own."""
 
-import logging
 from collections.abc import Callable
 
 from halimede.core.config.check_request import RequestChecker
@@ -13,7 +12,7 @@ from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.grpc_reader import InferReader
 from halimede.core.wire.grpc_request import InferCall, InferMessage
 from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
-from halimede.frontends.grpc.call import Call, Holding, internal_error
+from halimede.frontends.grpc.call import Call, Holding
 from halimede.frontends.grpc.opening import open_steps
 from halimede.frontends.steps import StepQueue, Steps
 from halimede.runtime.server import Server
@@ -22,8 +21,6 @@ IN_STEPS_ABOVE = 256 << 10
 """Answers with more bytes are classified, or compressed, in steps."""
 
 Parameters = dict[str, ParameterValue]
-
-log = logging.getLogger(__name__)
 
 
 class InferContext:
@@ -183,9 +180,3 @@ def add_forwarded(request: InferenceRequest, forwarded: Parameters) -> None:
 
 def size_of(response: InferenceResponse) -> int:
     return sum([len(output.data) for output in response.outputs])
-
-
-def crashed(what: str) -> InferenceError:
-    """The error for an unexpected exception, which is logged here."""
-    log.exception("%s failed", what)
-    return internal_error(what)

@@ -19,8 +19,8 @@ from halimede.core.wire.grpc_request import InferCall
 from halimede.core.wire.grpc_response import encode_empty_final, encode_stream_error, encode_stream_infer
 from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.core.wire.steps import run
-from halimede.frontends.grpc.call import Call, Holding, Noted, shutting_down
-from halimede.frontends.grpc.infer import IN_STEPS_ABOVE, InferContext, add_forwarded, crashed, is_decoupled
+from halimede.frontends.grpc.call import Call, Holding, Noted, crashed, shutting_down
+from halimede.frontends.grpc.infer import IN_STEPS_ABOVE, InferContext, add_forwarded, is_decoupled
 from halimede.frontends.stream_session import StreamAnswer, StreamedRequest, StreamLimits, StreamSession
 
 MAX_UNANSWERED = 256
@@ -167,8 +167,8 @@ class _InferStream:
             self._put(request, self._encode(request, view, call, response), is_final=response.final)
         except InferenceError as error:
             self._end(error)
-        except Exception:  # noqa: BLE001 -- it must fail this call, not the batch that it was part of
-            self._end(crashed("ModelStreamInfer"))
+        except Exception as error:  # noqa: BLE001 -- it must fail this call, not the batch that it was part of
+            self._end(crashed("ModelStreamInfer", error))
 
     def _encode(
         self, request: _Request, view: ModelView, call: InferCall, response: InferenceResponse
@@ -183,8 +183,8 @@ class _InferStream:
             return _Answer(encode_stream_infer(response, view, call.destinations))
         except InferenceError as error:
             return self._failure(request, error, executed_by, response.final)
-        except Exception:  # noqa: BLE001 -- the stream continues
-            return self._failure(request, crashed("ModelStreamInfer"), executed_by, response.final)
+        except Exception as error:  # noqa: BLE001 -- the stream continues
+            return self._failure(request, crashed("ModelStreamInfer", error), executed_by, response.final)
 
     def _failure(self, request: _Request, error: InferenceError, executed_by: str = "", final: bool = True) -> _Answer:
         request.error = request.error or error

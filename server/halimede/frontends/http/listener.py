@@ -9,8 +9,10 @@ from time import monotonic
 from typing import Any
 
 from halimede.core.observe.access_lines import AccessLog, Protocol
+from halimede.core.types import ErrorCode, InferenceError, shortage_of
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.access import RequestLog
+from halimede.frontends.http.answers import respond_infer_error
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import CLOSE, Head, Limits
 from halimede.frontends.http.outbox import JSON, RETRY_LATER, answer_head
@@ -183,6 +185,6 @@ class Listener:
             self.fail(exchange, error)
 
     def fail(self, exchange: Exchange, error: BaseException) -> None:
-        """Log an internal fault and answer 500 without its details."""
+        """Log an internal fault and answer 500 without its details, or 503 with what the server lacks."""
         self.port.crashed(repr(exchange), error)
-        exchange.respond(500, JSON, (error_json(INTERNAL_ERROR),))
+        respond_infer_error(exchange, shortage_of(error) or InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR))

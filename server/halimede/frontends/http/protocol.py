@@ -11,7 +11,7 @@ from math import inf
 from time import monotonic
 from typing import Protocol, cast
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
 from halimede.frontends.http.access import CLIENT_LEFT, RequestLog
 from halimede.frontends.http.deadlines import ReceiveDeadlines, SendDeadline
 from halimede.frontends.http.exchange import Exchange, Stream
@@ -191,7 +191,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             refusal = error
         else:
             self._listener.port.crashed("receiving a request", error)
-            refusal = Refusal(500, INTERNAL_ERROR)
+            shortage = shortage_of(error)
+            refusal = Refusal(500, INTERNAL_ERROR) if shortage is None else Refusal(503, shortage.message)
         receiver, outbox = self._receiver, self.outbox
         if not receiver.can_be_refused:
             return

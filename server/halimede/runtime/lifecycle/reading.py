@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from halimede.core.hangs import Silence, check_interval_ns
 from halimede.core.repository.load_errors import ConfigError, LeftBehindError
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, shortage_of
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.lifecycle.left_behind import LeftBehind
 from halimede.runtime.lifecycle.record import ModelRecord
@@ -79,7 +79,8 @@ class RepositoryReader:
         except Exception as error:
             if not isinstance(error, OSError | LookupError | ValueError):
                 log.exception("model '%s': its directory could not be read", record.name, extra={"model": record.name})
-            raise ConfigError(ErrorCode.INTERNAL, str(error)) from error
+            shortage = shortage_of(error)
+            raise ConfigError(ErrorCode.INTERNAL, shortage.message if shortage else str(error)) from error
         for warning in entry.warnings:
             if warning not in record.warned:
                 log.warning("model '%s': %s", record.name, warning, extra={"model": record.name})

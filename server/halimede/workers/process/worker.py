@@ -15,13 +15,13 @@ from halimede.backends.hosting import WorkerSpec
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.spin import SpinPolicy
-from halimede.core.supervise import Finish, Park, Start, Supervision, SupervisorEvent, WaitUntil
+from halimede.core.supervise import Finish, Park, Start, StartFaultError, Supervision, SupervisorEvent, WaitUntil
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.callers import Callers
 from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.calls import WorkerCalls
-from halimede.workers.process.life import Life, describe_end, spawn
+from halimede.workers.process.life import Life, describe_end, spawn, start_first
 from halimede.workers.process.limits import TimeLimits
 from halimede.workers.process.program import Program
 from halimede.workers.process.readiness import Readiness
@@ -59,7 +59,7 @@ class ProcessWorker:
         self._loop = loop
         self._config = config
         self._about = {"model": spec.model, "version": str(spec.version)}
-        self._supervision = Supervision()
+        self._supervision = Supervision(program.first_retry_ns)
         self._sent: Sent = {}
         self._spinner = Spinner(SpinPolicy(program.spins, len(os.sched_getaffinity(0))), self._sent, loop)
         self._limits = TimeLimits(program.execution_timeout_ms, self._on_timeout, loop)
@@ -101,7 +101,7 @@ class ProcessWorker:
         The load reports a failure of the first start; the worker itself handles later deaths.
         """
         worker = cls(spec, config, checker, program, launcher, services, owner, on_event, loop)
-        await worker._start_process()
+        await start_first(spec, worker._start_process)
         worker._supervision.on(SupervisorEvent.STARTED, time.monotonic_ns())
         worker._supervising = loop.create_task(worker._supervise())
         return worker
@@ -202,22 +202,28 @@ class ProcessWorker:
                 why = self._life.killed_for.removesuffix(".") or why
                 action = self._supervision.on(SupervisorEvent.DIED, time.monotonic_ns(), why)
                 self._on_death(why, isinstance(action, Park))
-            while isinstance(action, WaitUntil):
-                await asyncio.sleep(max(0, action.at_ns - time.monotonic_ns()) / 1e9)
+            while isinstance(action, WaitUntil | Park):
+                until_ns = action.until_ns if isinstance(action, Park) else action.at_ns
+                left_secs = max(0, until_ns - time.monotonic_ns()) / 1e9
+                if isinstance(action, Park):
+                    text = "instance '%s' is parked, the next start in %.0f s: %s"
+                    log.error(text, self.name, left_secs, action.reason, extra=self._about)
+                await asyncio.sleep(left_secs)
                 action = self._supervision.on(SupervisorEvent.TIMER, time.monotonic_ns())
-            if isinstance(action, Park):
-                log.error("instance '%s' is not started again: %s", self.name, action.reason, extra=self._about)
-                return
             if not isinstance(action, Start):
                 return
             try:
                 await self._start_process()
             except Exception as error:  # noqa: BLE001  only this task would try again
                 why = error.message if isinstance(error, InferenceError) else describe(error)
-                action = self._supervision.on(SupervisorEvent.DIED, time.monotonic_ns(), why)
+                is_fault = isinstance(error, StartFaultError | OSError | MemoryError)
+                event = SupervisorEvent.FAULTED if is_fault else SupervisorEvent.DIED
+                action = self._supervision.on(event, time.monotonic_ns(), why)
                 log.error("instance '%s' did not start again: %s", self.name, why, extra=self._about)
-                if isinstance(action, Park):
-                    self._on_event(WorkerDown(self, action.reason, parked=True))
+                if is_fault or isinstance(action, Park):
+                    reason, is_unstartable = self._supervision.reason, self._supervision.is_unstartable
+                    down = WorkerDown(self, reason, isinstance(action, Park), is_unstartable=is_unstartable)
+                    self._on_event(down)
                 continue
             self._supervision.on(SupervisorEvent.STARTED, time.monotonic_ns())
             self._on_event(WorkerUp(self))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
 from halimede.workers.claim import Claim
 from halimede.workers.frames.answers import Done, Response, batch_of, decode_done, decode_response
 from halimede.workers.frames.batches import encode_execute
@@ -210,7 +210,8 @@ class SentBatches:
         if batch.is_taken_back:
             return
         del self._running[batch.number]
-        failure = InferenceError(ErrorCode.INTERNAL, f"the batch could not be sent to the model's process: {error}")
+        text = f"the batch could not be sent to the model's process: {error}"
+        failure = shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text)
         done = Done(batch.number, [failure for _ in batch.items], True, (0, 0, 0), 0, [])
         self._loop.call_soon(self._owner.on_done, batch, done)
 

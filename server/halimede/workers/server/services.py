@@ -4,7 +4,7 @@ import logging
 from typing import Protocol
 
 from halimede.backends.service_calls import ServiceCall, ServiceResult
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, shortage_of
 from halimede.workers.frames.kinds import MAX_CALLS, FrameError, FrameKind
 from halimede.workers.frames.services import decode_service_call, encode_service_result
 from halimede.workers.server.channel import Channel
@@ -46,7 +46,8 @@ class ServiceCalls:
             result = error
         except Exception as error:
             log.error("model '%s': call '%s' failed", self._model, call.NAME, exc_info=error)
-            result = InferenceError(ErrorCode.INTERNAL, "the server failed to perform the call")
+            failed = InferenceError(ErrorCode.INTERNAL, "the server failed to perform the call")
+            result = shortage_of(error) or failed
         finally:
             self._running -= 1
         self._channel.send(encode_service_result(number, result))
