@@ -31,6 +31,7 @@ from halimede.workers.segments import SegmentMap
 from halimede.workers.server.batches import SentBatch
 from halimede.workers.server.connection import Owners, WorkerConnection
 from halimede.workers.server.memory import ARENA_BYTES
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem
 from support.processes import open_files
 
@@ -147,13 +148,14 @@ class Stage:
         self.worker_end.setblocking(False)
         self.loop = loop
         self.heard = RecordingOwner()
+        self.states = HeldStates()
         self.lost: list[str] = []
         self.connection = WorkerConnection(
             server_end,
             SPEC,
             INPUTS,
             OUTPUTS,
-            Owners(self.heard, self.heard, self.heard),
+            Owners(self.heard, self.heard, self.heard, self.states),
             self.lost.append,
             loop,
             arena_bytes=arena_bytes,

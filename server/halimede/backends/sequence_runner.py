@@ -6,7 +6,8 @@ the states that responses carry.
 Standard library and numpy only, for any CPython from 3.10 on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from halimede.backends.hosting import (
@@ -22,7 +23,7 @@ from halimede.backends.hosting import (
 )
 from halimede.backends.service_calls import ResultT_co, ServiceCall
 from halimede.core.sequences.plan import SequencePlan
-from halimede.core.sequences.rows import Row, Sequences, initial_states
+from halimede.core.sequences.rows import Row, Sequences, StateBytes, initial_states
 from halimede.core.types import InferenceError, InferenceRequest
 
 
@@ -57,26 +58,39 @@ class SequenceHost:
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         self._host.update_metric(metric, operation, value)
 
+    @property
+    def states(self) -> StateBytes:
+        return self._host.states
+
 
 class SequenceRunner:
     """A `Runner` around the runner of a model of sequences."""
 
     ends_late = True
 
-    def __init__(self, runner: Runner, plan: SequencePlan, model: str, files: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, runner: Runner, plan: SequencePlan, model: str, files: Mapping[str, bytes], states: StateBytes
+    ) -> None:
         """`files` are the contents of the files with initial states, by the input names of the states."""
         self.is_async = runner.is_async
         self.answers_is_ready = runner.answers_is_ready
         self._runner = runner
-        self._sequences = Sequences(plan, model, initial_states(plan, files), copies=True)
+        self._sequences = Sequences(plan, model, initial_states(plan, files), states, copies=True)
 
     def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         errors, rows = self._begin(requests)
-        return self._end(requests, errors, rows, self._runner.execute(rows) if rows else [])
+        with _failing(rows):
+            replies = self._runner.execute(rows) if rows else []
+        return self._end(requests, errors, rows, replies)
 
     async def execute_async(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         errors, rows = self._begin(requests)
-        return self._end(requests, errors, rows, await self._runner.execute_async(rows) if rows else [])
+        with _failing(rows):
+            replies = await self._runner.execute_async(rows) if rows else []
+        return self._end(requests, errors, rows, replies)
+
+    def forget(self, seat: int) -> None:
+        self._sequences.forget(seat)
 
     async def is_ready(self) -> bool:
         return await self._runner.is_ready()
@@ -105,6 +119,18 @@ class SequenceRunner:
             row.end(is_last=reply is not RESCHEDULED)
         others = iter(ended)
         return [errors[at] if at in errors else next(others) for at in range(len(requests))]
+
+
+@contextmanager
+def _failing(rows: Sequence[Row]) -> Iterator[None]:
+    """The rows keep their states if their execution raises an error."""
+    try:
+        yield
+    except InferenceError:
+        for row in rows:
+            row.fail()
+            row.end(is_last=True)
+        raise
 
 
 def _for_client(row: Row, reply: Reply) -> Reply:

@@ -22,7 +22,7 @@ from collections.abc import Hashable
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.observe.load import Load
-from halimede.core.schedule.actions import Fail, Slot, Warn
+from halimede.core.schedule.actions import Fail, Forget, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Place
 from halimede.core.types import ErrorCode, InferenceError
@@ -244,6 +244,9 @@ class Pump:
             if isinstance(action, Warn):
                 about = {"model": self._requests.name, "version": self._requests.version}
                 log.warning("%s", action.text, extra=about)
+                continue
+            if isinstance(action, Forget):
+                self._instances.worker_of[action.slot].forget(action.seat)
                 continue
             batch = [self._requests.record_of(key) for key in action.requests]
             if action.seats:

@@ -28,6 +28,7 @@ from halimede.core.types.error import of_request
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
 from halimede.runtime.clock import monotonic_ns, wall_ms
 from halimede.runtime.server import OnResponse
+from halimede.workers.states import MAX_STATE_BYTES, HeldStates
 from halimede.workers.worker import BatchItem, Worker
 
 log = logging.getLogger(__name__)
@@ -119,11 +120,13 @@ class RequestTable:
     may be larger than the bound.
     """
 
-    __slots__ = ("by_ticket", "decoded", "waits")
+    __slots__ = ("by_ticket", "decoded", "states", "waits")
 
-    def __init__(self, limit_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = MAX_IN_FLIGHT_BYTES, max_state_bytes: int = MAX_STATE_BYTES) -> None:
         self.by_ticket: dict[int, InFlight] = {}
         self.decoded = Account(ByteKind.DECODED, limit_bytes)
+        self.states = HeldStates(max_state_bytes)
+        """What is kept for the sequences of all models."""
         self.waits = WaitGraph(self._place_of)
         """The calls between models."""
 

@@ -26,9 +26,10 @@ from halimede.core.config.sequence_plan import sequence_plan
 from halimede.core.config.sequence_tensors import model_outputs
 from halimede.core.schedule.batch_plan import plan_batches
 from halimede.core.schedule.batching import OutputTypes, check_reply, gather, scatter, wanted_outputs
-from halimede.core.sequences.rows import Row, Sequences, groups_of_equal_state, initial_states
+from halimede.core.sequences.rows import Row, Sequences, StateBytes, groups_of_equal_state, initial_states
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, ParameterValue, Tensor
 from halimede.core.types.error import of_request
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchTimes, Outputs
 
 log = logging.getLogger(__name__)
@@ -69,9 +70,11 @@ class InstanceRunner:
         instance: Instance,
         max_strings: int | None = None,
         state_files: Mapping[str, bytes] | None = None,
+        states: StateBytes | None = None,
     ) -> None:
         """`max_strings`: the most elements of a BYTES input for an instance that takes arrays; None for no limit.
-        `state_files` are the contents of the files with initial states, by the input names of the states."""
+        `state_files` are the contents of the files with initial states, by the input names of the states. `states` is
+        the bound of the states; None for one of this instance alone."""
         self.name = name
         self._max_strings = max_strings
         self._text_inputs = [each.name for each in config.input if each.data_type is DataType.BYTES]
@@ -90,12 +93,24 @@ class InstanceRunner:
         )
         """Run a batch: list of RunItem -> Ran. Never raises."""
         self._on_refused = self._run_others
+        self._sequences: Sequences | None = None
         plan = sequence_plan(config)
         if plan is not None:
             initial = initial_states(plan, state_files or {})
-            sequences = Sequences(plan, config.name, initial, copies=takes_requests)
+            states = states or HeldStates()
+            self._sequences = Sequences(plan, config.name, initial, states, copies=takes_requests)
             self._on_refused = self._report_refused
-            self.run = _SequenceBatches(sequences, self.run, is_split=not takes_requests).run
+            self.run = _SequenceBatches(self._sequences, self.run, is_split=not takes_requests).run
+
+    def forget(self, seat: int) -> None:
+        """The sequence of the seat has ended. Called on any thread, while no request of the seat executes."""
+        if self._sequences is not None:
+            self._sequences.forget(seat)
+
+    def close(self) -> None:
+        """Drop the states of all sequences."""
+        if self._sequences is not None:
+            self._sequences.close()
 
     def _run_tensors(self, instance: TensorInstance, items: list[RunItem]) -> Ran:
         start = time.monotonic_ns()
@@ -334,8 +349,9 @@ class _SequenceBatches:
             refused = {at_row[position]: error for position, error in ran.refused.items() if position in at_row}
             if not refused:
                 break
-            for at, error in refused.items():
-                replies[at] = error
+            for position, at in at_row.items():
+                if at in refused:
+                    replies[at] = _ended(rows[position], refused[at])
             group = [at for at in group if at not in refused]
             if not group:
                 return ran

@@ -16,6 +16,7 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.workers.child.backend_runner import DecoupledRunner
 from halimede.workers.instance import InstanceRunner, Ran
+from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone
 from support.onnx_models import BACKEND, CPU, model, source
@@ -295,7 +296,7 @@ def test_a_worker_on_a_thread_begins_with_the_contents_of_a_file(tmp_path: Path)
         events: asyncio.Queue[Any] = asyncio.Queue()
         files = {"sum_in": bytes.fromhex("0000c842")}
         loop = asyncio.get_running_loop()
-        worker = await ThreadWorker.start(CPU, loaded, config, events.put_nowait, loop, files)
+        worker = await ThreadWorker.start(CPU, loaded, config, events.put_nowait, loop, files, states=HeldStates())
         done = []
         for start in (True, False):
             worker.execute([item(1, 0, 5, start=start)])
@@ -374,7 +375,7 @@ class Several:
 def test_a_decoupled_backend_keeps_the_state_of_its_last_response() -> None:
     config, host = config_of(SUM % ""), FakeHost()
     hosted = DecoupledRunner("m_0", Several(), lambda: None, SequenceHost(host), config)
-    runner = SequenceRunner(hosted, plan_of(config), "m", {})
+    runner = SequenceRunner(hosted, plan_of(config), "m", {}, host.states)
     for start in (True, False):
         assert runner.execute([item(1, 1, 5, start=start)]) == [None]
     answered = [answer for answer in host.answers if answer[0] == 1]

@@ -29,7 +29,9 @@ from halimede.workers.server.channel import Channel
 from halimede.workers.server.memory import ARENA_BYTES, Memory
 from halimede.workers.server.services import ServiceCalls, ServiceOwner
 from halimede.workers.server.starting import StartAnswer
+from halimede.workers.server.states import States
 from halimede.workers.server.tasks import Tasks
+from halimede.workers.states import HeldStates
 
 MAX_LINES_PER_SECOND = 2_000
 """A worker that sends more log lines in a second is ended. `child.host` limits itself to a quarter of that."""
@@ -48,15 +50,16 @@ class ModelOwner(ServiceOwner, Protocol):
 
 
 class Owners(NamedTuple):
-    """The receivers of a worker's messages."""
+    """The receivers of a worker's messages, and the account of the states that workers keep."""
 
     batches: BatchOwner
     calls: CallOwner
     model: ModelOwner
+    states: HeldStates
 
 
 class WorkerConnection:
-    """The connection to one process. `channel`, `memory`, `batches` and `calls` are used from outside."""
+    """The connection to one process. `channel`, `memory`, `batches`, `calls` and `states` are used from outside."""
 
     def __init__(
         self,
@@ -85,7 +88,8 @@ class WorkerConnection:
         self.calls = Calls(
             self.channel, self.memory, self.batches, self._tasks, spec.model, spec.decoupled, owners.calls
         )
-        self.services = ServiceCalls(self.channel, self._tasks, spec.model, owners.model)
+        self.states = States(self.channel, owners.states)
+        self.services = ServiceCalls(self.channel, self._tasks, spec.model, owners.model, self.states)
         self._started = StartAnswer(self.channel, loop)
         self._ended: asyncio.Future[None] = loop.create_future()
         self._is_closed = False
@@ -113,6 +117,7 @@ class WorkerConnection:
         self.batches.close()
         self.calls.close()
         self.memory.close()
+        self.states.close()
 
     def _on_channel_lost(self, reason: str) -> None:
         self.close()

@@ -9,6 +9,8 @@
 - A sequence that has a seat ends when none of its requests was queued or executing for the idle time. The time begins
   with the poll after its last execution. It is zero once no more requests are expected. Once few are expected, it is a
   second at most while others wait for a seat.
+- When a sequence leaves its seat, the instance is told to drop the state (`Forget`), before the first execution of the
+  next one there.
 - If a request is cancelled, the sequence ends, because the model's state lacks the request: all its queued requests are
   cancelled, too.
 - A slot that is removed loses the state of its sequences. A sequence whose next request has START needs no state: it
@@ -25,7 +27,7 @@ A poll looks only at the instances with a request that may run, never at all seq
 
 from collections.abc import Collection, Sequence
 
-from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
+from halimede.core.schedule.actions import Action, Execute, Fail, Forget, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending, TakeBack, never
 from halimede.core.schedule.sequences.admission import (
     CANCELLED,
@@ -76,6 +78,8 @@ class SequenceScheduler:
         """Sequences with an execution that has ended since the last poll."""
         self._due: list[Action] = []
         """Actions for the next poll."""
+        self._forgotten: list[Action] = []
+        """Seats whose states are to be dropped before the next execution."""
 
     def __repr__(self) -> str:
         places = self._places.by_slot.values()
@@ -131,6 +135,9 @@ class SequenceScheduler:
             self._rest(now_ns)
         for sequence in self._idle.pop_due(now_ns, others_wait=bool(self._backlog)):
             self._close(sequence)
+        if self._forgotten:
+            actions += self._forgotten
+            self._forgotten = []
         while self._backlog and self._places.has_room:
             sequence = self._backlog.pop_first()
             self._places.seat(sequence)
@@ -352,6 +359,8 @@ class SequenceScheduler:
     def _free(self, sequence: LiveSequence) -> None:
         """The sequence leaves its seat, if it has one."""
         if sequence.slot is not None:
+            if self._policy.keeps_state:
+                self._forgotten.append(Forget(sequence.slot, sequence.seat))
             self._places.free(sequence.slot, sequence.seat)
             sequence.slot = None
 
