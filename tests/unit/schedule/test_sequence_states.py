@@ -84,3 +84,12 @@ def test_seats_without_states_are_not_mentioned() -> None:
     scheduler.poll(0)
     scheduler.completed(ONE, 1, [Outcome.DONE])
     assert [*scheduler.poll(0), *scheduler.poll(IDLE)] == []
+
+
+def test_a_request_of_an_iterative_model_leaves_no_state() -> None:
+    scheduler = SequenceScheduler(replace(oldest(2, iterative=True), keeps_state=True), 1)
+    scheduler.enqueue(in_sequence(1, 1, "S"), 0)
+    for outcome, then in ((Outcome.AGAIN, Execute(ONE, (1,), (0,))), (Outcome.DONE, Forget(ONE, 0))):
+        scheduler.poll(0)
+        scheduler.completed(ONE, 1, [outcome])
+        assert [*scheduler.poll(0)] == [then]

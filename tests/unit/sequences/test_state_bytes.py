@@ -124,15 +124,3 @@ def test_a_state_in_one_buffer_is_counted_once() -> None:
         assert states.account.held_bytes == 40
     sequences.forget(0)
     assert states.account.held_bytes == 0
-
-
-def test_a_request_of_an_iterative_model_leaves_no_state() -> None:
-    states = HeldStates(1000)
-    sequences = sequences_of(config_of("iterative_sequence: true " + GROWING % ""), states=states)
-    (row,) = sequences.begin([item(1, 0, start=True)])
-    row.take([new(10)])
-    row.end(is_last=False)
-    assert states.account.held_bytes == 40
-    (row,) = sequences.begin([item(1, 0)])
-    row.end(is_last=True)
-    assert states.account.held_bytes == 0

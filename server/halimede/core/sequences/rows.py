@@ -126,7 +126,7 @@ class Row:
         """The execution of the row is over. `is_last`: the request is not executed again."""
         self._ended = True
         self._store()
-        if is_last and (self.request.sequence_end or self.sequences.plan.is_iterative):
+        if is_last and self.request.sequence_end:
             self.sequences.forget(self.seat, self.memory)
 
     def _store(self) -> None:
