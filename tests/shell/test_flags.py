@@ -45,7 +45,7 @@ NOT_YET = """
 """
 OURS = (
     "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs --log-access --server-version "
-    "--process-per-device --allow-pickle --frontend-processes"
+    "--process-per-device --allow-pickle --frontend-processes --max-sequence-state-size --max-sequence-id-size"
 )
 
 
@@ -116,6 +116,8 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--grpc-max-connection-age=60000": ("grpc_max_connection_age", 60_000),
     "--grpc-max-connection-age-grace=500": ("grpc_max_connection_age_grace", 500),
     "--frontend-processes=4": ("frontend_processes", 4),
+    "--max-sequence-state-size=1000": ("max_sequence_state_size", 1000),
+    "--max-sequence-id-size=100": ("max_sequence_id_size", 100),
     "--grpc-stall-timeout-secs=2.5": ("grpc_stall_timeout_secs", 2.5),
     "--allow-metrics=false": ("allow_metrics", False),
     "--allow-gpu-metrics=false": ("allow_gpu_metrics", False),

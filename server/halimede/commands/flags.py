@@ -268,6 +268,10 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             PROCESSES,
             "Processes that accept, parse and answer: 1 is the server's own, 0 is 1 below 4 cores, 2 below 16, else 4.",
         ),
+        _honoured(
+            "--max-sequence-state-size", BYTES, "The largest size of all implicit states and ids of sequences together."
+        ),
+        _honoured("--max-sequence-id-size", BYTES, "The largest sequence_id that is a text."),
     ),
     "HTTP": (
         _honoured("--allow-http", BOOLEAN, "Serve HTTP."),

@@ -138,7 +138,7 @@ async def start_version(
     checker = RequestChecker(config)
     in_order = batching is not None and batching.preserve_ordering
     requests = VersionRequests(name, str(prepared.version), table, stats, preserve_ordering=in_order)
-    scheduler = make_scheduler(config, strategy=prepared.strategy, hold=prepared.hold)
+    scheduler = make_scheduler(config, strategy=prepared.strategy, hold=prepared.hold, ids=table.ids)
     pump = Pump(scheduler, requests, checker, loop)
     version = ModelVersion(name, prepared, config, labels, load_seconds, checker, requests, pump, services)
 

@@ -40,6 +40,7 @@ from halimede.core.schedule.sequences.admission import (
 )
 from halimede.core.schedule.sequences.backlog import Backlog
 from halimede.core.schedule.sequences.idle import IdleSequences
+from halimede.core.schedule.sequences.ids import SequenceIds
 from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
 from halimede.core.schedule.sequences.places import Places
 from halimede.core.schedule.sequences.policy import SequencePolicy
@@ -54,12 +55,15 @@ class SequenceScheduler:
     may_expire = False
     follows_outcomes = True
 
-    def __init__(self, policy: SequencePolicy, instances: int = 0, *, lends: bool = False) -> None:
-        """`lends`: each instance takes one batch more than it runs."""
+    def __init__(
+        self, policy: SequencePolicy, instances: int = 0, *, lends: bool = False, ids: SequenceIds | None = None
+    ) -> None:
+        """`lends`: each instance takes one batch more than it runs. Without `ids`, the ids are not counted."""
         self.take_back: TakeBack = never
         self.max_batch_size = policy.max_batch_size
         self.is_iterative = policy.iterative
         self._policy = policy
+        self._ids = ids
         self._hold = policy.hold
         # Not the method of now: the pump sets another.
         take_back = (lambda slot: self.take_back(slot)) if lends else None  # noqa: PLW0108
@@ -265,11 +269,13 @@ class SequenceScheduler:
         return sequence
 
     def _begin(self, pending: Pending) -> LiveSequence:
-        """A new sequence, which has a seat unless others wait for one."""
+        """A new sequence, which has a seat unless others wait for one. INVALID_ARG or UNAVAILABLE for its id."""
+        id_bytes = 0 if self._ids is None else self._ids.take(pending.correlation, self._policy.model)
         lost = None if self.is_iterative else self._open.pop(pending.correlation, None)
         if lost is not None:
             self._idle.discard(lost)
-        sequence = LiveSequence(pending.correlation)
+            self._free(lost)
+        sequence = LiveSequence(pending.correlation, id_bytes=id_bytes)
         if self._places.has_room and not self._backlog:
             self._places.seat(sequence)
         else:
@@ -357,7 +363,10 @@ class SequenceScheduler:
         return requests
 
     def _free(self, sequence: LiveSequence) -> None:
-        """The sequence leaves its seat, if it has one."""
+        """The sequence leaves its seat, if it has one, and gives back its id."""
+        if sequence.id_bytes and self._ids is not None:
+            self._ids.held.give_back(sequence.id_bytes)
+            sequence.id_bytes = 0
         if sequence.slot is not None:
             if self._policy.keeps_state:
                 self._forgotten.append(Forget(sequence.slot, sequence.seat))
@@ -367,9 +376,12 @@ class SequenceScheduler:
     def _lose(self, sequence: LiveSequence, now_ns: int) -> None:
         """The sequence has lost its state."""
         is_open = self._open.get(sequence.correlation) is sequence
+        # One that is remembered keeps its id.
+        id_bytes, sequence.id_bytes = (sequence.id_bytes, 0) if is_open else (0, sequence.id_bytes)
         self._due += self._fail(sequence, lost_state(sequence.correlation, self._policy), FailureReason.BACKEND)
         if is_open:
             sequence.is_lost = True
+            sequence.id_bytes = id_bytes
             self._open[sequence.correlation] = sequence
             self._idle.add(sequence, now_ns)
 
