@@ -14,6 +14,7 @@ from halimede.workers.frames.kinds import (
     ERROR_CODES,
     ERROR_NUMBERS,
     MAX_ANSWER_BYTES,
+    MAX_CONTROL_BYTES,
     MAX_TEXT_BYTES,
     RESPONSE,
     FrameError,
@@ -105,6 +106,32 @@ def batch_of(body: Buffer) -> tuple[int, int]:
         raise FrameError(f"DONE: {len(body)} bytes")
     number, count = _BATCH_PEEK.unpack_from(body)
     return number, count
+
+
+def check_length(kind: int, length: int, part: memoryview, outputs: tuple[str, ...]) -> bool:
+    """Whether the part of a DONE's or RESPONSE's body has the whole description; then it must describe all of the
+    frame's bytes. FrameError."""
+    head = _BATCH if kind == DONE else _RESPONSE
+    if len(part) < head.size:
+        return False
+    fields = head.unpack_from(part)
+    end = head.size + fields[0]
+    if end > min(length, MAX_CONTROL_BYTES):
+        raise FrameError(f"a description of {fields[0]} bytes")
+    if end > len(part):
+        return False
+    count, stop = (fields[2], end - _DONE.size) if kind == DONE else (1, end)
+    try:
+        forms, _, _ = _replies(part[head.size : stop], count, outputs)
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        raise FrameError(f"a large answer: {describe_decode_error(error)}") from error
+    described = data_start(end)
+    for form in forms:
+        for _, _, _, segment, _, size in form[0] if form is not None else ():
+            described += 0 if segment else size + (-size & 15)
+    if described != length:
+        raise FrameError(f"a frame of {length} bytes, of which {described} are described")
+    return True
 
 
 def decode_done(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Done:
@@ -222,6 +249,8 @@ def _replies(
         at += _REPLY.size
         if length > MAX_TEXT_BYTES or n_outputs > len(outputs) + 1:
             raise FrameError(f"a reply with {n_outputs} outputs and {length} bytes of text")
+        if kind != _ANSWERED and (n_outputs or (length and kind != _ERROR)):
+            raise FrameError(f"a reply of kind {kind} with {n_outputs} outputs and {length} bytes of text")
         text = described[at : at + length]
         if kind == _ANSWERED:
             tensors, at = read_tensors(described, at + length, n_outputs, outputs)

@@ -25,7 +25,7 @@ from halimede.workers.frames.kinds import (
 from halimede.workers.output import log_line
 from halimede.workers.server.batches import BatchOwner, SentBatches
 from halimede.workers.server.calls import CallOwner, Calls
-from halimede.workers.server.channel import Channel
+from halimede.workers.server.channel import STALL_SECS, Channel
 from halimede.workers.server.memory import ARENA_BYTES, Memory
 from halimede.workers.server.services import ServiceCalls, ServiceOwner
 from halimede.workers.server.starting import StartAnswer
@@ -71,6 +71,7 @@ class WorkerConnection:
         on_lost: Callable[[str], None],
         loop: asyncio.AbstractEventLoop,
         arena_bytes: int = ARENA_BYTES,
+        stall_secs: float = STALL_SECS,
     ) -> None:
         """OSError if the system has no descriptor left."""
         # First, because nothing is to be undone when it fails.
@@ -80,7 +81,7 @@ class WorkerConnection:
         self._on_lost = on_lost
         self._loop = loop
         self._tasks = Tasks(loop)
-        self.channel = Channel(channel, self._on_channel_lost, loop)
+        self.channel = Channel(channel, self._on_channel_lost, loop, stall_secs)
         self.memory = Memory(self.channel, self._tasks, loop, arena_bytes)
         self.batches = SentBatches(
             self.channel, self.memory, self._tasks, spec.model, inputs, outputs, self._claim, owners.batches, loop
