@@ -24,7 +24,7 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import ISOLATION, PROCESS
 from halimede.core.config.sequence_plan import sequence_plan
 from halimede.core.config.sequence_tensors import model_outputs
-from halimede.core.schedule.batch_plan import plan_batches
+from halimede.core.schedule.batch_plan import BatchPlan, plan_batches
 from halimede.core.schedule.batching import OutputTypes, check_reply, gather, scatter, wanted_outputs
 from halimede.core.sequences.rows import Row, Sequences, StateBytes, groups_of_equal_state, initial_states
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, ParameterValue, Tensor
@@ -92,6 +92,7 @@ class InstanceRunner:
             else partial(self._run_tensors, cast(TensorInstance, instance))
         )
         """Run a batch: list of RunItem -> Ran. Never raises."""
+        splits = self._plan.pads if self._plan is not None and not takes_requests else False
         self._on_refused = self._run_others
         self._sequences: Sequences | None = None
         plan = sequence_plan(config)
@@ -100,7 +101,11 @@ class InstanceRunner:
             states = states or HeldStates()
             self._sequences = Sequences(plan, config.name, initial, states, copies=takes_requests)
             self._on_refused = self._report_refused
-            self.run = _SequenceBatches(self._sequences, self.run, is_split=not takes_requests).run
+            self.run = _SequenceBatches(
+                self._sequences, self.run, is_split=not takes_requests, plan=self._plan if splits else None
+            ).run
+        elif self._plan is not None and splits:
+            self.run = partial(_run_groups, self._plan, self.run)
 
     def forget(self, seat: int) -> None:
         """The sequence of the seat has ended. Called on any thread, while no request of the seat executes."""
@@ -309,12 +314,48 @@ class BatchRequest:
             raise RuntimeError(f"request '{self.id}' is over: execute returned without an answer to it")
 
 
+def _run_groups(plan: BatchPlan, run: Callable[[list[RunItem]], Ran], items: list[RunItem]) -> Ran:
+    """As `InstanceRunner.run`, one group of requests after the other."""
+    groups = _groups_of(plan, items, range(len(items)))
+    if len(groups) == 1:
+        return run(items)
+    replies: list[Outputs | InferenceError | None] = [None] * len(items)
+    ran = []
+    for group in groups:
+        ran.append(run([items[at] for at in group]))
+        for at, reply in zip(group, ran[-1].replies, strict=True):
+            replies[at] = reply
+    return _joined(ran, replies)
+
+
+def _groups_of(plan: BatchPlan, items: Sequence[RunItem], positions: Sequence[int]) -> list[list[int]]:
+    """The positions of the requests that are executed together."""
+    found = plan.groups([items[at].request.inputs for at in positions], [items[at].rows for at in positions])
+    return [[positions[at] for at in group] for group in found]
+
+
+def _joined(ran: Sequence[Ran], replies: list[Outputs | InferenceError | None]) -> Ran:
+    """The result of a batch of which parts were executed one after the other."""
+    first, last = ran[0].times, ran[-1].times
+    times = BatchTimes(first.start, first.input_end, last.output_start, last.end)
+    return Ran(replies, times, failed=all(each.failed for each in ran))
+
+
 class _SequenceBatches:
     """Runs batches of a model of sequences: gives each request its row, and keeps its state."""
 
-    def __init__(self, sequences: Sequences, run: Callable[[Sequence[Row]], Ran], *, is_split: bool) -> None:
-        """`is_split`: requests whose states have different shapes run one after the other, as arrays require."""
+    def __init__(
+        self,
+        sequences: Sequences,
+        run: Callable[[Sequence[Row]], Ran],
+        *,
+        is_split: bool,
+        plan: BatchPlan | None,
+    ) -> None:
+        """`is_split`: requests whose states have different shapes run one after the other, as arrays require. So do the
+        groups of a `plan` that pads."""
         self._sequences = sequences
+        self._plan = plan
         self._run = run
         self._is_split = is_split
 
@@ -329,13 +370,13 @@ class _SequenceBatches:
         if self._is_split:
             found = groups_of_equal_state(self._sequences, [items[at] for at in positions])
             groups = [[positions[at] for at in group] for group in found]
+        if self._plan is not None:
+            groups = [part for group in groups for part in _groups_of(self._plan, items, group)]
         ran = [self._run_group(items, group, replies) for group in groups if group]
         if not ran:
             now = time.monotonic_ns()
             return Ran(replies, BatchTimes(now, now, now, now), failed=True)
-        first, last = ran[0].times, ran[-1].times
-        times = BatchTimes(first.start, first.input_end, last.output_start, last.end)
-        return Ran(replies, times, failed=all(each.failed for each in ran))
+        return _joined(ran, replies)
 
     def _run_group(
         self, items: Sequence[RunItem], group: Sequence[int], replies: list[Outputs | InferenceError | None]

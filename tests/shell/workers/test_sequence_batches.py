@@ -13,7 +13,7 @@ from onnx import helper
 from halimede.backends.api import ExecuteRequest, Instance, RefusedRequestsError, RunContext
 from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.workers.child.backend_runner import DecoupledRunner
 from halimede.workers.instance import InstanceRunner, Ran
 from halimede.workers.states import HeldStates
@@ -218,6 +218,27 @@ def test_a_start_that_fails_leaves_the_state_of_a_new_sequence() -> None:
     runner.run([item(1, 0, 5, start=True)])
     runner.run([item(2, 0, -1, start=True)])
     assert answers(runner.run([item(3, 0, 1)])) == [{"y": [[1.0]]}]
+
+
+def test_a_padded_batch_of_sequences_is_executed_in_groups() -> None:
+    padding = 'parameters { key: "PADDING" value { string_value: \'[{"input": "x", "axis": 1}]\' } }'
+    shapes: list[tuple[int, ...]] = []
+
+    class Counting:
+        """A TensorInstance."""
+
+        def run(self, inputs: Mapping[str, Any], outputs: object, context: object) -> Mapping[str, Any]:
+            shapes.append(inputs["x"].shape)
+            return {"y": inputs["sum_in"] + 1, "sum": inputs["sum_in"] + 1}
+
+    runner = InstanceRunner("m_0", config_of(OLDEST + SUM % "", dims="-1", extra=padding), Counting())
+    long, short, other = [item(at, at, start=True) for at in range(3)]
+    long.request.inputs[0] = Tensor("x", DataType.FP32, (1, 9 << 20), bytes(36 << 20))
+    for total in (1.0, 2.0):
+        assert answers(runner.run([long, short, other])) == [{"y": [[total]]}] * 3
+        for each in (long, short, other):
+            each.request.sequence_start = False
+    assert shapes == [(2, 1), (1, 9 << 20)] * 2
 
 
 def test_states_are_computed_though_clients_do_not_ask_for_them() -> None:
