@@ -114,6 +114,21 @@ def test_a_response_after_the_end_of_its_sequence_keeps_nothing() -> None:
     assert states.account.held_bytes == 0
 
 
+def test_a_state_must_fit_with_those_of_null_rows() -> None:
+    states = HeldStates(159)
+    sequences = sequences_of(
+        config_of(GROWING.replace("oldest { max_candidate_sequences: 4 }", "") % ""), states=states
+    )
+    row = sequences.begin([item(1, 3, start=True)])[-1]
+    assert end(row, new(9)) == ""
+    assert states.account.held_bytes == 36
+    row = sequences.begin([item(2, 3)])[-1]
+    assert end(row, new(10)) == ENDED
+    row = sequences.begin([item(3, 2, start=True)])[-1]
+    assert end(row, new(10)) == ""
+    assert states.account.held_bytes == 40
+
+
 def test_a_state_in_one_buffer_is_counted_once() -> None:
     states = HeldStates(59)
     fixed = GROWING.replace("-1", "10") % "use_same_buffer_for_input_output: true"

@@ -245,8 +245,12 @@ class Sequences:
         # What has a buffer is copied into it as soon as the execution ends.
         is_kept = state.has_one_buffer and state.datatype is not DataType.BYTES
         size = 0 if is_kept and state.input_name in memory.tensors else len(tensor.data)
-        if not self.states.try_take(size):
+        # Null rows get states of the same shape. They are not kept, but their batch must fit too.
+        null_size = size * row.seat if self.plan.fills_rows and -1 in state.dims else 0
+        if not self.states.try_take(size + null_size):
             raise self._end(row, size)
+        if null_size:
+            self.states.give_back(null_size)
         is_own = not self._copies and (is_kept or _is_whole(tensor.data))
         data = tensor.data if is_own else bytes(tensor.data)
         return Tensor(state.input_name, tensor.datatype, tensor.shape, data), size
