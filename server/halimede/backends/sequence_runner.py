@@ -6,8 +6,7 @@ the states that responses carry.
 Standard library and numpy only, for any CPython from 3.10 on.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from halimede.backends.hosting import (
@@ -79,15 +78,11 @@ class SequenceRunner:
 
     def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         errors, rows = self._begin(requests)
-        with _failing(rows):
-            replies = self._runner.execute(rows) if rows else []
-        return self._end(requests, errors, rows, replies)
+        return self._end(requests, errors, rows, self._runner.execute(rows) if rows else [])
 
     async def execute_async(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         errors, rows = self._begin(requests)
-        with _failing(rows):
-            replies = await self._runner.execute_async(rows) if rows else []
-        return self._end(requests, errors, rows, replies)
+        return self._end(requests, errors, rows, await self._runner.execute_async(rows) if rows else [])
 
     def forget(self, seat: int) -> None:
         self._sequences.forget(seat)
@@ -119,18 +114,6 @@ class SequenceRunner:
             row.end(is_last=reply is not RESCHEDULED)
         others = iter(ended)
         return [errors[at] if at in errors else next(others) for at in range(len(requests))]
-
-
-@contextmanager
-def _failing(rows: Sequence[Row]) -> Iterator[None]:
-    """The rows keep their states if their execution raises an error."""
-    try:
-        yield
-    except InferenceError:
-        for row in rows:
-            row.fail()
-            row.end(is_last=True)
-        raise
 
 
 def _for_client(row: Row, reply: Reply) -> Reply:

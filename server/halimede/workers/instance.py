@@ -390,9 +390,8 @@ class _SequenceBatches:
             refused = {at_row[position]: error for position, error in ran.refused.items() if position in at_row}
             if not refused:
                 break
-            for position, at in at_row.items():
-                if at in refused:
-                    replies[at] = _ended(rows[position], refused[at])
+            for at, error in refused.items():
+                replies[at] = error
             group = [at for at in group if at not in refused]
             if not group:
                 return ran
