@@ -92,7 +92,7 @@ class InstanceRunner:
             else partial(self._run_tensors, cast(TensorInstance, instance))
         )
         """Run a batch: list of RunItem -> Ran. Never raises."""
-        splits = self._plan.pads if self._plan is not None and not takes_requests else False
+        padding = self._plan if self._plan is not None and self._plan.pads and not takes_requests else None
         self._on_refused = self._run_others
         self._sequences: Sequences | None = None
         plan = sequence_plan(config)
@@ -101,11 +101,9 @@ class InstanceRunner:
             states = states or HeldStates()
             self._sequences = Sequences(plan, config.name, initial, states, copies=takes_requests)
             self._on_refused = self._report_refused
-            self.run = _SequenceBatches(
-                self._sequences, self.run, is_split=not takes_requests, plan=self._plan if splits else None
-            ).run
-        elif self._plan is not None and splits:
-            self.run = partial(_run_groups, self._plan, self.run)
+            self.run = _SequenceBatches(self._sequences, self.run, is_split=not takes_requests, plan=padding).run
+        elif padding is not None:
+            self.run = partial(_run_groups, padding, self.run)
 
     def forget(self, seat: int) -> None:
         """The sequence of the seat has ended. Called on any thread, while no request of the seat executes."""
