@@ -406,3 +406,16 @@ def test_a_decoupled_backend_keeps_the_state_of_its_last_response() -> None:
         ({"y": [[15.0]]}, False),
         ({"y": [[20.0]]}, True),
     ]
+
+
+def test_a_decoupled_request_whose_state_is_refused_ends_its_sequence() -> None:
+    config, host = config_of(SUM % ""), FakeHost(states=HeldStates(3))
+    hosted = DecoupledRunner("m_0", Several(), lambda: None, SequenceHost(host), config)
+    runner = SequenceRunner(hosted, plan_of(config), "m", {}, host.states)
+    assert runner.execute([item(1, 0, 5, start=True)]) == [None]
+    _, error, final = host.answers[0]
+    assert isinstance(error, InferenceError)
+    assert (error.code, final) == (ErrorCode.UNAVAILABLE, True)
+    assert runner.execute([item(2, 0, 5)]) == [error]
+    assert runner.execute([item(3, 0, 5, start=True)]) == [None]
+    assert host.states.account.held_bytes == 0
