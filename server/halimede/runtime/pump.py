@@ -26,6 +26,7 @@ from halimede.core.schedule.actions import Fail, Forget, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Place
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import EndedSequenceError
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.alarm import Alarm, TurnEnd
@@ -391,6 +392,8 @@ def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
     for at, item in enumerate(done.items):
         if item.cancelled:
             outcomes.append(Outcome.GONE)
+        elif isinstance(done.replies[at], EndedSequenceError):
+            outcomes.append(Outcome.ENDED)
         elif at in done.again and requests.find(item.key) is not None:
             outcomes.append(Outcome.AGAIN)
         else:

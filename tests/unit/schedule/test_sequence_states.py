@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from halimede.core.schedule.actions import Action, Execute, Forget, Slot
+from halimede.core.schedule.actions import Action, Execute, Fail, Forget, Slot
 from halimede.core.schedule.scheduler import Outcome
 from halimede.core.schedule.sequences.ids import SequenceIds
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.statistics import FailureReason
 from halimede.workers.states import HeldStates
 from support.sequence_requests import in_sequence, oldest
 
@@ -52,16 +53,39 @@ def gone(scheduler: SequenceScheduler, name: int | str = 7) -> list[Action]:
     return [*scheduler.poll(0)]
 
 
+def ended(scheduler: SequenceScheduler, name: int | str = 7) -> list[Action]:
+    scheduler.enqueue(in_sequence(3, name), 0)
+    scheduler.poll(0)
+    scheduler.completed(ONE, 1, [Outcome.ENDED])
+    return [*scheduler.poll(0)]
+
+
 def unloaded(scheduler: SequenceScheduler, _: int | str = 7) -> list[Action]:
     scheduler.expect_no_more()
     return [*scheduler.poll(0)]
 
 
-@pytest.mark.parametrize("ends", [last, idle, cancelled, gone, unloaded], ids=lambda ends: ends.__name__)
+@pytest.mark.parametrize("ends", [last, idle, cancelled, gone, ended, unloaded], ids=lambda ends: ends.__name__)
 def test_the_end_of_a_sequence_drops_its_state(ends: Callable[..., list[Action]]) -> None:
     scheduler = begun()
     assert ends(scheduler) == [Forget(ONE, 0)]
     assert [*scheduler.poll(IDLE)] == []
+
+
+def test_a_request_that_ends_its_sequence_fails_those_behind_it() -> None:
+    scheduler = begun()
+    for key in (2, 3):
+        scheduler.enqueue(in_sequence(key, 7), 0)
+    scheduler.poll(0)
+    scheduler.completed(ONE, 1, [Outcome.ENDED])
+    text = (
+        "sequence 7 for model 'm' has ended: an earlier request's new state would exceed the memory that the server has "
+        "for the states of sequences; begin the sequence again with the START flag"
+    )
+    fail = Fail(3, InferenceError(ErrorCode.UNAVAILABLE, text), FailureReason.REJECTED)
+    assert [*scheduler.poll(0)] == [fail, Forget(ONE, 0)]
+    with pytest.raises(InferenceError, match="must specify the START flag"):
+        scheduler.enqueue(in_sequence(4, 7), 0)
 
 
 def test_a_state_is_dropped_before_another_sequence_runs_on_its_seat() -> None:
@@ -131,7 +155,7 @@ def test_ids_that_exceed_the_bound_together_are_refused() -> None:
     assert (scheduler.queued, held.account.held_bytes) == (2, 10)
 
 
-@pytest.mark.parametrize("ends", [last, idle, cancelled, gone, unloaded], ids=lambda ends: ends.__name__)
+@pytest.mark.parametrize("ends", [last, idle, cancelled, gone, ended, unloaded], ids=lambda ends: ends.__name__)
 def test_the_end_of_a_sequence_frees_its_id(ends: Callable[..., list[Action]]) -> None:
     scheduler, held = counted(100)
     for key in (1, 2):

@@ -6,8 +6,8 @@ The seat gets it when the execution of the row ends without an error; a response
 state at once.
 
 The bytes of each state are taken from the bound of the server before the state is kept, and are given back when it is
-replaced or dropped. If they are refused, the sequence ends: the request gets an error, and so do all that follow
-without START.
+replaced or dropped. If they are refused, the sequence ends: the request gets an error, and so do requests without
+START that are executed before the scheduler knows.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -21,7 +21,7 @@ import numpy as np
 
 from halimede.core.sequences.plan import Control, ControlKind, CorrelationControl, SequencePlan, State
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
-from halimede.core.types.error import clip
+from halimede.core.types.error import EndedSequenceError, clip
 
 NULL_KEY = -1
 """The key of a null row, which no request has."""
@@ -159,8 +159,9 @@ class Sequences:
         self._initial = initial
         self._copies = copies
         self._seats: dict[int, Memory] = {}
-        self._ended: dict[int, InferenceError] = {}
-        """By seat, the error of a sequence whose state exceeded the bound."""
+        self._ended: dict[int, EndedSequenceError] = {}
+        """By seat, the error of a sequence whose state exceeded the bound. The scheduler may not know yet: only the end
+        of a batch tells it, and not a response of its own."""
         self._controls = {
             (start, end): tuple(_value(control, start, end) for control in plan.controls)
             for start in (False, True)
@@ -290,10 +291,10 @@ class Sequences:
         for seat in [*self._seats]:
             self.forget(seat)
 
-    def _end(self, row: Row, size_bytes: int) -> InferenceError:
+    def _end(self, row: Row, size_bytes: int) -> EndedSequenceError:
         """End the sequence of a row, whose new state is refused."""
         identity = "" if self.plan.is_iterative else f" {clip(str(row.request.sequence_id))}"
-        error = InferenceError(
+        error = EndedSequenceError(
             ErrorCode.UNAVAILABLE,
             f"sequence{identity} for model '{clip(self._model)}' has ended: its new state of {size_bytes} bytes would "
             "exceed the memory that the server has for the states of sequences; begin the sequence again with the "

@@ -13,6 +13,7 @@
   next one there.
 - If a request is cancelled, the sequence ends, because the model's state lacks the request: all its queued requests are
   cancelled, too.
+- If the new state of a request cannot be kept, its sequence ends, and its queued requests fail.
 - A slot that is removed loses the state of its sequences. A sequence whose next request has START needs no state: it
   returns to the front of the backlog. All others are lost: their queued requests fail, and until the idle time is over
   a request without START gets an error that explains it.
@@ -34,6 +35,7 @@ from halimede.core.schedule.sequences.admission import (
     EXPIRED,
     check_request,
     conflict,
+    ended,
     lost_state,
     missing_start,
     queue_full,
@@ -300,6 +302,8 @@ class SequenceScheduler:
             self._free(sequence)
         elif outcome is Outcome.GONE:
             self._due += self._fail(sequence, CANCELLED, FailureReason.CANCELED)
+        elif outcome is Outcome.ENDED:
+            self._due += self._fail(sequence, ended(sequence.correlation, self._policy), FailureReason.REJECTED)
         elif outcome is Outcome.AGAIN and self.is_iterative:
             request.pending.sequence_start = False
             self._queue_again(request, sequence)
