@@ -50,6 +50,7 @@ from halimede.runtime.limits import count_open_files, open_files_limit, raise_op
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
+from halimede.runtime.requests import RequestTable
 from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
@@ -184,6 +185,10 @@ class App:
             settings.model_load_thread_count,
             services=services,
             retry_count=settings.model_load_retry_count,
+            table=RequestTable(
+                max_state_bytes=settings.max_sequence_state_size,
+                max_sequence_id_bytes=settings.max_sequence_id_size,
+            ),
         )
         self._core = CoreServer(
             self._lifecycle,

@@ -84,6 +84,10 @@ class Settings:
     trusted_proxies: "tuple[IPv4Network | IPv6Network, ...]" = ()
     """Peers whose X-Forwarded-For says for whom they make a request."""
     """The number of processes that accept, parse and answer (`--frontend-processes`); 0 for the machine's default."""
+    max_sequence_state_size: int = 1 << 30
+    """Maximum bytes of all states and ids of sequences."""
+    max_sequence_id_size: int = 4096
+    """Maximum bytes of a text that identifies a sequence."""
     id: str = "triton"
     server_version: str = __version__
     """The version in the server's metadata (`--server-version`)."""

@@ -47,7 +47,7 @@ NOT_YET = """
 OURS = (
     "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs "
     "--grpc-message-timeout-secs --log-access --server-version --process-per-device --allow-pickle --frontend-processes "
-    "--trusted-proxies --hang-timeout-secs"
+    "--trusted-proxies --hang-timeout-secs --max-sequence-state-size --max-sequence-id-size"
 )
 
 
@@ -123,6 +123,8 @@ EFFECTS: dict[str, tuple[str, object]] = {
         (ip_network("10.0.0.0/8"), ip_network("fd00::1")),
     ),
     "--hang-timeout-secs=3.5": ("hang_timeout_secs", 3.5),
+    "--max-sequence-state-size=1000": ("max_sequence_state_size", 1000),
+    "--max-sequence-id-size=100": ("max_sequence_id_size", 100),
     "--grpc-stall-timeout-secs=2.5": ("grpc_stall_timeout_secs", 2.5),
     "--grpc-message-timeout-secs=90": ("grpc_message_timeout_secs", 90),
     "--allow-metrics=false": ("allow_metrics", False),

@@ -22,6 +22,7 @@ from halimede.runtime.services import ModelServices
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.program import Program
 from halimede.workers.process.worker import ProcessWorker
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem, WorkerEvent
 
 LIMIT_S = 30.0
@@ -106,6 +107,7 @@ async def playing(
         "m#1",
         play.events.append,
         loop,
+        HeldStates(),
     )
     try:
         yield play, worker

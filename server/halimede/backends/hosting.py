@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from halimede.backends.service_calls import ResultT_co, ServiceCall
+from halimede.core.sequences.rows import StateBytes
 from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse, ParameterValue, Tensor
 
 
@@ -128,6 +129,10 @@ class Host(Protocol):
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         """`operation` is increment, set or observe; applied in order with calls, without waiting for the server."""
 
+    @property
+    def states(self) -> StateBytes:
+        """What this process may keep for sequences."""
+
 
 class Runner(Protocol):
     """A hosted instance. All methods are called on the worker process's main thread."""
@@ -148,6 +153,9 @@ class Runner(Protocol):
 
     async def is_ready(self) -> bool:
         """Whether the model reports that it is ready; only called if `answers_is_ready`."""
+
+    def forget(self, seat: int) -> None:
+        """The sequence of the seat has ended: drop its state. Called on any thread, while no request of it executes."""
 
     def close(self) -> None:
         """Let the model finalize. Called once, after the last batch."""

@@ -279,6 +279,10 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             NETWORKS,
             "Addresses of proxies. Under load their requests take turns by the address in X-Forwarded-For.",
         ),
+        _honoured(
+            "--max-sequence-state-size", BYTES, "The largest size of all implicit states and ids of sequences together."
+        ),
+        _honoured("--max-sequence-id-size", BYTES, "The largest sequence_id that is a text."),
     ),
     "HTTP": (
         _honoured("--allow-http", BOOLEAN, "Serve HTTP."),

@@ -22,10 +22,11 @@ from collections.abc import Hashable
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.observe.load import Load
-from halimede.core.schedule.actions import Fail, Slot, Warn
+from halimede.core.schedule.actions import Fail, Forget, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Place
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import EndedSequenceError
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.alarm import Alarm, TurnEnd
@@ -246,6 +247,9 @@ class Pump:
                 about = {"model": self._requests.name, "version": self._requests.version}
                 log.warning("%s", action.text, extra=about)
                 continue
+            if isinstance(action, Forget):
+                self._instances.worker_of[action.slot].forget(action.seat)
+                continue
             batch = [self._requests.record_of(key) for key in action.requests]
             if action.seats:
                 for flight, seat in zip(batch, action.seats, strict=True):
@@ -389,6 +393,8 @@ def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
     for at, item in enumerate(done.items):
         if item.cancelled:
             outcomes.append(Outcome.GONE)
+        elif isinstance(done.replies[at], EndedSequenceError):
+            outcomes.append(Outcome.ENDED)
         elif at in done.again and requests.find(item.key) is not None:
             outcomes.append(Outcome.AGAIN)
         else:

@@ -135,6 +135,10 @@ class Worker(Protocol):
     def cancel(self, key: int) -> None:
         """Cancel a request that is executing: its client has disconnected. Its item's `cancelled` is already set."""
 
+    def forget(self, seat: int) -> None:
+        """Drop the state of a seat: its sequence has ended, and none of its requests is executing. No effect between
+        WorkerDown and WorkerUp."""
+
     def acknowledge(self, key: int, responses: int) -> None:
         """The client has received `responses` more answers of the request; a model that waits for this may continue."""
 

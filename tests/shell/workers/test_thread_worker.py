@@ -12,6 +12,7 @@ from halimede.backends.api import ExecuteRequest, RefusedRequestsError
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTransactionPolicy
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Placement, Tensor
 from halimede.core.types.tensor import tensor_from_array
+from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone, BatchItem
 
@@ -96,7 +97,9 @@ class Harness:
         self.events.put_nowait(event)
 
     async def start(self, model: Model, config: ModelConfig = CONFIG) -> ThreadWorker:
-        return await ThreadWorker.start(PLACEMENT, model, config, self.on_event, asyncio.get_running_loop())
+        return await ThreadWorker.start(
+            PLACEMENT, model, config, self.on_event, asyncio.get_running_loop(), states=HeldStates()
+        )
 
     async def batch(self, worker: ThreadWorker, *items: BatchItem) -> BatchDone:
         worker.execute(list(items))

@@ -42,6 +42,10 @@ class InferenceError(Exception):
         return hash((self.code, self.message))
 
 
+class EndedSequenceError(InferenceError):
+    """The error of a request that could not be executed without ending its sequence: the state is dropped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem in a file that a user wrote.

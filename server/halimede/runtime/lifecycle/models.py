@@ -39,6 +39,7 @@ class ModelLifecycle:
         unload_wait_secs: float = 5.0,
         close_timeout_secs: float = 7.0,
         read_limit_secs: float = READ_LIMIT_SECS,
+        table: RequestTable | None = None,
     ) -> None:
         """An unload waits up to `unload_wait_secs` for a load in progress: most loads end within it, and then both
         calls succeed. Instances and model may take `close_timeout_secs` to close after the last request; processes are
@@ -46,7 +47,7 @@ class ModelLifecycle:
         self.records = Records()
         self.has_unreadable_repository = False
         """Whether a repository could not be read at the start. The server then does not know what it should serve."""
-        self.table = RequestTable()
+        self.table = table or RequestTable()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
         self._unload_wait_secs = unload_wait_secs
         left_behind = LeftBehind()

@@ -18,6 +18,7 @@ from halimede.workers.process.program import Program
 from halimede.workers.server.batches import SentBatch
 from halimede.workers.server.calls import OnResponse
 from halimede.workers.server.connection import Owners
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem
 
 COMPLETE = "complete_config"
@@ -103,5 +104,5 @@ class _NoOwner:
         """Never called: calls are refused."""
 
 
-NO_OWNERS = Owners(_NoOwner(), _NoOwner(), _NoOwner())
+NO_OWNERS = Owners(_NoOwner(), _NoOwner(), _NoOwner(), HeldStates(0))
 """The owners for a process that runs no model."""

@@ -29,6 +29,7 @@ from halimede.workers.process.requests import Requests, Sent
 from halimede.workers.process.services import Services
 from halimede.workers.process.spinner import Spinner
 from halimede.workers.server.connection import Owners
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem, OnEvent, WorkerDown, WorkerUp
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class ProcessWorker:
         owner: str,
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
+        states: HeldStates,
     ) -> None:
         self.ordinal = spec.ordinal
         self.name = spec.instance
@@ -73,7 +75,7 @@ class ProcessWorker:
         )
         callers = Callers(spec.model, str(spec.version), spec.ordinal, program.bls_timeout_ms)
         calls = WorkerCalls(spec, services, owner, callers, self._requests, self._spinner, self._readiness)
-        self._owners = Owners(self._requests, calls, calls)
+        self._owners = Owners(self._requests, calls, calls, states)
         self._life: Life | None = None
         """The process; None until it has started the model."""
         self._ending: set[asyncio.Task[None]] = set()
@@ -95,12 +97,13 @@ class ProcessWorker:
         owner: str,
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
+        states: HeldStates,
     ) -> "ProcessWorker":
         """Start the process and the instance in it; InferenceError if either fails. If cancelled, kills the process.
 
         The load reports a failure of the first start; the worker itself handles later deaths.
         """
-        worker = cls(spec, config, checker, program, launcher, services, owner, on_event, loop)
+        worker = cls(spec, config, checker, program, launcher, services, owner, on_event, loop, states)
         await start_first(spec, worker._start_process)
         worker._supervision.on(SupervisorEvent.STARTED, time.monotonic_ns())
         worker._supervising = loop.create_task(worker._supervise())
@@ -143,6 +146,10 @@ class ProcessWorker:
             # Calls that the batch has made are cancelled with it.
             if (batch := self._requests.cancelled_batch(key)) is not None:
                 connection.calls.cancel_of(batch)
+
+    def forget(self, seat: int) -> None:
+        if self._life is not None:
+            self._life.connection.states.forget(seat)
 
     def acknowledge(self, key: int, responses: int) -> None:
         if self._life is not None and key in self._requests:
