@@ -1,6 +1,7 @@
 """The composition root: makes the parts, starts them in order, and stops them. Only this module may import all others.
 
-Start: bind all ports (a busy one fails before any model is loaded), listen, load the models, become ready, log it.
+Start: bind all ports (a busy one fails before any model is loaded), listen, load the models, become ready, log it. A
+signal ends the start, whatever it waits for.
 Stop: become not ready; continue to serve for the drain delay, in which load balancers notice and clients are asked to
 connect elsewhere; then drain the front ends, so that requests in flight are answered, then stop the models; at the time
 limit all remaining requests are answered with an error. The exit timeout begins when the delay ends. A second signal
@@ -25,9 +26,9 @@ from halimede.core.inventory import Inventory
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.policy import StartHold
-from halimede.core.types import InferenceError
+from halimede.core.types import InferenceError, ModelIndexEntry
 from halimede.front_processes.pool import FrontProcesses, wanted_processes
-from halimede.front_processes.services import access_log_of, make_grpc, make_http
+from halimede.front_processes.services import access_log_of, make_grpc, make_http, make_turns
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
@@ -50,6 +51,7 @@ from halimede.runtime.limits import count_open_files, open_files_limit, raise_op
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
+from halimede.runtime.requests import RequestTable
 from halimede.runtime.sampler import make_sampler
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
@@ -144,7 +146,6 @@ def _warn_of_few_files(front_ends: int) -> None:
 async def _serve(settings: Settings, memory: MemoryBounds) -> int:
     app = App(settings, memory)
     try:
-        await app.listen()
         return await app.serve()
     finally:
         await app.close()
@@ -164,7 +165,8 @@ class App:
             cpu=settings.allow_cpu_metrics,
             gpu=settings.allow_gpu_metrics,
         )
-        self._launcher = Launcher(memory)
+        self._launcher = Launcher(settings.hang_timeout_secs, memory)
+        self._hangs: asyncio.Task[None] | None = None
         options = LoadOptions(
             inventory=self._inventory,
             backend_config=settings.backend_config,
@@ -187,7 +189,11 @@ class App:
             settings.model_load_thread_count,
             services=services,
             retry_count=settings.model_load_retry_count,
-            memory=memory,
+            table=RequestTable(
+                memory=memory,
+                max_state_bytes=settings.max_sequence_state_size,
+                max_sequence_id_bytes=settings.max_sequence_id_size,
+            ),
         )
         self._core = CoreServer(
             self._lifecycle,
@@ -200,6 +206,7 @@ class App:
             dropped_log_lines=self._dropped_lines,
             custom_metrics=services.metrics,
             inventory=self._inventory,
+            hung_processes=self._launcher.hangs.ended,
         )
         services.models = self._core
         self._fronts: FrontProcesses | None = None
@@ -214,9 +221,22 @@ class App:
         self._places: dict[str, str] = {}
         """Address and port of each listening service."""
 
-    async def listen(self) -> None:
+    async def _start(self) -> list[str]:
+        """Listen, load the models and log the start-up tables; returns what could not be loaded."""
+        await self._listen()
+        failed = await self._load()
+        index = await self._index()
+        self._log_startup_tables(index)
+        if self._settings.allow_http or self._settings.allow_grpc:
+            _warn_of_few_files(self._fronts.count if self._fronts is not None else 0)
+        if failed and self._settings.exit_on_error:
+            log.error("creating server: Internal - failed to load all models: %s", ", ".join(failed))
+            write_message(failed_loads(index))
+        return failed
+
+    async def _listen(self) -> None:
         """Bind every port and start to answer: live, but not yet ready."""
-        self._handle_signals()
+        self._hangs = asyncio.ensure_future(self._launcher.hangs.run())
         if (printed := divert_cxx_streams()) is not None:
             self._native = OutputReader(printed, "native", {}, asyncio.get_running_loop())
         settings = self._settings
@@ -247,36 +267,35 @@ class App:
 
     async def _listen_here(self, access_log: AccessLog | None) -> None:
         """Serve HTTP and gRPC in this process."""
-        settings = self._settings
+        settings, turns = self._settings, make_turns(self._settings)
         if settings.allow_http:
-            self._http = make_http(settings, self._core, access_log, self._memory)
+            self._http = make_http(settings, self._core, turns, access_log, self._memory)
             port = await self._http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
             self._places["HTTPService"] = _place(settings.http_address, port)
         if settings.allow_grpc:
-            self._grpc = make_grpc(settings, self._core, access_log, self._memory)
+            self._grpc = make_grpc(settings, self._core, turns, access_log, self._memory)
             port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
             self._places["GRPCInferenceService"] = _place(settings.grpc_address, port)
 
     async def serve(self) -> int:
-        """Load the models, serve until a signal, drain; 1 if a model failed under `--exit-on-error` or time ran out."""
-        loading = asyncio.ensure_future(self._load())
+        """Start, serve until a signal, drain; 1 if a model failed under `--exit-on-error` or time ran out. OSError and
+        InferenceError if the server cannot start."""
+        self._handle_signals()
+        # A stop ends every wait of the start: for processes that start, models, and a repository that gives no answer.
+        starting = asyncio.ensure_future(self._start())
         stopping = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not loading.done():
-            loading.cancel()
-            await asyncio.wait((loading,), timeout=CLOSE_SECS)
-            # No delay: the server was never ready, so no client was sent here.
-            return await self._drain(delay_secs=0)
-        await self._log_startup_tables()
-        if self._settings.allow_http or self._settings.allow_grpc:
-            _warn_of_few_files(self._fronts.count if self._fronts is not None else 0)
-        if loading.result() and self._settings.exit_on_error:
-            log.error("creating server: Internal - failed to load all models: %s", ", ".join(loading.result()))
-            write_message(failed_loads(await self._core.repository_index(ready_only=False)))
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait((starting,), timeout=CLOSE_SECS)
+            # No delay before the server was ever ready: no client was sent here.
+            return await self._drain(self._settings.drain_delay_secs if self._core.is_ready() else 0)
+        failed = starting.result()
+        if failed and self._settings.exit_on_error:
             stopping.cancel()
             await self._drain(delay_secs=0)
             return 1
-        if loading.result():
+        if failed:
             log.error("Internal: failed to load all models")
         # Scripts wait for these lines before they send requests.
         for service in ("GRPCInferenceService", "HTTPService", "Metrics Service"):
@@ -292,6 +311,8 @@ class App:
     async def close(self) -> None:
         """Close everything that is still open, within CLOSE_SECS plus the time that the sampler takes to stop."""
         self._sampler.stop()
+        if self._hangs is not None:
+            self._hangs.cancel()
         if self._native is not None:
             self._native.close()
         fronts = (self._http, self._grpc, self._fronts, self._metrics)
@@ -317,12 +338,20 @@ class App:
             return None
         return names
 
-    async def _log_startup_tables(self) -> None:
+    async def _index(self) -> Sequence[ModelIndexEntry]:
+        """The repository index; empty if a repository gives no answer."""
+        try:
+            return await self._core.repository_index(ready_only=False)
+        except InferenceError as error:
+            log.error("the repository index is not known: %s", error)
+            return ()
+
+    def _log_startup_tables(self, index: Sequence[ModelIndexEntry]) -> None:
         """Triton's start-up output, in its order."""
         settings = self._settings
         log_table(log, AGENTS, [])
         log_table(log, BACKENDS, backend_rows(settings))
-        log_table(log, MODELS, model_rows(await self._core.repository_index(ready_only=False)))
+        log_table(log, MODELS, model_rows(index))
         if settings.allow_metrics:
             _log_measured_devices(settings, self._inventory)
         log_table(log, OPTIONS, option_rows(settings, self._core.metadata()))

@@ -5,6 +5,7 @@ from importlib.metadata import EntryPoint, distribution, entry_points
 import click
 
 from halimede import __version__
+from halimede.encoding import use_utf8
 
 COMMANDS = "halimede.commands"
 """The entry point group whose members are subcommands: `serve = "halimede.commands.serve:serve"`."""
@@ -35,3 +36,4 @@ def main() -> None:
 
     To begin with: halimede serve --model-repository DIR. Each command has a --help of its own.
     """
+    use_utf8()

@@ -16,7 +16,6 @@ import select
 import sys
 import threading
 import time
-import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -41,8 +40,9 @@ from halimede.core.observe.log_lines import (
     render_default,
     render_iso8601,
     render_json,
+    trace_of,
 )
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, shortage_of
 from halimede.settings import LogFormat, Settings
 
 PACKAGE = "halimede"
@@ -386,7 +386,11 @@ def _line(record: logging.LogRecord, kind: LineKind, *, in_lines: bool) -> LogLi
     except Exception as error:  # noqa: BLE001  # a `__str__` may raise any error, which must not reach the code that logs
         message = f"{record.msg if isinstance(record.msg, str) else type(record.msg)} ({type(error).__name__})"
     table = getattr(record, "table", None)
-    trace = _trace(record.exc_info[1]) if record.exc_info else ""
+    logged = record.exc_info[1] if record.exc_info else None
+    shortage = shortage_of(logged)
+    if shortage is not None:
+        message = f"{message}: {shortage.message}"
+    trace = trace_of(logged) if shortage is None else ""
     if in_lines:
         # A worker's traceback arrives as text. It is shown below the first line, like the server's own.
         message, _, rest = message.partition("\n")
@@ -410,15 +414,6 @@ def _field(record: logging.LogRecord, name: str) -> str:
     """The fields of `extra`, which other libraries may use for any value."""
     value = getattr(record, name, "")
     return clip(str(value), MAX_FIELD_BYTES) if isinstance(value, str | int) else ""
-
-
-def _trace(error: BaseException | None) -> str:
-    if error is None:
-        return ""
-    try:
-        return clip_trace("".join(traceback.format_exception(error)).rstrip("\n"))
-    except Exception as unprintable:  # noqa: BLE001  # as for the message
-        return f"{type(error).__name__} (no traceback: {type(unprintable).__name__})"
 
 
 def _note(kind: LineKind, message: str) -> LogLine:

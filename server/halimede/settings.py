@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from halimede import __version__
 
 if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
+
     # Not at run time: it imports numpy, and --help or an error in a flag must be quick.
     from halimede.core.types import Restrictions
 
@@ -76,8 +78,16 @@ class Settings:
     drain_delay_secs: float = 0.0
     """How long the ports still accept requests after SIGTERM, while the server is not ready (`--drain-delay`)."""
     exit_timeout_secs: float = 25.0
+    hang_timeout_secs: float = 10.0
+    """How long a process of the server may hang before it is ended and started again (`--hang-timeout-secs`)."""
     frontend_processes: int = 0
+    trusted_proxies: "tuple[IPv4Network | IPv6Network, ...]" = ()
+    """Peers whose X-Forwarded-For says for whom they make a request."""
     """The number of processes that accept, parse and answer (`--frontend-processes`); 0 for the machine's default."""
+    max_sequence_state_size: int = 1 << 30
+    """Maximum bytes of all states and ids of sequences."""
+    max_sequence_id_size: int = 4096
+    """Maximum bytes of a text that identifies a sequence."""
     id: str = "triton"
     server_version: str = __version__
     """The version in the server's metadata (`--server-version`)."""
@@ -112,7 +122,9 @@ class Settings:
     grpc_max_connection_age: int | None = None
     grpc_max_connection_age_grace: int | None = None
     grpc_stall_timeout_secs: float = 60.0
-    """How long a client may take nothing of its answer, or leave its request incomplete."""
+    """How long a client may take nothing of its answer, or not begin its request."""
+    grpc_message_timeout_secs: float = 60.0
+    """How long a request message may take, besides a second for each 64 KiB of it."""
 
     allow_metrics: bool = True
     metrics_address: str = "0.0.0.0"

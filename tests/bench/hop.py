@@ -20,6 +20,7 @@ from halimede.runtime.services import ModelServices
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.program import Program
 from halimede.workers.process.worker import ProcessWorker
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchDone, BatchItem, WorkerEvent
 
 ROUNDS = 5
@@ -65,7 +66,16 @@ async def _hops(folder: str, program: str, size_bytes: int, hops: int) -> list[f
     )
     services = ModelServices(CustomMetrics())
     worker = await ProcessWorker.start(
-        spec, config, ReplyChecker(config, is_strict=False), Program(), launcher, services, "ident#1", on_event, loop
+        spec,
+        config,
+        ReplyChecker(config, is_strict=False),
+        Program(),
+        launcher,
+        services,
+        "ident#1",
+        on_event,
+        loop,
+        HeldStates(),
     )
     data = bytes(size_bytes)
 

@@ -17,6 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from support.calls import ONES_JSON
+from support.h2client import INFER as GRPC_INFER
 from support.models import add_identity
 from support.processes import forget_peak, peak_bytes, resident_bytes
 from support.server import RunningServer, start_server
@@ -38,6 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = tmp_path_factory.mktemp("models")
     add_identity(models, "ident")
     add_identity(models, "open", dims="-1", max_batch_size=0)
+    add_identity(models, "texts", datatype="BYTES", dims="-1", max_batch_size=0)
     arguments = ["--model-repository", models, "--model-control-mode=explicit", "--load-model=*"]
     limits = [f"--http-max-input-size={LIMIT_BYTES}", f"--grpc-max-input-size={LIMIT_BYTES}"]
     running = start_server(tmp_path_factory.mktemp("log"), [*arguments, *limits])
@@ -144,6 +146,9 @@ COUNTS: dict[str, Callable[[], bytes]] = {
     "outputs": lambda: INFER[:-1] + b',"outputs":[' + listed(b'{"name":"OUT"}', 100_000) + b"]}",
     "dimensions": lambda: b'{"inputs":[{"name":"IN","shape":[' + listed(b"1", 2_000_000) + b"]}]}",
     "elements": lambda: b'{"inputs":[' + EMPTY % (b"[" + listed(b"1", 4_000_000) + b"]") + b"]}",
+    "elements of another datatype": lambda: (
+        b'{"inputs":[{"name":"IN","shape":[4000000],"datatype":"FP64","data":[' + listed(b"1", 4_000_000) + b"]}]}"
+    ),
     "empty arrays": lambda: b'{"inputs":[' + EMPTY % (b"[" + listed(b"[]", 2_500_000) + b"]") + b"]}",
     "strings": lambda: b'{"inputs":[' + EMPTY % (b"[" + listed(b'""', 2_500_000) + b"]") + b"]}",
     "members that come again": lambda: b'{"inputs":[{' + listed(b'"name":"IN"', 600_000) + b"}]}",
@@ -194,6 +199,41 @@ def test_many_of_one_kind_over_grpc_are_refused(server: RunningServer, field: st
     # A message is parsed completely and uses more memory than its bytes: here 2 MiB of them.
     assert peak_bytes(server) - before <= LIMIT_BYTES + 4 * SPARE_BYTES
     assert server.get("/v2/health/live").status == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "reason"),
+    [
+        ("texts", 1000, "unexpected number of string elements 1001 for inference input 'IN' for model 'texts'"),
+        ("open", 4_000_000, "inference input 'IN' data-type is 'BYTES', but model 'open' expects 'FP32'"),
+    ],
+)
+def test_many_empty_strings_in_a_small_message_are_refused(
+    server: RunningServer, model: str, count: int, reason: str
+) -> None:
+    made = pb.InferTensorContents(bytes_contents=[b""] * 1000).SerializeToString() * 4000
+    tensor = pb.ModelInferRequest.InferInputTensor(name="IN", datatype="BYTES", shape=[count])
+    raw = b"".join(
+        [
+            pb.ModelInferRequest(model_name=model).SerializeToString(),
+            sized(5, tensor.SerializeToString() + sized(5, made)),
+        ]
+    )
+    before = resident_bytes(server)
+    forget_peak(server)
+    with grpc.insecure_channel(server.grpc_url, compression=grpc.Compression.Gzip) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary(GRPC_INFER)(raw, timeout=60)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert reason in caught.value.details()
+    # The message, but not the length before each string, which are 16 MiB more.
+    assert peak_bytes(server) - before <= LIMIT_BYTES + SPARE_BYTES // 2
+
+
+def sized(number: int, value: bytes) -> bytes:
+    """A field of a message, with a value of less than 32 MiB."""
+    size = len(value)
+    return bytes([number << 3 | 2, size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21]) + value
 
 
 def chunked(chunks: bytes) -> bytes:

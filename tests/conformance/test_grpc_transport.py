@@ -156,7 +156,7 @@ def test_a_request_that_stays_incomplete_is_ended(start) -> None:
         client.send_data(stream, large_request(100_000)[:50_000], is_end=False)
         fields = client.finish(stream)
         assert fields["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
-        assert fields["grpc-message"] == "the client has not sent its message for 1 s"
+        assert fields["grpc-message"] == "the client has not sent 1024 bytes of its message in 1 s"
 
 
 def test_requests_that_tritonclient_compresses(stage: Stage) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from halimede.backends.discover import backend_names
-from support.canaries import CANARIES, install_pickler, write_careless, write_python
+from support.canaries import CANARIES, TENSORS, exported_program, install_pickler, write_careless, write_python
 from support.forked import start_python
+from support.model_files import SAMPLES
+from support.models import write_config
 from support.server import RunningServer, start_server, wait_until
 
 LIMIT_S = 300.0
@@ -122,12 +124,27 @@ def test_single_file_is_executed_by_a_worker(tmp_path: Path, environment: dict[s
     assert server.process.pid not in pids(tmp_path / "marker")
 
 
+BYPASSES = {"code": "code/x", "constants": "constants.pkl", "aoti": "xaotinductor/y"}
+"""Members that make a program of torch.export look like a file of another kind, which has no pickles."""
+
+
 def test_server_without_pickles_refuses_them_before_they_are_read(tmp_path: Path, environment: dict[str, str]) -> None:
     CANARIES["pickler"].write(tmp_path / "models" / "pickler", tmp_path / "marker")
+    for name, member in BYPASSES.items():
+        (tmp_path / "models" / name / "1").mkdir(parents=True)
+        exported_program(tmp_path / "models" / name / "1" / "model.pt", tmp_path / "marker", {member: ""})
+        write_config(tmp_path / "models" / name, f'backend: "pytorch"\n{TENSORS}')
+    # What a worker is told: this file is no pickle when the server looks at it.
+    replaced = tmp_path / "models" / "replaced"
+    (replaced / "1").mkdir(parents=True)
+    (replaced / "1" / "model.pkl").write_bytes(SAMPLES["xgboost json"][1])
+    write_config(replaced, f'backend: "pickler"\n{TENSORS}')
     arguments = ["--model-repository", tmp_path / "models", "--model-control-mode=explicit", "--allow-pickle=false"]
     server = start_server(tmp_path, arguments, environment=environment)
     try:
         status, text = load(server, "pickler")
+        bypasses = {name: load(server, name) for name in BYPASSES}
+        later = load(server, "replaced")
     finally:
         server.kill()
     assert status == 400
@@ -136,4 +153,8 @@ def test_server_without_pickles_refuses_them_before_they_are_read(tmp_path: Path
         "a pickle, and a pickle can execute any code while the backend 'pickler' loads it. The server runs with "
         "--allow-pickle=false."
     )
+    for name, (status, text) in bypasses.items():
+        expected = f"model '{name}': 'model.pt' contains pickles: it is an archive of torch.export"
+        assert (status, expected in text) == (400, True), text
+    assert "it may have been replaced by a pickle" in later[1]
     assert pids(tmp_path / "marker") == set()

@@ -178,7 +178,7 @@ def test_a_model_of_an_unreadable_repository(tmp_path: Path) -> None:
     expected = forbid(tmp_path / "models", 0o600)
     control = ("--model-control-mode=explicit", "--load-model=named", "--exit-on-error=false")
     server = serve(tmp_path, f"--model-repository={tmp_path}/models", *control, ready=False)
-    text = f"Poll failed for model directory 'named': '{tmp_path}/models/named': it cannot be read: {expected}"
+    text = f"Poll failed for model directory 'named': 'named': it cannot be read: {expected}"
     try:
         wait_until(lambda: text in server.log, text, server)
     finally:

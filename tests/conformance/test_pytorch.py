@@ -1,7 +1,8 @@
 """PyTorch models in a real server, asked by tritonclient."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import tritonclient.http as httpclient
 from torch import nn
 from tritonclient.utils import InferenceServerException
 
+from support.canaries import exported_program
 from support.processes import holding_no_more
 from support.served import workers, zygotes
 from support.server import RunningServer, start_server, wait_until
@@ -100,10 +102,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     yield from serving(repository, tmp_path_factory.mktemp("log"), "network", "sums")
 
 
-def serving(repository: Path, log: Path, *models: str) -> Iterator[RunningServer]:
+def serving(repository: Path, log: Path, *models: str, arguments: Sequence[str] = ()) -> Iterator[RunningServer]:
     loads = [f"--load-model={name}" for name in models]
     running = start_server(
-        log, ["--model-repository", repository, "--model-control-mode=explicit", *loads], ready=False
+        log, ["--model-repository", repository, "--model-control-mode=explicit", *loads, *arguments], ready=False
     )
     try:
         wait_until(
@@ -215,6 +217,20 @@ def test_a_module_that_crashes_costs_one_batch(server: RunningServer) -> None:
 def test_a_file_without_a_model_is_one_error_at_load(server: RunningServer, model: str, problem: str) -> None:
     answer = server.post(f"/v2/repository/models/{model}/load")
     assert (answer.status, problem in answer.error) == (400, True), answer.error
+
+
+@pytest.mark.large
+def test_a_file_that_is_replaced_after_the_look_is_not_unpickled(tmp_path: Path) -> None:
+    path = version(tmp_path / "models", "m") / "model.pt"
+    trace(Network(), (torch.zeros(2, 8),), path)
+    log = tmp_path / "log"
+    log.mkdir()
+    with contextmanager(serving)(tmp_path / "models", log, "m", arguments=["--allow-pickle=false"]) as server:
+        exported_program(path.with_suffix(".new"), tmp_path / "marker").rename(path)
+        # The process that takes its place loads the file again, and the server does not look at it again.
+        workers(server)[0].kill()
+        wait_until(lambda: "'model.pt' contains pickles" in server.log, "the refusal", server, 60)
+    assert not (tmp_path / "marker").exists()
 
 
 @pytest.mark.load

@@ -36,6 +36,7 @@ from halimede.workers.frames.calls import Infer
 from halimede.workers.server.batches import SentBatch
 from halimede.workers.server.connection import Owners
 from halimede.workers.server.connection import WorkerConnection as Channel
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem
 
 CLIENT_FAULTS = {ErrorCode.INVALID_ARG, ErrorCode.UNSUPPORTED}
@@ -421,7 +422,7 @@ def hear_worker(pieces: list[bytes]) -> tuple[Any, bool]:
     """
     server_end, worker_end = socket.socketpair()
     owner, lost = _Owner(), list[str]()
-    owners = Owners(owner, owner, owner)
+    owners = Owners(owner, owner, owner, HeldStates())
     connection = Channel(
         server_end, SPEC, ("x",), tuple(OUTPUTS), owners, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES
     )

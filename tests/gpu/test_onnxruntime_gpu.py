@@ -21,6 +21,7 @@ from halimede.core.config.model_config import (
 from halimede.core.types import DataType, Device, DeviceKind, InferenceError, InferenceRequest, Placement
 from halimede.core.types.tensor import tensor_from_array
 from halimede.runtime.devices import read_inventory
+from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone, BatchItem
 
@@ -123,7 +124,10 @@ def test_two_instances_answer_side_by_side_on_one_gpu(source):
         events: asyncio.Queue[BatchDone] = asyncio.Queue()
         loaded = BACKEND.load(settings, source)
         workers = [
-            await ThreadWorker.start(on_gpu(f"m_{i}", i), loaded, settings, events.put_nowait, loop) for i in range(2)
+            await ThreadWorker.start(
+                on_gpu(f"m_{i}", i), loaded, settings, events.put_nowait, loop, states=HeldStates()
+            )
+            for i in range(2)
         ]
         inputs = [
             tensor_from_array("image", DataType.FP32, IMAGES),

@@ -1,6 +1,7 @@
 """The commands `halimede` and `tritonserver` as processes: help, version, exit codes, and what they import."""
 
 import importlib
+import os
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from halimede import __version__
 from halimede.commands.flags import all_flags
 from halimede.commands.serve import serve
 from support.forked import run_python
+from support.models import add_identity
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -105,6 +107,15 @@ def test_help_and_mistakes_import_no_serving_library() -> None:
         command = [sys.executable, "-c", check + program, argument]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_names_of_models_are_utf8_whatever_the_locale_says(tmp_path: Path) -> None:
+    add_identity(tmp_path, "grüße")
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "halimede", "check", tmp_path]
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "grüße  yes" in done.stdout.decode()
 
 
 def test_the_console_scripts_exist() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,9 @@ NOT_YET = """
     --allow-client-shm --allow-sagemaker --allow-vertex-ai
 """
 OURS = (
-    "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs --log-access --server-version "
-    "--process-per-device --allow-pickle --frontend-processes"
+    "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs "
+    "--grpc-message-timeout-secs --log-access --server-version --process-per-device --allow-pickle --frontend-processes "
+    "--trusted-proxies --hang-timeout-secs --max-sequence-state-size --max-sequence-id-size"
 )
 
 
@@ -116,7 +118,15 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--grpc-max-connection-age=60000": ("grpc_max_connection_age", 60_000),
     "--grpc-max-connection-age-grace=500": ("grpc_max_connection_age_grace", 500),
     "--frontend-processes=4": ("frontend_processes", 4),
+    "--trusted-proxies=10.0.0.0/8, fd00::1": (
+        "trusted_proxies",
+        (ip_network("10.0.0.0/8"), ip_network("fd00::1")),
+    ),
+    "--hang-timeout-secs=3.5": ("hang_timeout_secs", 3.5),
+    "--max-sequence-state-size=1000": ("max_sequence_state_size", 1000),
+    "--max-sequence-id-size=100": ("max_sequence_id_size", 100),
     "--grpc-stall-timeout-secs=2.5": ("grpc_stall_timeout_secs", 2.5),
+    "--grpc-message-timeout-secs=90": ("grpc_message_timeout_secs", 90),
     "--allow-metrics=false": ("allow_metrics", False),
     "--allow-gpu-metrics=false": ("allow_gpu_metrics", False),
     "--allow-cpu-metrics=false": ("allow_cpu_metrics", False),
@@ -417,6 +427,10 @@ def test_an_api_in_two_groups_is_an_error() -> None:
         ("--http-header-forward-pattern=x-(", "Invalid regular expression 'x-('"),
         ("--grpc-max-response-pool-size=0", "Provided option value is out of bound. Got 0"),
         ("--grpc-stall-timeout-secs=0.5", "Provided option value is out of bound. Got 0.5; expected 1 to 2147483647"),
+        (
+            "--trusted-proxies=10.0.0.1/8",
+            "Invalid option value. Got 10.0.0.1/8; expected addresses or networks, such as",
+        ),
         ("--grpc-keepalive-time=0", "Provided option value is out of bound. Got 0"),
         ("--grpc-infer-response-compression-level=best", "Invalid option value. Got best; expected none, low, medium"),
         ("--http-address=", "address is empty; expected a host, an IP address or unix:<path>"),

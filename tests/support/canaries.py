@@ -5,10 +5,11 @@ A backend's canary writes one model directory. `executes` is whether a load cert
 backend unpickles a file that it refuses.
 """
 
+import json
 import pickle
 import subprocess
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,63 @@ def write_pytorch(directory: Path, marker: Path) -> None:
         archive.writestr("m/data.pkl", pickled(marker))
         archive.writestr("m/version", "3\n")
     write_config(directory, f'backend: "pytorch"\n{TENSORS}')
+
+
+_VECTOR = {"dtype": 7, "sizes": [{"as_int": 2}], "requires_grad": False, "device": {"type": "cpu", "index": None}}
+_X = {"arg": {"as_tensor": {"name": "x"}}}
+_LEAF = {"type": None, "context": None, "children_spec": []}
+_ARGUMENTS = {"type": "builtins.tuple", "context": "null", "children_spec": [_LEAF]}
+_NO_KEYWORDS = {"type": "builtins.dict", "context": "[]", "children_spec": []}
+_CALL = {"type": "builtins.tuple", "context": "null", "children_spec": [_ARGUMENTS, _NO_KEYWORDS]}
+_PROGRAM = {
+    "graph_module": {
+        "graph": {
+            "inputs": [_X["arg"]],
+            "outputs": [_X["arg"]],
+            "nodes": [],
+            "tensor_values": {
+                "x": {**_VECTOR, "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}, "layout": 7}
+            },
+            "sym_int_values": {},
+            "sym_bool_values": {},
+        },
+        "signature": {"input_specs": [{"user_input": _X}], "output_specs": [{"user_output": _X}]},
+        "module_call_graph": [
+            {
+                "fqn": "",
+                "signature": {
+                    "inputs": [],
+                    "outputs": [],
+                    "in_spec": json.dumps([1, _CALL]),
+                    "out_spec": json.dumps([1, _LEAF]),
+                },
+            }
+        ],
+    },
+    "opset_version": {"aten": 10},
+    "range_constraints": {},
+    "schema_version": {"major": 8, "minor": 1},
+}
+"""What torch.export writes for a function FP32[2] -> FP32[2] that returns its argument."""
+
+
+def exported_program(path: Path, marker: Path, more: Mapping[str, str] = {}) -> Path:
+    """An archive of torch.export whose weight is a canary. `more` are members beside its own."""
+    weight = {"path_name": "weight_0", "is_param": True, "use_pickle": True, "tensor_meta": None}
+    members = {
+        "archive_format": "pt2",
+        "archive_version": "0",
+        "byteorder": "little",
+        "version": "3",
+        "models/model.json": json.dumps(_PROGRAM),
+        "data/sample_inputs/model.pt": "",
+        "data/weights/model_weights_config.json": json.dumps({"config": {"w": weight}}),
+        "data/weights/weight_0": pickle.dumps(Canary(marker), 2),
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in {**members, **more}.items():
+            archive.writestr(f"x/{name}", content)
+    return path
 
 
 LIBRARY = """
@@ -138,7 +196,7 @@ class PicklerBackend(PlainBackend):
     unpickles = ("*.pkl",)
 
     def autocomplete(self, config, source):
-        pickle.loads(source.artifact.read_bytes())
+        unpickled(source)
         tensors = (TensorSignature("IN", DataType.FP32, (-1, 2)),), (TensorSignature("OUT", DataType.FP32, (-1, 2)),)
         return complete(config, ModelSignature(*tensors))[0]
 
@@ -146,11 +204,17 @@ class PicklerBackend(PlainBackend):
         self.load(config, source)
 
     def load(self, config, source):
-        return Model(pickle.loads(source.artifact.read_bytes()))
+        return Model(unpickled(source))
 
 
 class CarelessBackend(PicklerBackend):
     isolation = "thread"
+
+
+def unpickled(source):
+    if not source.allow_pickle:
+        raise ValueError("it may have been replaced by a pickle")
+    return pickle.loads(source.artifact.read_bytes())
 
 
 class Model:

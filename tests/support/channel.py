@@ -29,8 +29,10 @@ from halimede.workers.frames.calls import Infer
 from halimede.workers.frames.kinds import HEADER, SEGMENT, SHARED, FrameKind
 from halimede.workers.segments import SegmentMap
 from halimede.workers.server.batches import SentBatch
+from halimede.workers.server.channel import STALL_SECS
 from halimede.workers.server.connection import Owners, WorkerConnection
 from halimede.workers.server.memory import ARENA_BYTES
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem
 from support.processes import open_files
 
@@ -142,21 +144,23 @@ class Asked:
 class Stage:
     """A connection, its owner and the other end of its socket."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, arena_bytes: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, arena_bytes: int, stall_secs: float = STALL_SECS) -> None:
         server_end, self.worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.worker_end.setblocking(False)
         self.loop = loop
         self.heard = RecordingOwner()
+        self.states = HeldStates()
         self.lost: list[str] = []
         self.connection = WorkerConnection(
             server_end,
             SPEC,
             INPUTS,
             OUTPUTS,
-            Owners(self.heard, self.heard, self.heard),
+            Owners(self.heard, self.heard, self.heard, self.states),
             self.lost.append,
             loop,
             arena_bytes=arena_bytes,
+            stall_secs=stall_secs,
         )
         self.segments = SegmentMap()
         self.shared: list[int] = []
@@ -256,16 +260,16 @@ async def leaving_nothing() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def stage(arena_bytes: int = ARENA_BYTES) -> AsyncIterator[Stage]:
+async def stage(arena_bytes: int = ARENA_BYTES, stall_secs: float = STALL_SECS) -> AsyncIterator[Stage]:
     """Check at the end that nothing is left, and that a loss was reported only once."""
-    async with leaving_nothing(), one_of_several(arena_bytes) as each:
+    async with leaving_nothing(), one_of_several(arena_bytes, stall_secs) as each:
         yield each
 
 
 @asynccontextmanager
-async def one_of_several(arena_bytes: int = ARENA_BYTES) -> AsyncIterator[Stage]:
+async def one_of_several(arena_bytes: int = ARENA_BYTES, stall_secs: float = STALL_SECS) -> AsyncIterator[Stage]:
     """One of several stages in a test; checks that it leaves nothing of its own."""
-    each = Stage(asyncio.get_running_loop(), arena_bytes)
+    each = Stage(asyncio.get_running_loop(), arena_bytes, stall_secs)
     try:
         yield each
         assert len(each.lost) <= 1

@@ -122,6 +122,8 @@ class Wire:
         found: list[tuple[object, ...]] = []
         for piece in pieces:
             found += [told(event) for event in self.connection.receive(memoryview(piece), self.now)]
+            while self.connection.reader.has_unread and not self.connection.is_failed:
+                found += [told(event) for event in self.connection.receive(memoryview(b""), self.now)]
         return found
 
     def fault(self, *pieces: bytes) -> int:

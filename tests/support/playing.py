@@ -22,6 +22,7 @@ from halimede.runtime.services import ModelServices
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.program import Program
 from halimede.workers.process.worker import ProcessWorker
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem, WorkerEvent
 
 LIMIT_S = 30.0
@@ -80,6 +81,7 @@ async def playing(
     models: Any = None,
     decoupled: bool = False,
     imports: str = "",
+    on_start: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[tuple[Play, ProcessWorker]]:
     file = folder / "1" / "model.py"
     file.parent.mkdir()
@@ -94,6 +96,7 @@ async def playing(
     services, loop = ModelServices(CustomMetrics()), asyncio.get_running_loop()
     if models is not None:
         services.models = models
+    on_start()
     play.worker = worker = await ProcessWorker.start(
         spec,
         config,
@@ -104,6 +107,7 @@ async def playing(
         "m#1",
         play.events.append,
         loop,
+        HeldStates(),
     )
     try:
         yield play, worker

@@ -90,6 +90,9 @@ class PlayedProcess:
     def cancel(self, key: int) -> None:
         self.cancelled.append(key)
 
+    def forget(self, seat: int) -> None:
+        """No effect: there are no states."""
+
     def acknowledge(self, key: int, responses: int) -> None:
         self.acknowledged.append((key, responses))
 

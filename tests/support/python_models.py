@@ -18,6 +18,7 @@ from halimede.backends.service_calls import NewMetric, NewMetricFamily, ServiceC
 from halimede.core.types import DataType, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.tensor import tensor_from_array
 from halimede.workers.frames.services import decode_service_call, encode_service_call
+from halimede.workers.states import HeldStates
 
 HEAD = "import threading\nimport numpy as np\nimport triton_python_backend_utils as pb\n"
 
@@ -68,6 +69,7 @@ class FakeHost:
     ended: str = ""
     infers: Callable[[InferenceRequest], Iterable[InferenceResponse]] | None = None
     inferred: deque[InferenceRequest] = field(default_factory=deque)
+    states: HeldStates = field(default_factory=HeldStates)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()

@@ -13,6 +13,7 @@ from halimede.core.sequences.plan import SequencePlan, read_plan
 from halimede.core.sequences.rows import Row, Sequences, initial_states
 from halimede.core.types import DataType, InferenceRequest, Tensor
 from halimede.core.types.tensor import tensor_from_array
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem
 
 CONTROLS = """
@@ -58,9 +59,15 @@ def plan_of(config: ModelConfig) -> SequencePlan:
     return plan
 
 
-def sequences_of(config: ModelConfig, files: Mapping[str, bytes] | None = None, *, copies: bool = False) -> Sequences:
+def sequences_of(
+    config: ModelConfig,
+    files: Mapping[str, bytes] | None = None,
+    *,
+    copies: bool = False,
+    states: HeldStates | None = None,
+) -> Sequences:
     plan = plan_of(config)
-    return Sequences(plan, "m", initial_states(plan, files or {}), copies=copies)
+    return Sequences(plan, "m", initial_states(plan, files or {}), states or HeldStates(), copies=copies)
 
 
 def item(

@@ -1,3 +1,4 @@
+import errno
 from itertools import product
 
 import pytest
@@ -18,6 +19,8 @@ from halimede.core.supervise import (
     WaitUntil,
     describe_exit,
     health_of,
+    is_brief_fault,
+    is_fault_of_machine,
     oom_count_files,
     oom_kills,
 )
@@ -25,7 +28,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.server import WorkerHealth
 
 SECOND = 1_000_000_000
-STARTED, DIED, TIMER, STOP = SupervisorEvent
+STARTED, DIED, FAULTED, TIMER, STOP = SupervisorEvent
 
 
 def ready(now_ns: int = 0) -> Supervision:
@@ -97,11 +100,129 @@ def test_worker_that_dies_repeatedly_is_parked_with_the_last_cause():
         now_ns, action = live_and_die(supervision, now_ns, SECOND)
         actions.append(action)
 
-    assert actions[-1] == Park("worker exited 5 times (last: signal 11)")
+    assert actions[-1] == Park("worker exited 5 times (last: signal 11)", now_ns + 60 * SECOND)
     assert [type(action) for action in actions[:-1]] == [WaitUntil] * 4
     assert supervision.state is SupervisorState.PARKED
     assert supervision.reason == "worker exited 5 times (last: signal 11)"
-    assert supervision.on(TIMER, now_ns + 3600 * SECOND) == Nothing()
+    assert supervision.on(TIMER, now_ns + 59 * SECOND) == WaitUntil(now_ns + 60 * SECOND)
+    assert supervision.on(TIMER, now_ns + 60 * SECOND) == Start()
+
+
+def parked(now_ns: int = 0) -> tuple[Supervision, Park]:
+    supervision = ready(now_ns)
+    action: Action = Nothing()
+    for _ in range(MAX_DEATHS):
+        now_ns, action = live_and_die(supervision, now_ns, SECOND)
+    assert isinstance(action, Park)
+    return supervision, action
+
+
+def test_a_parked_worker_is_tried_once_each_time_and_waits_twice_as_long():
+    supervision, action = parked()
+    pauses, reasons = [], []
+    for _ in range(6):
+        now_ns = action.until_ns
+        assert supervision.on(TIMER, now_ns) == Start()
+        assert supervision.on(STARTED, now_ns) == Nothing()
+        park = supervision.on(DIED, now_ns + 59 * SECOND, "signal 11")
+        assert isinstance(park, Park)
+        action = park
+        pauses.append((action.until_ns - now_ns) // SECOND - 59)
+        reasons.append(action.reason)
+
+    assert pauses == [120, 240, 480, 600, 600, 600]
+    assert reasons[0] == "worker exited 6 times (last: signal 11)"
+
+
+def test_a_parked_worker_that_then_runs_for_a_minute_is_as_new():
+    supervision, action = parked()
+    now_ns = action.until_ns
+    assert supervision.on(TIMER, now_ns) == Start()
+    supervision.on(STARTED, now_ns)
+
+    now_ns, action_now = live_and_die(supervision, now_ns, 60 * SECOND)
+    assert action_now == Start()
+    for _ in range(3):
+        now_ns, action_now = live_and_die(supervision, now_ns, SECOND)
+        assert isinstance(action_now, WaitUntil)
+    now_ns, action_now = live_and_die(supervision, now_ns, SECOND)
+    assert action_now == Park("worker exited 5 times (last: signal 11)", now_ns + 60 * SECOND)
+
+
+def test_faults_of_the_machine_repeat_the_start_and_never_park():
+    supervision = ready()
+    action = supervision.on(DIED, 0, "signal 9")
+    pauses, unstartable = [], []
+    for _ in range(20):
+        assert isinstance(action, WaitUntil)
+        now_ns = action.at_ns
+        assert supervision.on(TIMER, now_ns) == Start()
+        action = supervision.on(FAULTED, now_ns, "cannot fork: Cannot allocate memory")
+        assert isinstance(action, WaitUntil)
+        pauses.append((action.at_ns - now_ns) / SECOND)
+        unstartable.append(supervision.is_unstartable)
+
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, *[10] * 13]
+    assert unstartable == [False] * 7 + [True] * 13
+    assert supervision.reason == "worker cannot be started: cannot fork: Cannot allocate memory"
+    supervision.on(TIMER, action.at_ns)
+    assert supervision.on(STARTED, action.at_ns) == Nothing()
+    assert (supervision.reason, supervision.is_unstartable) == ("", False)
+    # Faults are no deaths: this is the second one.
+    assert isinstance(supervision.on(DIED, action.at_ns + SECOND, "signal 9"), WaitUntil)
+
+
+def test_a_parked_worker_that_the_machine_does_not_start_still_refuses():
+    supervision, action = parked()
+    supervision.on(TIMER, action.until_ns)
+
+    assert supervision.on(FAULTED, action.until_ns, "cannot fork") == WaitUntil(action.until_ns + SECOND // 10)
+    assert supervision.is_unstartable
+    # And when it starts again, one short life is enough to park it.
+    supervision.on(TIMER, action.until_ns + SECOND)
+    assert isinstance(supervision.on(DIED, action.until_ns + SECOND, "signal 11"), Park)
+    assert not supervision.is_unstartable
+
+
+def failure(cause: BaseException, code: ErrorCode = ErrorCode.INTERNAL) -> InferenceError:
+    try:
+        raise cause
+    except BaseException:
+        try:
+            raise InferenceError(code, "initialize failed") from None
+        except InferenceError as error:
+            return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_fault"),
+    [
+        (failure(FileNotFoundError(errno.ENOENT, "No such file or directory", "weights")), True),
+        (failure(OSError(errno.ESTALE, "Stale file handle")), True),
+        (failure(MemoryError()), True),
+        (failure(ValueError("no weights")), False),
+        (InferenceError(ErrorCode.INTERNAL, "AttributeError"), False),
+        (InferenceError(ErrorCode.UNAVAILABLE, "unable to find 'model.onnx'"), True),
+    ],
+    ids=lambda value: str(getattr(value, "__context__", value)),
+)
+def test_an_error_of_the_system_and_none_of_the_model_is_the_machines(error: InferenceError, is_fault: bool):
+    assert is_fault_of_machine(error) == is_fault
+
+
+@pytest.mark.parametrize(
+    ("error", "is_brief"),
+    [
+        (OSError(errno.EAGAIN, ""), True),
+        (OSError(errno.ENOMEM, ""), True),
+        (OSError(errno.EFAULT, ""), True),
+        (MemoryError(), True),
+        (OSError(errno.ENOENT, ""), False),
+        (ValueError(), False),
+    ],
+)
+def test_a_lack_that_may_end_soon_is_a_brief_fault(error: BaseException, is_brief: bool):
+    assert is_brief_fault(error) == is_brief
 
 
 def test_deaths_older_than_a_minute_are_forgotten():
@@ -127,7 +248,7 @@ def test_a_death_while_starting_counts_and_so_does_a_failed_initialize():
         assert supervision.on(TIMER, now_ns) == Start()
         action = supervision.on(DIED, now_ns, why)
 
-    assert action == Park("worker exited 5 times (last: ValueError: no weights)")
+    assert action == Park("worker exited 5 times (last: ValueError: no weights)", now_ns + 60 * SECOND)
 
 
 def test_a_long_cause_is_cut():
@@ -191,7 +312,7 @@ WAYS: dict[SupervisorState, tuple[SupervisorEvent, ...]] = {
     SupervisorState.STOPPED: (STOP, DIED),
 }
 POSSIBLE = {
-    SupervisorState.STARTING: {STARTED, DIED, TIMER, STOP},
+    SupervisorState.STARTING: {STARTED, DIED, FAULTED, TIMER, STOP},
     SupervisorState.READY: {DIED, TIMER, STOP},
     SupervisorState.WAITING: {TIMER, STOP},
     SupervisorState.PARKED: {TIMER, STOP},
@@ -233,6 +354,7 @@ def test_a_supervision_shows_its_state():
         (ProcessExit(code=0), "exit code 0"),
         (ProcessExit(signal=11), "signal 11"),
         (ProcessExit(signal=9, out_of_memory=True), "signal 9 (possibly out of memory)"),
+        (ProcessExit(signal=9, hang="it hung for 10.2 s"), "signal 9 (it hung for 10.2 s)"),
         (ProcessExit(error="no such interpreter"), "no such interpreter"),
     ],
 )

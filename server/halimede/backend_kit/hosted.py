@@ -13,6 +13,7 @@ from halimede.core.types import InferenceError, InferenceRequest
 from halimede.runtime.prepare import isolated_version
 from halimede.runtime.services import ModelServices
 from halimede.workers.process.worker import ProcessWorker
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent
 
 Answers = list[Reply]
@@ -74,6 +75,7 @@ async def hosted_answers(subject: Subject, batches: Sequence[Sequence[InferenceR
             "check#1",
             on_event,
             asyncio.get_running_loop(),
+            HeldStates(),
         )
     except InferenceError as error:
         text = f"the instance does not start in a worker process: {error.message}"

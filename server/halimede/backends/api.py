@@ -31,7 +31,7 @@ class ModelSource:
     `artifact` is `<model_directory>/<version>/<default_model_filename>`; it may not exist (identity needs none).
     `options` are the `--backend-config` settings of this backend, merged over the global ones. `filenames` are files
     for GPUs of some compute capabilities ("8.9"): `cc_model_filenames`. `device` is that of the model's first instance
-    on a GPU, on which `autocomplete` may open the file.
+    on a GPU, on which `autocomplete` may open the file. Without `allow_pickle` no pickle may be loaded.
     """
 
     name: str
@@ -41,6 +41,7 @@ class ModelSource:
     options: Mapping[str, str] = field(default_factory=dict)
     filenames: Mapping[str, str] = field(default_factory=dict)
     device: Device | None = None
+    allow_pickle: bool = True
 
     def artifact_on(self, device: Device | None) -> Path:
         """The artifact for instances on this device: that of its compute capability if there is one."""
@@ -178,7 +179,8 @@ class Unpickles(Protocol):
 
     unpickles: tuple[str, ...]
     """Patterns of the names of these files, such as `("*.joblib",)`. A server with --allow-pickle=false refuses models
-    with such a file, unless its content shows that it is no pickle."""
+    with such a file, unless its content shows that it is no pickle. The file may be another one when it is loaded: a
+    backend that opens it must not unpickle it without `ModelSource.allow_pickle`."""
 
 
 @runtime_checkable

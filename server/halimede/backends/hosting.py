@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from halimede.backends.service_calls import ResultT_co, ServiceCall
+from halimede.core.sequences.rows import StateBytes
 from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse, ParameterValue, Tensor
 
 
@@ -19,8 +20,8 @@ class WorkerSpec:
     `kind` is CPU, GPU or MODEL; `device_uuid` is "" except for GPU. `config_json` is the complete configuration as in
     the REST API. `repository` is the model's directory (`<repository>/<model>`), `artifact` the file that the backend
     loads, `options` the backend's `--backend-config` settings. `runner` names the function that hosts the model in the
-    process, as `module:function`. `threads` limits the threads of numeric libraries. `decoupled` and `log_verbose` are
-    as configured.
+    process, as `module:function`. `threads` limits the threads of numeric libraries. `decoupled`, `log_verbose` and
+    `allow_pickle` are as configured.
     """
 
     model: str
@@ -39,6 +40,7 @@ class WorkerSpec:
     threads: int = 1
     decoupled: bool = False
     log_verbose: int = 0
+    allow_pickle: bool = True
 
 
 @dataclass(slots=True)
@@ -127,6 +129,10 @@ class Host(Protocol):
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         """`operation` is increment, set or observe; applied in order with calls, without waiting for the server."""
 
+    @property
+    def states(self) -> StateBytes:
+        """What this process may keep for sequences."""
+
 
 class Runner(Protocol):
     """A hosted instance. All methods are called on the worker process's main thread."""
@@ -147,6 +153,9 @@ class Runner(Protocol):
 
     async def is_ready(self) -> bool:
         """Whether the model reports that it is ready; only called if `answers_is_ready`."""
+
+    def forget(self, seat: int) -> None:
+        """The sequence of the seat has ended: drop its state. Called on any thread, while no request of it executes."""
 
     def close(self) -> None:
         """Let the model finalize. Called once, after the last batch."""

@@ -22,7 +22,7 @@ from halimede.backends.hosting import (
 )
 from halimede.backends.service_calls import ResultT_co, ServiceCall
 from halimede.core.sequences.plan import SequencePlan
-from halimede.core.sequences.rows import Row, Sequences, initial_states
+from halimede.core.sequences.rows import Row, Sequences, StateBytes, initial_states
 from halimede.core.types import InferenceError, InferenceRequest
 
 
@@ -57,18 +57,24 @@ class SequenceHost:
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         self._host.update_metric(metric, operation, value)
 
+    @property
+    def states(self) -> StateBytes:
+        return self._host.states
+
 
 class SequenceRunner:
     """A `Runner` around the runner of a model of sequences."""
 
     ends_late = True
 
-    def __init__(self, runner: Runner, plan: SequencePlan, model: str, files: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, runner: Runner, plan: SequencePlan, model: str, files: Mapping[str, bytes], states: StateBytes
+    ) -> None:
         """`files` are the contents of the files with initial states, by the input names of the states."""
         self.is_async = runner.is_async
         self.answers_is_ready = runner.answers_is_ready
         self._runner = runner
-        self._sequences = Sequences(plan, model, initial_states(plan, files), copies=True)
+        self._sequences = Sequences(plan, model, initial_states(plan, files), states, copies=True)
 
     def execute(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         errors, rows = self._begin(requests)
@@ -77,6 +83,9 @@ class SequenceRunner:
     async def execute_async(self, requests: Sequence[HostedRequest]) -> list[BatchReply]:
         errors, rows = self._begin(requests)
         return self._end(requests, errors, rows, await self._runner.execute_async(rows) if rows else [])
+
+    def forget(self, seat: int) -> None:
+        self._sequences.forget(seat)
 
     async def is_ready(self) -> bool:
         return await self._runner.is_ready()

@@ -90,3 +90,14 @@ class MetricValue(ServiceCall[float]):
 
     NAME: ClassVar[str] = "metric_value"
     metric: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeState(ServiceCall[bool]):
+    """Allow this process to keep more bytes for sequences. The result is whether they are within the server's bound.
+
+    The worker process itself calls it, not the model's code.
+    """
+
+    NAME: ClassVar[str] = "take_state"
+    size_bytes: int

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from halimede.core.types import InferenceRequest
     from halimede.runtime.prepare import LoadOptions, LoadPlan
     from halimede.runtime.repository import ModelEntry
+    from halimede.workers.states import HeldStates
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class Request:
 class Terminal:
     """A `hosting.Host` without a server: prints responses, ignores metric updates, and cannot reach other models."""
 
+    states: "HeldStates"
     sent: "list[Reply]" = field(default_factory=list)
     """Responses sent by a response sender."""
     is_over: threading.Event = field(default_factory=threading.Event)
@@ -92,9 +94,10 @@ def run(model: Path, files: tuple[Path, ...]) -> int:
     from halimede.runtime.isolate import PYTHON_MODELS, Isolated
     from halimede.runtime.prepare import source
     from halimede.workers.process.program import Program
+    from halimede.workers.states import HeldStates
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    host = Terminal()
+    host = Terminal(HeldStates())
     try:
         entry, plan, options = _planned(model)
         if plan.backend is None:

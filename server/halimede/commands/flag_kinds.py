@@ -24,6 +24,7 @@ from halimede.commands.readers import (
     read_http_restriction,
     read_log_file,
     read_milliseconds,
+    read_networks,
     read_repository,
     read_text,
     read_verbosity,
@@ -68,6 +69,7 @@ BOOLEAN = FlagKind("BOOL", read_boolean, bare="true")
 SWITCH = FlagKind("", read_boolean, bare="true")
 TEXT = FlagKind("TEXT", read_text)
 ADDRESS = FlagKind("ADDRESS", read_address)
+NETWORKS = FlagKind("ADDRESS[/BITS],...", read_networks)
 PORT = FlagKind("PORT", integer_reader(0, 65535))
 COUNT = FlagKind("COUNT", integer_reader(1, INT32_MAX))
 COUNT_OR_NONE = FlagKind("COUNT", integer_reader(0, INT32_MAX))

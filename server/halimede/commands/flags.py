@@ -42,6 +42,7 @@ from halimede.commands.flag_kinds import (
     METRICS_SETTING,
     MILLISECONDS,
     MILLISECONDS_OR_NONE,
+    NETWORKS,
     PATTERN,
     PORT,
     PORT_RANGE,
@@ -264,10 +265,22 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "How long a stop waits for requests in flight, after the drain delay.",
         ),
         _honoured(
+            "--hang-timeout-secs",
+            SECONDS,
+            "How long a front end, or a model's process that is stopped, may hang; then it is ended and started again.",
+        ),
+        _honoured(
             "--frontend-processes",
             PROCESSES,
             "Processes that accept, parse and answer: 1 is the server's own, 0 is 1 below 4 cores, 2 below 16, else 4.",
         ),
+        _honoured(
+            "--trusted-proxies",
+            NETWORKS,
+            "Addresses of proxies. Under load their requests take turns by the address in X-Forwarded-For.",
+        ),
+        _honoured("--max-sequence-state-size", BYTES, "The largest size of all implicit states and ids of sequences."),
+        _honoured("--max-sequence-id-size", BYTES, "The largest sequence_id that is a text."),
     ),
     "HTTP": (
         _honoured("--allow-http", BOOLEAN, "Serve HTTP."),
@@ -363,10 +376,9 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured("--grpc-max-connection-age", AGE, "Close a connection after this time; 0 for never."),
         _honoured("--grpc-max-connection-age-grace", AGE, "How long its calls may then still run; 0 for no limit."),
         _honoured(
-            "--grpc-stall-timeout-secs",
-            SECONDS,
-            "How long a client may take nothing of its answer, or leave its request incomplete; then its call ends.",
+            "--grpc-stall-timeout-secs", SECONDS, "How long a client may read nothing, or not begin its request."
         ),
+        _honoured("--grpc-message-timeout-secs", SECONDS, "Time for a request message, and a second for each 64 KiB."),
     ),
     "Metrics": (
         _honoured("--allow-metrics", BOOLEAN, "Serve metrics."),

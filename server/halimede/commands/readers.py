@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from halimede.backends.access import denied
 
 if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
+
     from halimede.core.types import ApiCategory, Restrictions, Secret
 
 TRUE_WORDS = ("true", "on", "1")
@@ -202,6 +204,17 @@ def read_log_file(text: str) -> Path | None:
     if not os.path.isdir(path.parent):
         raise ValueError(f"directory does not exist: {path.parent}")
     return path
+
+
+def read_networks(text: str) -> "tuple[IPv4Network | IPv6Network, ...]":
+    """Addresses and networks, separated by commas."""
+    from ipaddress import ip_network
+
+    try:
+        return tuple(ip_network(each.strip()) for each in text.split(",") if each.strip())
+    except ValueError as error:
+        what = "expected addresses or networks, such as 10.0.0.0/8"
+        raise ValueError(f"Invalid option value. Got {text}; {what} ({error})") from None
 
 
 def read_address(text: str) -> str:

@@ -14,6 +14,7 @@ from halimede.commands.assemble import assemble
 from halimede.commands.flag import Flag, FlagTreatment
 from halimede.commands.flags import BY_NAME, GROUPS, HELP, TRITON_VERSION, VERSION, all_flags
 from halimede.commands.parse import parse
+from halimede.encoding import use_utf8
 from halimede.settings import Settings
 from halimede.workers.child.blas import loading_blas
 
@@ -28,6 +29,7 @@ class ServeCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             return []
+        use_utf8()
         given = parse(args)
         if HELP in given.values:
             click.echo(self.get_help(ctx))

@@ -30,8 +30,6 @@ class ByteKind(Enum):
     """Requests as they are received, and what is inflated and decoded from them, for one protocol."""
     DECODED = "decoded"
     """Inputs of the requests in flight."""
-    PADDED = "padded"
-    """What padding adds to the inputs and outputs of batches."""
     STATE = "state"
     """What is kept for sequences: states and correlation ids."""
 

@@ -5,18 +5,25 @@ restart waits 0.1 s, then twice as long each time, up to 10 s. Five deaths withi
 crashes on every start or every request would otherwise use a processor and fill the log forever. A death while starting
 counts like any other, and so does an `initialize` that fails on a restart. Older deaths are forgotten.
 
+A parked worker is tried again after 60 s, because the cause may have passed. If it dies within a minute of this start,
+it is parked again, for twice as long each time, up to 10 min.
+
+A start that the machine prevents (FAULTED: no file, no process, no memory) is no death of the model. It is repeated
+after 0.1 s, then after twice as long each time, up to 10 s, and parks nothing.
+
 Transitions by state; `-` cannot happen and is an internal error:
 
-    state     STARTED   DIED               TIMER               STOP
-    STARTING  READY     WAITING or PARKED  (nothing)           STOPPING, Kill
-    READY     -         WAITING, PARKED    (nothing)           STOPPING, Finish
+    state     STARTED   DIED               FAULTED    TIMER               STOP
+    STARTING  READY     WAITING or PARKED  WAITING    (nothing)           STOPPING, Kill
+    READY     -         WAITING, PARKED    -          (nothing)           STOPPING, Finish
                         or STARTING
-    WAITING   -         -                  STARTING when due   STOPPED
-    PARKED    -         -                  (nothing)           STOPPED
-    STOPPING  (nothing) STOPPED            Kill when due       -
-    STOPPED   -         -                  (nothing)           -
+    WAITING   -         -                  -          STARTING when due   STOPPED
+    PARKED    -         -                  -          STARTING when due   STOPPED
+    STOPPING  (nothing) STOPPED            -          Kill when due       -
+    STOPPED   -         -                  -          (nothing)           -
 """
 
+import errno
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +40,11 @@ FIRST_PAUSE_NS = _SECOND // 10
 LONGEST_PAUSE_NS = 10 * _SECOND
 MAX_DEATHS = 5
 DEATHS_WINDOW_NS = 60 * _SECOND
+FIRST_RETRY_NS = 60 * _SECOND
+LONGEST_RETRY_NS = 10 * 60 * _SECOND
+"""How long a worker is parked."""
+BRIEF_FAULT_PAUSES_SECS = (0.1, 0.2, 0.4, 0.8)
+"""The pauses between the starts of a worker's first process while the machine has brief faults. Then the load fails."""
 REPORT_RECOVERY_NS = 5 * 60 * _SECOND
 """How long a worker's death is reported after the restart. The time is long enough for occasional readers, and a worker
 that dies every few minutes is reported all the time."""
@@ -41,26 +53,59 @@ FINISH_GRACE_NS = 5 * _SECOND
 
 _LAST_PAUSE_DOUBLING = 16
 
+_BRIEF_ERRORS = frozenset(
+    {errno.EAGAIN, errno.ENOMEM, errno.EFAULT, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ETOOMANYREFS}
+)
+
+
+class StartFaultError(InferenceError):
+    """The machine, and not the model, prevented the start of a worker. `is_brief`: it may pass within seconds."""
+
+    def __init__(self, code: ErrorCode, message: str, *, is_brief: bool = False) -> None:
+        super().__init__(code, message)
+        self.is_brief = is_brief
+
+
+def is_brief_fault(error: BaseException) -> bool:
+    """Whether the system lacks something that others may soon free: memory, processes, threads, descriptors."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _BRIEF_ERRORS)
+
+
+def is_fault_of_machine(error: InferenceError) -> bool:
+    """Whether the machine prevented what failed with this error: something is not there, or the system refused.
+
+    The error's cause counts, and not its text: an OSError is an answer of the system, also to a model's own call.
+    """
+    cause = error.__cause__ or error.__context__
+    return error.code is ErrorCode.UNAVAILABLE or isinstance(cause, OSError | MemoryError)
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
     """How a worker process ended: by an exit code, by a signal, or it never ran, and `error` is the reason.
 
-    `out_of_memory` is set if the kernel killed a process for lack of memory meanwhile, possibly this one.
+    `out_of_memory` is set if the kernel killed a process for lack of memory meanwhile, possibly this one. `hang` is set
+    if the server ended it because it, or the process that started it, hung. `is_brief` belongs to `error`: see
+    `StartFaultError`.
     """
 
     code: int | None = None
     signal: int | None = None
     out_of_memory: bool = False
     error: str = ""
+    hang: str = ""
+    is_brief: bool = False
 
 
 def describe_exit(exit_: ProcessExit) -> str:
-    """`exit code 3`, `signal 11`, `signal 9 (possibly out of memory)`, or why no process was started."""
+    """`exit code 3`, `signal 11`, `signal 9 (possibly out of memory)`, `signal 9 (it hung for 10.2 s)`, or why no
+    process was started."""
     if exit_.error:
         return exit_.error
     if exit_.signal is None:
         return f"exit code {exit_.code}"
+    if exit_.hang:
+        return f"signal {exit_.signal} ({exit_.hang})"
     return f"signal {exit_.signal}{_OUT_OF_MEMORY if exit_.out_of_memory else ''}"
 
 
@@ -119,11 +164,13 @@ class SupervisorState(Enum):
 class SupervisorEvent(Enum):
     """An event of a worker.
 
-    DIED comes once for each start: the process ended, by itself or as requested, or reported that `initialize` failed.
+    DIED or FAULTED comes once for each start. DIED: the process ended, by itself or as requested, or reported that
+    `initialize` failed. FAULTED: the machine prevented the start.
     """
 
     STARTED = "started"
     DIED = "died"
+    FAULTED = "faulted"
     TIMER = "timer"
     STOP = "stop"
 
@@ -135,7 +182,7 @@ class Nothing:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a process; STARTED or DIED follows."""
+    """Start a process; STARTED, DIED or FAULTED follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +194,10 @@ class WaitUntil:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Do not restart it; the reason is for users."""
+    """Do not restart it before this time: send TIMER then. The reason is for users."""
 
     reason: str
+    until_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +218,36 @@ Action = Nothing | Start | WaitUntil | Park | Finish | Kill
 class Supervision:
     """The state of one worker and its recent deaths; made when its first process starts.
 
-    This policy does not cover a first start that fails: then the load fails, and nothing is restarted.
+    `first_retry_ns` is how long it is parked the first time. This policy does not cover a first start that fails: then
+    the load fails, and nothing is restarted.
     """
 
-    __slots__ = ("_deaths", "_due_ns", "_ready_ns", "_short_lives", "reason", "state")
+    __slots__ = (
+        "_deaths",
+        "_due_ns",
+        "_faults",
+        "_first_retry_ns",
+        "_parkings",
+        "_ready_ns",
+        "_short_lives",
+        "is_unstartable",
+        "reason",
+        "state",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, first_retry_ns: int = FIRST_RETRY_NS) -> None:
         self.state = SupervisorState.STARTING
         self.reason = ""
         """Why it is down, in WAITING, in PARKED and during a restart."""
+        self.is_unstartable = False
+        """Whether the machine prevents its starts for so long that requests should not wait for it."""
         self._deaths: deque[int] = deque(maxlen=MAX_DEATHS)
         self._short_lives = 0
+        self._faults = 0
+        """Starts in a row that the machine prevented."""
+        self._parkings = 0
+        """How often it was parked since it last ran for long."""
+        self._first_retry_ns = first_retry_ns
         self._ready_ns = 0
         self._due_ns = 0
 
@@ -188,16 +255,20 @@ class Supervision:
         return f"<Supervision {self.state.name} deaths={len(self._deaths)}{f' {self.reason}' if self.reason else ''}>"
 
     def on(self, event: SupervisorEvent, now_ns: int, why: str = "") -> Action:
-        """The action to take after the event. `why` belongs to DIED: `describe_exit`, or the error of `initialize`.
+        """The action to take after the event.
 
+        `why` belongs to DIED (`describe_exit`, or the error of `initialize`) and to FAULTED (the machine's error).
         InferenceError INTERNAL if the event cannot happen in this state.
         """
         match self.state, event:
             case SupervisorState.STARTING, SupervisorEvent.STARTED:
                 self.state, self._ready_ns, self.reason = SupervisorState.READY, now_ns, ""
+                self._faults, self.is_unstartable = 0, False
                 return Nothing()
             case SupervisorState.STARTING, SupervisorEvent.DIED:
                 return self._died(now_ns, 0, why)
+            case SupervisorState.STARTING, SupervisorEvent.FAULTED:
+                return self._faulted(now_ns, why)
             case SupervisorState.READY, SupervisorEvent.DIED:
                 return self._died(now_ns, now_ns - self._ready_ns, why)
             case SupervisorState.STARTING, SupervisorEvent.STOP:
@@ -211,7 +282,7 @@ class Supervision:
             case ((SupervisorState.WAITING | SupervisorState.PARKED), SupervisorEvent.STOP):
                 self.state = SupervisorState.STOPPED
                 return Nothing()
-            case SupervisorState.WAITING, SupervisorEvent.TIMER:
+            case ((SupervisorState.WAITING | SupervisorState.PARKED), SupervisorEvent.TIMER):
                 return self._start() if now_ns >= self._due_ns else WaitUntil(self._due_ns)
             case SupervisorState.STOPPING, SupervisorEvent.TIMER:
                 return Kill() if now_ns >= self._due_ns else WaitUntil(self._due_ns)
@@ -227,19 +298,38 @@ class Supervision:
         while self._deaths and now_ns - self._deaths[0] >= DEATHS_WINDOW_NS:
             self._deaths.popleft()
         self._deaths.append(now_ns)
+        self._faults, self.is_unstartable = 0, False
         self.reason = f"worker exited: {clip(why)}"
-        if len(self._deaths) == MAX_DEATHS:
-            self.state = SupervisorState.PARKED
-            self.reason = f"worker exited {MAX_DEATHS} times (last: {clip(why)})"
-            return Park(self.reason)
         if life_ns >= LONG_LIFE_NS:
-            self._short_lives = 0
+            self._short_lives = self._parkings = 0
             return self._start()
-        doublings = min(self._short_lives, _LAST_PAUSE_DOUBLING)
+        if self._parkings or len(self._deaths) == MAX_DEATHS:
+            return self._park(now_ns, why)
+        self.state, self._due_ns = SupervisorState.WAITING, now_ns + _pause_ns(self._short_lives)
         self._short_lives += 1
-        self.state, self._due_ns = SupervisorState.WAITING, now_ns + min(FIRST_PAUSE_NS << doublings, LONGEST_PAUSE_NS)
+        return WaitUntil(self._due_ns)
+
+    def _park(self, now_ns: int, why: str) -> Park:
+        doublings = min(self._parkings, _LAST_PAUSE_DOUBLING)
+        self.reason = f"worker exited {MAX_DEATHS + self._parkings} times (last: {clip(why)})"
+        self._parkings += 1
+        self.state = SupervisorState.PARKED
+        self._due_ns = now_ns + min(self._first_retry_ns << doublings, LONGEST_RETRY_NS)
+        return Park(self.reason, self._due_ns)
+
+    def _faulted(self, now_ns: int, why: str) -> WaitUntil:
+        pause_ns = _pause_ns(self._faults)
+        self._faults += 1
+        # A worker that was parked refused requests until now.
+        self.is_unstartable = pause_ns == LONGEST_PAUSE_NS or self._parkings > 0
+        self.reason = f"worker cannot be started: {clip(why)}"
+        self.state, self._due_ns = SupervisorState.WAITING, now_ns + pause_ns
         return WaitUntil(self._due_ns)
 
     def _start(self) -> Start:
         self.state = SupervisorState.STARTING
         return Start()
+
+
+def _pause_ns(earlier: int) -> int:
+    return min(FIRST_PAUSE_NS << min(earlier, _LAST_PAUSE_DOUBLING), LONGEST_PAUSE_NS)

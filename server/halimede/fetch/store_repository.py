@@ -22,23 +22,34 @@ from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.secrets import Secrets
 from halimede.fetch.source import open_source
 from halimede.fetch.tree import safe_tree
-from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
+from halimede.runtime.repository import (
+    READ_LIMIT_SECS,
+    UNWATCHED,
+    Listing,
+    ModelEntry,
+    ModelRepository,
+    ReadProgress,
+)
 from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.fetch_plan import PlannedModel, S3Defaults
 from halimede_spec.uri import Uri
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_SECS = 60.0
-"""How long a store may fail."""
-
 
 class StoreRepository(ModelRepository):
     """Repository directories, and stores, each of which has a local directory for its fetched models."""
 
     def __init__(
-        self, roots: tuple[Path, ...], stores: tuple[Uri, ...], config_name: str, environment: Mapping[str, str]
+        self,
+        roots: tuple[Path, ...],
+        stores: tuple[Uri, ...],
+        config_name: str,
+        environment: Mapping[str, str],
+        limit_secs: float = READ_LIMIT_SECS,
     ) -> None:
+        """Reads of a store fail when it has failed for `limit_secs`."""
+        self._limit_secs = limit_secs
         self._downloads = Downloads()
         self._stores = {self._downloads.folder / str(number): uri for number, uri in enumerate(stores)}
         self._environment = environment
@@ -49,24 +60,25 @@ class StoreRepository(ModelRepository):
             self._repositories[root] = FetchedRepository(root)
         super().__init__((*roots, *self._stores), config_name=config_name)
 
-    def scan(self) -> Listing:
+    def scan(self, progress: ReadProgress = UNWATCHED) -> Listing:
         """List directories, and the current contents of stores; InferenceError if a store cannot be listed."""
-        local = super().scan()
+        local = super().scan(progress)
         names = set(local.names)
         for uri in self._stores.values():
             try:
-                with self._file_errors_hidden():
+                with _own_limit(progress, uri), self._file_errors_hidden():
                     names |= self._list(uri)
             except FetchError as error:
                 raise InferenceError(ErrorCode.UNAVAILABLE, self._secrets.hide(error.message)) from None
         return replace(local, names=tuple(sorted(names)))
 
-    def find(self, name: str) -> ModelEntry:
+    def find(self, name: str, progress: ReadProgress = UNWATCHED) -> ModelEntry:
         """Fetch the model and return its directory; LookupError if no store has it, OSError if one fails."""
         if model_name_problem(name) is None and not name.startswith("."):
             for root, uri in self._stores.items():
-                self._fetch(name, self._repositories[root], uri)
-        return super().find(name)
+                with _own_limit(progress, uri):
+                    self._fetch(name, self._repositories[root], uri)
+        return super().find(name, progress)
 
     def close(self) -> None:
         """Remove all fetched models."""
@@ -76,14 +88,14 @@ class StoreRepository(ModelRepository):
         return root in self._stores
 
     def _list(self, uri: Uri) -> set[str]:
-        retries = RetryPolicy(TIMEOUT_SECS)
+        retries = RetryPolicy(self._limit_secs)
         source = open_source(uri, None, self._environment, None, S3Defaults(), retries)
         files = safe_tree(retries.try_until_done(uri.display, source.listing), uri.display)
         names = models_in(file.path for file in files)
         return {each for each in names if not each.startswith(".") and each not in NOT_MODELS}
 
     def _fetch(self, name: str, repository: FetchedRepository, uri: Uri) -> None:
-        fetcher = Fetcher(repository, None, S3Defaults(), self._environment, RetryPolicy(TIMEOUT_SECS))
+        fetcher = Fetcher(repository, None, S3Defaults(), self._environment, RetryPolicy(self._limit_secs))
         try:
             with self._file_errors_hidden():
                 fetcher.fetch(PlannedModel(name, uri.child(name)))
@@ -101,3 +113,14 @@ class StoreRepository(ModelRepository):
             raise FetchError(
                 FetchExit.NO_SPACE, f"{error.filename or self._downloads.folder}: {error.strerror}"
             ) from None
+
+
+@contextmanager
+def _own_limit(progress: ReadProgress, uri: Uri) -> Iterator[None]:
+    """The requests of the block have time limits of their own, and may rightly take long: a model may be large."""
+    progress.begin(uri.display)
+    progress.has_own_limit = True
+    try:
+        yield
+    finally:
+        progress.has_own_limit = False

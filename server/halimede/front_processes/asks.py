@@ -11,7 +11,7 @@ import pickle
 import struct
 from typing import Any
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
 from halimede.frontends.http.protocol import INTERNAL_ERROR
 from halimede.runtime.server import Server
 from halimede.workers.frames.kinds import FrameError, FrameKind, encode_frame
@@ -75,7 +75,7 @@ def _told(method: str, error: Exception) -> InferenceError:
     if isinstance(error, InferenceError):
         return error
     log.error("unexpected error in %s for a front-end process", method, exc_info=error)
-    return InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR)
+    return shortage_of(error) or InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR)
 
 
 def encode_told(number: int, value: object) -> bytes:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 import uvloop
 
 from halimede.core.accounts import FRONT_END_COPIES
+from halimede.core.hangs import BEAT_SECS
 from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
-from halimede.front_processes.services import access_log_of, make_grpc, make_http
+from halimede.front_processes.services import access_log_of, make_grpc, make_http, make_turns
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.log import configure, dropped_lines, reopen, shutdown
@@ -32,9 +33,6 @@ from halimede.workers.frames.kinds import FrameKind, encode_frame
 from halimede.workers.memory_group import memory_bounds
 
 log = logging.getLogger(__name__)
-
-PUBLISH_S = 1.0
-"""How often the process publishes how many log lines it dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +134,14 @@ class _FrontEnd:
     async def serve(self, http: list[socket.socket], grpc: list[socket.socket]) -> None:
         """Serve on these sockets until the core ends it."""
         order, page = self._order, self._page
-        access_log = access_log_of(order.settings)
+        access_log, turns = access_log_of(order.settings), make_turns(order.settings)
         memory = replace(memory_bounds(), copies=FRONT_END_COPIES)
         if http:
-            self._http = make_http(order.settings, self._server, access_log, memory, page.http_totals(order.process))
+            totals = page.http_totals(order.process)
+            self._http = make_http(order.settings, self._server, turns, access_log, memory, totals)
         if grpc:
-            self._grpc = make_grpc(order.settings, self._server, access_log, memory, page.grpc_totals(order.process))
+            totals = page.grpc_totals(order.process)
+            self._grpc = make_grpc(order.settings, self._server, turns, access_log, memory, totals)
         if self._http is not None:
             await self._http.serve(http)
         if self._grpc is not None:
@@ -153,9 +153,10 @@ class _FrontEnd:
         # Frames that came with the order.
         self._perform()
         while not self._ended.is_set():
+            page.beat(order.process)
             page.publish_dropped_lines(order.process, dropped_lines())
             try:
-                async with asyncio.timeout(PUBLISH_S):
+                async with asyncio.timeout(BEAT_SECS):
                     await self._ended.wait()
             except TimeoutError:
                 continue

@@ -1,7 +1,8 @@
 """A page of numbers that the core and all front-end processes map.
 
 The first number counts the changes of the models that serve: a front end keeps what it knows of a model as long as the
-number stays the same. Then follow the parts of each process in the totals.
+number stays the same. Then follow the parts of each process in the totals, and its beats, by which the core sees that
+it runs.
 """
 
 import mmap
@@ -12,6 +13,7 @@ from halimede.frontends.totals import PortTotals, Total
 _HTTP_PARTS = 0
 _GRPC_PARTS = 3
 _DROPPED_LINES = 6
+_BEATS = 7
 _PARTS = 8
 """Numbers of each process."""
 
@@ -49,9 +51,17 @@ class Page:
         return self._totals(process, _GRPC_PARTS)
 
     def clear(self, process: int) -> None:
-        """The process has ended: its parts of the totals are 0."""
-        for part in range(_DROPPED_LINES):
+        """The process has ended: its parts of the totals and its beats are 0."""
+        for part in (*range(_DROPPED_LINES), _BEATS):
             self._cells[self._index(process, part)] = 0
+
+    def beat(self, process: int) -> None:
+        """This process runs. Only the process itself calls this, several times a second."""
+        self._cells[self._index(process, _BEATS)] += 1
+
+    def beats(self, process: int) -> int:
+        """How often the process has beaten since its start."""
+        return self._cells[self._index(process, _BEATS)]
 
     def publish_dropped_lines(self, process: int, count: int) -> None:
         """`count` lines of this process were not logged since its start."""

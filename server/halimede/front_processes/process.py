@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
+from functools import partial
 
 from halimede.core.supervise import describe_exit
 from halimede.core.types import ErrorCode, InferenceError
@@ -78,8 +79,8 @@ class FrontProcess:
             self.link.tell(kind)
 
     async def drained(self) -> None:
-        """Return when the process has no connection left, or has ended."""
-        if self.link is not None:
+        """Return when the process has no connection left, or has ended; at once if it never served."""
+        if self.link is not None and self._keeping is not None:
             await self.link.drained()
 
     async def close(self) -> None:
@@ -92,7 +93,11 @@ class FrontProcess:
     async def _start(self) -> None:
         self._lost.clear()
         process = await asyncio.to_thread(
-            self._launcher.spawn, f"front-end-{self._order.process}", entry=ENTRY, preload=PRELOAD
+            self._launcher.spawn,
+            f"front-end-{self._order.process}",
+            entry=ENTRY,
+            preload=PRELOAD,
+            beats=partial(self._page.beats, self._order.process),
         )
         self._process = process
         about = {"frontend": str(self._order.process)}

@@ -16,6 +16,7 @@ from halimede.core.types import (
     InferenceResponse,
     ModelIndexEntry,
     ServerMetadata,
+    shortage_of,
 )
 from halimede.core.types.caller import Caller
 from halimede.core.types.kv_cache import KvCache
@@ -162,7 +163,7 @@ class RemoteServer:
 
     def _fail(self, number: int, error: Exception) -> None:
         """A request cannot be sent."""
-        failed = InferenceError(ErrorCode.INVALID_ARG, str(error))
+        failed = shortage_of(error) or InferenceError(ErrorCode.INVALID_ARG, str(error))
         self._loop.call_soon_threadsafe(partial(self._take, number, InferenceResponse("", "", error=failed)))
 
     def _copy_later(self, number: int, request: InferenceRequest) -> None:

@@ -11,6 +11,7 @@ from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.port import PortLimits
 from halimede.frontends.totals import PortTotals
+from halimede.frontends.turns import Turns
 from halimede.log import admits_access, log_access
 from halimede.runtime.server import Server
 from halimede.settings import AccessLevel, Settings
@@ -25,9 +26,15 @@ def access_log_of(settings: Settings) -> AccessLog | None:
     return AccessLog(admits_access, log_access, successes=settings.log_access is AccessLevel.ALL)
 
 
+def make_turns(settings: Settings) -> Turns:
+    """How the clients of this process share the turns of its loop."""
+    return Turns(settings.trusted_proxies)
+
+
 def make_http(
     settings: Settings,
     server: Server,
+    turns: Turns,
     access_log: AccessLog | None,
     memory: MemoryBounds,
     totals: PortTotals | None = None,
@@ -42,6 +49,7 @@ def make_http(
         port_limits=PortLimits().within(memory),
         totals=totals,
         memory=memory,
+        turns=turns,
     )
     if settings.log_verbose:
         http.log_requests(log.debug)
@@ -53,6 +61,7 @@ def make_http(
 def make_grpc(
     settings: Settings,
     server: Server,
+    turns: Turns,
     access_log: AccessLog | None,
     memory: MemoryBounds,
     totals: PortTotals | None = None,
@@ -68,6 +77,7 @@ def make_grpc(
         port_limits=PortLimits().within(memory),
         totals=totals,
         memory=memory,
+        turns=turns,
     )
 
 
@@ -85,6 +95,7 @@ def _transport(settings: Settings) -> Transport:
         max_connection_age=settings.grpc_max_connection_age,
         max_connection_age_grace=settings.grpc_max_connection_age_grace,
         stall_secs=settings.grpc_stall_timeout_secs,
+        message_secs=settings.grpc_message_timeout_secs,
     )
 
 

@@ -24,7 +24,7 @@ RETRY_S = 0.05
 YIELD_S = 0.002
 """How long a connection is left to a process with fewer ones."""
 MORE_FILES = "a larger `ulimit -n` is right"
-_PER_TURN = 64
+_PER_TURN = 16
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 # Errors of a connection that ended before it was accepted, not of the listening socket (accept(2)).
 _PASSING = {

@@ -16,6 +16,7 @@ from math import inf
 from typing import Any, Protocol
 
 from halimede.core.accounts import MemoryBounds
+from halimede.core.types import shortage_of
 from halimede.frontends.accept import MORE_FILES, ConnectionAcceptor, refuse_connection
 from halimede.frontends.reserve import Reserve
 from halimede.frontends.sockets import SocketFile
@@ -183,7 +184,10 @@ class Port:
             acceptor.close()
 
     def crashed(self, where: str, error: BaseException) -> None:
-        """Log an internal fault."""
+        """Log an internal fault, or what the server lacks."""
+        if (shortage := shortage_of(error)) is not None:
+            self._log(f"{self.service} service: {where}: {shortage.message}")
+            return
         trace = "".join(traceback.format_exception(error)).rstrip()
         self._log(f"{self.service} service: unexpected error in {where}: {trace}")
 

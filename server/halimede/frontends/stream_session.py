@@ -46,13 +46,11 @@ UNLIMITED = StreamLimits()
 class StreamedRequest(Generic[T]):
     """One request of a stream. `ticket` is 0 until the server has assigned it.
 
-    `ready` are answers that wait for those of earlier slots. `held_bytes` are the bytes that the transport holds for
-    the request until its final answer is sent.
+    `ready` are answers that wait for those of earlier slots.
     """
 
     is_ordered: bool
     ticket: int = 0
-    held_bytes: int = 0
     has_ended: bool = False
     ready: "list[StreamAnswer[T]]" = field(default_factory=list)
 

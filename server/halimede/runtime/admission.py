@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from halimede.core.config.check_request import Checked
-from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, shortage_of
 from halimede.core.types.caller import MAX_DEPTH, Caller
 from halimede.core.types.error import clip
 from halimede.runtime.clock import monotonic_ns
@@ -144,7 +144,7 @@ class Admission:
                 text = f"request for model '{model.name}' could not be checked"
                 about = {"model": model.name}
                 log.error("model '%s': a request could not be checked", model.name, exc_info=error, extra=about)
-                answer(InferenceError(ErrorCode.INTERNAL, text))
+                answer(shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text))
 
         try:
             requests.hold(checked.size_bytes)

@@ -4,9 +4,11 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from types import MappingProxyType
 
 from halimede import __version__
 from halimede.core.config.model_view import ModelView
+from halimede.core.hangs import ProcessKind
 from halimede.core.inventory import Inventory
 from halimede.core.observe import kv_cache, metrics_page
 from halimede.core.observe.custom_metrics import CustomMetrics
@@ -64,6 +66,7 @@ class CoreServer:
         custom_metrics: CustomMetrics,
         inventory: Inventory,
         server_version: str = __version__,
+        hung_processes: Mapping[ProcessKind, int] = MappingProxyType({}),
     ) -> None:
         self._lifecycle = lifecycle
         self._sampler = sampler
@@ -74,6 +77,7 @@ class CoreServer:
         self._dropped_log_lines = dropped_log_lines
         self._custom_metrics = custom_metrics
         self._inventory = inventory
+        self._hung_processes = hung_processes
         self._started = False
         self._draining = False
         lifecycle.inferences = self
@@ -213,6 +217,7 @@ class CoreServer:
             sample.gpus,
             states=self._lifecycle.states(),
             dropped_log_lines=self._dropped_log_lines(),
+            hung_processes=self._hung_processes,
             latencies=self._metrics_config.counter_latencies,
             first_responses=self._metrics_config.histogram_latencies,
             custom=self._custom_metrics.render(),

@@ -19,7 +19,7 @@ from halimede.core.ensemble.graph import Graph
 from halimede.core.ensemble.run import Acknowledge, CallStep, EnsembleRun, GiveAnswer, RunAction
 from halimede.core.observe.load import Load
 from halimede.core.schedule.wait_graph import Held, Place
-from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, shortage_of
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request
 from halimede.core.types.server import WorkerHealth
@@ -227,12 +227,12 @@ class Ensemble:
                 for number, ticket in list(running.calls.items()):
                     if not ticket:
                         self._cancel_call(running, number)
-        except Exception:
+        except Exception as error:
             # Every error must end the request, so that it does not stay unanswered.
             about = {"model": self._name, "version": self._requests.version}
             log.exception("ensemble '%s': a request failed in the server", self._name, extra=about)
             failed = f"in ensemble '{self._name}', the server failed"
-            self._abort_request(running, InferenceError(ErrorCode.INTERNAL, failed))
+            self._abort_request(running, shortage_of(error) or InferenceError(ErrorCode.INTERNAL, failed))
 
     def _call(self, running: Running, call: CallStep) -> None:
         """Make a call, or have it wait at its step's gate."""

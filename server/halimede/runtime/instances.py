@@ -28,13 +28,18 @@ class Instances:
 
     @property
     def parked(self) -> int:
-        """Number of instances that are no longer restarted."""
+        """Number of instances that ended too often and are not restarted for minutes."""
         return sum(down.parked for down in self._down.values())
+
+    @property
+    def unstartable(self) -> int:
+        """Number of instances whose starts the machine has prevented for some time."""
+        return sum(down.is_unstartable for down in self._down.values())
 
     def health(self) -> WorkerHealth:
         """The state of the worker processes."""
-        # Parked instances first.
-        downs = sorted(self._down.values(), key=lambda down: (not down.parked, down.worker.ordinal))
+        # First the instances that no request waits for.
+        downs = sorted(self._down.values(), key=lambda down: (not _refuses(down), down.worker.ordinal))
         return health_of([down.reason for down in downs], self._recovery, monotonic_ns())
 
     def add(self, worker: Worker) -> bool:
@@ -68,10 +73,10 @@ class Instances:
         self._count_capacity()
         return True
 
-    def permanent_failure(self) -> str | None:
-        """Why no instance will come up again; None while one is up or will be restarted."""
+    def lasting_failure(self) -> str | None:
+        """Why no instance will come up soon; None while one is up or will be restarted."""
         downs = [self._down[ordinal] for ordinal in self.workers if ordinal in self._down]
-        if len(downs) < len(self.workers) or not all(down.parked for down in downs):
+        if len(downs) < len(self.workers) or not all(map(_refuses, downs)):
             return None
         return downs[-1].reason
 
@@ -101,3 +106,8 @@ class Instances:
 
     def _count_capacity(self) -> None:
         self.capacity = sum(worker.concurrency for worker in self._up())
+
+
+def _refuses(down: WorkerDown) -> bool:
+    """Whether it may be down for so long that no request waits for it."""
+    return down.parked or down.is_unstartable

@@ -57,6 +57,7 @@ class Isolated:
             threads=self.threads,
             decoupled=policy is not None and policy.decoupled,
             log_verbose=self.log_verbose,
+            allow_pickle=source.allow_pickle,
         )
 
 

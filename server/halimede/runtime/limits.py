@@ -21,8 +21,11 @@ def open_files_limit() -> int:
 
 
 def count_open_files() -> int:
-    """The number of open files; the limit if their list cannot be opened, because none is left for it."""
+    """The number of open files; the limit if their list cannot be opened, because none is left for it. 0 without /proc,
+    which is no reason for a warning."""
     try:
         return len(os.listdir("/proc/self/fd"))
+    except FileNotFoundError:
+        return 0
     except OSError:
         return open_files_limit()

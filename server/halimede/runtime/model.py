@@ -25,6 +25,7 @@ from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.worker import ProcessWorker
+from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import OnEvent, Worker
 
@@ -137,7 +138,7 @@ async def start_version(
     checker = RequestChecker(config)
     in_order = batching is not None and batching.preserve_ordering
     requests = VersionRequests(name, str(prepared.version), table, stats, preserve_ordering=in_order)
-    scheduler = make_scheduler(config, strategy=prepared.strategy, hold=prepared.hold)
+    scheduler = make_scheduler(config, strategy=prepared.strategy, hold=prepared.hold, ids=table.ids)
     pump = Pump(scheduler, requests, checker, loop)
     version = ModelVersion(name, prepared, config, labels, load_seconds, checker, requests, pump, services)
 
@@ -148,7 +149,8 @@ async def start_version(
             extra={"model": name, "version": str(prepared.version)},
         )
     starting = [
-        loop.create_task(start) for start in _starts(prepared, version.owner, launcher, services, pump.on_event, loop)
+        loop.create_task(start)
+        for start in _starts(prepared, version.owner, launcher, services, pump.on_event, loop, table.states)
     ]
     try:
         await asyncio.wait(starting)
@@ -205,6 +207,7 @@ def _starts(
     services: ModelServices,
     on_event: OnEvent,
     loop: asyncio.AbstractEventLoop,
+    states: HeldStates,
 ) -> list[Coroutine[Any, Any, Worker]]:
     """A coroutine for each instance that starts its process or thread."""
     config = prepared.config
@@ -222,13 +225,14 @@ def _starts(
                 owner,
                 on_event,
                 loop,
+                states,
             )
             for placement in prepared.placements
         ]
     if model is None:
         raise RuntimeError(f"model '{config.name}' was neither loaded nor isolated")
     return [
-        ThreadWorker.start(placement, model, config, on_event, loop, prepared.state_files)
+        ThreadWorker.start(placement, model, config, on_event, loop, prepared.state_files, states=states)
         for placement in prepared.placements
     ]
 

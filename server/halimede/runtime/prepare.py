@@ -346,8 +346,9 @@ def source(
     artifact = entry.artifact or entry.directory / str(version) / filename
     if isinstance(backend, PythonBackend) and backend.program is not None:
         artifact = backend.program
+    settings = options.of_backend(config.backend)
     return ModelSource(
-        entry.name, version, entry.directory, artifact, options.of_backend(config.backend), filenames, device
+        entry.name, version, entry.directory, artifact, settings, filenames, device, options.allow_pickle
     )
 
 

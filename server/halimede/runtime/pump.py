@@ -22,10 +22,11 @@ from collections.abc import Hashable
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.observe.load import Load
-from halimede.core.schedule.actions import Fail, Slot, Warn
+from halimede.core.schedule.actions import Fail, Forget, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Place
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import EndedSequenceError
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.alarm import Alarm, TurnEnd
@@ -89,6 +90,7 @@ class Pump:
             self._requests.count - scheduler.queued,
             0 if since is None else max(0, now - since),
             self._instances.parked,
+            self._instances.unstartable,
             self._batches.busy(now),
             scheduler.sequences(),
         )
@@ -105,7 +107,7 @@ class Pump:
         if self._instances.add(worker):
             self._take_up(worker)
         else:
-            self._refuse_if_parked()
+            self._refuse_if_down()
         self._poll()
 
     def add_passive(self, worker: Worker) -> None:
@@ -245,6 +247,9 @@ class Pump:
                 about = {"model": self._requests.name, "version": self._requests.version}
                 log.warning("%s", action.text, extra=about)
                 continue
+            if isinstance(action, Forget):
+                self._instances.worker_of[action.slot].forget(action.seat)
+                continue
             batch = [self._requests.record_of(key) for key in action.requests]
             if action.seats:
                 for flight, seat in zip(batch, action.seats, strict=True):
@@ -275,7 +280,7 @@ class Pump:
             return
         # Requests fail after all slots are removed: a callback may submit a request, which must not get such a slot.
         lost = [flight for slot in self._instances.slots[down.worker.ordinal] for flight in self._remove(slot, down)]
-        self._refuse_if_parked()
+        self._refuse_if_down()
         text = f"Failed to process the request(s) for model instance '{down.worker.name}', message: {down.reason}"
         if self._scheduler.follows_outcomes:
             text += LOST_STATE
@@ -319,9 +324,9 @@ class Pump:
                 flight.begun_ns = 0
         return [flight for batch in unread for flight in batch if flight.key not in again]
 
-    def _refuse_if_parked(self) -> None:
-        """Refuse all requests when no worker runs or will be restarted."""
-        reason = self._instances.permanent_failure()
+    def _refuse_if_down(self) -> None:
+        """Refuse all requests when no worker runs or will be restarted soon."""
+        reason = self._instances.lasting_failure()
         if reason is None:
             self._refusal = None
             return
@@ -388,6 +393,8 @@ def _outcomes(done: BatchDone, requests: VersionRequests) -> list[Outcome]:
     for at, item in enumerate(done.items):
         if item.cancelled:
             outcomes.append(Outcome.GONE)
+        elif isinstance(done.replies[at], EndedSequenceError):
+            outcomes.append(Outcome.ENDED)
         elif at in done.again and requests.find(item.key) is not None:
             outcomes.append(Outcome.AGAIN)
         else:

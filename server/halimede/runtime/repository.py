@@ -39,11 +39,38 @@ MAX_LABELS_BYTES = 16 << 20
 MAX_LABELS = 1 << 20
 """For all outputs of a model together, like MAX_LABELS_BYTES, because each label is a separate object in memory."""
 MAX_FILES = 100_000
-"""Maximum number of files and directories of one model: a link to `/` must not keep a load busy for hours."""
+"""Maximum number of files and directories of one model, so that no load is busy for hours."""
+MAX_FILES_ELSEWHERE = 1_000
+"""How many files and directories elsewhere, to which links of a model lead, are looked at for changes. A link to `/`
+must not keep a load busy."""
+
+READ_LIMIT_SECS = 30.0
+"""How long a file system or a store may give no answer. Then the read fails, and its thread is left behind."""
 
 NOT_THERE = "it is not there"
 
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
+
+@dataclass(slots=True)
+class ReadProgress:
+    """How far a read of a repository has come. Only the thread that reads changes it; the event loop watches it."""
+
+    steps: int = 0
+    """Goes up with each answer of the file system, so that a long read differs from one that hangs."""
+    place: str = ""
+    """The repository that is being read."""
+    has_own_limit: bool = False
+    """Whether the read ends what hangs by itself now, as a fetch from a store does."""
+
+    def begin(self, place: object) -> None:
+        """The repository at `place` is read next."""
+        self.steps += 1
+        self.place = str(place)
+
+
+UNWATCHED = ReadProgress()
+"""For reads whose progress nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +125,26 @@ class ModelRepository:
         self._file = _file_entry(model_file) if model_file is not None else None
         self._file_path = model_file
 
-    def unreadable(self) -> dict[Path, str]:
+    def unreadable(self, progress: ReadProgress = UNWATCHED) -> dict[Path, str]:
         """The repositories that cannot be read now, with the reason."""
-        problems = {root: repository_problem(root) for root in self._roots}
-        return {root: problem for root, problem in problems.items() if problem}
+        problems: dict[Path, str] = {}
+        for root in self._roots:
+            progress.begin(root)
+            if problem := repository_problem(root):
+                problems[root] = problem
+        return problems
 
-    def scan(self) -> Listing:
+    def scan(self, progress: ReadProgress = UNWATCHED) -> Listing:
         """The current content. An entry that cannot be read gives one warning and does not affect the others."""
         if self._file is not None:
             return Listing((self._file.name,))
         found: dict[str, list[str]] = {}
         warnings: list[str] = []
-        unreadable = self.unreadable()
+        unreadable = self.unreadable(progress)
         for root in self._roots:
             if root in unreadable:
                 continue
+            progress.begin(root)
             try:
                 names = _names(root)
             except OSError as error:
@@ -121,6 +153,7 @@ class ModelRepository:
             ignored: list[str] = []
             models: list[str] = []
             for name in sorted(names):
+                progress.steps += 1
                 if name.startswith(".") or name in NOT_MODELS:
                     continue
                 if problem := _model_problem(root, name):
@@ -136,21 +169,26 @@ class ModelRepository:
         """Whether models are put into this repository only when a client asks for them."""
         return False
 
-    def find(self, name: str) -> ModelEntry:
+    def find(self, name: str, progress: ReadProgress = UNWATCHED) -> ModelEntry:
         """The model's directory. Raises LookupError for no directory or several ones, and OSError."""
         if self._file is not None and self._file_path is not None and name == self._file.name:
+            progress.begin(self._file_path)
             return _file_entry(self._file_path)
         if problem := model_name_problem(name):
             raise LookupError(problem)
         if name.startswith("."):
             raise LookupError(f"'{clip(name)}' is hidden: a name that begins with '.' is not a model's")
-        problems = {root: _directory_problem(root / name) for root in self._roots}
+        problems: dict[Path, str | None] = {}
+        for root in self._roots:
+            progress.begin(root)
+            problems[root] = _directory_problem(root / name)
         roots = [root for root, problem in problems.items() if problem is None]
         if not roots:
             raise LookupError(_nowhere(name, problems))
         if len(roots) > 1:
             raise DuplicateModelError(duplicate_problem([str(root / name) for root in roots]))
-        return _entry(name, roots[0], self._config_name)
+        progress.begin(roots[0])
+        return _entry(name, roots[0], self._config_name, progress)
 
     def sources(self, name: str) -> str | None:
         """The current `ModelEntry.sources`; None if they cannot be read."""
@@ -268,12 +306,12 @@ def _directory_problem(path: Path) -> str | None:
 
 
 def _nowhere(name: str, problems: Mapping[Path, str | None]) -> str:
-    """Why no repository has the model: the problems of the entries with its name, if any."""
-    there = [f"'{root / name}': {problem}" for root, problem in problems.items() if problem != NOT_THERE]
-    if there:
-        return "; ".join(there)
-    roots = ", ".join(f"'{root}'" for root in problems)
-    return f"there is no directory '{clip(name)}' in {roots or 'any repository'}"
+    """Why no repository has the model: the problems of the entries with its name, if any.
+
+    Clients get the text, whatever name they ask for, so it does not say where the repositories are.
+    """
+    there = [f"'{clip(name)}': {problem}" for problem in problems.values() if problem != NOT_THERE]
+    return "; ".join(there) or f"there is no directory '{clip(name)}' in a repository"
 
 
 def is_model_file(path: Path) -> bool:
@@ -299,12 +337,13 @@ def _file_entry(file: Path) -> ModelEntry:
     )
 
 
-def _entry(name: str, root: Path, config_name: str) -> ModelEntry:
+def _entry(name: str, root: Path, config_name: str, progress: ReadProgress) -> ModelEntry:
     directory = root / name
     check_readable(directory)
     children: list[str] = []
     warnings: list[str] = []
     for child in sorted(_names(directory)):
+        progress.steps += 1
         if is_version(child):
             # Without this error an older version would be served instead of the one that cannot be read.
             check_readable(directory / child)
@@ -314,7 +353,7 @@ def _entry(name: str, root: Path, config_name: str) -> ModelEntry:
         elif is_version(child):
             warnings.append(f"ignoring version '{child}': {problem}")
     versions, ignored = version_directories(children)
-    fingerprint, sources = _fingerprints(directory)
+    fingerprint, sources = _fingerprints(directory, progress)
     return ModelEntry(
         name,
         root,
@@ -332,18 +371,56 @@ def _names(directory: Path) -> list[str]:
         return [entry.name for entry in found]
 
 
-def _fingerprints(directory: Path) -> tuple[str, str]:
+def _fingerprints(directory: Path, progress: ReadProgress) -> tuple[str, str]:
     """The fingerprint and the sources of a directory.
 
     The fingerprint changes with the path, size or modification time of any file in it. The sources leave out files that
     editors and interpreters make: hidden names, names that end in `~`, `__pycache__`, and the times of directories.
-    Links to directories are followed, as in Triton, and each real directory is read once, so that a loop of links ends.
-    Raises LookupError for too many files.
+    Of what links to directories elsewhere lead to, MAX_FILES_ELSEWHERE files count, and no part of a link's directory
+    if it has more. Raises LookupError for too many files.
     """
     everything, sources = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+    left_elsewhere = MAX_FILES_ELSEWHERE
+    for found in _files_below(directory, MAX_FILES, progress, takes_versions=True):
+        below = [found]
+        if found.leads_elsewhere:
+            try:
+                elsewhere = list(_files_below(directory / found.name, left_elsewhere, progress, found.is_source))
+                left_elsewhere -= len(elsewhere)
+                below += elsewhere
+            except (LookupError, OSError):
+                left_elsewhere = 0
+        for each in below:
+            size, time = each.info.st_size, each.info.st_mtime_ns
+            what = f"{each.name}\0{size}\0{time}\0".encode("utf-8", "surrogateescape")
+            everything.update(what)
+            if each.is_source and not stat.S_ISDIR(each.info.st_mode):
+                sources.update(what)
+    return everything.hexdigest(), sources.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file or directory below another one, with its path from there. `info` is that of the target of a link."""
+
+    name: str
+    info: os.stat_result
+    is_source: bool
+    leads_elsewhere: bool = False
+
+
+def _files_below(
+    directory: Path, limit: int, progress: ReadProgress, is_source: bool = True, *, takes_versions: bool = False
+) -> Iterator[_File]:
+    """What is below a directory, without what is below links that lead out of it.
+
+    With `takes_versions`, version directories that are links belong to it. Links within it are followed, as in Triton,
+    and each real directory is read once, so that a loop of links ends. Raises LookupError for more than `limit` files.
+    """
     top = directory.stat()
     seen = {(top.st_dev, top.st_ino)}
-    waiting = [(directory, "", True)]
+    places = [os.path.realpath(directory)]
+    waiting = [(directory, "", is_source)]
     count = 0
     while waiting:
         path, prefix, is_source = waiting.pop()
@@ -354,19 +431,22 @@ def _fingerprints(directory: Path) -> tuple[str, str]:
         for name in names:
             child = path / name
             count += 1
-            if count > MAX_FILES:
-                raise LookupError(f"there are more than {MAX_FILES} files below '{directory}'")
+            progress.steps += 1
+            if count > limit:
+                raise LookupError(f"there are more than {limit} files below '{directory}'")
             try:
                 info = child.stat()
             except OSError:
                 continue  # a dangling link changes nothing that can be served
-            is_directory = stat.S_ISDIR(info.st_mode)
-            what = f"{prefix}{name}\0{info.st_size}\0{info.st_mtime_ns}\0".encode("utf-8", "surrogateescape")
-            everything.update(what)
             counts = is_source and is_source_name(name)
-            if counts and not is_directory:
-                sources.update(what)
-            if is_directory and (info.st_dev, info.st_ino) not in seen:
+            is_new = stat.S_ISDIR(info.st_mode) and (info.st_dev, info.st_ino) not in seen
+            leads_elsewhere = False
+            if is_new and child.is_symlink():
+                real = os.path.realpath(child)
+                if takes_versions and not prefix and is_version(name):
+                    places.append(real)
+                leads_elsewhere = not any(Path(real).is_relative_to(place) for place in places)
+            yield _File(prefix + name, info, counts, leads_elsewhere)
+            if is_new and not leads_elsewhere:
                 seen.add((info.st_dev, info.st_ino))
                 waiting.append((child, f"{prefix}{name}/", counts))
-    return everything.hexdigest(), sources.hexdigest()

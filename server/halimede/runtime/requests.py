@@ -21,6 +21,7 @@ from halimede.core.accounts import UNBOUNDED, Account, ByteKind, MemoryBounds
 from halimede.core.config.check_request import Checked
 from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.ordering import ResponseOrder
+from halimede.core.schedule.sequences.ids import DEFAULT_MAX_ID_BYTES, SequenceIds
 from halimede.core.schedule.wait_graph import Place, WaitGraph
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, Computed
@@ -28,6 +29,7 @@ from halimede.core.types.error import of_request
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
 from halimede.runtime.clock import monotonic_ns, wall_ms
 from halimede.runtime.server import OnResponse
+from halimede.workers.states import MAX_STATE_BYTES, HeldStates
 from halimede.workers.worker import BatchItem, Worker
 
 log = logging.getLogger(__name__)
@@ -119,13 +121,23 @@ class RequestTable:
     may be larger than the bound if there is memory for it.
     """
 
-    __slots__ = ("_memory", "by_ticket", "decoded", "waits")
+    __slots__ = ("_memory", "by_ticket", "decoded", "ids", "states", "waits")
 
-    def __init__(self, limit_bytes: int = MAX_IN_FLIGHT_BYTES, memory: MemoryBounds = UNBOUNDED) -> None:
+    def __init__(
+        self,
+        limit_bytes: int = MAX_IN_FLIGHT_BYTES,
+        *,
+        memory: MemoryBounds = UNBOUNDED,
+        max_state_bytes: int = MAX_STATE_BYTES,
+        max_sequence_id_bytes: int = DEFAULT_MAX_ID_BYTES,
+    ) -> None:
         self.by_ticket: dict[int, InFlight] = {}
         self._memory = memory
         # Its bytes are those of the front ends, or of a model: they have been asked for.
         self.decoded = Account(ByteKind.DECODED, memory.at_most(limit_bytes))
+        self.states = HeldStates(memory.at_most(max_state_bytes))
+        """What is kept for the sequences of all models."""
+        self.ids = SequenceIds(self.states, max_sequence_id_bytes)
         self.waits = WaitGraph(self._place_of)
         """The calls between models."""
 

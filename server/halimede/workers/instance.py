@@ -24,11 +24,20 @@ from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import ISOLATION, PROCESS
 from halimede.core.config.sequence_plan import sequence_plan
 from halimede.core.config.sequence_tensors import model_outputs
-from halimede.core.schedule.batch_plan import plan_batches
+from halimede.core.schedule.batch_plan import BatchPlan, plan_batches
 from halimede.core.schedule.batching import OutputTypes, check_reply, gather, scatter, wanted_outputs
-from halimede.core.sequences.rows import Row, Sequences, groups_of_equal_state, initial_states
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, ParameterValue, Tensor
+from halimede.core.sequences.rows import Row, Sequences, StateBytes, groups_of_equal_state, initial_states
+from halimede.core.types import (
+    DataType,
+    ErrorCode,
+    InferenceError,
+    InferenceRequest,
+    ParameterValue,
+    Tensor,
+    shortage_of,
+)
 from halimede.core.types.error import of_request
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchTimes, Outputs
 
 log = logging.getLogger(__name__)
@@ -69,9 +78,11 @@ class InstanceRunner:
         instance: Instance,
         max_strings: int | None = None,
         state_files: Mapping[str, bytes] | None = None,
+        states: StateBytes | None = None,
     ) -> None:
         """`max_strings`: the most elements of a BYTES input for an instance that takes arrays; None for no limit.
-        `state_files` are the contents of the files with initial states, by the input names of the states."""
+        `state_files` are the contents of the files with initial states, by the input names of the states. `states` is
+        the bound of the states; None for one of this instance alone."""
         self.name = name
         self._max_strings = max_strings
         self._text_inputs = [each.name for each in config.input if each.data_type is DataType.BYTES]
@@ -89,13 +100,28 @@ class InstanceRunner:
             else partial(self._run_tensors, cast(TensorInstance, instance))
         )
         """Run a batch: list of RunItem -> Ran. Never raises."""
+        padding = self._plan if self._plan is not None and self._plan.pads and not takes_requests else None
         self._on_refused = self._run_others
+        self._sequences: Sequences | None = None
         plan = sequence_plan(config)
         if plan is not None:
             initial = initial_states(plan, state_files or {})
-            sequences = Sequences(plan, config.name, initial, copies=takes_requests)
+            states = states or HeldStates()
+            self._sequences = Sequences(plan, config.name, initial, states, copies=takes_requests)
             self._on_refused = self._report_refused
-            self.run = _SequenceBatches(sequences, self.run, is_split=not takes_requests).run
+            self.run = _SequenceBatches(self._sequences, self.run, is_split=not takes_requests, plan=padding).run
+        elif padding is not None:
+            self.run = partial(_run_groups, padding, self.run)
+
+    def forget(self, seat: int) -> None:
+        """The sequence of the seat has ended. Called on any thread, while no request of the seat executes."""
+        if self._sequences is not None:
+            self._sequences.forget(seat)
+
+    def close(self) -> None:
+        """Drop the states of all sequences."""
+        if self._sequences is not None:
+            self._sequences.close()
 
     def _run_tensors(self, instance: TensorInstance, items: list[RunItem]) -> Ran:
         start = time.monotonic_ns()
@@ -211,6 +237,9 @@ class InstanceRunner:
     ) -> Ran:
         """The result after an exception: answers given before it are kept, the other requests get the error."""
         failure = self._as_error(error, items)
+        if not input_end or output_start:
+            # Memory that the model itself does not get is its error.
+            failure = shortage_of(error) or failure
         end = time.monotonic_ns()
         times = BatchTimes(start, input_end or end, output_start or end, end)
         replies: list[Outputs | InferenceError | None] = [failure if each is None else each for each in answers]
@@ -294,12 +323,48 @@ class BatchRequest:
             raise RuntimeError(f"request '{self.id}' is over: execute returned without an answer to it")
 
 
+def _run_groups(plan: BatchPlan, run: Callable[[list[RunItem]], Ran], items: list[RunItem]) -> Ran:
+    """As `InstanceRunner.run`, one group of requests after the other."""
+    groups = _groups_of(plan, items, range(len(items)))
+    if len(groups) == 1:
+        return run(items)
+    replies: list[Outputs | InferenceError | None] = [None] * len(items)
+    ran = []
+    for group in groups:
+        ran.append(run([items[at] for at in group]))
+        for at, reply in zip(group, ran[-1].replies, strict=True):
+            replies[at] = reply
+    return _joined(ran, replies)
+
+
+def _groups_of(plan: BatchPlan, items: Sequence[RunItem], positions: Sequence[int]) -> list[list[int]]:
+    """The positions of the requests that are executed together."""
+    found = plan.groups([items[at].request.inputs for at in positions], [items[at].rows for at in positions])
+    return [[positions[at] for at in group] for group in found]
+
+
+def _joined(ran: Sequence[Ran], replies: list[Outputs | InferenceError | None]) -> Ran:
+    """The result of a batch of which parts were executed one after the other."""
+    first, last = ran[0].times, ran[-1].times
+    times = BatchTimes(first.start, first.input_end, last.output_start, last.end)
+    return Ran(replies, times, failed=all(each.failed for each in ran))
+
+
 class _SequenceBatches:
     """Runs batches of a model of sequences: gives each request its row, and keeps its state."""
 
-    def __init__(self, sequences: Sequences, run: Callable[[Sequence[Row]], Ran], *, is_split: bool) -> None:
-        """`is_split`: requests whose states have different shapes run one after the other, as arrays require."""
+    def __init__(
+        self,
+        sequences: Sequences,
+        run: Callable[[Sequence[Row]], Ran],
+        *,
+        is_split: bool,
+        plan: BatchPlan | None,
+    ) -> None:
+        """`is_split`: requests whose states have different shapes run one after the other, as arrays require. So do the
+        groups of a `plan` that pads."""
         self._sequences = sequences
+        self._plan = plan
         self._run = run
         self._is_split = is_split
 
@@ -314,13 +379,13 @@ class _SequenceBatches:
         if self._is_split:
             found = groups_of_equal_state(self._sequences, [items[at] for at in positions])
             groups = [[positions[at] for at in group] for group in found]
+        if self._plan is not None:
+            groups = [part for group in groups for part in _groups_of(self._plan, items, group)]
         ran = [self._run_group(items, group, replies) for group in groups if group]
         if not ran:
             now = time.monotonic_ns()
             return Ran(replies, BatchTimes(now, now, now, now), failed=True)
-        first, last = ran[0].times, ran[-1].times
-        times = BatchTimes(first.start, first.input_end, last.output_start, last.end)
-        return Ran(replies, times, failed=all(each.failed for each in ran))
+        return _joined(ran, replies)
 
     def _run_group(
         self, items: Sequence[RunItem], group: Sequence[int], replies: list[Outputs | InferenceError | None]

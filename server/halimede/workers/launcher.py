@@ -15,15 +15,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
-from halimede.core.supervise import ProcessExit, oom_count_files, oom_kills
+from halimede.core.hangs import STOPPED, ProcessKind, zygote_is_alive
+from halimede.core.supervise import ProcessExit, StartFaultError, is_brief_fault, oom_count_files, oom_kills
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child import bootstrap
+from halimede.workers.hangs import HangChecks, read_stat
 from halimede.workers.zygote import DESCRIPTORS, MAX_COMMAND_BYTES, PRELOAD_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -42,8 +44,10 @@ _NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 class Launcher:
     """Starts worker processes."""
 
-    def __init__(self, memory: MemoryBounds = UNBOUNDED) -> None:
-        """`memory` bounds what the server and each worker exchange."""
+    def __init__(self, hang_timeout_secs: float = 10.0, memory: MemoryBounds = UNBOUNDED) -> None:
+        """Whoever has a loop runs `hangs`, so that processes that hang for `hang_timeout_secs` are ended. `memory`
+        bounds what the server and each worker exchange."""
+        self.hangs = HangChecks(hang_timeout_secs)
         self.memory = memory
         self._lock = threading.Lock()
         self._zygotes: dict[str, Zygote] = {}
@@ -72,13 +76,16 @@ class Launcher:
         preload: str = "",
         environment: Mapping[str, str] = _NO_ENVIRONMENT,
         working_directory: str | None = None,
+        beats: Callable[[], int] | None = None,
     ) -> "WorkerProcess":
         """Start a process that calls `entry` (`module:function`) with its channel's descriptor.
 
         `python` is the interpreter to run, "" for a fork of the zygote, in which Python's own variables (PYTHONPATH) no
         longer take effect. The zygote has imported `module`, which must start no thread, and has called `preload`
-        (`module:function`). `environment` overrides the server's. Returns before the process runs; a failed start is
-        reported as its Exit. InferenceError UNAVAILABLE if the system refuses, or if the launcher is closed.
+        (`module:function`). `environment` overrides the server's. `beats` is how often a front end has beaten: from its
+        first beat on it hangs if it does not beat, while other processes hang only if they are stopped. Returns before
+        the process runs; a failed start is reported as its Exit. StartFaultError if the system refuses, InferenceError
+        UNAVAILABLE if the launcher is closed.
         """
         if sys.platform != "linux":
             raise InferenceError(ErrorCode.UNSUPPORTED, f"worker processes need Linux, this is {sys.platform}")
@@ -109,17 +116,21 @@ class Launcher:
             kills = self._oom_kills()
             passed = (worker_channel.fileno(), worker_output, worker_status.fileno())
             zygote, number = self._send_spawn(command, passed, preload)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             _close(server_ends)
-            program = f": {error.filename}" if error.filename else ""
-            text = f"cannot start a process for '{name}': {error.strerror or error}{program}"
-            raise InferenceError(ErrorCode.UNAVAILABLE, text) from error
+            cause = "out of memory"
+            if isinstance(error, OSError):
+                cause = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+            text = f"cannot start a process for '{name}': {cause}"
+            raise StartFaultError(ErrorCode.UNAVAILABLE, text, is_brief=is_brief_fault(error)) from error
         except InferenceError:
             _close(server_ends)
             raise
         finally:
             _close(worker_ends)
-        return WorkerProcess(self, zygote, name, number, channel, output, status, kills)
+        process = WorkerProcess(self, zygote, name, number, channel, output, status, kills, beats)
+        self.hangs.add(process)
+        return process
 
     def close(self) -> None:
         """End the zygotes and all workers, and refuse further starts. Blocks until they have ended, seconds at most."""
@@ -127,7 +138,9 @@ class Launcher:
             self._closed = True
             zygotes, self._zygotes = self._zygotes, {}
         for zygote in zygotes.values():
+            self.hangs.discard(zygote)
             zygote.disconnect()
+            zygote.kill_if_stopped()
         for zygote in zygotes.values():
             zygote.end(END_LIMIT_SECS)
 
@@ -152,11 +165,13 @@ class Launcher:
                     return zygote, number
                 except (BrokenPipeError, ConnectionResetError, TimeoutError):
                     del self._zygotes[preload]
+                    self.hangs.discard(zygote)
                     zygote.end(0)
                     log.error("the process that starts workers %s: started again", zygote.exit_text())
             if self._closed:
                 raise InferenceError(ErrorCode.UNAVAILABLE, "no process is started: the server is stopping")
             zygote = self._zygotes[preload] = Zygote(preload)
+            self.hangs.add(zygote)
             zygote.send(command, passed)
             return zygote, number
 
@@ -172,7 +187,12 @@ class Launcher:
 class Zygote:
     """One process of a zygote, started by the constructor. `command` is the server's end of its socket."""
 
+    kind = ProcessKind.ZYGOTE
+
     def __init__(self, preload: str = "") -> None:
+        self.hang = ""
+        """Why the server ended it, if it hung."""
+        self._preload = preload
         self.command, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.command.settimeout(SEND_LIMIT_SECS)
         # The same socket, for senders that must not block.
@@ -196,6 +216,36 @@ class Zygote:
             raise
         finally:
             zygote_end.close()
+        self._stat = read_stat(self.process.pid)
+
+    def __repr__(self) -> str:
+        return f"<Zygote {self._preload or 'of workers'} pid={self.process.pid}>"
+
+    def shows_life(self) -> bool:
+        """Whether it has shown life since the last call. Always True after its end: a dead process does not hang."""
+        before, self._stat = self._stat, read_stat(self.process.pid)
+        has_beaten = self._take_beats()
+        if before is None or self._stat is None:
+            return True
+        return zygote_is_alive(before, self._stat, has_beaten=has_beaten)
+
+    def _take_beats(self) -> bool:
+        has_beaten = False
+        with suppress(OSError):  # no more, or the socket is closed
+            while self._quick.recv(1):
+                has_beaten = True
+        return has_beaten
+
+    def kill_if_stopped(self) -> None:
+        """Kill it if a signal has stopped it: otherwise it would outlive the server, with its workers."""
+        stat = read_stat(self.process.pid)
+        if stat is not None and stat.letter == STOPPED:
+            self.process.kill()
+
+    def end_hung(self, silence_secs: float) -> None:
+        """Kill it, and its workers with it; the next start of a worker starts another."""
+        self.hang = f"the process that starts workers hung for {silence_secs:.1f} s"
+        self.process.kill()
 
     def send(self, command: dict[str, object], passed: tuple[int, ...] = ()) -> None:
         """Send one command. OSError if the zygote has died or hangs, or if the system refuses."""
@@ -259,7 +309,9 @@ class WorkerProcess:
         output: int,
         status: socket.socket,
         oom_kills_before: int,
+        beats: Callable[[], int] | None,
     ) -> None:
+        self.kind = ProcessKind.FRONT_END if beats is not None else ProcessKind.WORKER
         self.name = name
         self.channel = channel
         self.output = output
@@ -268,6 +320,10 @@ class WorkerProcess:
         self._zygote = zygote
         self._number = number
         self._oom_kills_before = oom_kills_before
+        self._beats = beats
+        self._last_beat = 0
+        self._hang = ""
+        """Why the server ended it, if it hung."""
         self._lock = threading.Lock()
         self._pid: int | None = None
         self._exit: ProcessExit | None = None
@@ -286,6 +342,23 @@ class WorkerProcess:
         """Send the signal unless the process has ended. The zygote sends it, because only it knows whose the pid is."""
         if self._exit is None:
             self._launcher.send_kill(self._zygote, self._number, signal_number)
+
+    def shows_life(self) -> bool:
+        """Whether it has shown life since the last call. Always True without a process: before its start, after its
+        end."""
+        pid = self.pid
+        if pid is None or self._exit is not None:
+            return True
+        if self._beats is not None and (beat := self._beats()):
+            before, self._last_beat = self._last_beat, beat
+            return beat != before
+        stat = read_stat(pid)
+        return stat is None or stat.letter != STOPPED
+
+    def end_hung(self, silence_secs: float) -> None:
+        """Kill it."""
+        self._hang = f"it hung for {silence_secs:.1f} s"
+        self.kill(signal.SIGKILL)
 
     async def wait(self) -> ProcessExit:
         """Wait for the end of the process. Only one task may wait at a time; cancelling stops only the wait."""
@@ -318,6 +391,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Free the descriptors; no task may wait. Does not end the process, but closes its channel."""
+        self._launcher.hangs.discard(self)
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -345,12 +419,13 @@ class WorkerProcess:
             case {"signal": int(number)}:
                 return self._killed(number)
             case {"error": str(text)}:
-                return ProcessExit(error=text)
+                return ProcessExit(error=text, is_brief=report.get("is_brief") is True)
         return None
 
     def _exit_without_zygote(self) -> ProcessExit:
         if self._pid is None:
-            return ProcessExit(error="the process that starts workers ended before it had started this one")
+            why = self._zygote.hang or "the process that starts workers ended"
+            return ProcessExit(error=f"{why} before it had started this one", is_brief=True)
         # The kernel has killed the worker with its zygote, but not the processes that the worker had started. While any
         # of them exists, no other process group gets this number.
         with suppress(OSError):
@@ -358,6 +433,8 @@ class WorkerProcess:
         return self._killed(signal.SIGKILL)
 
     def _killed(self, number: int) -> ProcessExit:
+        if hang := self._hang or self._zygote.hang:
+            return ProcessExit(signal=int(number), hang=hang)
         by_kernel = number == signal.SIGKILL and self._launcher.has_oom_kills_since(self._oom_kills_before)
         return ProcessExit(signal=int(number), out_of_memory=by_kernel)
 

@@ -17,6 +17,7 @@ from halimede.backends.api import BackendModel, Instance
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError, Placement
 from halimede.workers.instance import InstanceRunner, describe
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchDone, BatchItem, OnEvent
 
 log = logging.getLogger(__name__)
@@ -36,13 +37,17 @@ class ThreadWorker:
         config: ModelConfig,
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
-        state_files: Mapping[str, bytes] | None = None,
+        state_files: Mapping[str, bytes] | None,
+        states: HeldStates,
     ) -> None:
         self.ordinal = placement.ordinal
         self.name = placement.name
         self.concurrency = 1
         self._config = config
         self._state_files = state_files
+        self._states = states
+        self._runner: InstanceRunner | None = None
+        """Set on the thread, once the instance exists."""
         self._on_event = on_event
         self._loop = loop
         self._inbox: SimpleQueue[bool] = SimpleQueue()
@@ -68,6 +73,8 @@ class ThreadWorker:
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
         state_files: Mapping[str, bytes] | None = None,
+        *,
+        states: HeldStates,
     ) -> "ThreadWorker":
         """Create the instance on its thread; raises what `create_instance` raises. `state_files` as in InstanceRunner.
 
@@ -76,7 +83,7 @@ class ThreadWorker:
         policy = config.model_transaction_policy
         if policy is not None and policy.decoupled:
             raise RuntimeError(f"instance '{placement.name}': decoupled models do not run on the server's threads")
-        worker = cls(placement, model, config, on_event, loop, state_files)
+        worker = cls(placement, model, config, on_event, loop, state_files, states)
         worker._thread.start()
         try:
             await worker._started
@@ -98,6 +105,10 @@ class ThreadWorker:
 
     def cancel(self, key: int) -> None:
         """No effect: the instance reads the flags of its items."""
+
+    def forget(self, seat: int) -> None:
+        if self._runner is not None:
+            self._runner.forget(seat)
 
     def acknowledge(self, key: int, responses: int) -> None:
         """No effect: models on threads answer each request once."""
@@ -126,7 +137,8 @@ class ThreadWorker:
         self._post(_settle, self._ended, None)
 
     def _serve(self, instance: Instance) -> None:
-        runner = InstanceRunner(self.name, self._config, instance, MAX_STRINGS, self._state_files)
+        runner = InstanceRunner(self.name, self._config, instance, MAX_STRINGS, self._state_files, self._states)
+        self._runner = runner
         while self._inbox.get():
             try:
                 items = self._batches.popleft()
@@ -136,6 +148,7 @@ class ThreadWorker:
             self._post(self._on_event, BatchDone(self, items, ran.replies, ran.times, ran.failed))
             # An idle worker must not keep the last batch's tensors alive.
             del items, ran
+        runner.close()
 
     def _post(self, callback: Callable[..., object], *args: object) -> None:
         try:

@@ -88,13 +88,16 @@ class WorkerDown:
 
     `unread` are the keys of batches that the process has certainly not begun: the pump owns them again and delivers or
     fails them. Events that follow fail all other requests that the process had. `parked` is set if the process has died
-    too often and is not started again. `reason` is for people (`worker exited 5 times (last: signal 11)`).
+    too often and is not started again for minutes, `is_unstartable` if the machine has prevented its starts for some
+    time. After a failed start that changes these or the reason, the event is sent again, without keys. `reason` is for
+    people (`worker exited 5 times (last: signal 11)`).
     """
 
     worker: "Worker"
     reason: str
     parked: bool
     unread: Collection[int] = ()
+    is_unstartable: bool = False
 
 
 @dataclass(slots=True)
@@ -131,6 +134,10 @@ class Worker(Protocol):
 
     def cancel(self, key: int) -> None:
         """Cancel a request that is executing: its client has disconnected. Its item's `cancelled` is already set."""
+
+    def forget(self, seat: int) -> None:
+        """Drop the state of a seat: its sequence has ended, and none of its requests is executing. No effect between
+        WorkerDown and WorkerUp."""
 
     def acknowledge(self, key: int, responses: int) -> None:
         """The client has received `responses` more answers of the request; a model that waits for this may continue."""

@@ -10,11 +10,13 @@ processes below it and ends. It ignores invalid commands.
         with three descriptors: the worker's end of its channel, the write end for its output, and a status socket
     {"do": "kill", "worker": 7, "signal": 9}
 
+On the same socket it sends a beat, one byte, several times a second, so that the server notices if it hangs.
+
 A server has one zygote more for each runtime that takes seconds to import (`backends.api.Preloads`).
 
 `python` is the interpreter to run, "" for a fork of the zygote, which imports `module` first, so that all later workers
 have it. The zygote writes {"pid": 4711} to a worker's status socket, then {"exit": 3} or {"signal": 11}; or
-{"error": "…"} if the worker could not be started.
+{"error": "…"} if the worker could not be started, with "is_brief": true if the system refused the process.
 
 No process that a worker starts outlives it. Orphans below a worker become its children and, after its end, children of
 the zygote, which kills every child that is not a worker. This includes daemons and processes in other sessions. If the
@@ -38,8 +40,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
+from halimede.core.hangs import BEAT_SECS
 from halimede.workers.child import bootstrap
 from halimede.workers.child.blas import ONE_THREAD, loading_blas
 
@@ -48,6 +52,7 @@ PRELOADED = ("numpy", "halimede.workers.child.main")
 PRELOAD_VARIABLE = "HALIMEDE_ZYGOTE_PRELOAD"
 """The environment variable with the `module:function` that the zygote calls before it forks; workers do not have it."""
 
+BEAT = b"."
 MAX_COMMAND_BYTES = 128 << 10
 MAX_ERROR_CHARACTERS = 1024
 
@@ -169,7 +174,9 @@ class Zygote:
         poll.register(wakeup, select.POLLIN)
         poll.register(self._command, select.POLLIN)
         while True:
-            ready = [descriptor for descriptor, _ in poll.poll(1000 if self._spared else None)]
+            ready = [descriptor for descriptor, _ in poll.poll(BEAT_SECS * 1000)]
+            with suppress(OSError):  # the server does not read, or has ended
+                self._command.send(BEAT, socket.MSG_DONTWAIT)
             if self._spared:
                 self._kill_strays()
             if wakeup in ready:
@@ -230,7 +237,7 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            _report(spawn.status, {"error": f"cannot fork: {error.strerror}"})
+            _report(spawn.status, {"error": f"cannot fork: {error.strerror}", "is_brief": True})
             os.close(spawn.status)
             pid = -1
         if pid == 0:
@@ -255,9 +262,7 @@ class Zygote:
         os.dup2(spawn.output, 1)
         os.dup2(spawn.output, 2)
         spawn.channel = _move_up(spawn.channel)
-        for descriptor in _open_descriptors() - {0, 1, 2, spawn.channel, spawn.status}:
-            with suppress(OSError):
-                os.close(descriptor)
+        _close_all_but({0, 1, 2, spawn.channel, spawn.status})
         _reset_signals()
         with _reporting(spawn.status, "cannot set its environment"):
             os.environ.update(spawn.environment)
@@ -368,8 +373,16 @@ def _move_up(channel: int) -> int:
     return channel
 
 
-def _open_descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}
+def _close_all_but(kept: set[int]) -> None:
+    try:
+        found = {int(name) for name in os.listdir("/proc/self/fd")}
+    except OSError:  # /proc is not mounted
+        for below, above in pairwise((*sorted(kept), os.sysconf("SC_OPEN_MAX"))):
+            os.closerange(below + 1, above)
+        return
+    for descriptor in found - kept:
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def _reset_signals() -> None:

@@ -4,6 +4,7 @@ import gc
 import logging
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,11 @@ from halimede.core.config.model_config import (
     ModelSequenceBatching,
     SequenceState,
 )
+from halimede.core.repository.file_kinds import FileKind, Look
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
+from halimede.runtime.file_look import look_at
 from halimede.workers.worker import BatchItem
+from support.canaries import exported_program
 from support.torch_models import (
     BACKEND,
     BF16,
@@ -82,6 +86,13 @@ def test_every_form_computes_the_same_bits_as_outside(version):
         "module": run(version / "net.py", NETWORK, {"x": X})["y"],
     }
     assert {name: array.tobytes() == expected.tobytes() for name, array in found.items()} == dict.fromkeys(found, True)
+    # What PyTorch writes is of one kind, and in no doubt.
+    assert {name: look_at(version / name) for name in ("s.pt", "t.pt", "e.pt2", "net.pt")} == {
+        "s.pt": Look(FileKind.TORCHSCRIPT),
+        "t.pt": Look(FileKind.TORCHSCRIPT),
+        "e.pt2": Look(FileKind.TORCH_EXPORT),
+        "net.pt": Look(FileKind.TORCH_SAVE),
+    }
 
 
 class Same(nn.Module):
@@ -318,6 +329,34 @@ def test_weights_that_are_a_pickle_of_a_module_are_refused(version):
     message = refused(lambda: run(version / "net.py", NETWORK, {"x": X})).message
     assert "net.pt has no plain weights" in message
     assert "torch.save(model.state_dict(), path)" in message
+
+
+VECTOR = config({"INPUT__0": (FP32, 2)}, {"OUTPUT__0": (FP32, 2)}, max_batch_size=0)
+
+
+def test_an_exported_program_is_not_unpickled_without_allow_pickle(version, tmp_path):
+    path = exported_program(version / "model.pt2", tmp_path / "marker")
+    without = replace(source(path), allow_pickle=False)
+    calls = (BACKEND.load, BACKEND.check, BACKEND.autocomplete)
+    errors = [refused(partial(call, config, without)) for call in calls for config in [replace(VECTOR, output=())]]
+    assert {(error.code, error.message.partition(", and")[0]) for error in errors} == {
+        (ErrorCode.UNSUPPORTED, "model 'm': 'model.pt2' contains pickles: it is an archive of torch.export")
+    }
+    assert not (tmp_path / "marker").exists()
+    # The canary is one.
+    with pytest.raises(RuntimeError):
+        BACKEND.load(VECTOR, source(path)).create_instance(CPU)
+    assert (tmp_path / "marker").exists()
+
+
+def test_the_programs_beside_a_packages_library_are_not_unpickled(version, tmp_path):
+    # Such a package is refused without pickles. So this is a file that takes the place of another one during a load.
+    library = "data/aotinductor/model/x.wrapper"
+    more = {f"{library}.so": "", f"{library}_metadata.json": '{"AOTI_DEVICE_KEY": "cpu"}'}
+    path = exported_program(version / "model.pt2", tmp_path / "marker", more)
+    with pytest.raises(RuntimeError, match="file too short"):
+        BACKEND.load(VECTOR, source(path)).create_instance(CPU)
+    assert not (tmp_path / "marker").exists()
 
 
 def test_a_compiler_that_fails_is_an_error_at_load(version):

@@ -15,7 +15,9 @@ from torch import nn
 
 from halimede.backends.pytorch.program import PackageProgram
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
+from halimede.core.repository.file_kinds import FileKind, Look
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.runtime.file_look import look_at
 from support.torch_models import BACKEND, BF16, CONTEXT, CPU, FP32, run, source
 
 pytestmark = [
@@ -58,6 +60,10 @@ def inputs(rows: int, y: int, k: int) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(rows)
     shapes = {"INPUT__0": (rows, 4), "INPUT__1": (rows, y, 3), "INPUT__2": (rows, k)}
     return {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_a_package_is_of_one_kind_and_in_no_doubt(package: Path) -> None:
+    assert look_at(package) == Look(FileKind.AOTI)
 
 
 def test_a_package_is_completed_from_its_source_and_a_run(package: Path) -> None:

@@ -114,6 +114,8 @@ class Core:
         return True
 
     def model(self, name: str, version: str = "") -> str:
+        if name == "large":
+            raise MemoryError
         if name != "m":
             raise InferenceError(ErrorCode.NOT_FOUND, f"no {name}")
         return f"{name} {version}"
@@ -148,6 +150,13 @@ def test_a_fault_of_the_core_is_an_answer():
         told(asyncio.run(answer_later(CORE, 1, "statistics", ("broken",))))
 
     assert caught.value.code is ErrorCode.INTERNAL
+
+
+def test_what_the_core_lacks_is_unavailable_for_the_client():
+    with pytest.raises(InferenceError) as caught:
+        told(answer_now(CORE, 1, "model", ("large",)))
+
+    assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize("arguments", [(), ("m", "1", "2"), ({"a": 1}, [])])

@@ -87,6 +87,18 @@ def test_a_process_that_ended_has_no_part(pages: list[Page]):
     assert pages[0].dropped_lines() == 3, "the lines that the process dropped are still counted"
 
 
+def test_the_beats_of_each_process_are_counted_until_its_end(pages: list[Page]):
+    for number, page in enumerate(pages):
+        for _ in range(number + 1):
+            page.beat(number)
+    assert [pages[0].beats(number) for number in range(3)] == [1, 2, 3]
+
+    pages[0].clear(1)
+
+    assert [pages[0].beats(number) for number in range(3)] == [1, 0, 3]
+    assert pages[0].dropped_lines() == 0
+
+
 def test_dropped_lines_outlive_the_process_that_dropped_them(pages: list[Page]):
     core, *_ = pages
     for number, count in enumerate((3, 20, 100)):

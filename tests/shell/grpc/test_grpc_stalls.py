@@ -76,7 +76,7 @@ def test_a_client_in_the_middle_of_a_message_loses_the_call(client: H2Client) ->
     client.send(frame(DATA, 0, stream, LARGE[:10_000]))
     fields = client.finish(stream)
     assert fields["grpc-status"] == "14"
-    assert fields["grpc-message"] == "the client has not sent its message for 0.5 s"
+    assert fields["grpc-message"] == "the client has not sent 1024 bytes of its message in 0.5 s"
     assert client.finish(client.call(LIVE))["grpc-status"] == "0"
 
 

@@ -34,6 +34,7 @@ from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.port import PortLimits
 from halimede.frontends.sockets import bound_port
+from halimede.frontends.turns import Turns
 from support.loop_thread import LoopThread
 
 MAX_INPUT_SIZE = 1 << 20
@@ -250,15 +251,22 @@ def serve() -> Iterator[Serve]:
 
     def start(
         *,
+        max_input_size: int = MAX_INPUT_SIZE,
         limits: Limits | None = None,
         port_limits: PortLimits | None = None,
+        turns: Turns | None = None,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
         make: Callable[[FakeServer, list[str]], Listener] | None = None,
         sockets: Sequence[socket.socket] | None = None,
     ) -> Running:
         def http_server(core: FakeServer, log: list[str]) -> HttpServer:
             return HttpServer(
-                core, max_input_size=MAX_INPUT_SIZE, log=log.append, limits=limits, port_limits=port_limits
+                core,
+                max_input_size=max_input_size,
+                log=log.append,
+                limits=limits,
+                port_limits=port_limits,
+                turns=turns,
             )
 
         running = Running(make or http_server, loop_factory, sockets)

@@ -10,6 +10,7 @@ import pytest
 
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
+from support.held_requests import MIB, OUTCOMES, SIZES, end_http_request
 
 COUNT = 100_000
 TENSOR = {"name": "IN", "shape": [COUNT], "datatype": "FP32", "data": [1] * COUNT}
@@ -93,3 +94,15 @@ def test_a_body_is_freed_at_the_end_of_its_request(http: Any, ends_with: str) ->
         assert http.call(lambda: [each for each in gc.get_objects() if isinstance(each, Exchange)]) == []
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_no_bytes_are_held_after_requests_of_any_size(serve: Any, outcome: str) -> None:
+    running = serve(max_input_size=4 * MIB)
+
+    def holds_nothing() -> None:
+        running.wait_until(lambda: running.listener.shared.wire.held_bytes == 0)
+
+    for size in SIZES:
+        end_http_request(running.port, outcome, size, "echo", holds_nothing)
+    holds_nothing()

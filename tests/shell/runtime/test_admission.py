@@ -128,7 +128,8 @@ def test_a_checked_request_counts_once_when_it_is_submitted() -> None:
     ("error", "answer"),
     [
         (InferenceError(ErrorCode.INVALID_ARG, "wrong"), InferenceError(ErrorCode.INVALID_ARG, "wrong")),
-        (MemoryError(), InferenceError(ErrorCode.INTERNAL, "request for model 'm' could not be checked")),
+        (ValueError(), InferenceError(ErrorCode.INTERNAL, "request for model 'm' could not be checked")),
+        (MemoryError(), InferenceError(ErrorCode.UNAVAILABLE, "the server has not enough memory for this")),
     ],
 )
 def test_a_failed_check_is_answered_with_its_error(error: Exception, answer: InferenceError) -> None:

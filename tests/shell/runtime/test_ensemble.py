@@ -361,17 +361,20 @@ async def test_a_failing_callback_does_not_affect_other_clients(caplog: pytest.L
 @run_on_loop
 async def test_an_internal_fault_fails_only_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench("a", "b")
-    bench.submit(1, 2)
+    bench.submit(1, 2, 3)
+    faults = [ValueError("a defect"), MemoryError()]
 
     def break_down(_: InferenceRequest) -> InferenceError | None:
-        raise ValueError("a defect")
+        raise faults.pop(0)
 
     bench.server.at_once = break_down
+    bench.server.take().answer()
     bench.server.take().answer()
     bench.server.at_once = None
     bench.server.take().answer()
     bench.server.take().answer()
     defect = InferenceError(ErrorCode.INTERNAL, "in ensemble 'e', the server failed")
-    assert bench.answers == [(1, defect, True), (2, "ok", True)]
+    lack = InferenceError(ErrorCode.UNAVAILABLE, "the server has not enough memory for this")
+    assert bench.answers == [(1, defect, True), (2, lack, True), (3, "ok", True)]
     assert "ensemble 'e': a request failed in the server" in caplog.text
     bench.assert_at_rest()

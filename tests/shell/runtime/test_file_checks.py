@@ -3,13 +3,14 @@
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from halimede.backends.api import ModelSource
-from halimede.backends.discover import installed_backend
+from halimede.backends.discover import find_backend, installed_backend
 from halimede.backends.onnxruntime import OnnxRuntimeBackend
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.inventory import Inventory
@@ -212,6 +213,18 @@ def test_a_recognized_pickle_is_refused_for_backends_that_declare_nothing(tmp_pa
     directory = put(tmp_path / "m", "model.bin", SAMPLES["pickle"][1])
     write_config(directory, 'backend: "identity"\ndefault_model_filename: "model.bin"')
     assert "'model.bin' is a pickle" in refusal(directory, replace(OPTIONS, allow_pickle=False))
+
+
+@pytest.mark.parametrize("kind", SERVED_ALONE)
+def test_only_files_with_pickles_need_them_to_be_allowed(kind: str, tmp_path: Path) -> None:
+    _, name, filename = SERVED_ALONE[kind]
+    backend = find_backend(name)
+    put(tmp_path / "m", filename, SAMPLES[kind][1])
+    where = ModelSource("m", 1, tmp_path / "m", tmp_path / "m" / "1" / filename)
+    check_artifact(backend, ModelConfig(backend=name), where, allow_pickle=True)
+    has_pickle = kind in ("torch.export", "pickle", "compressed joblib")
+    with pytest.raises(InferenceError, match="allow-pickle=false") if has_pickle else nullcontext():
+        check_artifact(backend, ModelConfig(backend=name), where, allow_pickle=False)
 
 
 def test_models_without_pickles_load_where_none_are_allowed(tmp_path: Path) -> None:

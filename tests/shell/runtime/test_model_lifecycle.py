@@ -13,6 +13,7 @@ from halimede.backends.discover import installed_backend
 from halimede.core.inventory import Inventory
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.fetch.store_repository import StoreRepository
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.lifecycle.left_behind import MAX_LEFT_BEHIND
 from halimede.runtime.prepare import LoadOptions
@@ -70,7 +71,8 @@ def lifecycle_of(
 def test_default_time_limits() -> None:
     parameters = inspect.signature(ModelLifecycle).parameters
     limits = {name: parameter.default for name, parameter in parameters.items() if name.endswith("_secs")}
-    assert limits == {"unload_wait_secs": 5.0, "close_timeout_secs": 7.0}
+    assert limits == {"unload_wait_secs": 5.0, "close_timeout_secs": 7.0, "read_limit_secs": 30.0}
+    assert inspect.signature(StoreRepository).parameters["limit_secs"].default == 30.0
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -78,7 +78,7 @@ class Bench:
         **batching: object,
     ) -> None:
         made = config(output, max_batch_size, **batching)
-        self.table = RequestTable(limit_bytes, memory)
+        self.table = RequestTable(limit_bytes, memory=memory)
         self.stats = ModelStats("m", "1")
         in_order = bool(batching.get("preserve_ordering"))
         self.requests = VersionRequests("m", "1", self.table, self.stats, preserve_ordering=in_order)

@@ -6,6 +6,7 @@ from halimede.core.config.model_config import ModelQueuePolicy
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
+from halimede.workers.worker import WorkerDown
 from support.pumping import Bench, PlayedProcess, outputs, run_on_loop
 
 BOOM = InferenceError(ErrorCode.INTERNAL, "boom")
@@ -198,6 +199,31 @@ def test_requests_are_refused_at_once_when_all_workers_are_parked() -> None:
         bench.submit(5)
         second.finish(reply=outputs())
         assert bench.answers[4:] == [(5, "ok", True)]
+        await bench.pump.close()
+
+    run_on_loop(scenario)
+
+
+def test_requests_wait_for_a_start_until_it_is_prevented_for_long() -> None:
+    async def scenario() -> None:
+        bench = Bench(workers=2, preferred_batch_size=(1,))
+        first, second = bench.workers
+        first.die("worker exited 5 times (last: signal 11)", parked=True)
+        second.die()
+        bench.submit(1)
+        reason = "worker cannot be started: cannot fork: Cannot allocate memory"
+        bench.pump.on_event(WorkerDown(second, reason, parked=False))
+        assert (bench.answers, bench.pump.load().unstartable) == ([], 0)
+        bench.pump.on_event(WorkerDown(second, reason, parked=False, is_unstartable=True))
+        bench.submit(2)
+        assert bench.answers == [(1, UNAVAILABLE, True), (2, UNAVAILABLE, True)]
+        assert bench.pump.refusal == InferenceError(UNAVAILABLE, f"model 'm' is not ready: {reason}")
+        assert (bench.pump.load().parked, bench.pump.load().unstartable) == (1, 1)
+        second.restart()
+        bench.submit(3)
+        second.finish(reply=outputs())
+        assert bench.answers[2:] == [(3, "ok", True)]
+        assert bench.pump.load().unstartable == 0
         await bench.pump.close()
 
     run_on_loop(scenario)

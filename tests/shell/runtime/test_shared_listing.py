@@ -10,7 +10,7 @@ from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.lifecycle.reading import MAX_READERS
 from halimede.runtime.prepare import LoadOptions
-from halimede.runtime.repository import Listing, ModelEntry, ModelRepository
+from halimede.runtime.repository import UNWATCHED, Listing, ModelEntry, ModelRepository, ReadProgress
 from halimede.runtime.services import ModelServices
 from support.models import add_identity
 
@@ -23,15 +23,15 @@ class SlowRepository(ModelRepository):
         self.scans = 0
         self.may_end = threading.Event()
 
-    def scan(self) -> Listing:
+    def scan(self, progress: ReadProgress = UNWATCHED) -> Listing:
         self.scans += 1
-        listing = super().scan()
+        listing = super().scan(progress)
         assert self.may_end.wait(30)
         return listing
 
-    def find(self, name: str) -> ModelEntry:
+    def find(self, name: str, progress: ReadProgress = UNWATCHED) -> ModelEntry:
         assert self.may_end.wait(30)
-        return super().find(name)
+        return super().find(name, progress)
 
 
 def lifecycle_of(repository: ModelRepository) -> ModelLifecycle:

@@ -87,6 +87,17 @@ def test_a_response_cannot_ask_for_another_execution() -> None:
         response_of(opened.replace(kind, struct.pack("<BBHI", 3, 0, 0, 0)), Shelf(False))
 
 
+@pytest.mark.parametrize("kind", [1, 2, 3], ids=["error", "open", "again"])
+def test_only_an_answer_has_outputs(kind: int) -> None:
+    """The description of the output, which has the size of three blocks, must not be taken for blocks."""
+    answer = Answer([out(4)])
+    done = bytes(body_of(done_frame([answer]), FrameKind.DONE))
+    at = struct.calcsize("<IIH")
+    assert list(done_of(done, Shelf(False)).replies) == [answer]
+    with pytest.raises(FrameError, match=f"a reply of kind {kind} with 1 outputs"):
+        done_of(done[:at] + bytes([kind]) + done[at + 1 :], Shelf(False))
+
+
 def check_broken(what: str, body: bytes, shelf: Shelf) -> None:
     try:
         if what == "infer":

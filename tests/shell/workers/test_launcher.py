@@ -404,7 +404,7 @@ def test_the_death_of_the_zygote_before_a_start_is_reported(own_crew: Crew):
     os.kill(own_crew.zygote, signal.SIGKILL)
 
     text = "the process that starts workers ended before it had started this one"
-    assert ended(process) == ProcessExit(error=text)
+    assert ended(process) == ProcessExit(error=text, is_brief=True)
     assert process.pid is None
 
 

@@ -9,6 +9,7 @@ from halimede.core.supervise import ProcessExit
 from halimede.workers.launcher import WorkerProcess
 from halimede.workers.process.life import Life
 from halimede.workers.server.connection import Owners
+from halimede.workers.states import HeldStates
 from support.channel import INPUTS, OUTPUTS, SPEC
 
 
@@ -39,7 +40,7 @@ class ReportedLate:
 def test_the_signal_that_ended_a_process_is_awaited_after_its_channel_closed():
     async def main() -> str:
         process = ReportedLate()
-        owners = Owners(*[cast("Any", None)] * 3)
+        owners = Owners(*[cast("Any", None)] * 3, HeldStates())
         life = Life(cast("WorkerProcess", process), SPEC, INPUTS, OUTPUTS, owners, asyncio.get_running_loop())
         process.its_end.shutdown(socket.SHUT_RDWR)
         try:

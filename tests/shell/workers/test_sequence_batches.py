@@ -13,9 +13,10 @@ from onnx import helper
 from halimede.backends.api import ExecuteRequest, Instance, RefusedRequestsError, RunContext
 from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import DataType, ErrorCode, InferenceError
+from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
 from halimede.workers.child.backend_runner import DecoupledRunner
 from halimede.workers.instance import InstanceRunner, Ran
+from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone
 from support.onnx_models import BACKEND, CPU, model, source
@@ -219,6 +220,27 @@ def test_a_start_that_fails_leaves_the_state_of_a_new_sequence() -> None:
     assert answers(runner.run([item(3, 0, 1)])) == [{"y": [[1.0]]}]
 
 
+def test_a_padded_batch_of_sequences_is_executed_in_groups() -> None:
+    padding = 'parameters { key: "PADDING" value { string_value: \'[{"input": "x", "axis": 1}]\' } }'
+    shapes: list[tuple[int, ...]] = []
+
+    class Counting:
+        """A TensorInstance."""
+
+        def run(self, inputs: Mapping[str, Any], outputs: object, context: object) -> Mapping[str, Any]:
+            shapes.append(inputs["x"].shape)
+            return {"y": inputs["sum_in"] + 1, "sum": inputs["sum_in"] + 1}
+
+    runner = InstanceRunner("m_0", config_of(OLDEST + SUM % "", dims="-1", extra=padding), Counting())
+    long, short, other = [item(at, at, start=True) for at in range(3)]
+    long.request.inputs[0] = Tensor("x", DataType.FP32, (1, 9 << 20), bytes(36 << 20))
+    for total in (1.0, 2.0):
+        assert answers(runner.run([long, short, other])) == [{"y": [[total]]}] * 3
+        for each in (long, short, other):
+            each.request.sequence_start = False
+    assert shapes == [(2, 1), (1, 9 << 20)] * 2
+
+
 def test_states_are_computed_though_clients_do_not_ask_for_them() -> None:
     rows = Rows(summed)
     InstanceRunner("m_0", config_of(SUM % ""), rows).run([item(1, 0, 5, start=True, outputs=("y",))])
@@ -295,7 +317,7 @@ def test_a_worker_on_a_thread_begins_with_the_contents_of_a_file(tmp_path: Path)
         events: asyncio.Queue[Any] = asyncio.Queue()
         files = {"sum_in": bytes.fromhex("0000c842")}
         loop = asyncio.get_running_loop()
-        worker = await ThreadWorker.start(CPU, loaded, config, events.put_nowait, loop, files)
+        worker = await ThreadWorker.start(CPU, loaded, config, events.put_nowait, loop, files, states=HeldStates())
         done = []
         for start in (True, False):
             worker.execute([item(1, 0, 5, start=start)])
@@ -374,7 +396,7 @@ class Several:
 def test_a_decoupled_backend_keeps_the_state_of_its_last_response() -> None:
     config, host = config_of(SUM % ""), FakeHost()
     hosted = DecoupledRunner("m_0", Several(), lambda: None, SequenceHost(host), config)
-    runner = SequenceRunner(hosted, plan_of(config), "m", {})
+    runner = SequenceRunner(hosted, plan_of(config), "m", {}, host.states)
     for start in (True, False):
         assert runner.execute([item(1, 1, 5, start=start)]) == [None]
     answered = [answer for answer in host.answers if answer[0] == 1]
@@ -384,3 +406,16 @@ def test_a_decoupled_backend_keeps_the_state_of_its_last_response() -> None:
         ({"y": [[15.0]]}, False),
         ({"y": [[20.0]]}, True),
     ]
+
+
+def test_a_decoupled_request_whose_state_is_refused_ends_its_sequence() -> None:
+    config, host = config_of(SUM % ""), FakeHost(states=HeldStates(3))
+    hosted = DecoupledRunner("m_0", Several(), lambda: None, SequenceHost(host), config)
+    runner = SequenceRunner(hosted, plan_of(config), "m", {}, host.states)
+    assert runner.execute([item(1, 0, 5, start=True)]) == [None]
+    _, error, final = host.answers[0]
+    assert isinstance(error, InferenceError)
+    assert (error.code, final) == (ErrorCode.UNAVAILABLE, True)
+    assert runner.execute([item(2, 0, 5)]) == [error]
+    assert runner.execute([item(3, 0, 5, start=True)]) == [None]
+    assert host.states.account.held_bytes == 0

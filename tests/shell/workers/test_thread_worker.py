@@ -12,6 +12,7 @@ from halimede.backends.api import ExecuteRequest, RefusedRequestsError
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput, ModelTransactionPolicy
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Placement, Tensor
 from halimede.core.types.tensor import tensor_from_array
+from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone, BatchItem
 
@@ -96,7 +97,9 @@ class Harness:
         self.events.put_nowait(event)
 
     async def start(self, model: Model, config: ModelConfig = CONFIG) -> ThreadWorker:
-        return await ThreadWorker.start(PLACEMENT, model, config, self.on_event, asyncio.get_running_loop())
+        return await ThreadWorker.start(
+            PLACEMENT, model, config, self.on_event, asyncio.get_running_loop(), states=HeldStates()
+        )
 
     async def batch(self, worker: ThreadWorker, *items: BatchItem) -> BatchDone:
         worker.execute(list(items))
@@ -238,6 +241,18 @@ def test_any_exception_fails_its_batch_and_the_next_batch_runs(error, seen):
         text = f"Failed to process the request(s) for model instance 'double_0_1', message: {seen}"
         assert (done.replies, done.failed) == ([internal(text)] * 2, True)
         assert answers(await harness.batch(worker, item(3, [1, 2]))) == [{"y": [[2, 4]]}]
+
+    play(Tensors(compute), scenario)
+
+
+def test_outputs_that_do_not_fit_into_memory_are_unavailable():
+    def compute(inputs, *_):
+        return {"y": np.broadcast_to(np.float32(1), (len(inputs["x"]), 1 << 50))}
+
+    async def scenario(harness: Harness, worker: ThreadWorker) -> None:
+        done = await harness.batch(worker, item(1, [1, 2]))
+        lack = InferenceError(ErrorCode.UNAVAILABLE, "the server has not enough memory for this")
+        assert (done.replies, done.failed) == ([lack], True)
 
     play(Tensors(compute), scenario)
 

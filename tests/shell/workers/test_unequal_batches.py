@@ -108,6 +108,17 @@ def test_padded_requests_are_answered_as_each_of_them_alone(padded: Model, lengt
     assert [len(answer["SCORES"][0]) for answer in answers] == lengths
 
 
+def test_a_long_request_does_not_lengthen_the_rows_of_short_ones(padded: Model):
+    def ids(length: int) -> list[Tensor]:
+        shape = (1, length)
+        return [Tensor("IDS", INT64, shape, bytes(8 * length)), Tensor("MASK", FP32, shape, bytes(4 * length))]
+
+    lengths = [2, 1_000_000, *range(1, 7)]
+    answers = padded.run(*map(ids, lengths))
+    assert [answer["SEEN"] for answer in answers] == [[[length, max(length, 8)]] for length in lengths]
+    assert [len(answer["SCORES"][0]) for answer in answers] == lengths
+
+
 def test_a_ragged_string_that_is_no_text_fails_its_own_request_alone(tmp_path: Path):
     save_onnx(
         tmp_path / "texts" / "1" / "model.onnx",

@@ -3,6 +3,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from halimede.core.hangs import ProcessKind
 from halimede.core.observe.busy import Busy, BusyTime
 from halimede.core.observe.load import Load
 from halimede.core.observe.metrics_page import MODELS_PER_STEP, render
@@ -91,14 +92,17 @@ def test_every_family_is_announced_before_there_is_a_model():
         "halimede_queue_duration_seconds": "histogram",
         "halimede_worker_restarts": "counter",
         "halimede_parked_instances": "gauge",
+        "halimede_unstartable_instances": "gauge",
         "halimede_sequences_open": "gauge",
         "halimede_sequence_slots": "gauge",
         "halimede_instance_busy_seconds": "counter",
         "halimede_instance_busy_ratio": "gauge",
         "halimede_model_version_state": "gauge",
         "halimede_log_dropped_lines": "counter",
+        "halimede_hung_processes": "counter",
     }
-    assert [name for name, family in families.items() if family.samples] == ["halimede_log_dropped_lines"]
+    of_server = ["halimede_log_dropped_lines", "halimede_hung_processes"]
+    assert [name for name, family in families.items() if family.samples] == of_server
 
 
 def test_a_model_has_every_series_from_the_moment_it_is_loaded():
@@ -143,7 +147,7 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
     stats.record_success(2, 30 * MS, 7 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
     stats.record_success(3, 25 * MS + 999, 2 * MS, 1 * MS, 20 * MS, 2 * MS, 5)
     stats.worker_restarts = 6
-    load = Load(4, 3, 1_500 * MS, parked=2, sequences=SequenceCount(5, 8))
+    load = Load(4, 3, 1_500 * MS, parked=2, unstartable=1, sequences=SequenceCount(5, 8))
     body = page([ModelSample(stats, load=load, load_seconds=0.25)])
 
     of_model = {
@@ -155,6 +159,7 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
             "halimede_queue_oldest_request_seconds",
             "halimede_worker_restarts",
             "halimede_parked_instances",
+            "halimede_unstartable_instances",
             "halimede_sequences_open",
             "halimede_sequence_slots",
         )
@@ -176,6 +181,7 @@ def test_counters_follow_the_statistics_in_whole_microseconds():
         "halimede_queue_oldest_request_seconds": 1.5,
         "halimede_worker_restarts": 6,
         "halimede_parked_instances": 2,
+        "halimede_unstartable_instances": 1,
         "halimede_sequences_open": 5,
         "halimede_sequence_slots": 8,
     }
@@ -336,6 +342,15 @@ def test_no_series_is_repeated_for_any_model_names():
 
 def test_dropped_log_lines_are_counted():
     assert values(page([], dropped_log_lines=7), "halimede_log_dropped_lines") == {(): 7}
+
+
+def test_processes_that_hung_are_counted_by_what_they_are_for():
+    counted = values(page([], hung_processes={ProcessKind.WORKER: 3}), "halimede_hung_processes")
+    assert {kind.value: counted[(("process", kind.value),)] for kind in ProcessKind} == {
+        "frontend": 0,
+        "worker": 3,
+        "zygote": 0,
+    }
 
 
 def test_without_latencies_only_duration_counters_are_missing():

@@ -69,6 +69,24 @@ def caused(error: LoadError, name: str, cause: Exception | None = None) -> Infer
     return failure
 
 
+@pytest.mark.parametrize(
+    ("error", "cause", "code"),
+    [
+        (ConfigError(ErrorCode.INTERNAL, "x"), MemoryError(), ErrorCode.UNAVAILABLE),
+        (ConfigError(ErrorCode.INTERNAL, "x"), RuntimeError("can't start new thread"), ErrorCode.UNAVAILABLE),
+        (ConfigError(ErrorCode.INTERNAL, "x"), RuntimeError("a fault"), ErrorCode.INTERNAL),
+        (VersionError(1, (1,), ErrorCode.INTERNAL, "x"), RuntimeError("can't start new thread"), ErrorCode.UNAVAILABLE),
+        # The memory that the model's own code does not get.
+        (VersionError(1, (1,), ErrorCode.INTERNAL, "x"), MemoryError(), ErrorCode.INVALID_ARG),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, Exception) else "",
+)
+def test_a_load_for_which_the_server_lacks_something_is_unavailable(
+    error: LoadError, cause: Exception, code: ErrorCode
+) -> None:
+    assert caused(error, "m", cause).code is code
+
+
 def test_an_ensemble_names_the_step_that_failed_and_why() -> None:
     assert steps_error("e", {"m": caused(VERSION, "m")}).message == (
         "ensemble 'e' depends on 'm' which has no loaded version. Model 'm' loading failed with error: "

@@ -6,6 +6,7 @@ import pytest
 
 from halimede.core.sequences.rows import NULL_KEY, Memory, Row, Sequences, initial_states
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
+from halimede.workers.states import HeldStates
 from support.sequences import CONTROLS, SUM, config_of, inputs, item, plan_of, sequences_of, tensor, values
 
 FP32, BYTES = DataType.FP32, DataType.BYTES
@@ -153,15 +154,15 @@ class Interrupted(Sequences):
     late: list[Tensor]
     row: Row
 
-    def store(self, name: str, tensor: Tensor, memory: Memory) -> None:
-        super().store(name, tensor, memory)
+    def store(self, name: str, tensor: Tensor, taken_bytes: int, memory: Memory) -> None:
+        super().store(name, tensor, taken_bytes, memory)
         late, self.late = self.late, []
         self.row.take(late)
 
 
 def test_a_response_may_arrive_while_the_execution_ends() -> None:
     plan = plan_of(config_of(SUM % "" + DYNAMIC % ""))
-    sequences = Interrupted(plan, "m", initial_states(plan, {}), copies=False)
+    sequences = Interrupted(plan, "m", initial_states(plan, {}), HeldStates(), copies=False)
     (row,) = sequences.begin([item(1, 0, start=True)])
     sequences.row, sequences.late = row, [tensor("t", FP32, [[2]])]
     row.take([tensor("sum", FP32, [[1]])])

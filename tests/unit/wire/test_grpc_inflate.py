@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.core.wire.grpc_inflate import inflate_steps
 from halimede.core.wire.grpc_messages import MessageTooLarge
 from halimede.core.wire.steps import Steps, run
@@ -17,7 +17,7 @@ PACK = {b"gzip": gzip.compress, b"deflate": zlib.compress}
 PIECE = 256 << 10
 
 
-def steps(raw: bytes, encoding: bytes, most: int) -> Steps[bytearray]:
+def steps(raw: bytes, encoding: bytes, most: int) -> Steps[Buffer]:
     return inflate_steps(raw, encoding, most, lambda size: MessageTooLarge(size, most))
 
 

@@ -1,9 +1,13 @@
 """JSON arrays are cut in pieces and read as tensors, in steps."""
 
+import gc
 import json
 import math
+import re
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
 
 import numpy as np
 import orjson
@@ -212,3 +216,48 @@ def test_a_large_array_is_read_in_many_steps() -> None:
     assert sum(steps_of("[" + "1," * (count - 1) + "1]", DataType.FP32, count)) >= 2 * count // (2 * BLOCK_BYTES)
     assert sum(1 for _ in scan_steps(document("[" + "1," * count + "1]"))) >= 2 * count // BLOCK_BYTES
     assert sum(steps_of('["' + "x" * 1_000_000 + '"]', DataType.BYTES, 1)) >= 1_000_000 // BLOCK_BYTES
+
+
+MANY = 300
+
+
+def test_many_arrays_are_read_as_by_a_parser_of_json() -> None:
+    parts = {"".join(each) for size in (1, 2, 3) for each in product("[],1 -", repeat=size)}
+    for part in parts | {"".join(each) for each in product("[],1", repeat=4)}:
+        # Not the last element, which is a piece of its own.
+        array = f"[{'[[1],[ ]],' * MANY}{part},1]"
+        count = MANY + len(re.findall("1+", part)) + 1
+        try:
+            expected = pack("x", DataType.INT64, count, json.loads(array))
+        except json.JSONDecodeError:
+            expected = None
+        assert read_or_none(array, count) == expected, part
+
+
+def read_or_none(array: str, count: int) -> bytes | None:
+    try:
+        # Brackets may end the array early.
+        orjson.loads(run(scan_steps(document(array))).skeleton)
+        return read(array, DataType.INT64, count)
+    except (InferenceError, orjson.JSONDecodeError):
+        return None
+
+
+@pytest.mark.parametrize("element", ["[]", "[[[[]]]]", "[ ]", "[1]"])
+def test_arrays_in_a_piece_make_no_objects(element: str) -> None:
+    array = f"[{f'{element},' * 50_000}1]"
+    before = gc.get_stats()[0]["collections"]
+    read(array, DataType.INT64, array.count("1"))
+    # Python's garbage collector counts them; of the objects there were 70 to 500.
+    assert gc.get_stats()[0]["collections"] - before < 10
+
+
+def test_elements_that_are_missing_are_noticed_before_the_end() -> None:
+    # As many elements as there are commas, as `generate` announces them.
+    array = f"[{'[],' * 500_000}[]]"
+    steps = steps_of(array, DataType.INT32, 500_001)
+    done = 0
+    with suppress(InferenceError):
+        for _ in steps:
+            done += 1
+    assert done < len(array) // BLOCK_BYTES // 2

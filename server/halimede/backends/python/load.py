@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import stat
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -94,8 +95,7 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
     stem, extension = os.path.splitext(file)
     if extension != ".py":
         raise InferenceError(ErrorCode.INTERNAL, f"Model name must end with '.py'. Model name is \"{file}\".")
-    if not os.path.isfile(spec.artifact):
-        raise InferenceError(ErrorCode.INTERNAL, f"Python model file not found: model '{spec.model}' has no {file}")
+    _check_file(spec)
     name = stem
     if _is_same(directory, version_directory(spec)):
         # A package that only has a search path: a search for a package named `1` could find another one.
@@ -110,7 +110,8 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
         # The code of a python-based backend is shared by several models.
         sys.path.append(directory)
     # As in Triton, but last, so that files in the server's working directory hide no installed module.
-    sys.path.append(os.getcwd())
+    with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
+        sys.path.append(os.getcwd())
     # For processes that the model spawns; this process already has the module.
     sys.path.append(_SPAWNED)
     # Absolute, so that tracebacks and what the model derives from `__file__` do not depend on the working directory.
@@ -121,6 +122,31 @@ def _import_model(spec: WorkerSpec) -> ModuleType:
     sys.modules[name] = module
     loader.exec_module(module)
     return module
+
+
+def _check_file(spec: WorkerSpec) -> None:
+    """InferenceError if the model's file is not there. It names the outermost place that cannot be read."""
+    file = os.path.basename(spec.artifact)
+    missing = f"Python model file not found: model '{spec.model}' has no {file}"
+    places = {
+        f"the repository of model '{spec.model}'": os.path.dirname(spec.repository),
+        f"the directory of model '{spec.model}'": spec.repository,
+        f"the directory of {file} of model '{spec.model}'": os.path.dirname(spec.artifact),
+    }
+    for what, directory in places.items():
+        try:
+            os.stat(directory or ".")
+        except OSError as error:
+            raise InferenceError(ErrorCode.INTERNAL, f"{what} cannot be read: {error.strerror}") from error
+    try:
+        is_file = stat.S_ISREG(os.stat(spec.artifact).st_mode)
+    except FileNotFoundError as error:
+        raise InferenceError(ErrorCode.INTERNAL, missing) from error
+    except OSError as error:
+        text = f"{file} of model '{spec.model}' cannot be read: {error.strerror}"
+        raise InferenceError(ErrorCode.INTERNAL, text) from error
+    if not is_file:
+        raise InferenceError(ErrorCode.INTERNAL, missing)
 
 
 def _is_same(one: str, other: str) -> bool:

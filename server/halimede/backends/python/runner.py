@@ -52,7 +52,7 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
         raise errors.error("initialize", error) from None
     session.serves = True
     runner = PythonRunner(spec, session, errors, model)
-    return runner if plan is None else SequenceRunner(runner, plan, spec.model, files)
+    return runner if plan is None else SequenceRunner(runner, plan, spec.model, files, host.states)
 
 
 def complete_config(spec: WorkerSpec, host: Host) -> dict[str, Any]:
@@ -153,6 +153,9 @@ class PythonRunner:
         except BaseException as error:  # noqa: BLE001  a model may raise what it likes
             self._errors.log("is_ready", error)
             return False
+
+    def forget(self, seat: int) -> None:
+        """No effect: `SequenceRunner` keeps the states."""
 
     def close(self) -> None:
         """Call `finalize` if the model has it; a failure is logged."""

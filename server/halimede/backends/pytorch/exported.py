@@ -1,11 +1,10 @@
 """The signature of a program of torch.export: a JSON document in its archive, read without PyTorch. Pure."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import orjson
 
 from halimede.backends.pytorch.tree import argument_paths, result_paths
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature
@@ -76,9 +75,9 @@ class ExportedSignature:
 def read_exported(document: bytes, model: str) -> ExportedSignature:
     """The signature in `models/*.json`. INVALID_ARG for a type that no request can carry, or an unknown format."""
     try:
-        program = orjson.loads(document)
-        return _read(program, model)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        # Not by orjson, which ends the process if memory runs out.
+        return _read(json.loads(document), model)
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
         text = f"model '{clip(model)}': the signature of the exported program cannot be read: {type(error).__name__}: "
         hint = "; export it again with the PyTorch that is installed here"
         raise InferenceError(ErrorCode.INVALID_ARG, f"{text}{clip(str(error))}{hint}") from error

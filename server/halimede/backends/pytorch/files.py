@@ -10,7 +10,10 @@ from halimede.backends.pytorch.archive import MOST_DOCUMENT_BYTES, Archive, read
 from halimede.backends.pytorch.exported import ExportedSignature, read_exported
 from halimede.backends.pytorch.form import Form
 from halimede.backends.pytorch.package import PackageSignature, read_package
+from halimede.backends.read_memory import limited_memory
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.repository.file_kinds import FileKind
+from halimede.core.repository.model_files import pickle_refusal
 from halimede.core.types import ErrorCode, InferenceError
 
 PYTHON_RUNTIME = "model.py"
@@ -45,7 +48,17 @@ def find_files(config: ModelConfig, source: ModelSource) -> ModelFiles:
         raise InferenceError(
             ErrorCode.UNAVAILABLE, f"unable to find '{path}' for model '{source.name}'{_files_beside(path)}"
         )
+    with limited_memory("pytorch", source, path):
+        return _read_files(path, source)
+
+
+def _read_files(path: Path, source: ModelSource) -> ModelFiles:
     archive = read_archive(path, source.name)
+    if archive.form is Form.EXPORTED and not source.allow_pickle:
+        # The server has looked at the file, but a worker that starts later may find another one in its place. The
+        # readers of the other forms call no Python function, whatever the file is.
+        problem = pickle_refusal("pytorch", path.name, f"contains pickles: it is {FileKind.TORCH_EXPORT.value}")
+        raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{source.name}': {problem}")
     exported = None
     if archive.program:
         exported = read_exported(read_entry(path, archive.program, MOST_DOCUMENT_BYTES), source.name)

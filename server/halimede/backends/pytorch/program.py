@@ -164,15 +164,17 @@ class PackageProgram:
         self.device = device if device is not None else torch.device(compiled_for or "cpu")
         index = -1 if self.device.type == "cpu" else self.device.index or 0
         self._folder = tempfile.TemporaryDirectory(prefix="halimede-pytorch-", ignore_cleanup_errors=True)
-        with _temporary_files_in(self._folder.name):
-            package = importlib.import_module("torch._inductor.package").load_package(
-                str(path), model_name=name, run_single_threaded=True, device_index=index
-            )
+        try:
+            with _temporary_files_in(self._folder.name):
+                # PyTorch's own function for packages unpickles the exported programs that are beside the library.
+                self._loader = loader(str(path), name, run_single_threaded=True, num_runners=1, device_index=index)
+        except BaseException:
+            self._folder.cleanup()
+            raise
         if self.device.type == "cpu":
             # The library is mapped. Its file would stay behind if the process was killed. For a GPU there are more
             # files, which are read at first runs.
             self._folder.cleanup()
-        self._loader = package.loader
 
     def call(self, values: Mapping[str, Any]) -> Any:
         tensors = [values[name] for name in self._order]

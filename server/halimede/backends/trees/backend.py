@@ -106,7 +106,7 @@ def _threads(config: ModelConfig, options: TreeOptions) -> ThreadPlan:
 
 def _read(source: ModelSource, options: TreeOptions) -> Forest:
     path, model_type = _model_file(source, options)
-    return read_file(path, model_type, source.name, allow_unknown_field=options.allow_unknown_field)
+    return read_file(path, model_type, source, allow_unknown_field=options.allow_unknown_field)
 
 
 def _model_file(source: ModelSource, options: TreeOptions) -> tuple[Path, str]:

@@ -3,7 +3,6 @@
 The process sends the forest as arrays, which are checked before they are used. `python -m` runs this module there.
 """
 
-import errno
 import os
 import re
 import resource
@@ -16,33 +15,38 @@ from types import ModuleType
 
 import numpy as np
 
+from halimede.backends.api import ModelSource
+from halimede.backends.read_memory import read_memory, too_much_memory
 from halimede.backends.trees.files import HEAD_SIZE, mismatch
 from halimede.backends.trees.forest import Forest, checked, from_arrays, to_arrays
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 BASE_SECONDS, BYTES_PER_SECOND = 60, 1_000_000
-BASE_MEMORY, MEMORY_PER_BYTE = 1 << 30, 32
 
-_MISSING, _REFUSED = 3, 4
-"""Exit codes: a library is missing; the file was refused."""
+_MISSING, _REFUSED, _NO_MEMORY = 3, 4, 5
+"""Exit codes: a library is missing; the file was refused; the limit of memory was reached."""
+
+_OUT_OF_MEMORY = ("bad_alloc", "cannot allocate memory", "Could not expand buffer")
+"""In the errors of C++, of the dynamic linker, and of Treelite."""
 
 _PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: |^\S+\.(?:cc|h):\d+: ")
 
 
 def read_file(
-    path: Path, model_type: str, model: str, *, allow_unknown_field: bool, base_seconds: int = BASE_SECONDS
+    path: Path, model_type: str, source: ModelSource, *, allow_unknown_field: bool, base_seconds: int = BASE_SECONDS
 ) -> Forest:
-    """The forest in a file. INVALID_ARG if it is damaged or of another type; UNSUPPORTED without Treelite. Blocks."""
-    size = path.stat().st_size
-    seconds = base_seconds + size // BYTES_PER_SECOND
+    """The forest in a file. INVALID_ARG if it is damaged, of another type, or needs too much memory; UNSUPPORTED
+    without Treelite. Blocks."""
+    model, memory = source.name, read_memory("fil", source, path)
+    seconds = base_seconds + path.stat().st_size // BYTES_PER_SECOND
     # -P: the folder that the server was started in is not searched for modules.
-    program = [sys.executable, "-P", "-m", __name__, str(path), model_type, str(int(allow_unknown_field)), str(seconds)]
+    program = [sys.executable, "-P", "-m", __name__, str(path), model_type, str(int(allow_unknown_field))]
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     with os.fdopen(os.memfd_create("forest"), "w+b") as answer:
         try:
             ended = subprocess.run(  # noqa: S603  # our own module
-                program,
+                [*program, str(seconds), str(memory)],
                 stdin=subprocess.DEVNULL,
                 stdout=answer,
                 stderr=subprocess.PIPE,
@@ -53,6 +57,8 @@ def read_file(
             code, said = ended.returncode, ended.stderr[-4096:].decode(errors="replace").strip()
         except subprocess.TimeoutExpired:
             code, said = -signal.SIGKILL, ""
+        if code and any(word in said for word in _OUT_OF_MEMORY):
+            code = _NO_MEMORY
         about = f"model '{model}': {path.name} cannot be read as model_type '{model_type}'"
         match code:
             case 0:
@@ -69,6 +75,8 @@ def read_file(
                 raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{model}': {said}; install halimede[trees]")
             case 4:
                 reason = clip(said)
+            case 5:
+                raise too_much_memory("fil", source, path, memory)
             case _ if code in (-signal.SIGXCPU, -signal.SIGKILL):
                 reason = f"the reader did not end within {seconds} s, or was killed for its memory"
             case _ if code < 0:
@@ -83,7 +91,7 @@ def read_head(path: Path) -> bytes:
         return file.read(HEAD_SIZE)
 
 
-def _main(path: str, model_type: str, allow_unknown_field: str, seconds: str) -> int:
+def _main(path: str, model_type: str, allow_unknown_field: str, seconds: str, memory: str) -> int:
     # Libraries print to stdout; only the answer goes to the original one.
     answer = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -94,11 +102,13 @@ def _main(path: str, model_type: str, allow_unknown_field: str, seconds: str) ->
     except ImportError as error:
         print(f"treelite cannot be imported ({error})", file=sys.stderr)
         return _MISSING
-    limit_process(Path(path).stat().st_size, int(seconds))
+    limit_process(int(memory), int(seconds))
     try:
         forest = read_forest(Path(path), model_type, allow_unknown_field=allow_unknown_field == "1")
         with os.fdopen(answer, "wb") as file:
             np.savez(file, **to_arrays(forest))
+    except MemoryError:
+        return _NO_MEMORY
     except Exception as error:  # noqa: BLE001  # the text of any error is the answer
         print(_one_line(error), file=sys.stderr)
         return _REFUSED
@@ -112,16 +122,14 @@ def import_treelite() -> None:
     import treelite  # noqa: F401
 
 
-def limit_process(size: int, seconds: int) -> None:
-    """Bound this process: a file of `size` bytes may claim to be as large as it likes."""
+def limit_process(memory_bytes: int, seconds: int) -> None:
+    """Bound this process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (BASE_MEMORY + size * MEMORY_PER_BYTE,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes,) * 2)
 
 
 def _one_line(error: Exception) -> str:
-    if isinstance(error, MemoryError):
-        return f"it needs more memory than its size allows ({os.strerror(errno.ENOMEM)})"
     text = " ".join(_PLACE.sub("", line) for line in str(error).splitlines() if not line.startswith("Stack trace"))
     return " ".join(text.split()) or type(error).__name__
 

@@ -25,6 +25,7 @@ from halimede.backends.trees.sklearn_options import (
 from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, TensorSignature, complete
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import INTRA_OP_THREAD_COUNT, intra_op_threads
+from halimede.core.repository.model_files import pickle_refusal
 from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
@@ -121,8 +122,13 @@ def joblib_module() -> Any:
 
 
 def _load(source: ModelSource) -> Any:
-    """The estimator. UNAVAILABLE without a file, UNSUPPORTED without scikit-learn, INVALID_ARG for other files."""
+    """The estimator. UNAVAILABLE without a file, UNSUPPORTED without scikit-learn or if no pickles are allowed,
+    INVALID_ARG for other files."""
     path = _path(source)
+    if not source.allow_pickle:
+        # The server has looked at the file, but it may have been replaced since.
+        problem = pickle_refusal("sklearn", path.name, "is read as a pickle")
+        raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{source.name}': {problem}")
     try:
         joblib = joblib_module()
     except ImportError as error:

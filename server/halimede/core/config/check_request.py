@@ -224,10 +224,7 @@ class RequestChecker:
             # Refused here and not with the names, because Triton compares the batch sizes first.
             expected = self._inputs.get(tensor.name)
             if expected is None:
-                raise InferenceError(
-                    ErrorCode.INVALID_ARG,
-                    f"unexpected inference input '{clip(tensor.name)}' for model '{self._model}'",
-                )
+                raise self._unknown(tensor)
             needs_framing |= self._check_input(request, tensor, expected)
             size += len(tensor.data)
         if rows < 1:
@@ -242,6 +239,15 @@ class RequestChecker:
             inputs = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in request.inputs]
             self._known = _Known(inputs, request.outputs, checked)
         return checked
+
+    def check_declared(self, request: InferenceRequest, tensor: Tensor) -> None:
+        """Check what a request says of an input of which the data is not decoded yet, or raise INVALID_ARG."""
+        expected = self._inputs.get(tensor.name)
+        if expected is None:
+            raise self._unknown(tensor)
+        if self._batches and not expected.values and tensor.shape and tensor.shape[0] > self._max_batch_size:
+            raise self._too_many_rows(request)
+        self._check_shape(request, tensor, expected)
 
     def check_framing(self, request: InferenceRequest) -> None:
         """Check the elements that `check` skipped, or raise INVALID_ARG. Slow; may run on any thread."""
@@ -302,14 +308,19 @@ class RequestChecker:
                     request, f"input '{clip(tensor.name)}' batch size does not match other inputs for '{self._model}'"
                 )
         if rows > self._max_batch_size:
-            raise _invalid(
-                request, f"inference request batch-size must be <= {self._max_batch_size} for '{self._model}'"
-            )
+            raise self._too_many_rows(request)
         # All inputs are optional and none was sent: the request still runs, with one row.
         return rows if rows >= 0 else 1
 
-    def _check_input(self, request: InferenceRequest, tensor: Tensor, expected: _Input) -> bool:
-        """Raise for an input that does not fit; return whether its framing is left to `check_framing`."""
+    def _too_many_rows(self, request: InferenceRequest) -> InferenceError:
+        return _invalid(request, f"inference request batch-size must be <= {self._max_batch_size} for '{self._model}'")
+
+    def _unknown(self, tensor: Tensor) -> InferenceError:
+        text = f"unexpected inference input '{clip(tensor.name)}' for model '{self._model}'"
+        return InferenceError(ErrorCode.INVALID_ARG, text)
+
+    def _check_shape(self, request: InferenceRequest, tensor: Tensor, expected: _Input) -> None:
+        """Raise for an input whose datatype or shape does not fit."""
         datatype = tensor.datatype
         if datatype is not expected.datatype:
             got = "<invalid>" if datatype is DataType.INVALID else datatype.name
@@ -336,6 +347,11 @@ class RequestChecker:
                 f"input '{clip(tensor.name)}' for model '{self._model}' has length {shape[padding.axis]} in dimension "
                 f"{padding.axis}, its padding takes at most {padding.buckets[-1]}",
             )
+
+    def _check_input(self, request: InferenceRequest, tensor: Tensor, expected: _Input) -> bool:
+        """Raise for an input that does not fit; return whether its framing is left to `check_framing`."""
+        self._check_shape(request, tensor, expected)
+        datatype, shape = tensor.datatype, tensor.shape
         elements = prod(shape)
         # The byte count of an empty tensor does not limit its other dimensions, so check them here.
         if not 0 < elements <= _SAFE_ELEMENTS:
@@ -347,7 +363,7 @@ class RequestChecker:
                 )
             if self._batches and shape[0] == 0 and not expected.values:
                 # As in Triton, which treats a batch of zero rows as one row here; the batch size is refused later.
-                elements = prod(dims)
+                elements = prod(shape[1:])
         if datatype is DataType.BYTES:
             if elements > FRAMED_AT_ONCE and len(tensor.data) >= 4 * elements:
                 return elements > COMPARED_AT_ONCE or not has_equal_lengths(tensor.data, elements)
@@ -409,6 +425,16 @@ def _fixed(expected: _Input, tensor: Tensor) -> Hashable:
         return shape[1:]
     axis = expected.padding.axis
     return (*shape[1:axis], -1, *shape[axis + 1 :])
+
+
+def too_many_elements(request: InferenceRequest, tensor: Tensor) -> InferenceError:
+    """The error for an input with more elements than its shape gives, however many there are."""
+    elements, name, model = prod(tensor.shape), clip(tensor.name), clip(request.model_name)
+    if tensor.datatype is DataType.BYTES:
+        text = f"unexpected number of string elements {elements + 1} for inference input '{name}' for model '{model}'"
+        return _invalid(request, f"{text}, expecting {elements}")
+    text = f"input byte size mismatch for input '{name}' for model '{model}'. Expected"
+    return _invalid(request, f"{text} {elements * tensor.datatype.itemsize}, got more")
 
 
 def _invalid(request: InferenceRequest, message: str) -> InferenceError:

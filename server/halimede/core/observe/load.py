@@ -11,7 +11,8 @@ from halimede.core.types.statistics import SequenceCount
 class Load:
     """`queued` requests wait, the oldest one since `oldest_wait_ns`, and instances execute `executing` requests.
 
-    `parked` is how many instances are no longer restarted. `busy` has each scheduled instance. `sequences` is None for
+    `parked` is how many instances ended too often and are not restarted for minutes, `unstartable` is how many the
+    machine has not started for some time. `busy` has each scheduled instance. `sequences` is None for
     a model without sequences, `in_steps` the number of requests whose steps an ensemble executes; None for a model.
     """
 
@@ -19,6 +20,7 @@ class Load:
     executing: int = 0
     oldest_wait_ns: int = 0
     parked: int = 0
+    unstartable: int = 0
     busy: Sequence[Busy] = ()
     sequences: SequenceCount | None = None
     in_steps: int | None = None

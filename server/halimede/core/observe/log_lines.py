@@ -6,6 +6,7 @@ traceback follow below their line, the traceback indented; in JSON they are fiel
 """
 
 import json
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -145,6 +146,16 @@ def clip_trace(trace: str) -> str:
         return trace
     half = MAX_TRACE_CHARS // 2
     return f"{trace[:half]}\n... ({missing} characters) ...\n{trace[-half:]}"
+
+
+def trace_of(error: BaseException | None) -> str:
+    """The traceback of an error, clipped; "" for none. Never raises."""
+    if error is None:
+        return ""
+    try:
+        return clip_trace("".join(traceback.format_exception(error)).rstrip("\n"))
+    except Exception as unprintable:  # noqa: BLE001  # an exception's `__str__` may raise any error
+        return f"{type(error).__name__} (no traceback: {type(unprintable).__name__})"
 
 
 def make_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> LogTable:

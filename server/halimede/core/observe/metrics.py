@@ -211,11 +211,21 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
         Family(
             "halimede_parked_instances",
             "gauge",
-            "Instances that are no longer restarted because their processes ended too often",
+            "Instances that are not restarted for minutes because their processes ended too often",
             "instances",
-            "From the fifth end of an instance's process within a minute to the next load of the model.",
+            "From the fifth end of an instance's process within a minute until it runs again.",
         ),
         lambda model: model.load.parked,
+    ),
+    Valued(
+        Family(
+            "halimede_unstartable_instances",
+            "gauge",
+            "Instances whose processes the machine does not start: no file, no memory, no process",
+            "instances",
+            "From the time when a start is tried only every 10 seconds until the instance runs again.",
+        ),
+        lambda model: model.load.unstartable,
     ),
     Valued(
         Family(
@@ -405,7 +415,7 @@ STATE = Family(
     "1 for the state that a model version is in, 0 for the others",
     "",
     "At the scrape. `state` is `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE` (its load failed, or all its instances "
-    "are parked), as the repository index has it. A version that was unloaded has no series.",
+    "are parked or cannot be started), as the repository index has it. A version that was unloaded has no series.",
 )
 DROPPED = Family(
     "halimede_log_dropped_lines_total",
@@ -413,6 +423,14 @@ DROPPED = Family(
     "Log lines that were not written, because the queue was full or a write failed",
     "lines",
     "When a line is dropped.",
+)
+HUNG = Family(
+    "halimede_hung_processes_total",
+    "counter",
+    "Processes of the server that hung and were ended",
+    "processes",
+    "When a process is ended because it hung for `--hang-timeout-secs`. `process` is `frontend`, `worker` (of a model) "
+    "or `zygote` (it starts the others).",
 )
 """Families with rendering code of their own."""
 
@@ -447,6 +465,7 @@ GROUPS = (
         tuple(valued.family for valued in SYSTEM_FAMILIES),
     ),
     Group("The server", "", (), (DROPPED,)),
+    Group("Processes of the server", "", ("process",), (HUNG,)),
 )
 """All families of the page, for the reference pages."""
 

@@ -3,8 +3,10 @@
 `metrics` declares the families.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
+from halimede.core.hangs import ProcessKind
 from halimede.core.observe.exposition import FamilyText, edge_texts, label_text
 from halimede.core.observe.metrics import (
     DROPPED,
@@ -12,6 +14,7 @@ from halimede.core.observe.metrics import (
     FAILURES,
     FIRST_RESPONSES,
     GPU_FAMILIES,
+    HUNG,
     INSTANCE_FAMILIES,
     MODEL_FAMILIES,
     NS_PER_MS,
@@ -43,6 +46,7 @@ def render(
     *,
     states: Iterable[StateSample] = (),
     dropped_log_lines: int = 0,
+    hung_processes: Mapping[ProcessKind, int] = MappingProxyType({}),
     latencies: bool = True,
     first_responses: bool = True,
     custom: Generator[None, None, list[bytes]] | None = None,
@@ -103,6 +107,10 @@ def render(
     dropped = DROPPED.text()
     dropped.sample("", dropped_log_lines)
     parts.append(dropped.to_bytes())
+    hung = HUNG.text()
+    for kind in ProcessKind:
+        hung.sample(label_text({"process": kind.value}), hung_processes.get(kind, 0))
+    parts.append(hung.to_bytes())
     if custom is not None:
         parts += yield from custom
     return parts

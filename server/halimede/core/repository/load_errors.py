@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, shortage_of
 
 FIRST_RETRY_PAUSE_SECS = 0.25
 LONGEST_RETRY_PAUSE_SECS = 8.0
@@ -60,6 +60,15 @@ LoadError = ConfigError | VersionError | LeftBehindError
 
 def client_error(name: str, error: LoadError) -> InferenceError:
     """The error for a client that requested the load of `name`. The texts are Triton's: scripts search for them."""
+    found, cause = _client_error(name, error), error.__cause__
+    # Memory that the code of a version does not get is its error.
+    is_of_model = isinstance(error, VersionError) and isinstance(cause, MemoryError)
+    if is_of_model or shortage_of(cause) is None:
+        return found
+    return InferenceError(ErrorCode.UNAVAILABLE, found.message)
+
+
+def _client_error(name: str, error: LoadError) -> InferenceError:
     match error:
         case NoVersionError() | EnsembleError():
             return InferenceError(ErrorCode.INVALID_ARG, f"load failed for model '{name}': {error.message}")

@@ -174,6 +174,11 @@ def pickle_problem(backend: str, filename: str, look: Look, patterns: Collection
         what = "may be a pickle" if look.kind in _UNCLEAR else f"may be a pickle, though it begins as {look.kind.value}"
     else:
         return None
+    return pickle_refusal(backend, filename, what)
+
+
+def pickle_refusal(backend: str, filename: str, what: str) -> str:
+    """The text for a file that is not loaded because no pickles are allowed. `what` it is, as a predicate."""
     return (
         f"'{clip(filename)}' {what}, and a pickle can execute any code while the backend '{clip(backend)}' loads it. "
         "The server runs with --allow-pickle=false. Convert the model to a format without pickles, such as ONNX or "

@@ -49,4 +49,12 @@ class Warn:
     text: str
 
 
-Action = Execute | Fail | Warn
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Drop the state of this seat: its sequence has ended."""
+
+    slot: Slot
+    seat: int
+
+
+Action = Execute | Fail | Forget | Warn

@@ -9,6 +9,9 @@
 | shape tensor | its values, which all requests share, with the batch's rows as the first one | with own rows first |
 | BATCH_SIZES | the last row is repeated up to an allowed size | the repeated rows are dropped |
 
+Requests of a batch are executed one group after the other if all together would be padded to more than
+`MAX_PADDED_BYTES`: one long request makes each row of its batch as long. A request is never divided.
+
 As in Triton, an element count is that of a whole request with all its rows, and there is one per request; an item is
 one row, so BATCH_ITEM_SHAPE has an entry per row.
 """
@@ -29,6 +32,12 @@ from halimede.core.schedule.batching import OutputTypes, checked_output, columns
 from halimede.core.types import ErrorCode, InferenceError, Tensor
 
 Shape = tuple[int, ...]
+
+MAX_PADDED_BYTES = 64 << 20
+"""Maximum bytes of the padded inputs of several requests that are executed together."""
+
+_REFERENCE_BYTES = 8
+"""An element of an array of BYTES, beside its text."""
 
 
 @dataclass(slots=True)
@@ -76,7 +85,7 @@ class BatchPlan:
     def gather(self, batch: Sequence[Sequence[Tensor]], rows: Sequence[int]) -> Gathered:
         """The arrays for the inputs of each request, which has that many rows."""
         total = sum(rows)
-        gathered = Gathered({}, next((size for size in self._sizes if size >= total), total))
+        gathered = Gathered({}, self._row_count(total))
         for name, parts in columns(batch):
             padded = self._padded.get(name)
             gathered.shapes[name] = [part.shape for part in parts]
@@ -98,6 +107,47 @@ class BatchPlan:
             array = make_batch_input(made, shapes)
             gathered.inputs.update(dict.fromkeys(made.target_name, array))
         return gathered
+
+    @property
+    def pads(self) -> bool:
+        return bool(self._padded)
+
+    def groups(self, batch: Sequence[Sequence[Tensor]], rows: Sequence[int]) -> list[list[int]]:
+        """The requests that are executed together, by position: those of similar lengths, as few groups as possible.
+
+        The padded inputs of a group have at most MAX_PADDED_BYTES, unless it has only one request.
+        """
+        row_bytes = [self._padded_row_bytes(inputs) for inputs in batch]
+        order = sorted(range(len(batch)), key=lambda at: sum(row_bytes[at]))
+        groups: list[list[int]] = []
+        longest: list[int] = []
+        count = 0
+        for at in order:
+            joint = [*map(max, longest, row_bytes[at])] if groups else []
+            if not groups or self._row_count(count + rows[at]) * sum(joint) > MAX_PADDED_BYTES:
+                groups.append([])
+                joint, count = row_bytes[at], 0
+            groups[-1].append(at)
+            longest, count = joint, count + rows[at]
+        return [sorted(group) for group in groups]
+
+    def _padded_row_bytes(self, inputs: Sequence[Tensor]) -> list[int]:
+        """The bytes of a row of each padded input, padded as if the request were alone; 0 for one that it lacks."""
+        by_name = {tensor.name: tensor for tensor in inputs}
+        sizes = []
+        for name, padded in self._padded.items():
+            tensor = by_name.get(name)
+            if tensor is None:
+                sizes.append(0)
+                continue
+            shape, axis = tensor.shape, padded.padding.axis
+            elements = prod(shape[1:axis]) * padded.padding.padded(shape[axis]) * prod(shape[axis + 1 :])
+            sizes.append(elements * (tensor.datatype.itemsize or _REFERENCE_BYTES))
+        return sizes
+
+    def _row_count(self, total: int) -> int:
+        """The rows of the model's arrays for so many of the requests."""
+        return next((size for size in self._sizes if size >= total), total)
 
     def scatter(
         self,

@@ -68,6 +68,8 @@ class Outcome(Enum):
     """It was cancelled: whether the state of its sequence has it is unknown.
 
     A request that the model answers with an error is DONE: its sequence continues."""
+    ENDED = "ended"
+    """Its sequence has ended, because its new state could not be kept."""
 
 
 class Scheduler(Protocol):

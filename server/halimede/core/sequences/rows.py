@@ -1,21 +1,27 @@
 """The rows of a batch with seats: each request with its controls and state, and the null rows between them.
 
-The state of a seat is replaced at START and removed after END, so there is one at most for each seat. A row collects
-the new state that the model's responses carry. The seat gets it when the execution of the row ends without an error; a
-response that is sent even later changes the state at once.
+The state of a seat is replaced at START, and removed after END or when the scheduler says that the sequence has ended
+(`forget`), so there is one at most for each seat. A row collects the new state that the model's responses carry.
+The seat gets it when the execution of the row ends without an error; a response that is sent even later changes the
+state at once.
+
+The bytes of each state are taken from the bound of the server before the state is kept, and are given back when it is
+replaced or dropped. If they are refused, the sequence ends: the request gets an error, and so do requests without
+START that are executed before the scheduler knows.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from halimede.core.sequences.plan import Control, ControlKind, SequencePlan, State
+from halimede.core.sequences.plan import Control, ControlKind, CorrelationControl, SequencePlan, State
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
-from halimede.core.types.error import clip
+from halimede.core.types.error import EndedSequenceError, clip
 
 NULL_KEY = -1
 """The key of a null row, which no request has."""
@@ -41,13 +47,31 @@ class SeatedItem(Protocol):
     def seat(self) -> int: ...
 
 
-class Memory:
-    """The state of one sequence: a tensor of each input name that the model has returned a state for."""
+class StateBytes(Protocol):
+    """The bound of the states that this process may keep. Thread-safe."""
 
-    __slots__ = ("tensors",)
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Guards the states that are kept. Not held during the calls of the methods."""
+
+    def try_take(self, size_bytes: int) -> bool:
+        """Take bytes; False, and none is taken, if they would exceed the bound."""
+
+    def give_back(self, size_bytes: int) -> None:
+        """Return bytes that were taken. Does not wait."""
+
+
+class Memory:
+    """The state of one sequence: a tensor of each input name that the model has returned a state for.
+
+    `is_dropped`: the sequence has ended, and nothing is stored any more. Changed with the lock of `StateBytes`.
+    """
+
+    __slots__ = ("is_dropped", "tensors")
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.is_dropped = False
 
 
 class Row:
@@ -65,7 +89,8 @@ class Row:
         self.rows = 1 if item is None else item.rows
         self.request = request
         self.memory = memory
-        self._new: dict[str, Tensor] = {}
+        self._new: dict[str, tuple[Tensor, int]] = {}
+        """By input name: the new state, and the bytes that were taken for it."""
         self._ended = self._failed = False
 
     @property
@@ -82,8 +107,9 @@ class Row:
             if state is None:
                 others.append(tensor)
                 continue
-            if self.item is not None:
-                self._new[state.input_name] = sequences.kept(state, tensor, self.memory)
+            if self.item is not None and not self._failed:
+                self._drop_new(state.input_name)
+                self._new[state.input_name] = sequences.kept(state, tensor, self)
             if sequences.is_wanted(tensor.name, self.item):
                 others.append(tensor)
         if self._ended and not self._failed:
@@ -93,35 +119,49 @@ class Row:
     def fail(self) -> None:
         """The request gets an error: its state stays as it is."""
         self._failed = True
-        self._new.clear()
+        for name in [*self._new]:
+            self._drop_new(name)
 
     def end(self, *, is_last: bool) -> None:
         """The execution of the row is over. `is_last`: the request is not executed again."""
         self._ended = True
         self._store()
         if is_last and self.request.sequence_end:
-            self.sequences.forget(self)
+            self.sequences.forget(self.seat, self.memory)
 
     def _store(self) -> None:
         # Not a loop over the items: another thread may `take` a response meanwhile.
         while self._new:
-            name, tensor = self._new.popitem()
-            self.sequences.store(name, tensor, self.memory)
+            name, (tensor, taken_bytes) = self._new.popitem()
+            self.sequences.store(name, tensor, taken_bytes, self.memory)
+
+    def _drop_new(self, name: str) -> None:
+        """Drop a new state that the seat does not get."""
+        new = self._new.pop(name, None)
+        if new is not None and new[1]:
+            self.sequences.states.give_back(new[1])
 
 
 class Sequences:
-    """The sequences of one instance. Not thread-safe, except that rows may `take` responses on any thread."""
+    """The sequences of one instance. Not thread-safe, except that rows may `take` responses, and seats whose requests
+    do not execute be forgotten, on any thread."""
 
-    def __init__(self, plan: SequencePlan, model: str, initial: Mapping[str, Tensor], *, copies: bool) -> None:
-        """`initial` are the states of a new sequence by input name. `copies`: the model may write to its inputs, and to
-        outputs that it has returned."""
+    def __init__(
+        self, plan: SequencePlan, model: str, initial: Mapping[str, Tensor], states: StateBytes, *, copies: bool
+    ) -> None:
+        """`initial` are the states of a new sequence by input name, which are not counted in `states`. `copies`: the
+        model may write to its inputs, and to outputs that it has returned."""
         self.plan = plan
+        self.states = states
         self.by_output = {state.output_name: state for state in plan.states}
         self._by_input = {state.input_name: state for state in plan.states}
         self._model = model
         self._initial = initial
         self._copies = copies
         self._seats: dict[int, Memory] = {}
+        self._ended: dict[int, EndedSequenceError] = {}
+        """By seat, the error of a sequence whose state exceeded the bound. The scheduler may not know yet: only the end
+        of a batch tells it, and not a response of its own."""
         self._controls = {
             (start, end): tuple(_value(control, start, end) for control in plan.controls)
             for start in (False, True)
@@ -135,23 +175,34 @@ class Sequences:
     def check(self, items: Sequence[SeatedItem]) -> dict[int, InferenceError]:
         """The errors of requests that cannot be executed, by position."""
         control = self.plan.correlation
-        if control is None or control.datatype is DataType.BYTES:
+        takes_text = control is None or control.datatype is DataType.BYTES
+        if takes_text and not self._ended:
             return {}
+        errors: dict[int, InferenceError] = {}
+        for at, item in enumerate(items):
+            request = item.request
+            if control is not None and not takes_text and isinstance(request.sequence_id, str):
+                errors[at] = self._unfit(control)
+            elif item.seat in self._ended and not request.sequence_start:
+                errors[at] = self._ended[item.seat]
+            if at in errors and request.sequence_end:
+                self.forget(item.seat)
+        return errors
+
+    def _unfit(self, control: CorrelationControl) -> InferenceError:
+        """The error of a text as the correlation id of a model that takes numbers."""
         text = (
             f"sequence batching control '{clip(control.name)}' data-type is 'BYTES', but model '{clip(self._model)}' "
             f"expects '{control.datatype.name}'"
         )
-        return {
-            at: InferenceError(ErrorCode.INVALID_ARG, text)
-            for at, item in enumerate(items)
-            if isinstance(item.request.sequence_id, str)
-        }
+        return InferenceError(ErrorCode.INVALID_ARG, text)
 
     def begin(self, items: Sequence[SeatedItem]) -> list[Row]:
         """The rows of these requests, which are not empty and, if null rows are needed, in the order of their seats."""
         rows: list[Row] = []
         for item in items:
             if item.request.sequence_start or item.seat not in self._seats:
+                self.forget(item.seat)
                 self._seats[item.seat] = Memory()
             memory = self._seats[item.seat]
             rows.append(Row(self, item, item.seat, self._extended(item.request, memory), memory))
@@ -173,8 +224,10 @@ class Sequences:
             return False
         return not item.request.outputs or output in item.request.outputs
 
-    def kept(self, state: State, tensor: Tensor, memory: Memory) -> Tensor:
-        """A new state as it is kept, checked. Its memory is not the model's, except if the model does not use it."""
+    def kept(self, state: State, tensor: Tensor, row: Row) -> tuple[Tensor, int]:
+        """A new state as it is kept, checked, and the bytes that were taken for it. Its memory is not the model's,
+        except if the model does not use it. UNAVAILABLE, and the sequence has ended, if the bytes are refused."""
+        memory = row.memory
         if tensor.datatype is not state.datatype:
             raise _internal(
                 f"state output '{clip(state.output_name)}': the model returned {tensor.datatype.name}, but the "
@@ -192,27 +245,73 @@ class Sequences:
             )
         # What has a buffer is copied into it as soon as the execution ends.
         is_kept = state.has_one_buffer and state.datatype is not DataType.BYTES
+        size = 0 if is_kept and state.input_name in memory.tensors else len(tensor.data)
+        # Null rows get states of the same shape. They are not kept, but their batch must fit too.
+        null_size = size * row.seat if self.plan.fills_rows and -1 in state.dims else 0
+        if not self.states.try_take(size + null_size):
+            raise self._end(row, size)
+        if null_size:
+            self.states.give_back(null_size)
         is_own = not self._copies and (is_kept or _is_whole(tensor.data))
         data = tensor.data if is_own else bytes(tensor.data)
-        return Tensor(state.input_name, tensor.datatype, tensor.shape, data)
+        return Tensor(state.input_name, tensor.datatype, tensor.shape, data), size
 
-    def store(self, name: str, tensor: Tensor, memory: Memory) -> None:
-        """Replace a state of a sequence."""
+    def store(self, name: str, tensor: Tensor, taken_bytes: int, memory: Memory) -> None:
+        """Replace a state of a sequence. `taken_bytes` were taken for the new one."""
+        with self.states.lock:
+            unused = taken_bytes if memory.is_dropped else self._replace(name, tensor, memory)
+        if unused:
+            self.states.give_back(unused)
+
+    def _replace(self, name: str, tensor: Tensor, memory: Memory) -> int:
+        """Returns the bytes of the state before, if it has been replaced by another tensor."""
+        known = memory.tensors.get(name)
         if not self._by_input[name].has_one_buffer or tensor.datatype is DataType.BYTES:
             memory.tensors[name] = tensor
-            return
-        known = memory.tensors.get(name)
+            return 0 if known is None else len(known.data)
         if known is None:
             # The model gets a view that it cannot write to.
             buffer = memoryview(bytearray(tensor.data))
             memory.tensors[name] = Tensor(name, tensor.datatype, tensor.shape, buffer.toreadonly())
         else:
             np.frombuffer(_writable(known.data), np.uint8)[:] = np.frombuffer(tensor.data, np.uint8)
+        return 0
 
-    def forget(self, row: Row) -> None:
-        """The sequence of this row has ended."""
+    def forget(self, seat: int, memory: Memory | None = None) -> None:
+        """The sequence of the seat has ended. With `memory`, nothing happens if another sequence has the seat."""
+        known = self._seats.get(seat)
+        if known is None or (memory is not None and known is not memory):
+            return
+        self._ended.pop(seat, None)
+        self._seats.pop(seat, None)
+        self._drop(known)
+
+    def close(self) -> None:
+        """The instance has ended: drop all states."""
+        for seat in [*self._seats]:
+            self.forget(seat)
+
+    def _end(self, row: Row, size_bytes: int) -> EndedSequenceError:
+        """End the sequence of a row, whose new state is refused."""
+        identity = "" if self.plan.is_iterative else f" {clip(str(row.request.sequence_id))}"
+        error = EndedSequenceError(
+            ErrorCode.UNAVAILABLE,
+            f"sequence{identity} for model '{clip(self._model)}' has ended: its new state of {size_bytes} bytes would "
+            "exceed the memory that the server has for the states of sequences; begin the sequence again with the "
+            "START flag",
+        )
         if self._seats.get(row.seat) is row.memory:
-            del self._seats[row.seat]
+            self._ended[row.seat] = error
+        self._drop(row.memory)
+        return error
+
+    def _drop(self, memory: Memory) -> None:
+        with self.states.lock:
+            memory.is_dropped = True
+            size = sum(len(tensor.data) for tensor in memory.tensors.values())
+            memory.tensors.clear()
+        if size:
+            self.states.give_back(size)
 
     def _state_of(self, state: State, memory: Memory) -> Tensor:
         return memory.tensors.get(state.input_name) or self._initial[state.input_name]

@@ -11,7 +11,7 @@ from halimede.core.types.device import (
     PlacedInstances,
     Placement,
 )
-from halimede.core.types.error import ErrorCode, InferenceError, Problem
+from halimede.core.types.error import ErrorCode, InferenceError, Problem, shortage_of
 from halimede.core.types.request import InferenceRequest, InferenceResponse, ParameterValue
 from halimede.core.types.server import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.core.types.tensor import Buffer, RegionSlice, Tensor
@@ -40,4 +40,5 @@ __all__ = [
     "Secret",
     "ServerMetadata",
     "Tensor",
+    "shortage_of",
 ]

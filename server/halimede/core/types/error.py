@@ -1,7 +1,9 @@
 """One error class with a code; only `core.wire.status_map` knows HTTP and gRPC numbers."""
 
+import errno
 from dataclasses import dataclass
 from enum import Enum
+from typing import cast
 
 
 class ErrorCode(Enum):
@@ -40,6 +42,10 @@ class InferenceError(Exception):
         return hash((self.code, self.message))
 
 
+class EndedSequenceError(InferenceError):
+    """The error of a request that could not be executed without ending its sequence: the state is dropped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem in a file that a user wrote.
@@ -55,6 +61,21 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.line}:{self.column}: {self.message}" if self.line else self.message
+
+
+def shortage_of(error: BaseException | None) -> InferenceError | None:
+    """What a client gets for an error that says that the server lacks memory or a thread; None for other errors.
+
+    It is UNAVAILABLE, because the same request may succeed later. The log has it without a traceback: the code
+    that asked for memory is not at fault.
+    """
+    # No `isinstance`, because it runs code of a model's exception class.
+    kind = type(error)
+    if issubclass(kind, MemoryError) or (kind is OSError and cast("OSError", error).errno == errno.ENOMEM):
+        return InferenceError(ErrorCode.UNAVAILABLE, "the server has not enough memory for this")
+    if kind is RuntimeError and str(error) == "can't start new thread":
+        return InferenceError(ErrorCode.UNAVAILABLE, "the server cannot start a thread for this")
+    return None
 
 
 CLIENT_TEXT_LIMIT = 256

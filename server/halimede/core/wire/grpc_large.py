@@ -8,15 +8,16 @@ the kind of what follows), and a value. Fields of a message may come in any orde
 times is the concatenation of them all. Groups, which no client of these messages writes, are refused.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.tensor import Buffer
+from halimede.core.wire.growing_bytes import GrowingBytes
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, message_class, not_parsed, parse
 from halimede.core.wire.steps import Steps
 
@@ -27,12 +28,13 @@ MAX_OTHER_BYTES = 4 << 20
 """What a large message has beside its tensors' data."""
 
 MAX_FIELDS = 20_000
-"""Fields of one message, and of one input, without the elements of `contents`."""
+"""Fields of one message, of one input, and of its `contents`, without the elements of these. Short runs of packed
+elements count."""
 
 _PIECE_BYTES = 32 << 10
 """Of packed numbers, decoded in one step."""
-_STEP_ELEMENTS = 2048
-"""Elements that are not packed, in one step."""
+_FIELDS_AT_ONCE = 1024
+"""Fields that are no elements, in one step."""
 _COPIED_BYTES = 1 << 20
 
 # Kinds of values.
@@ -57,10 +59,32 @@ CONTENTS_DATATYPES = {
 """The fields of InferTensorContents, and the datatype of each one's elements."""
 _KINDS = {1: _VARINT, 2: _VARINT, 3: _VARINT, 4: _VARINT, 5: _VARINT, 6: _FIXED32, 7: _FIXED64, 8: _SIZED}
 """The kind of one element of each field, outside of packed ones."""
+_TAGS = {_NAMES[number]: number << 3 | kind for number, kind in _KINDS.items()}
+_STRING_TAG = _TAGS[_BYTES_CONTENTS]
+LONG_BYTES = 128
+"""From this size on the size of a field takes more than a byte."""
+_SHORT_LENGTHS = tuple(size.to_bytes(4, "little") for size in range(LONG_BYTES))
 
-Convert = Callable[[str, NDArray[Any]], NDArray[Any]]
-Contents = dict[str, Buffer]
-"""The fields of one InferTensorContents that have elements, as tensor data: little-endian, BYTES in wire layout."""
+
+class Announced(Protocol):
+    """What a request says of an input before its elements."""
+
+    @property
+    def field(self) -> str:
+        """The field for elements of its datatype; "" if there is none."""
+
+    @property
+    def most(self) -> int:
+        """The number of elements that its shape gives."""
+
+    def convert(self, elements: NDArray[Any]) -> NDArray[Any]:
+        """Elements of the field as the tensor has them. INVALID_ARG for a value outside the datatype."""
+
+    def wrong_field(self, field: str) -> InferenceError:
+        """The error for elements in another field."""
+
+    def too_many(self) -> InferenceError:
+        """The error for more elements than `most`."""
 
 
 @dataclass(slots=True)
@@ -112,120 +136,200 @@ def _cut(view: memoryview) -> LargeRequest:
     return LargeRequest(parse(ModelInferRequest, b"".join(others)), raws, contents)
 
 
-def read_contents(parts: Sequence[memoryview], convert: Convert) -> Steps[Contents]:
+def read_contents(parts: Sequence[memoryview], announced: Announced) -> Steps[Buffer]:
     """Decode encoded InferTensorContents, which together are one, in steps of some milliseconds.
 
-    `convert` gets the name of a field and some of its elements, and returns them as the tensor has them.
+    Returns the elements of the announced field as tensor data: little-endian, BYTES in wire layout. INVALID_ARG for
+    elements of another field, and as soon as there are more of them than announced.
     """
-    found: dict[str, _Elements] = {}
-    count = 0
+    elements = (_Strings if announced.field == _BYTES_CONTENTS else _Numbers)(announced)
+    others = 0
     try:
         for part in parts:
-            for number, kind, _, value, stop in fields(part):
+            at = 0
+            while at < len(part):
+                before = elements.copied.size_bytes
+                if used := elements.add_singles(part[at : at + _PIECE_BYTES]):
+                    at += used
+                    yield elements.copied.size_bytes - before
+                    continue
+                rest = part[at:]
+                number, kind, _, value, stop = next(fields(rest))
+                at += stop
                 name = _NAMES.get(number)
+                if name == announced.field and kind == _SIZED and stop - value > LONG_BYTES:
+                    yield from elements.add_sized(rest[value:stop])
+                    continue
+                # Each costs a microsecond, whatever its size.
+                others += 1
+                if others > MAX_FIELDS:
+                    raise _too_many_fields(MAX_FIELDS)
+                if others % _FIELDS_AT_ONCE == 0:
+                    yield 0
                 if name is None or kind not in (_SIZED, _KINDS[number]):
                     continue  # Fields that later versions may have.
-                elements = found.get(name)
-                if elements is None:
-                    elements = found[name] = _Elements(name, convert)
-                if name == _BYTES_CONTENTS:
-                    elements.add_bytes(part[value:stop])
-                elif kind == _SIZED:
-                    yield from elements.add_packed(part[value:stop])
-                else:
-                    elements.add_single(part[value:stop])
-                count += 1
-                if count == _STEP_ELEMENTS or elements.collected_bytes >= _COPIED_BYTES:
-                    count = 0
-                    for each in found.values():
-                        yield from each.flush()
-        for each in found.values():
-            yield from each.flush()
+                is_element = kind == _KINDS[number]
+                if name == announced.field and kind == _SIZED:
+                    yield from elements.add_sized(rest[value:stop])
+                elif is_element or stop > value:
+                    raise announced.wrong_field(name)
     except _Malformed as error:
         raise not_parsed(_InferTensorContents, error.size) from None
-    return {name: each.data for name, each in found.items() if len(each.data)}
+    return elements.data
 
 
-class _Elements:
-    """The elements of one field, in the order in which they come: packed, or each as a field of its own."""
+class _Strings:
+    """The elements of `bytes_contents`, in wire layout."""
 
-    def __init__(self, name: str, convert: Convert) -> None:
-        self._name = name
-        self._dtype = CONTENTS_DATATYPES[name].dtype
-        self._convert = convert
-        self._parts: list[Buffer] = []
-        self.collected_bytes = 0
-        """What `flush` is to add."""
-        self._copied = bytearray()
-        self.data: Buffer = self._copied
-        """The tensor's data, complete after `flush`."""
+    def __init__(self, announced: Announced) -> None:
+        self._announced = announced
+        self._count = 0
+        self.copied = GrowingBytes()
 
-    def add_bytes(self, element: memoryview) -> None:
-        self._parts += (len(element).to_bytes(4, "little"), element)
-        self.collected_bytes += 4 + len(element)
+    @property
+    def data(self) -> Buffer:
+        return self.copied.content()
 
-    def add_single(self, encoded: memoryview) -> None:
-        """An element that is not packed."""
-        self._parts.append(encoded)
-        self.collected_bytes += len(encoded)
+    def add_singles(self, piece: memoryview) -> int:
+        """Add the strings of less than 128 bytes at the start of a piece. Returns the number of bytes read."""
+        if piece[0] != _STRING_TAG or len(piece) < 2 or piece[1] >= LONG_BYTES:
+            return 0
+        raw = bytes(piece)
+        parts: list[bytes] = []
+        at, end = 0, len(raw)
+        while at + 1 < end and raw[at] == _STRING_TAG:
+            size = raw[at + 1]
+            stop = at + 2 + size
+            if size >= LONG_BYTES or stop > end:
+                break
+            parts.append(_SHORT_LENGTHS[size])
+            parts.append(raw[at + 2 : stop])
+            at = stop
+        self._count_more(len(parts) // 2)
+        self.copied.add(b"".join(parts))
+        return at
 
-    def add_packed(self, run: memoryview) -> Steps[None]:
-        yield from self.flush()
-        yield from self._add_run(run)
+    def add_sized(self, element: memoryview) -> Steps[None]:
+        """Add one string."""
+        self._count_more(1)
+        self.copied.add(len(element).to_bytes(4, "little"))
+        yield 4
+        yield from _copy_steps(element, self.copied)
 
-    def flush(self) -> Steps[None]:
-        """Add what is collected."""
-        if not self._parts:
-            return
-        parts, self._parts = self._parts, []
-        size, self.collected_bytes = self.collected_bytes, 0
-        if self._name != _BYTES_CONTENTS:
-            yield from self._add_run(memoryview(b"".join(parts)))
-        elif size <= 2 * _COPIED_BYTES:
-            self._copied += b"".join(parts)
-            yield size
-        else:
-            for part in parts:
-                yield from self._copy(memoryview(part))
+    def _count_more(self, count: int) -> None:
+        self._count += count
+        if self._count > self._announced.most:
+            raise self._announced.too_many()
 
-    def _add_run(self, run: memoryview) -> Steps[None]:
+
+class _Numbers:
+    """The elements of another field, in the order in which they come: packed, or each as a field of its own."""
+
+    def __init__(self, announced: Announced) -> None:
+        self._announced = announced
+        self._count = 0
+        self.copied = GrowingBytes()
+        self._view: memoryview | None = None
+        """The only run of floats, of which nothing is copied."""
+        # Without a field for the datatype all elements are in a wrong one.
+        self._dtype = CONTENTS_DATATYPES.get(announced.field, DataType.BOOL).dtype
+        self._tag = _TAGS.get(announced.field, 0)
+
+    def add_singles(self, piece: memoryview) -> int:
+        """Add the elements at the start of a piece that are not packed. Returns the number of bytes read."""
+        if piece[0] != self._tag:
+            return 0
+        raw = np.frombuffer(piece, np.uint8)
+        if self._dtype.kind == "f":
+            width = 1 + self._dtype.itemsize
+            rows = raw[: len(raw) // width * width].reshape(-1, width)
+            count = _leading(rows[:, 0] == self._tag)
+            self._count_more(count)
+            self._end_view()
+            self.copied.add(rows[:count, 1:].tobytes())
+            return count * width
+        # Tags and the last bytes of numbers are below 128, and take turns.
+        low = np.flatnonzero(raw < 128)
+        ends = low[1::2]
+        tags = low[: 2 * len(ends) : 2]
+        starts = np.zeros_like(ends)
+        starts[1:] = ends[:-1] + 1
+        count = _leading((tags == starts) & (raw[tags] == self._tag))
+        if not count:
+            return 0
+        used = int(ends[count - 1]) + 1
+        self._add_varints(np.delete(raw[:used], tags[:count]))
+        return used
+
+    def add_sized(self, run: memoryview) -> Steps[None]:
+        """Add packed elements."""
         if self._dtype.kind != "f":
-            yield from self._add_varints(run)
+            yield from self._add_run(run)
             return
         if len(run) % self._dtype.itemsize:
             raise _Malformed(len(run))
-        if not len(self.data):
+        self._count_more(len(run) // self._dtype.itemsize)
+        if not self._view and not self.copied.size_bytes:
             # The usual case: one run, which needs no copy.
-            self.data = run
+            self._view = run
             return
-        if self.data is not self._copied:
-            first, self.data = memoryview(self.data), self._copied
-            yield from self._copy(first)
-        yield from self._copy(run)
+        yield self._end_view()
+        yield from _copy_steps(run, self.copied)
 
-    def _copy(self, data: memoryview) -> Steps[None]:
-        for at in range(0, len(data), _COPIED_BYTES):
-            piece = data[at : at + _COPIED_BYTES]
-            self._copied += piece
-            yield len(piece)
+    @property
+    def data(self) -> Buffer:
+        return self.copied.content() if self._view is None else self._view
 
-    def _add_varints(self, run: memoryview) -> Steps[None]:
+    def _end_view(self) -> int:
+        """More elements come: copy those that are a view. Returns their size."""
+        view, self._view = self._view, None
+        if view is None:
+            return 0
+        self.copied.add(view)
+        return len(view)
+
+    def _add_run(self, run: memoryview) -> Steps[None]:
         at = 0
         while at < len(run):
             piece = np.frombuffer(run[at : at + _PIECE_BYTES], np.uint8)
-            ends = np.flatnonzero(piece < 128)
-            if not len(ends):
+            before = self.copied.size_bytes
+            used = self._add_varints(piece)
+            if not used:
                 raise _Malformed(len(run))
-            numbers = _numbers(piece, ends)
-            if self._dtype.kind == "b":
-                values: NDArray[Any] = numbers != 0
-            else:
-                # As protobuf does, numbers of 32 bits are cut.
-                values = (numbers.astype(np.uint32) if self._dtype.itemsize == 4 else numbers).view(self._dtype)
-            values = self._convert(self._name, values)
-            self._copied += values.view(np.uint8).data
-            at += int(ends[-1]) + 1
-            yield values.nbytes
+            at += used
+            yield self.copied.size_bytes - before
+
+    def _add_varints(self, piece: NDArray[np.uint8]) -> int:
+        """Add the whole numbers in a piece. Returns the number of their bytes."""
+        ends = np.flatnonzero(piece < 128)
+        if not len(ends):
+            return 0
+        self._count_more(len(ends))
+        numbers = _numbers(piece, ends)
+        if self._dtype.kind == "b":
+            values: NDArray[Any] = numbers != 0
+        else:
+            # As protobuf does, numbers of 32 bits are cut.
+            values = (numbers.astype(np.uint32) if self._dtype.itemsize == 4 else numbers).view(self._dtype)
+        self.copied.add(self._announced.convert(values).view(np.uint8).data)
+        return int(ends[-1]) + 1
+
+    def _count_more(self, count: int) -> None:
+        self._count += count
+        if self._count > self._announced.most:
+            raise self._announced.too_many()
+
+
+def _copy_steps(data: memoryview, into: GrowingBytes) -> Steps[None]:
+    for at in range(0, len(data), _COPIED_BYTES):
+        piece = data[at : at + _COPIED_BYTES]
+        into.add(piece)
+        yield len(piece)
+
+
+def _leading(flags: NDArray[np.bool_]) -> int:
+    """How many flags are set before the first that is not."""
+    return len(flags) if flags.all() else int(flags.argmin())
 
 
 def _numbers(piece: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.uint64]:
@@ -272,6 +376,12 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
+def _too_many_fields(most: int) -> InferenceError:
+    return InferenceError(
+        ErrorCode.INVALID_ARG, f"the message has more than {most} fields beside its tensors' elements"
+    )
+
+
 _Field = tuple[int, int, int, int, int]
 """Number, kind of value, and where the field, its value and its end are."""
 
@@ -283,9 +393,7 @@ def fields(view: memoryview, most: int | None = None) -> Iterator[_Field]:
     while at < end:
         count += 1
         if most is not None and count > most:
-            raise InferenceError(
-                ErrorCode.INVALID_ARG, f"the message has more than {most} fields beside its tensors' elements"
-            )
+            raise _too_many_fields(most)
         start = at
         tag = view[at]
         if tag < 128:

@@ -35,10 +35,19 @@ class MessageTooLarge(InferenceError):
 
 @dataclass(slots=True)
 class Message:
-    """One message as it was sent. `content` is bytes, or a view of memory of its own."""
+    """One message as it was sent. `content` is bytes, or a view of memory of its own.
+
+    `held_bytes` were counted for it while it arrived or waited; who has the message gives them back.
+    """
 
     content: Buffer
     is_compressed: bool
+    held_bytes: int = 0
+
+    def take_held(self) -> int:
+        """The caller gives the counted bytes back from now on. Returns how many there are."""
+        size, self.held_bytes = self.held_bytes, 0
+        return size
 
 
 class MessageReader:

@@ -4,13 +4,15 @@ Inputs come either all in `raw_input_contents`, one entry per input in order, or
 module does not check whether the tensors fit the model. Client data in error texts is clipped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halimede.core.config.check_request import RequestChecker, too_many_elements
 from halimede.core.types import (
     DataType,
     ErrorCode,
@@ -23,7 +25,7 @@ from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.destinations import ALL_BINARY, BINARY, Destination, Destinations, Inline
-from halimede.core.wire.grpc_large import CONTENTS_DATATYPES, LARGE_BYTES, Contents, Convert, read_contents, read_large
+from halimede.core.wire.grpc_large import CONTENTS_DATATYPES, LARGE_BYTES, read_contents, read_large
 from halimede.core.wire.protocol import ModelInferRequest, ProtoMessage, parse
 from halimede.core.wire.raw_tensor import shape_text
 from halimede.core.wire.shared_memory import REGION_PARAMETERS, read_region, resolve
@@ -47,7 +49,6 @@ _CONTENTS_FIELD = {
     DataType.FP64: "fp64_contents",
     DataType.BYTES: "bytes_contents",
 }
-_FIELD_ORDER = tuple(CONTENTS_DATATYPES)
 
 
 @dataclass(slots=True)
@@ -104,15 +105,24 @@ class InferMessage:
         """
         if self._call is not None:
             return self._call
-        return run(self.decode_steps()) if self.in_steps else _decode(self._message, self._raws, {})
+        return run(self.decode_steps()) if self.in_steps else _decode(self._message, self._raws, ())
 
-    def decode_steps(self) -> Steps[InferCall]:
-        """As `decode`, in steps of some milliseconds."""
-        contents: dict[int, Contents] = {}
-        if not self._raws:
-            for at, parts in self._contents.items():
-                contents[at] = yield from read_contents(parts, _converter(self._message.inputs[at], self.model_name))
-        return _decode(self._message, self._raws, contents)
+    def decode_steps(self, checker: RequestChecker | None = None) -> Steps[InferCall]:
+        """As `decode`, in steps of some milliseconds.
+
+        An input whose datatype or shape `checker` does not accept is refused before its data is decoded.
+        """
+        call = _decode(self._message, self._raws, self._contents)
+        if self._raws:
+            return call
+        request = call.request
+        if checker is not None:
+            for at in self._contents:
+                checker.check_declared(request, request.inputs[at])
+        for at, parts in self._contents.items():
+            tensor = request.inputs[at]
+            tensor.data = yield from read_contents(parts, _Announced(tensor, request, prod(tensor.shape)))
+        return call
 
 
 def read_infer(raw: Buffer) -> InferMessage:
@@ -127,8 +137,8 @@ def read_infer(raw: Buffer) -> InferMessage:
     return InferMessage(large.message, large.raws, large.contents)
 
 
-def _decode(message: ProtoMessage, raws: Sequence[Buffer], contents: Mapping[int, Contents]) -> InferCall:
-    """`contents` are those of large inputs, by place."""
+def _decode(message: ProtoMessage, raws: Sequence[Buffer], large: Container[int]) -> InferCall:
+    """The contents of inputs at the places in `large` are not read."""
     # Each access to a field of a message is a call: none is made twice here.
     tensors, wanted, parameters = message.inputs, message.outputs, message.parameters
     if len(tensors) > MAX_ENTRIES or len(wanted) > MAX_ENTRIES or len(parameters) > MAX_ENTRIES:
@@ -158,7 +168,7 @@ def _decode(message: ProtoMessage, raws: Sequence[Buffer], contents: Mapping[int
         if tensor.parameters and (region := _region_parameters(tensor)):
             resolve("input", name, read_region("input", name, region))
         if not raws:
-            data = _typed_data(tensor, datatype, request.model_name, contents.get(at))
+            data = b"" if at in large and tensor.HasField("contents") else _typed_data(tensor, datatype, request)
         elif tensor.HasField("contents"):
             raise _invalid(
                 "contents field must not be specified when using raw_input_contents for"
@@ -247,41 +257,51 @@ def _value(parameter: ProtoMessage) -> object:
     return None if kind is None else getattr(parameter, kind)
 
 
-def _typed_data(tensor: ProtoMessage, datatype: DataType, model: str, contents: Contents | None) -> Buffer:
+def _typed_data(message: ProtoMessage, datatype: DataType, request: InferenceRequest) -> Buffer:
     """The data of an input in typed `contents`."""
-    if not tensor.HasField("contents"):
-        raise _no_data(tensor.name, model)
-    if contents is None:
-        encoded = memoryview(tensor.contents.SerializeToString())
-        contents = run(read_contents((encoded,), _converter(tensor, model)))
-    expected = _CONTENTS_FIELD.get(datatype)
-    for field in sorted(contents, key=_FIELD_ORDER.index):
-        if field != expected:
-            raise _invalid(
-                f"unexpected explicit tensor data for input tensor '{clip(tensor.name)}' for model '{clip(model)}'"
-                f" of type '{CONTENTS_DATATYPES[field].name}', expected datatype '{datatype.name}'"
-            )
-    return contents.get(expected or "", b"")
+    if not message.HasField("contents"):
+        raise _no_data(message.name, request.model_name)
+    encoded = memoryview(message.contents.SerializeToString())
+    tensor = Tensor(message.name, datatype, (), b"")
+    # No element takes less than a byte. Few are counted when the request is checked.
+    return run(read_contents((encoded,), _Announced(tensor, request, len(encoded))))
 
 
-def _converter(tensor: ProtoMessage, model: str) -> Convert:
-    """Converts elements to the datatype of their input, of which several share a field."""
-    datatype = FROM_WIRE.get(tensor.datatype)
-    expected = None if datatype is None else _CONTENTS_FIELD.get(datatype)
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """What a request says of an input: see `grpc_large.Announced`."""
 
-    def convert(field: str, elements: NDArray[Any]) -> NDArray[Any]:
-        if datatype is None or field != expected or datatype is CONTENTS_DATATYPES[field]:
+    tensor: Tensor
+    request: InferenceRequest
+    most: int
+
+    @property
+    def field(self) -> str:
+        return _CONTENTS_FIELD.get(self.tensor.datatype, "")
+
+    def convert(self, elements: NDArray[Any]) -> NDArray[Any]:
+        datatype = self.tensor.datatype
+        if datatype is CONTENTS_DATATYPES[self.field]:
             return elements
         limits = np.iinfo(datatype.name.lower())
         outside = (elements < limits.min) | (elements > limits.max)
         if outside.any():
+            text = f"value {elements[outside][0]} of input tensor '{clip(self.tensor.name)}' for model"
             raise _invalid(
-                f"value {elements[outside][0]} of input tensor '{clip(tensor.name)}' for model '{clip(model)}' is"
-                f" outside the range of its datatype '{datatype.name}', {limits.min} to {limits.max}"
+                f"{text} '{clip(self.request.model_name)}' is outside the range of its datatype '{datatype.name}',"
+                f" {limits.min} to {limits.max}"
             )
         return elements.astype(datatype.dtype)
 
-    return convert
+    def wrong_field(self, field: str) -> InferenceError:
+        return _invalid(
+            f"unexpected explicit tensor data for input tensor '{clip(self.tensor.name)}' for model"
+            f" '{clip(self.request.model_name)}' of type '{CONTENTS_DATATYPES[field].name}', expected datatype"
+            f" '{self.tensor.datatype.name}'"
+        )
+
+    def too_many(self) -> InferenceError:
+        return too_many_elements(self.request, self.tensor)
 
 
 def _flag(key: str, parameter: ProtoMessage, kind: str | None) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, Tensor
 from halimede.core.types.datatype import FROM_WIRE
@@ -178,13 +179,17 @@ def _without_varying(text: bytes) -> tuple[bytes, str, int]:
 
 
 def decode_infer_steps(
-    view: ModelView, body: Buffer, header_length: int | None, version: str = ""
+    view: ModelView,
+    body: Buffer,
+    header_length: int | None,
+    version: str = "",
+    checker: RequestChecker | None = None,
 ) -> Steps[DecodedInfer]:
-    """As `decode_infer`, in steps of at most about 10 ms each."""
+    """As `decode_infer`, in steps of at most about 10 ms each. For `checker` see `decode_large_steps`."""
     if header_length != 0 and len(body):
         text, tail = _split(body, header_length)
         if len(text) > SMALL_JSON_BYTES:
-            return (yield from decode_large_steps(view, text, tail, version))
+            return (yield from decode_large_steps(view, text, tail, version, checker=checker))
     return decode_infer(view, body, header_length, version)
 
 
@@ -233,11 +238,12 @@ def decode_large_steps(
     version: str,
     block_bytes: int = BLOCK_BYTES,
     skeleton_limit: int = MAX_SKELETON_BYTES,
+    checker: RequestChecker | None = None,
 ) -> Steps[DecodedInfer]:
     """Decode a JSON part in steps, with the same result as `decode_small`.
 
-    Apart from the data of its inputs and white space the document may have `skeleton_limit` bytes. A number may have at
-    most 64 KiB.
+    An input whose datatype or shape `checker` does not accept is refused before its data is decoded. Apart from the
+    data of its inputs and white space the document may have `skeleton_limit` bytes. A number may have at most 64 KiB.
     """
     layout = yield from scan_steps(text, block_bytes, skeleton_limit)
     document = load_json(layout.skeleton)
@@ -255,6 +261,8 @@ def decode_large_steps(
             at += source
         elif isinstance(source, list):
             count = element_count(name, datatype, shape, view.name)
+            if checker is not None:
+                checker.check_declared(decoded.request, Tensor(name, datatype, shape, b""))
             data = yield from pack_steps(name, datatype, count, text, layout, layout.spans[source[0]], block_bytes)
         else:
             resolve("input", name, source)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from halimede.core.observe.access_lines import Access, AccessLog, access_kind
 from halimede.core.observe.access_lines import Protocol as LoggedProtocol
-from halimede.core.types import ApiCategory, Buffer, ErrorCode, InferenceError
+from halimede.core.types import ApiCategory, Buffer, ErrorCode, InferenceError, shortage_of
 from halimede.core.wire.grpc_call import IDENTITY, OK_TRAILERS, CallHead, opening, trailers, trailers_only
 from halimede.core.wire.grpc_messages import (
     PREFIX_BYTES,
@@ -49,19 +49,22 @@ def shutting_down() -> InferenceError:
     return InferenceError(ErrorCode.UNAVAILABLE, "GRPC server is shutting down and has stopped accepting new requests.")
 
 
-def internal_error(what: str) -> InferenceError:
-    """The error for an unexpected exception: the log has its details, the client does not get them."""
-    return InferenceError(ErrorCode.INTERNAL, f"{what} failed by an internal error; the server's log has the cause")
+def crashed(what: str, error: Exception) -> InferenceError:
+    """The error for an unexpected exception, which is logged here: the client does not get its details."""
+    log.error("%s failed", what, exc_info=error)
+    text = f"{what} failed by an internal error; the server's log has the cause"
+    return shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text)
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One RPC. `begin` gets each call, and sets its callbacks. Messages above `max_bytes` are refused by the error that
-    `too_large` makes of their size."""
+    """One RPC. `begin` gets each call, and sets its callbacks. `is_unary`: clients send one message. Messages above
+    `max_bytes` are refused by the error that `too_large` makes of their size."""
 
     name: str
     category: ApiCategory | None
     begin: Callable[["Call"], None]
+    is_unary: bool
     max_bytes: int
     too_large: Callable[[int | str], InferenceError]
 
@@ -120,6 +123,7 @@ class Call:
     __slots__ = (
         "_conversation",
         "_deadline",
+        "_has_begun",
         "_held_bytes",
         "_is_opened",
         "_stream",
@@ -147,6 +151,7 @@ class Call:
         self.noted = Noted(monotonic())
         self.is_open = True
         self.has_half_closed = False
+        self._has_begun = False
         self._is_opened = False
         self.incoming: Incoming | None = None
         """None while all messages have arrived in one piece."""
@@ -161,6 +166,7 @@ class Call:
 
     def begin(self) -> None:
         """Start the deadline, and the method."""
+        self._has_begun = True
         if log.isEnabledFor(logging.DEBUG):
             name = self.method.name
             log.debug("Process for %s, rpc_ok=1, 0 step START", f"{name}Handler" if name in _HANDLERS else name)
@@ -197,7 +203,7 @@ class Call:
             self.break_off(error)
 
     def _take(self, data: memoryview, size: int) -> None:
-        if self.on_message is None:
+        if self.on_message is None and self._has_begun:
             # The rest of a call that is answered or refused.
             self.credit(size)
             return
@@ -228,9 +234,11 @@ class Call:
         self._conversation.h2.credit.expect(self._stream, size)
 
     def deliver(self, message: Message) -> None:
-        """Pass a message to the method."""
+        """Pass a message to the method, which may `take_held`."""
         if self.on_message is not None:
             self.on_message(message)
+        if message.held_bytes:
+            self.release(message.take_held())
 
     def _half_close(self) -> None:
         self.has_half_closed = True
@@ -265,14 +273,17 @@ class Call:
         return self.on_message is not None and not self.has_half_closed
 
     def count(self, size: int) -> None:
-        """Count bytes held for the call. UNAVAILABLE when too many are held."""
+        """Count bytes held for the call, until `release` or its end. UNAVAILABLE when too many are held."""
+        if not self.is_open:
+            return
         self._held_bytes += size
         if not self._conversation.held.hold(size):
             raise InferenceError(ErrorCode.UNAVAILABLE, NO_ROOM)
 
     def release(self, size: int) -> None:
-        """Release bytes of a request that is answered."""
-        size = min(size, self._held_bytes)
+        """Give back bytes that were counted. No effect if the call has ended, which gives back all of them."""
+        if not self.is_open:
+            return
         self._held_bytes -= size
         self._conversation.held.release(size)
 
@@ -345,8 +356,7 @@ class Call:
         if isinstance(error, InferenceError):
             self.fail(error)
         else:
-            log.error("%s failed", self.method.name, exc_info=error)
-            self.fail(internal_error(self.method.name))
+            self.fail(crashed(self.method.name, error))
         self._tell(on_gone)
 
     def leave(self, text: str) -> None:
@@ -372,12 +382,12 @@ class Call:
             log.exception("%s failed after the end of its call", self.method.name)
 
     def _end(self, status: int, text: str = "") -> None:
+        if self._held_bytes:
+            self.release(self._held_bytes)
         self.is_open = False
         self._stream.call = None
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._held_bytes:
-            self.release(self._held_bytes)
         self.wait(0)
         # The callbacks refer to the call, and would keep it until a garbage collection.
         self.on_message = self.on_half_closed = self.on_room = self.on_drain = self.on_gone = None
@@ -399,3 +409,43 @@ class Call:
 
     def __repr__(self) -> str:
         return f"<Call {self.method.name} {'open' if self.is_open else 'ended'}>"
+
+
+class Holding:
+    """What is counted for one message of a stream, or for one of its answers, until `release` or the call's end.
+
+    `on_gone` is called if the client leaves while steps of the message wait for a place.
+    """
+
+    __slots__ = ("_call", "_size", "on_gone")
+
+    def __init__(self, call: Call, size: int = 0) -> None:
+        """`size` bytes are counted already."""
+        self._call = call
+        self._size = size
+        self.on_gone: Callable[[], None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the call is."""
+        return self._call.is_open
+
+    def count(self, size: int) -> None:
+        """Count more bytes. UNAVAILABLE when too many are held."""
+        self._size += size
+        self._call.count(size)
+
+    def release(self) -> None:
+        """Give back all of them. A second call has no effect."""
+        size, self._size = self._size, 0
+        self._call.release(size)
+
+    def leave(self) -> None:
+        """The call has ended. A second call has no effect."""
+        on_gone, self.on_gone = self.on_gone, None
+        if on_gone is not None:
+            on_gone()
+
+    def break_off(self, error: Exception) -> None:
+        """End the call by an error that its method does not know of."""
+        self._call.break_off(error)

@@ -7,6 +7,7 @@ are checked by the sweep of its port.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Protocol, cast
@@ -35,16 +36,15 @@ from halimede.frontends.grpc.call import UNAVAILABLE, Call, Route, shutting_down
 from halimede.frontends.grpc.closing import Closing
 from halimede.frontends.grpc.incoming import Incoming
 from halimede.frontends.grpc.limits import HeldBytes, Shared
-from halimede.frontends.grpc.reading import Reading
+from halimede.frontends.grpc.reading import Pause, Reading
 from halimede.frontends.grpc.stalls import CallStalls, TransportStall
+from halimede.frontends.grpc.turn import ConnectionTurn
 from halimede.frontends.peer import client_of
+from halimede.frontends.turns import Turns
 
 _JOIN_BELOW = 64 << 10
 """Up to this size all outgoing parts are copied together into one write. With TLS no write is larger: its transport
 does not count as unsent what it has encrypted of one write."""
-
-
-LOST = "the connection ended before the whole answer was sent"
 
 
 class ConnectionOwner(Protocol):
@@ -52,6 +52,7 @@ class ConnectionOwner(Protocol):
 
     shared: Shared
     access_log: AccessLog | None
+    turns: Turns
 
     def admit(self, connection: "GrpcConnection") -> None: ...
 
@@ -88,6 +89,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         "_shut_down_at",
         "_stall",
         "_transport",
+        "_turn",
         "h2",
         "held",
     )
@@ -128,6 +130,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         # Half of what is written ahead: a transport that is full always reports when it has room again.
         self._transport.set_write_buffer_limits(high=self._owner.shared.limits.write_ahead_bytes // 2)
         self._peer = transport.get_extra_info("peername")
+        self._turn = ConnectionTurn(
+            self, self._owner.turns, partial(self._owner.forget, self), self._transport, self._reading
+        )
         self._is_encrypted = transport.get_extra_info("sslcontext") is not None
         self._began_at = self._idle_since = monotonic()
         self.h2.out.room = self._owner.shared.limits.write_ahead_bytes
@@ -138,13 +143,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the reason changes nothing
         self._alarm.cancel()
         self._closing.cancel()
-        self._owner.forget(self)
-        _leave(self.h2.table.all(), LOST)
         self.held.forget_unsent()
+        self._turn.lose()
 
     def eof_received(self) -> bool:
         """The client sends nothing more, and counts as disconnected."""
-        _leave(self.h2.table.all(), LOST)
+        self._turn.leave_some()
         return False  # The transport sends what was written, then closes.
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- we know better
@@ -162,14 +166,20 @@ class GrpcConnection(asyncio.BufferedProtocol):
         now = monotonic()
         if self._alarm.keepalive.received(now):
             self._alarm.set()
+        self.process(nbytes, now)
+
+    def process(self, nbytes: int, now: float) -> None:
+        """Process input: `nbytes` that were received, or for 0 some of what was kept before."""
         h2 = self.h2
         try:
-            if self._is_direct:
+            if nbytes and self._is_direct:
                 self._receive_directly(nbytes, now)
             elif self._closing.has_begun:
                 self._closing.discard(nbytes, self._transport, self._owner.shared.limits)
+            elif nbytes:
+                self._turn.receive(self._reading.room[:nbytes], now)
             else:
-                self._handle(h2.receive(self._reading.room[:nbytes], now), now)
+                self._turn.receive_kept(now)
         except Exception as error:  # noqa: BLE001 -- whatever it was, the connection must not stay half alive
             self._owner.crashed("receiving from a client", error)
             self._fail(H2Code.INTERNAL_ERROR, "internal error of the server; its log has the cause")
@@ -186,13 +196,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._is_paused = True
         self.h2.out.room = 0
         # What the client makes us write in answer to its frames must not grow while it does not read.
-        self._reading.block()
+        self._reading.pause(Pause.UNSENT)
         self._count_unsent()
         self._owner.shed()
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self._reading.unblock()
+        self._reading.resume(Pause.UNSENT)
         self._write_waiting()
         self.flush()
 
@@ -206,16 +216,17 @@ class GrpcConnection(asyncio.BufferedProtocol):
             if isinstance(event, DataArrives):
                 call.take_directly(size, is_end=event.is_end)
             else:
-                self._handle([event], now)
+                self.handle([event], now)
 
-    def _handle(self, events: Sequence[Event[Route, Call]], now: float) -> None:
+    def handle(self, events: Sequence[Event[Route, Call]], now: float) -> None:
+        """Perform what the client's frames ask for."""
         for event in events:
             if isinstance(event, DataArrives):
                 call = event.stream.call
                 if call is not None:
                     call.take_data(event.data, event.size, is_end=event.is_end)
                 else:
-                    self._take_data_without_call(event.stream, event.size, is_end=event.is_end)
+                    _take_data_without_call(self.h2, event.stream, event.size, is_end=event.is_end)
             elif isinstance(event, RequestBegins):
                 self._begin(event.stream, event.head, is_end=event.is_end)
             else:
@@ -227,7 +238,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 if stream.call is not None:
                     stream.call.take_data(memoryview(b""), 0, is_end=True)
                 else:
-                    self._take_data_without_call(stream, 0, is_end=True)
+                    _take_data_without_call(self.h2, stream, 0, is_end=True)
             case StreamIsReset(stream, fault):
                 if stream.call is not None:
                     stream.call.leave(fault or "the client cancelled the call")
@@ -249,16 +260,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 _answer_other(self.h2.out, stream)
             return
         stream.call = call = Call(self, stream, route)
-        call.begin()
+        self._turn.begin(call, route.head.metadata)
         if is_end and call.is_open:
             call.take_data(memoryview(b""), 0, is_end=True)
-
-    def _take_data_without_call(self, stream: Stream[Call], size: int, *, is_end: bool) -> None:
-        """DATA of a request that does not speak gRPC, or of a call that has ended."""
-        if is_end:
-            _answer_other(self.h2.out, stream)
-        else:
-            self.h2.credit.use(stream, size)
 
     # Sending.
 
@@ -298,7 +302,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             return
         out = self.h2.out
         out.room = self._owner.shared.limits.write_ahead_bytes - self._transport.get_write_buffer_size()
-        self._handle(out.write_waiting(), 0.0)
+        self.handle(out.write_waiting(), 0.0)
 
     def _count_unsent(self) -> None:
         self.held.set_unsent(self._transport.get_write_buffer_size() + self.h2.table.unsent_bytes)
@@ -376,6 +380,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def sweep(self, now: float) -> float:
         """Enforce time limits, and count the unsent bytes. Returns since when no call is in progress, infinite during a
         call. A client that has yet to begin is idle too."""
+        if self._turn.is_lost:
+            return inf
         shared = self._owner.shared
         limits = shared.limits
         h2 = self.h2
@@ -412,7 +418,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _has_stalled(self, now: float) -> bool:
         """Whether the client has read nothing at all, or has not completed what it has begun, for too long."""
         stall = self._stall
-        is_within_frame = self.h2.is_within and self._alarm.keepalive.quiet_s(now) > now - stall.looked_at
+        is_within = self.h2.is_within and not self._turn.is_waiting
+        is_within_frame = is_within and self._alarm.keepalive.quiet_s(now) > now - stall.looked_at
         stalled_s = stall.look(self._transport.get_write_buffer_size(), now, is_within_frame=is_within_frame)
         return stalled_s >= self._owner.shared.limits.stall_s
 
@@ -423,12 +430,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
             for stream in self.h2.table.all():
                 if stream.call is not None and stream.call.is_awaiting:
                     stream.call.cut_off(UNAVAILABLE, shutting_down().message)
-        stalled = self._call_stalls.find(
-            self.h2.table.all(), now, stall_s=limits.stall_s, progress_bytes=limits.progress_bytes
-        )
+        wire = self._owner.shared.wire
+        is_scarce = wire.total_bytes > wire.limit_bytes // 2
+        stalled = self._call_stalls.find(self.h2.table.all(), now, limits, is_scarce=is_scarce)
         for stream, what in stalled:
             if stream.call is not None:
-                stream.call.cut_off(UNAVAILABLE, f"the client has not {what} for {limits.stall_s:g} s")
+                stream.call.cut_off(UNAVAILABLE, f"the client has not {what}")
                 # A status says more than a reset.
                 self.h2.out.cut_short(stream)
             self.h2.out.reset(stream, H2Code.CANCEL)
@@ -439,6 +446,14 @@ def _write_in_pieces(transport: asyncio.Transport, parts: Sequence[Buffer]) -> N
         view = memoryview(part)
         for start in range(0, len(view), _JOIN_BELOW):
             transport.write(view[start : start + _JOIN_BELOW])
+
+
+def _take_data_without_call(h2: Http2Connection[Route, Call], stream: Stream[Call], size: int, *, is_end: bool) -> None:
+    """DATA of a request that does not speak gRPC, or of a call that has ended."""
+    if is_end:
+        _answer_other(h2.out, stream)
+    else:
+        h2.credit.use(stream, size)
 
 
 def _answer_other(sender: Sender[Call], stream: Stream[Call]) -> None:

@@ -29,21 +29,26 @@ class Recipient(Protocol):
     def count(self, size: int) -> None:
         """Count bytes that are held for the call. UNAVAILABLE when too many are held."""
 
-    def release(self, size: int) -> None:
-        """Bytes are no longer held."""
-
 
 class Incoming:
-    """The DATA of one call. While paused, messages wait, and the client gets no credit for more."""
+    """The DATA of one call. While paused, messages wait, and the client gets no credit for more.
 
-    __slots__ = ("_call", "_reader", "_uncredited", "_waiting", "is_paused")
+    A message that comes in pieces is counted as it arrives, and one that waits as a whole. What was counted is passed
+    on with the message.
+    """
+
+    __slots__ = ("_call", "_counted", "_reader", "_uncredited", "_waiting", "complete", "is_paused")
 
     def __init__(self, call: Recipient, reader: MessageReader) -> None:
         self._call = call
         self._reader = reader
         self._waiting: deque[Message] = deque()
         self._uncredited = 0
+        self._counted = 0
+        """Of the message in receipt."""
         self.is_paused = False
+        self.complete = 0
+        """How many messages have arrived."""
 
     @property
     def is_within(self) -> bool:
@@ -60,6 +65,11 @@ class Incoming:
         """What has arrived of the message in receipt; None if no message is incomplete, or the client has no credit."""
         return self._reader.filled_bytes if self._reader.is_within and not self.is_paused else None
 
+    @property
+    def announced_bytes(self) -> int:
+        """The size of the message in receipt; 0 while it is not known."""
+        return self._reader.filled_bytes + self._reader.missing
+
     def take(self, data: memoryview, size: int) -> None:
         """DATA has arrived; `size` is to be credited when it is used."""
         reader = self._reader
@@ -68,7 +78,7 @@ class Incoming:
             self._deliver(message)
         self._use(size)
         if reader.missing:
-            self._call.count(len(data) if was_missing else reader.filled_bytes)
+            self._count_up_to(reader.filled_bytes)
             if not was_missing:
                 self._expect()
 
@@ -78,18 +88,17 @@ class Incoming:
 
     def take_directly(self, size: int) -> None:
         """`size` bytes were received into `room`. Their credit was given with the first piece of their frame."""
-        self._call.count(size)
         message = self._reader.received(size)
         if message is not None:
             self._deliver(message)
+        else:
+            self._count_up_to(self._reader.filled_bytes)
 
     def resume(self) -> None:
         """Deliver what has waited, and let the client send more. May be paused again when this returns."""
         self.is_paused = False
         while self._waiting and not self.is_paused and self._call.is_open:
-            message = self._waiting.popleft()
-            self._call.release(len(message.content) + WAITING_BYTES)
-            self._call.deliver(message)
+            self._call.deliver(self._waiting.popleft())
         if self.is_paused or not self._call.is_open:
             return
         size, self._uncredited = self._uncredited, 0
@@ -97,11 +106,22 @@ class Incoming:
         self._expect()
 
     def _deliver(self, message: Message) -> None:
+        self.complete += 1
+        size = len(message.content)
+        if self._counted:
+            self._count_up_to(size)
         if self.is_paused:
-            self._call.count(len(message.content) + WAITING_BYTES)
+            self._count_up_to(size + WAITING_BYTES)
+        message.held_bytes, self._counted = self._counted, 0
+        if self.is_paused:
             self._waiting.append(message)
         else:
             self._call.deliver(message)
+
+    def _count_up_to(self, size: int) -> None:
+        """Count the message in receipt as `size` bytes."""
+        more, self._counted = size - self._counted, size
+        self._call.count(more)
 
     def _use(self, size: int) -> None:
         if self.is_paused:

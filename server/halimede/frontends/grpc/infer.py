@@ -1,8 +1,8 @@
 """ModelInfer: one request, one response. The usual call has no task, no future and no step of its own."""
 
-import logging
 from collections.abc import Callable
 
+from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
 from halimede.core.wire.destinations import ALL_BINARY, Destinations
@@ -12,7 +12,7 @@ from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.grpc_reader import InferReader
 from halimede.core.wire.grpc_request import InferCall, InferMessage
 from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
-from halimede.frontends.grpc.call import Call, internal_error
+from halimede.frontends.grpc.call import Call, Holding
 from halimede.frontends.grpc.opening import open_steps
 from halimede.frontends.steps import StepQueue, Steps
 from halimede.runtime.server import Server
@@ -22,8 +22,6 @@ IN_STEPS_ABOVE = 256 << 10
 
 Parameters = dict[str, ParameterValue]
 
-log = logging.getLogger(__name__)
-
 
 class InferContext:
     """What the two inference methods share: the server, and how requests are read."""
@@ -31,7 +29,7 @@ class InferContext:
     def __init__(self, server: Server, forward: Forwarding | None = None) -> None:
         self.server = server
         self.reader = InferReader()
-        self.steps: StepQueue[Call] = StepQueue(Call.break_off)
+        self.steps: StepQueue[Call | Holding] = StepQueue(lambda client, error: client.break_off(error))
         self._forward = forward
 
     def forwarded(self, call: Call) -> Parameters | None:
@@ -41,24 +39,28 @@ class InferContext:
     def open(
         self,
         call: Call,
+        client: Call | Holding,
         message: Message,
         on_content: Callable[[Buffer], None],
         on_error: Callable[[InferenceError], None],
     ) -> bool:
-        """Pass on the content of a message; at once, and returns True, if it is small or not compressed."""
+        """Pass on the content of a message; at once, and returns True, if it is small or not compressed.
+
+        `client` counts what is inflated.
+        """
         if not message.is_compressed:
             on_content(message.content)
             return True
         steps = open_steps(call, message)
         try:
-            call.count(next(steps))
+            client.count(next(steps))
         except StopIteration as done:
             on_content(done.value)
             return True
         except InferenceError as error:
             on_error(error)
             return True
-        self.steps.run(call, steps, on_content, on_error)
+        self.steps.run(client, steps, on_content, on_error)
         return False
 
     def begin_unary(self, call: Call) -> None:
@@ -88,7 +90,8 @@ class _UnaryInfer:
     def _take(self, message: Message) -> None:
         # The client may send no second message; if it does, it is not read.
         self._call.on_message = self._call.on_half_closed = None
-        self._context.open(self._call, message, self._read, self._call.fail)
+        message.take_held()  # The call gives them back at its end.
+        self._context.open(self._call, self._call, message, self._read, self._call.fail)
 
     def _read(self, content: Buffer) -> None:
         call, context = self._call, self._context
@@ -100,7 +103,7 @@ class _UnaryInfer:
                     ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
                 )
             if message.in_steps:
-                context.steps.run(call, message.decode_steps(), self._infer, call.fail)
+                context.steps.run(call, message.decode_steps(RequestChecker(self._view.config)), self._infer, call.fail)
             else:
                 self._infer(message.decode())
         except InferenceError as error:
@@ -177,9 +180,3 @@ def add_forwarded(request: InferenceRequest, forwarded: Parameters) -> None:
 
 def size_of(response: InferenceResponse) -> int:
     return sum([len(output.data) for output in response.outputs])
-
-
-def crashed(what: str) -> InferenceError:
-    """The error for an unexpected exception, which is logged here."""
-    log.exception("%s failed", what)
-    return internal_error(what)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
+from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, InferenceError, InferenceResponse
 from halimede.core.wire.grpc_deflate import deflate_steps
@@ -18,8 +19,8 @@ from halimede.core.wire.grpc_request import InferCall
 from halimede.core.wire.grpc_response import encode_empty_final, encode_stream_error, encode_stream_infer
 from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.core.wire.steps import run
-from halimede.frontends.grpc.call import Call, Noted, shutting_down
-from halimede.frontends.grpc.infer import IN_STEPS_ABOVE, InferContext, add_forwarded, crashed, is_decoupled
+from halimede.frontends.grpc.call import Call, Holding, Noted, crashed, shutting_down
+from halimede.frontends.grpc.infer import IN_STEPS_ABOVE, InferContext, add_forwarded, is_decoupled
 from halimede.frontends.stream_session import StreamAnswer, StreamedRequest, StreamLimits, StreamSession
 
 MAX_UNANSWERED = 256
@@ -35,18 +36,20 @@ Each model waits for its client long before, but a stream may have many requests
 
 @dataclass(slots=True)
 class _Answer:
-    """A message to send, or the error to end the stream with."""
+    """A message to send, or the error to end the stream with. `held` is given back when the message is sent."""
 
     parts: list[Buffer]
     error: InferenceError | None = None
+    held: Holding | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One request of a stream. `error` is its first one, for the access log."""
+    """One request of a stream. `error` is its first one, for the access log. `held` is given back when it ends."""
 
     noted: Noted
     slot: StreamedRequest[_Answer]
+    held: Holding
     error: InferenceError | None = None
 
 
@@ -70,9 +73,9 @@ class _InferStream:
         self._forwarded = context.forwarded(call)
         self._session: StreamSession[_Answer] = StreamSession(context.server, limits)
         self._errors_end_it = ("triton_grpc_error", "true") in call.head.metadata
-        self._is_reading = False
+        self._reading: Holding | None = None
         """A message is opened or decoded in steps."""
-        self._is_sending = False
+        self._sending: Holding | None = None
         """A message is compressed in steps."""
         self._is_read = False
         self._farewell: InferenceError | None = None
@@ -85,43 +88,40 @@ class _InferStream:
     # Requests.
 
     def _take(self, message: Message) -> None:
-        self._is_reading = True
-        self._context.open(self._call, message, self._read, self._end)
-        if self._is_reading:
+        self._reading = held = Holding(self._call, message.take_held())
+        self._context.open(self._call, held, message, partial(self._read, held), self._end)
+        if self._reading is not None:
             self._call.pause()
 
-    def _read(self, content: Buffer) -> None:
-        call, context = self._call, self._context
+    def _read(self, held: Holding, content: Buffer) -> None:
+        context = self._context
         try:
             message = context.reader.read(content)
         except InferenceError as error:
             self._end(error)
             return
-        # Held by the stream until the request is answered.
-        held_bytes = len(content) if len(content) > IN_STEPS_ABOVE else 0
         noted = Noted(monotonic(), message.model_name, message.model_version, message.id)
         try:
             view = context.server.model(message.model_name, message.model_version)
             noted.found = True
         except InferenceError as error:
-            self._refuse(noted, False, error)
+            self._refuse(noted, held, False, error)
             return
         decoupled = is_decoupled(view)
-        on_error = partial(self._refuse, noted, decoupled)
+        on_error = partial(self._refuse, noted, held, decoupled)
         if message.in_steps:
-            accept = partial(self._accept, noted, view, held_bytes)
-            context.steps.run(call, message.decode_steps(), accept, on_error)
+            accept = partial(self._accept, noted, held, view)
+            context.steps.run(held, message.decode_steps(RequestChecker(view.config)), accept, on_error)
             return
         try:
             decoded = message.decode()
         except InferenceError as error:
             on_error(error)
         else:
-            self._accept(noted, view, held_bytes, decoded)
+            self._accept(noted, held, view, decoded)
 
-    def _accept(self, noted: Noted, view: ModelView, held_bytes: int, decoded: InferCall) -> None:
-        request = self._open(noted, is_decoupled(view))
-        request.slot.held_bytes = held_bytes
+    def _accept(self, noted: Noted, held: Holding, view: ModelView, decoded: InferCall) -> None:
+        request = self._open(noted, held, is_decoupled(view))
         if self._forwarded:
             add_forwarded(decoded.request, self._forwarded)
         ticket = self._context.server.infer(decoded.request, partial(self._on_response, request, view, decoded))
@@ -129,17 +129,17 @@ class _InferStream:
         self._acknowledge()
         self._has_read()
 
-    def _refuse(self, noted: Noted, decoupled: bool, error: InferenceError) -> None:
-        request = self._open(noted, decoupled)
+    def _refuse(self, noted: Noted, held: Holding, decoupled: bool, error: InferenceError) -> None:
+        request = self._open(noted, held, decoupled)
         self._put(request, self._failure(request, error), is_final=True)
         self._has_read()
 
-    def _open(self, noted: Noted, decoupled: bool) -> _Request:
-        return _Request(noted, self._session.open(is_ordered=not decoupled))
+    def _open(self, noted: Noted, held: Holding, decoupled: bool) -> _Request:
+        return _Request(noted, self._session.open(is_ordered=not decoupled), held)
 
     def _has_read(self) -> None:
         """A message is accepted: the next one may come unless too many are unanswered."""
-        self._is_reading = False
+        self._reading = None
         if self._session.is_full:
             self._call.pause()
         else:
@@ -167,8 +167,8 @@ class _InferStream:
             self._put(request, self._encode(request, view, call, response), is_final=response.final)
         except InferenceError as error:
             self._end(error)
-        except Exception:  # noqa: BLE001 -- it must fail this call, not the batch that it was part of
-            self._end(crashed("ModelStreamInfer"))
+        except Exception as error:  # noqa: BLE001 -- it must fail this call, not the batch that it was part of
+            self._end(crashed("ModelStreamInfer", error))
 
     def _encode(
         self, request: _Request, view: ModelView, call: InferCall, response: InferenceResponse
@@ -183,8 +183,8 @@ class _InferStream:
             return _Answer(encode_stream_infer(response, view, call.destinations))
         except InferenceError as error:
             return self._failure(request, error, executed_by, response.final)
-        except Exception:  # noqa: BLE001 -- the stream continues
-            return self._failure(request, crashed("ModelStreamInfer"), executed_by, response.final)
+        except Exception as error:  # noqa: BLE001 -- the stream continues
+            return self._failure(request, crashed("ModelStreamInfer", error), executed_by, response.final)
 
     def _failure(self, request: _Request, error: InferenceError, executed_by: str = "", final: bool = True) -> _Answer:
         request.error = request.error or error
@@ -198,9 +198,10 @@ class _InferStream:
         if is_final:
             self._note(request)
         if answer is not None:
+            answer.held = request.held if is_final else None
             session.put(slot, answer, sum(map(len, answer.parts)), is_final=is_final)
         elif is_final:
-            self._call.release(slot.held_bytes)
+            request.held.release()
             session.put_end(slot)
         self._go_on()
 
@@ -212,7 +213,7 @@ class _InferStream:
     def _go_on(self) -> None:
         """Send what waits while there is room, then read on."""
         session, call = self._session, self._call
-        while session.unsent and call.is_open and call.has_room and not self._is_sending:
+        while session.unsent and call.is_open and call.has_room and self._sending is None:
             answer = session.take()
             if answer.content.error is not None:
                 self._end(answer.content.error)
@@ -223,14 +224,14 @@ class _InferStream:
                 parts, is_compressed = run(deflate_steps(answer.content.parts, call.encoding))
                 self._send(answer, parts, is_compressed=is_compressed)
             else:
-                self._is_sending = True
+                self._sending = held = Holding(call)
                 steps = deflate_steps(answer.content.parts, call.encoding)
-                self._context.steps.run(call, steps, partial(self._compressed, answer), self._end)
+                self._context.steps.run(held, steps, partial(self._compressed, answer, held), self._end)
         if not call.is_open:
             return
         call.wait(session.unsent_bytes)
         self._acknowledge()
-        if not session.is_full and not self._is_reading:
+        if not session.is_full and self._reading is None:
             call.resume()
         self._end_if_idle()
 
@@ -238,28 +239,31 @@ class _InferStream:
         if self._session.unacknowledged and self._call.has_room:
             self._session.acknowledge()
 
-    def _compressed(self, answer: StreamAnswer[_Answer], message: "tuple[list[bytes], bool]") -> None:
-        self._is_sending = False
+    def _compressed(self, answer: StreamAnswer[_Answer], held: Holding, message: "tuple[list[bytes], bool]") -> None:
+        self._sending = None
         self._send(answer, *message)
+        held.release()
         self._go_on()
 
     def _send(self, answer: StreamAnswer[_Answer], parts: "list[Buffer] | list[bytes]", is_compressed: bool) -> None:
         call = self._call
         call.send(parts, sum(map(len, parts)), is_compressed=is_compressed)
-        if answer.is_final:
-            call.release(answer.slot.held_bytes)
+        if answer.content.held is not None:
+            answer.content.held.release()
         self._session.sent(answer, has_room=call.has_room)
 
     # The end.
 
     def _end_if_idle(self) -> None:
-        if self._is_read and not self._is_reading and not self._is_sending and self._session.is_idle:
+        is_working = self._reading is not None or self._sending is not None
+        if self._is_read and not is_working and self._session.is_idle:
             self._end(self._farewell)
 
     def _end(self, error: InferenceError | None) -> None:
         if not self._call.is_open:
             return
         self._session.end()
+        self._leave_steps()
         # Not at once, because the server may be delivering an answer now; but before the client sees the end.
         asyncio.get_running_loop().call_soon(self._session.cancel)
         if error is None:
@@ -270,4 +274,11 @@ class _InferStream:
     def _leave(self) -> None:
         """The client has left."""
         self._session.end()
+        self._leave_steps()
         self._session.cancel()
+
+    def _leave_steps(self) -> None:
+        """Steps that wait for a place are dropped."""
+        for held in (self._reading, self._sending):
+            if held is not None:
+                held.leave()

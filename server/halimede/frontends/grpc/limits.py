@@ -17,14 +17,16 @@ _HTTP2 = Http2Limits()
 class GrpcLimits:
     """The limits of one listener. Times are seconds, sizes are bytes.
 
-    A connection must be set up (preface and SETTINGS) within `handshake_s`. A client that takes nothing of an answer,
-    or sends less than `progress_bytes` of a message that it has begun, for `stall_s` loses the call; while the server
-    drains, for `drain_stall_s`. Messages that are received or worked on hold at most `max_held_bytes` over all
-    connections, and `max_connection_held_bytes` on one. `write_ahead_bytes` are given to the transport of a connection
-    before it has sent them. After a fault, input is discarded for `linger_s` or `linger_bytes`, so that the client
-    reads the reason instead of a reset. A connection is asked to leave not before `leave_after_s`, because its client
-    may still be connecting. Its answer to GOAWAY is awaited for `goaway_answer_s` without any bytes of it, and at most
-    for `goaway_busy_s`, which is gRPC's own limit.
+    A connection must be set up (preface and SETTINGS) within `handshake_s`. A client loses the call if it takes nothing
+    of an answer, or does not begin the only message of a call, for `stall_s` (while the server drains, for
+    `drain_stall_s`). A message that has begun must bring `progress_bytes` in every `progress_s`, and be complete after
+    `message_s` and a second for each `message_bytes_per_s` of it. When half of `max_held_bytes` is held, it must bring
+    `scarce_progress_bytes` instead: otherwise a few slow clients would block the messages of all others. Messages that
+    are received or worked on hold at most `max_held_bytes` over all connections, and `max_connection_held_bytes` on
+    one. `write_ahead_bytes` are given to the transport of a connection before it has sent them. After a fault, input is
+    discarded for `linger_s` or `linger_bytes`, so that the client reads the reason instead of a reset. A connection is
+    asked to leave not before `leave_after_s`, because its client may still be connecting. Its answer to GOAWAY is
+    awaited for `goaway_answer_s` without any bytes of it, and at most for `goaway_busy_s`, which is gRPC's own limit.
     """
 
     http2: Http2Limits = _HTTP2
@@ -35,20 +37,25 @@ class GrpcLimits:
     handshake_s: float = 10.0
     stall_s: float = 60.0
     drain_stall_s: float = 5.0
+    progress_s: float = 10.0
     progress_bytes: int = 1 << 10
+    scarce_progress_bytes: int = 1 << 20
+    message_s: float = 60.0
+    message_bytes_per_s: int = 64 << 10
     leave_after_s: float = 0.25
     goaway_answer_s: float = 1.0
     goaway_busy_s: float = 20.0
     linger_s: float = 5.0
     linger_bytes: int = 1 << 20
 
-    def for_messages(self, max_message_bytes: int, stall_s: float) -> "GrpcLimits":
-        """These limits with room for one message of the largest permitted size: as it is sent, and once more for its
-        decoded form."""
+    def for_messages(self, max_message_bytes: int, stall_s: float, message_s: float) -> "GrpcLimits":
+        """These limits with these times, and with room for one message of the largest permitted size: as it is sent,
+        and once more for its decoded form."""
         most = 2 * max_message_bytes
         return replace(
             self,
             stall_s=stall_s,
+            message_s=message_s,
             max_connection_held_bytes=max(self.max_connection_held_bytes, most),
             max_held_bytes=max(self.max_held_bytes, most),
         )

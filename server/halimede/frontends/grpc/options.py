@@ -33,6 +33,7 @@ class Transport:
     max_connection_age: int | None = None
     max_connection_age_grace: int | None = None
     stall_secs: float = 60.0
+    message_secs: float = 60.0
 
 
 def keepalive_rules(transport: Transport) -> KeepaliveRules:

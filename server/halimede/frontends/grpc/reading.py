@@ -5,6 +5,7 @@ connection whose input takes long lets the others have their turn, and reads les
 """
 
 import asyncio
+from enum import IntFlag
 
 TURN_S = 0.002
 """After input that took longer, the other connections have their turn."""
@@ -13,17 +14,28 @@ MIN_READ_BYTES = 4 << 10
 """Connections begin with this."""
 
 
+class Pause(IntFlag):
+    """Why a connection does not read."""
+
+    NONE = 0
+    UNSENT = 1
+    """Its client does not take what is written."""
+    LONG = 2
+    """Its last input took long: the others are first in this turn of the loop."""
+    UNREAD = 4
+    """What it has read before waits for its turn."""
+
+
 class Reading:
     """Reads into `view`, which connections share. `room` is the part of it to receive into next."""
 
-    __slots__ = ("_gives_way", "_is_blocked", "_loop", "_transport", "_view", "room")
+    __slots__ = ("_loop", "_pause", "_transport", "_view", "room")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, view: memoryview) -> None:
         self._transport = transport
         self._loop = loop
         self._view = view
-        self._gives_way = False
-        self._is_blocked = False
+        self._pause = Pause.NONE
         self.room = view[:MIN_READ_BYTES]
 
     def took(self, seconds: float) -> None:
@@ -31,30 +43,22 @@ class Reading:
         size = len(self.room)
         if seconds > TURN_S:
             self.room = self._view[: max(size // 2, MIN_READ_BYTES)]
-            self._give_way()
+            if not self._pause & Pause.LONG:
+                self.pause(Pause.LONG)
+                self._loop.call_soon(self.resume, Pause.LONG)
         elif size < len(self._view):
             self.room = self._view[: size * 2]
 
-    def block(self) -> None:
-        """Read nothing until `unblock`."""
-        self._is_blocked = True
-        self._transport.pause_reading()
-
-    def unblock(self) -> None:
-        """Read again."""
-        self._is_blocked = False
-        self._read_on()
-
-    def _give_way(self) -> None:
-        if not self._gives_way and not self._transport.is_closing():
-            self._gives_way = True
+    def pause(self, reason: Pause) -> None:
+        """Read nothing until `resume` with the same reason."""
+        if not self._pause and not self._transport.is_closing():
             self._transport.pause_reading()
-            self._loop.call_soon(self._turn_over)
+        self._pause |= reason
 
-    def _turn_over(self) -> None:
-        self._gives_way = False
-        self._read_on()
-
-    def _read_on(self) -> None:
-        if not self._gives_way and not self._is_blocked and not self._transport.is_closing():
+    def resume(self, reason: Pause) -> None:
+        """Read again, unless there is another reason not to. No effect without a pause for this one."""
+        if not self._pause & reason:
+            return
+        self._pause &= ~reason
+        if not self._pause and not self._transport.is_closing():
             self._transport.resume_reading()

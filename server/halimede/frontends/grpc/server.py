@@ -35,6 +35,7 @@ from halimede.frontends.grpc.unary import UnaryMethod
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.sockets import SocketFile, bind, bound_port
 from halimede.frontends.totals import PortTotals
+from halimede.frontends.turns import Turns
 from halimede.runtime.server import Server
 
 log = logging.getLogger(__name__)
@@ -66,12 +67,17 @@ class GrpcServer:
         port_limits: PortLimits | None = None,
         totals: PortTotals | None = None,
         memory: MemoryBounds = UNBOUNDED,
+        turns: Turns | None = None,
     ) -> None:
         """Calls of a `restricted` category need its secret in their metadata. Metadata whose names match `forward`
         become parameters of the call's requests. A stream is not read further while `max_response_pool_size` of its
-        requests or responses wait. Messages are within `memory`. OSError for certificates that cannot be used."""
+        requests or responses wait. Messages are within `memory`. `turns` are shared with the process's other servers.
+        OSError for certificates that cannot be used."""
         self.access_log = access_log
-        limits = (limits or GrpcLimits()).for_messages(transport.max_message_bytes, transport.stall_secs)
+        self.turns = turns or Turns()
+        limits = (limits or GrpcLimits()).for_messages(
+            transport.max_message_bytes, transport.stall_secs, transport.message_secs
+        )
         self.shared = Shared(limits, keepalive_rules(transport), None if totals is None else totals.held_bytes, memory)
         self._transport = transport
         self._health = HealthService(server)
@@ -209,7 +215,7 @@ def _refused(head: CallHead, status: int, text: str) -> Route:
         call.end(status, text)
 
     name = _name(head.path)
-    return Route(head, Method(name, None, refuse, 0, partial(MessageTooLarge, max_bytes=0)), IDENTITY)
+    return Route(head, Method(name, None, refuse, False, 0, partial(MessageTooLarge, max_bytes=0)), IDENTITY)
 
 
 def _methods(
@@ -223,26 +229,27 @@ def _methods(
     """Every method, by path."""
     large = partial(MessageTooLarge, max_bytes=max_message_bytes)
     begins = {
-        f"/{INFERENCE}/ModelInfer": (context.begin_unary, max_message_bytes, large),
-        f"/{INFERENCE}/ModelStreamInfer": (streams.begin, max_message_bytes, large),
+        f"/{INFERENCE}/ModelInfer": (context.begin_unary, True),
+        f"/{INFERENCE}/ModelStreamInfer": (streams.begin, False),
     }
     reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS))
+    check = UnaryMethod(message_class("grpc.health.v1.HealthCheckRequest"), health.check, tasks)
     small = {
-        f"/{HEALTH}/Watch": health.begin_watch,
-        **{f"/{service}/ServerReflectionInfo": reflection.begin for service in REFLECTIONS},
-        f"/{HEALTH}/Check": UnaryMethod(message_class("grpc.health.v1.HealthCheckRequest"), health.check, tasks).begin,
+        f"/{HEALTH}/Watch": (health.begin_watch, True),
+        **{f"/{service}/ServerReflectionInfo": (reflection.begin, False) for service in REFLECTIONS},
+        f"/{HEALTH}/Check": (check.begin, True),
     }
     described = POOL.FindServiceByName(INFERENCE).methods_by_name
     for name, answer in Control(server).answers().items():
         request = message_class(described[name].input_type.full_name)
-        small[f"/{INFERENCE}/{name}"] = UnaryMethod(request, answer, tasks).begin
+        small[f"/{INFERENCE}/{name}"] = UnaryMethod(request, answer, tasks).begin, True
     methods = {}
-    for path, (begin, max_bytes, too_large) in begins.items():
-        methods[path] = Method(_name(path), CATEGORIES[path], begin, max_bytes, too_large)
-    for path, begin in small.items():
-        methods[path] = Method(
-            _name(path), CATEGORIES[path], begin, MAX_CONTROL_BYTES, partial(control_too_large, _name(path))
-        )
+    for path, (begin, is_unary) in begins.items():
+        methods[path] = Method(_name(path), CATEGORIES[path], begin, is_unary, max_message_bytes, large)
+    for path, (begin, is_unary) in small.items():
+        name = _name(path)
+        too_large = partial(control_too_large, name)
+        methods[path] = Method(name, CATEGORIES[path], begin, is_unary, MAX_CONTROL_BYTES, too_large)
     return methods
 
 

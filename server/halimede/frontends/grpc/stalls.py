@@ -1,49 +1,105 @@
 """Which clients make no progress. Decides without a clock: `now` is in seconds."""
 
+from dataclasses import dataclass
+from enum import Enum, auto
 from math import inf
 
-from halimede.core.wire.http2.streams import Stream
+from halimede.core.wire.http2.streams import Stream, StreamState
 from halimede.frontends.grpc.call import Call
+from halimede.frontends.grpc.limits import GrpcLimits
+
+
+class _Duty(Enum):
+    """What a client is to do."""
+
+    READ = auto()
+    """Take some of an answer."""
+    SEND = auto()
+    """Send the rest of a message."""
+    BEGIN = auto()
+    """Send the only message of its call, or the rest of a request that is not one of gRPC's."""
+
+
+_Task = tuple[_Duty, int, int, int]
+"""What a client is to do, the number of the message, how many bytes have been transferred, and of how many."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the looks have seen of one task: since when, and the transferred bytes at the last progress."""
+
+    duty: tuple[_Duty, int]
+    since: float
+    size: int
+    progress_at: float
 
 
 class CallStalls:
     """The calls of one connection whose clients take nothing of their answers, or send too little of a message."""
 
     def __init__(self) -> None:
-        # What the last look saw, by stream: bytes received of a message and bytes of DATA sent, and since when.
-        self._seen: dict[Stream[Call], tuple[int | None, int, float]] = {}
+        self._seen: dict[Stream[Call], _Seen] = {}
 
     def find(
-        self, streams: list[Stream[Call]], now: float, *, stall_s: float, progress_bytes: int
+        self, streams: list[Stream[Call]], now: float, limits: GrpcLimits, *, is_scarce: bool
     ) -> list[tuple[Stream[Call], str]]:
-        """The streams that have stalled for `stall_s`, and what their clients have failed to do."""
-        seen: dict[Stream[Call], tuple[int | None, int, float]] = {}
+        """The streams of clients that take too long, and what they have failed to do.
+
+        `is_scarce`: messages hold so much memory that they must arrive faster.
+        """
+        seen: dict[Stream[Call], _Seen] = {}
         stalled = []
         for stream in streams:
-            incoming = None if stream.call is None else stream.call.incoming
-            received = None if incoming is None else incoming.received_bytes
-            if received is None and not stream.unsent_bytes:
+            task = _task(stream)
+            if task is None:
                 continue
+            duty, number, size, whole = task
             before = self._seen.get(stream)
-            if before is None or _has_progressed(before, received, stream, progress_bytes):
-                seen[stream] = received, stream.sent_bytes, now
+            if before is None or before.duty != (duty, number):
+                seen[stream] = _Seen((duty, number), now, size, now)
                 continue
             seen[stream] = before
-            if now - before[2] >= stall_s:
-                stalled.append((stream, "read its answer" if stream.unsent_bytes else "sent its message"))
+            if failure := _failure(before, duty, size, whole, now, limits, is_scarce=is_scarce):
+                stalled.append((stream, failure))
         self._seen = seen
         return stalled
 
 
-def _has_progressed(
-    before: tuple[int | None, int, float], received: int | None, stream: Stream[Call], progress_bytes: int
-) -> bool:
-    """Whether the client has taken something of the answer, or sent enough of its message."""
-    if stream.sent_bytes != before[1]:
-        return True
-    if received is None or stream.unsent_bytes:
-        return False
-    return before[0] is None or not 0 <= received - before[0] < progress_bytes
+def _task(stream: Stream[Call]) -> _Task | None:
+    """What the client of a stream is to do; None if it is the server's turn, or if a stream may stay idle."""
+    if stream.unsent_bytes:
+        return _Duty.READ, 0, stream.sent_bytes, 0
+    call = stream.call
+    if call is None:
+        is_incomplete = stream.state is StreamState.OPEN and stream.trailers is None
+        return (_Duty.BEGIN, 0, 0, 0) if is_incomplete else None
+    incoming = call.incoming
+    if incoming is not None and (received := incoming.received_bytes) is not None:
+        return _Duty.SEND, incoming.complete, received, incoming.announced_bytes
+    return (_Duty.BEGIN, 0, 0, 0) if call.method.is_unary and call.is_awaiting else None
+
+
+def _failure(
+    seen: _Seen, duty: _Duty, size: int, whole: int, now: float, limits: GrpcLimits, *, is_scarce: bool
+) -> str:
+    """What the client has failed to do; "" for nothing. Progress is noted in `seen`."""
+    if duty is not _Duty.SEND:
+        if size != seen.size:
+            seen.size, seen.progress_at = size, now
+        if now - seen.progress_at < limits.stall_s:
+            return ""
+        return f"{'read its answer' if duty is _Duty.READ else 'sent its request'} for {limits.stall_s:g} s"
+    whole_s = limits.message_s + whole / limits.message_bytes_per_s
+    if now - seen.since >= whole_s:
+        return f"sent its message of {whole} bytes within {whole_s:.0f} s"
+    progress_s = min(limits.progress_s, limits.stall_s)
+    if now - seen.progress_at < progress_s:
+        return ""
+    wanted = limits.scarce_progress_bytes if is_scarce else limits.progress_bytes
+    if size - seen.size < wanted:
+        return f"sent {wanted} bytes of its message in {progress_s:g} s"
+    seen.size, seen.progress_at = size, now
+    return ""
 
 
 class TransportStall:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.core.types.error import clip
+from halimede.core.wire.growing_bytes import GrowingBytes
 from halimede.frontends.steps import Steps
 
 GZIP = "gzip"
@@ -45,13 +46,13 @@ def _weight(parameters: Sequence[str]) -> float:
     return 1.0
 
 
-def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
+def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[Buffer]:
     """Decompress a whole body. INVALID_ARG when it is broken, cut short, or gives more than `limit` bytes.
 
     Each step yields the number of bytes that it added.
     `deflate` is zlib's format as the standard says, or the raw one that some clients send.
     """
-    out = bytearray()
+    out = GrowingBytes()
     members = 0
     rest = memoryview(body)
     wbits = _GZIP if coding == GZIP else _deflate_format(rest)
@@ -67,11 +68,11 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
             pending = rest[:_SLICE]
             try:
                 # One byte above the limit is enough to refuse the body.
-                piece = stream.decompress(pending, min(_SLICE, limit + 1 - len(out)))
+                piece = stream.decompress(pending, min(_SLICE, limit + 1 - out.size_bytes))
             except zlib.error as error:
                 raise _broken(coding, clip(str(error))) from None
-            out += piece
-            if len(out) > limit:
+            out.add(piece)
+            if out.size_bytes > limit:
                 raise InferenceError(
                     ErrorCode.INVALID_ARG,
                     f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
@@ -84,7 +85,7 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[bytearray]:
             rest = rest[len(pending) - unused :]
             yield len(piece)
         if not len(rest):
-            return out
+            return out.content()
         if coding != GZIP:
             raise _broken(coding, f"{len(rest)} bytes follow its end")
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
 from halimede.core.wire.destinations import Destinations
@@ -118,7 +119,8 @@ class InferHandler:
     ) -> Steps[DecodedInfer]:
         if coding != IDENTITY:
             body = yield from decompress_steps(body, coding, self._max_input_size)
-        return (yield from decode_infer_steps(view, body, _header_length(length, body), version))
+        checker = RequestChecker(view.config)
+        return (yield from decode_infer_steps(view, body, _header_length(length, body), version, checker))
 
     def _new_decoder(self, view: ModelView, version: str) -> InferDecoder:
         """The decoder of the model that this path names now: a reload creates another view. One per path."""

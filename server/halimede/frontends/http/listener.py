@@ -2,16 +2,20 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
+from time import monotonic
 from typing import Any
 
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.observe.access_lines import AccessLog, Protocol
+from halimede.core.types import ErrorCode, InferenceError, shortage_of
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.access import RequestLog
+from halimede.frontends.http.answers import respond_infer_error
 from halimede.frontends.http.exchange import Exchange
-from halimede.frontends.http.framing import CLOSE, Limits
+from halimede.frontends.http.framing import CLOSE, Head, Limits
 from halimede.frontends.http.outbox import JSON, RETRY_LATER, answer_head
 from halimede.frontends.http.protocol import INTERNAL_ERROR, HttpConnection
 from halimede.frontends.http.routes import is_inference
@@ -19,6 +23,7 @@ from halimede.frontends.http.shared import Shared
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.sockets import bind, bound_port
 from halimede.frontends.totals import PortTotals
+from halimede.frontends.turns import FORWARDED, Turns, address_of
 
 # The numbers of methods in the library of Triton's HTTP server, for its verbose log lines.
 _METHOD_NUMBERS = {b"GET": 0, b"HEAD": 1, b"POST": 2, b"PUT": 3, b"DELETE": 4}
@@ -51,9 +56,12 @@ class Listener:
         protocol: Protocol = Protocol.HTTP,
         totals: PortTotals | None = None,
         memory: MemoryBounds = UNBOUNDED,
+        turns: Turns | None = None,
     ) -> None:
-        """`keep_names`: heads have `sent_headers`. Bodies are within `memory`."""
+        """`keep_names`: heads have `sent_headers`. Bodies are within `memory`. `turns` are shared with the process's
+        other servers."""
         self.handle = handle
+        self._turns = turns or Turns()
         total_held = None if totals is None else totals.held_bytes
         self.shared = Shared(limits, max_body, keep_names=keep_names, total_held=total_held, memory=memory)
         self.requests = RequestLog(protocol)
@@ -127,8 +135,43 @@ class Listener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def begin(self, exchange: Exchange) -> None:
-        """Pass a request to `handle`."""
+    def admits(self, peer: object, now: float) -> bool:
+        """Whether heads of this peer may be read in this turn of the loop. Otherwise their connections `wait`.
+
+        Those of a trusted proxy are always read, because they say whose turn it is.
+        """
+        return self._turns.admits(now) or self._turns.is_proxy(peer)
+
+    def count(self, now: float) -> None:
+        """Count a request that is refused before it begins."""
+        self._turns.begins(now)
+
+    def wait(self, connection: HttpConnection, peer: object, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when it is the turn of the connection."""
+        self._turns.wait(address_of(peer) or connection, connection, go_on)
+
+    def begin(self, exchange: Exchange, peer: object) -> None:
+        """Pass a request of this peer to `handle`, or let it wait for its turn."""
+        turns, now = self._turns, monotonic()
+        if turns.admits(now):
+            turns.begins(now)
+            self._begin(exchange)
+        else:
+            turns.wait(self._address(exchange.head, peer) or exchange, exchange, partial(self._begin_waiting, exchange))
+
+    def _address(self, head: Head, peer: object) -> Hashable | None:
+        """What a request counts by in the turns of the loop; None without an address."""
+        if not self._turns.is_proxy(peer):
+            return address_of(peer)
+        added = head.headers.get(FORWARDED.encode())
+        return None if added is None else self._turns.forwarded_for(added.decode("latin-1"))
+
+    def _begin_waiting(self, exchange: Exchange) -> None:
+        if exchange.is_open:
+            self._turns.begins(monotonic())
+            self._begin(exchange)
+
+    def _begin(self, exchange: Exchange) -> None:
         try:
             self.handle(exchange)
         except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer
@@ -147,9 +190,9 @@ class Listener:
             self.fail(exchange, error)
 
     def fail(self, exchange: Exchange, error: BaseException) -> None:
-        """Log an internal fault and answer 500 without its details."""
+        """Log an internal fault and answer 500 without its details, or 503 with what the server lacks."""
         self.port.crashed(repr(exchange), error)
-        exchange.respond(500, JSON, (error_json(INTERNAL_ERROR),))
+        respond_infer_error(exchange, shortage_of(error) or InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR))
 
 
 class _Reserved:
@@ -161,11 +204,20 @@ class _Reserved:
         self.requests = listener.requests
         self.port = listener.port
 
-    def begin(self, exchange: Exchange) -> None:
+    def admits(self, peer: object, now: float) -> bool:
+        return self._listener.admits(peer, now)
+
+    def count(self, now: float) -> None:
+        self._listener.count(now)
+
+    def wait(self, connection: HttpConnection, peer: object, go_on: Callable[[], None]) -> None:
+        self._listener.wait(connection, peer, go_on)
+
+    def begin(self, exchange: Exchange, peer: object) -> None:
         if is_inference(exchange.head.target):
             exchange.respond(503, JSON + RETRY_LATER, (_TOO_MANY,))
         else:
-            self._listener.begin(exchange)
+            self._listener.begin(exchange, peer)
 
     def fail(self, exchange: Exchange, error: BaseException) -> None:
         self._listener.fail(exchange, error)

@@ -6,20 +6,21 @@ after a piece of a body with many chunks.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic
 from typing import Protocol, cast
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
 from halimede.frontends.http.access import CLIENT_LEFT, RequestLog
 from halimede.frontends.http.deadlines import ReceiveDeadlines, SendDeadline
 from halimede.frontends.http.exchange import Exchange, Stream
 from halimede.frontends.http.framing import Head, Refusal
 from halimede.frontends.http.outbox import CONTINUE, OPEN, Outbox
-from halimede.frontends.http.receiver import ENDED, NO_ROOM, REQUEST, Receiver, ReceiverEvent
+from halimede.frontends.http.receiver import ENDED, HEAD, NO_ROOM, REQUEST, Receiver, ReceiverEvent
 from halimede.frontends.http.shared import Shared
 from halimede.frontends.port import Port
+from halimede.frontends.turns import has_left
 
 INTERNAL_ERROR = "internal error of the server; its log has the cause"
 
@@ -31,7 +32,13 @@ class ConnectionOwner(Protocol):
     requests: RequestLog
     port: Port
 
-    def begin(self, exchange: Exchange) -> None: ...
+    def admits(self, peer: object, now: float) -> bool: ...
+
+    def count(self, now: float) -> None: ...
+
+    def wait(self, connection: "HttpConnection", peer: object, go_on: Callable[[], None]) -> None: ...
+
+    def begin(self, exchange: Exchange, peer: object) -> None: ...
 
     def fail(self, exchange: Exchange, error: BaseException) -> None: ...
 
@@ -94,9 +101,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._receiver.room()
 
     def buffer_updated(self, nbytes: int) -> None:
+        receiver, now = self._receiver, monotonic()
         try:
-            self._take(self._receiver.received(nbytes, monotonic()))
+            if receiver.state is HEAD and not receiver.is_resting and not self._listener.admits(self._peer, now):
+                receiver.is_resting = True
+                receiver.received(nbytes, now)
+                self._update_reading()
+                self._listener.wait(self, self._peer, self._wake)
+            else:
+                self._take(receiver.received(nbytes, now))
         except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer
+            self._listener.count(now)
             self._refuse(error)
 
     def pause_writing(self) -> None:
@@ -131,7 +146,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if event is REQUEST:
             exchange = self.exchange = Exchange(self, cast("Head", receiver.head), receiver.take_body())
-            self._listener.begin(exchange)
+            self._listener.begin(exchange, self._peer)
         elif event is ENDED:
             self._transport.close()
         elif receiver.awaits_continue:
@@ -140,7 +155,14 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _wake(self) -> None:
         """Continue to read. Without a pause the transport would read for as long as input is available."""
         self._receiver.is_resting = False
+        if self._transport.is_closing():
+            return
+        if has_left(self._transport):
+            # What it has asked for is not begun. Its end would otherwise be seen after all of that.
+            self.abort()
+            return
         self._update_reading()
+        self._read_next()
 
     def _update_reading(self) -> None:
         wanted = not self._receiver.is_full
@@ -169,7 +191,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             refusal = error
         else:
             self._listener.port.crashed("receiving a request", error)
-            refusal = Refusal(500, INTERNAL_ERROR)
+            shortage = shortage_of(error)
+            refusal = Refusal(500, INTERNAL_ERROR) if shortage is None else Refusal(503, shortage.message)
         receiver, outbox = self._receiver, self.outbox
         if not receiver.can_be_refused:
             return

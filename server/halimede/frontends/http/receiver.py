@@ -79,7 +79,7 @@ class Receiver:
     the number of heads so far. `awaits_continue` is whether the client of the body that has just
     begun waits for `100 Continue`. `backlog` has the received bytes that are not used yet: a partial head, or
     pipelined requests; None if there are none. While `is_held_back`, which the caller sets, no further request begins.
-    While `is_resting`, which the caller ends, other connections come first.
+    While `is_resting`, other connections come first: no head is read. The caller ends it, and may begin it.
     """
 
     __slots__ = (
@@ -134,7 +134,7 @@ class Receiver:
         """Process the first `size` bytes of `room()`."""
         state = self.state
         if state is HEAD:
-            if self.backlog is None and not self.is_held_back:
+            if self.backlog is None and not self.is_held_back and not self.is_resting:
                 return self._read_head(self._shared.buffer, 0, size, now)
             self._keep(self._shared.buffer, 0, size)
             return self.go_on(now)
@@ -161,7 +161,7 @@ class Receiver:
     @property
     def can_go_on(self) -> bool:
         """Whether there are kept bytes, and the next request may begin."""
-        return self.backlog is not None and self.state is HEAD and not self.is_held_back
+        return self.backlog is not None and self.state is HEAD and not (self.is_held_back or self.is_resting)
 
     @property
     def is_full(self) -> bool:

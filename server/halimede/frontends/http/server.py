@@ -33,6 +33,7 @@ from halimede.frontends.http.routes import Action, Route, resolve
 from halimede.frontends.port import PortLimits
 from halimede.frontends.steps import StepQueue
 from halimede.frontends.totals import PortTotals
+from halimede.frontends.turns import Turns
 from halimede.runtime.server import Server
 
 # Halimede's version. The version in the body may be one of Triton's.
@@ -54,6 +55,7 @@ class HttpServer(Listener):
         port_limits: PortLimits | None = None,
         totals: PortTotals | None = None,
         memory: MemoryBounds = UNBOUNDED,
+        turns: Turns | None = None,
     ) -> None:
         """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets internal faults.
 
@@ -70,6 +72,7 @@ class HttpServer(Listener):
             keep_names=forward is not None,
             totals=totals,
             memory=memory,
+            turns=turns,
         )
         self._model_server = server
         steps = StepQueue(self.fail)

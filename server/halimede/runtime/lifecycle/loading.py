@@ -23,7 +23,7 @@ from halimede.core.repository.load_errors import (
 )
 from halimede.core.repository.plan import LATEST, steps_to_load
 from halimede.core.repository.status import Attempt
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types import ErrorCode, InferenceError, shortage_of
 from halimede.runtime.lifecycle.building import Builder
 from halimede.runtime.lifecycle.closing import Closing
 from halimede.runtime.lifecycle.ensembles import Ensembles
@@ -125,7 +125,7 @@ class Loader:
         status, attempt = record.status, Attempt()
         try:
             entry = await self._reader.read(record)
-            if record.versions and record.fingerprint == entry.fingerprint and not record.has_parked_instances():
+            if record.versions and record.fingerprint == entry.fingerprint and not record.refuses():
                 record.sources = entry.sources
                 status.forget_failures(record.versions)
                 return
@@ -165,7 +165,8 @@ class Loader:
             raise
         except Exception as error:
             log.exception("model '%s': the load failed", record.name, extra={"model": record.name})
-            raise ConfigError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}") from error
+            shortage, text = shortage_of(error), f"{type(error).__name__}: {error}"
+            raise ConfigError(ErrorCode.INTERNAL, shortage.message if shortage else text) from error
 
     async def _load_steps(self, record: ModelRecord, prepared: PreparedModel, for_model: bool) -> None:
         """Load the models of an ensemble's steps that do not serve, in parallel. Raises EnsembleError if one cannot be

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.observe.samples import StateSample
 from halimede.core.repository.plan import is_used
 from halimede.core.repository.status import ModelStatus, should_serve
@@ -19,7 +18,7 @@ from halimede.runtime.lifecycle.reading import RepositoryReader
 from halimede.runtime.lifecycle.record import ModelRecord, Records, serving_versions, take_snapshot
 from halimede.runtime.model import ModelVersion
 from halimede.runtime.prepare import LoadOptions
-from halimede.runtime.repository import ModelRepository
+from halimede.runtime.repository import READ_LIMIT_SECS, ModelRepository
 from halimede.runtime.requests import RequestTable
 from halimede.runtime.services import ModelServices
 
@@ -37,21 +36,22 @@ class ModelLifecycle:
         *,
         services: ModelServices,
         retry_count: int = 0,
-        memory: MemoryBounds = UNBOUNDED,
         unload_wait_secs: float = 5.0,
         close_timeout_secs: float = 7.0,
+        read_limit_secs: float = READ_LIMIT_SECS,
+        table: RequestTable | None = None,
     ) -> None:
         """An unload waits up to `unload_wait_secs` for a load in progress: most loads end within it, and then both
         calls succeed. Instances and model may take `close_timeout_secs` to close after the last request; processes are
-        killed earlier."""
+        killed earlier. A read of the repository fails after `read_limit_secs` without an answer of the file system."""
         self.records = Records()
         self.has_unreadable_repository = False
         """Whether a repository could not be read at the start. The server then does not know what it should serve."""
-        self.table = RequestTable(memory=memory)
+        self.table = table or RequestTable()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
         self._unload_wait_secs = unload_wait_secs
         left_behind = LeftBehind()
-        self._reader = RepositoryReader(repository, left_behind)
+        self._reader = RepositoryReader(repository, left_behind, read_limit_secs)
         self._closing = Closing(left_behind, close_timeout_secs)
         self._ensembles = Ensembles(self.records, self.table, services, self._closing)
         builder = Builder(options, load_threads, self.table, services, self._closing, left_behind)
@@ -127,7 +127,8 @@ class ModelLifecycle:
             await self._unload_unused(steps)
 
     async def index(self, ready_only: bool) -> list[ModelIndexEntry]:
-        """The repository index: the models on disk now, and every version that was ever loaded."""
+        """The repository index: the models on disk now, and every version that was ever loaded. InferenceError
+        UNAVAILABLE if a repository gives no answer."""
         listing = await self._reader.listing()
         entries: list[ModelIndexEntry] = []
         for name in sorted({*listing.names, *self.records}):

@@ -118,8 +118,8 @@ class ModelRecord:
         """Whether all versions serve, each with a running instance. A reload does not change this, even if it fails."""
         return bool(self.versions) and all(version.executor.is_available() for version in self.versions.values())
 
-    def has_parked_instances(self) -> bool:
-        """Whether instances of a version ended too often to be restarted. A load makes new ones."""
+    def refuses(self) -> bool:
+        """Whether a version refuses requests: none of its instances will come up soon. A load makes new ones."""
         return any(version.executor.refusal is not None for version in self.versions.values())
 
     def health(self) -> dict[int, Health]:

@@ -64,8 +64,9 @@ def make_runner(spec: WorkerSpec, host: Host) -> Runner:
         if plan is None:
             return DecoupledRunner(spec.instance, request_instance, close, host, config)
         runner = DecoupledRunner(spec.instance, request_instance, close, SequenceHost(host), config)
-        return SequenceRunner(runner, plan, spec.model, files)
-    return BackendRunner(InstanceRunner(spec.instance, config, instance, state_files=files), close, host)
+        return SequenceRunner(runner, plan, spec.model, files, host.states)
+    hosted = InstanceRunner(spec.instance, config, instance, state_files=files, states=host.states)
+    return BackendRunner(hosted, close, host)
 
 
 def complete_config(spec: WorkerSpec, host: Host) -> Any:
@@ -106,6 +107,7 @@ def _parts(spec: WorkerSpec) -> tuple[Backend, ModelConfig, ModelSource]:
         Path(spec.artifact),
         dict(spec.options),
         device=device,
+        allow_pickle=spec.allow_pickle,
     )
     return find_backend(spec.backend), config, source
 
@@ -128,6 +130,9 @@ class _Hosted:
     async def is_ready(self) -> bool:
         return True
 
+    def forget(self, seat: int) -> None:
+        """No effect: without sequences there are no states."""
+
     def close(self) -> None:
         try:
             self._close()
@@ -149,6 +154,9 @@ class BackendRunner(_Hosted):
         if lost is not None:
             self._host.end(lost.message)
         return [Answer(reply) if isinstance(reply, list) else reply for reply in ran.replies]
+
+    def forget(self, seat: int) -> None:
+        self._runner.forget(seat)
 
 
 class DecoupledRunner(_Hosted):

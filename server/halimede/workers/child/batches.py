@@ -22,6 +22,7 @@ from halimede.workers.frames.batches import ExecuteFrame, batch_number, decode_e
 from halimede.workers.frames.json_frames import encode_blocks
 from halimede.workers.frames.kinds import (
     EXECUTE_NEXT,
+    FORGET,
     FrameKind,
     encode_frame,
 )
@@ -52,6 +53,7 @@ class BatchRunner:
         self._requests = host.requests
         self._spin = spin
         self._runner = runner
+        channel.handle(FrameKind.FORGET, self._on_forget)
         self._model = spec.model
         self._ends_at_once = spec.decoupled and not runner.ends_late
         self._inputs = tuple(inputs)
@@ -145,6 +147,9 @@ class BatchRunner:
         self._tasks.discard(task)
         if not task.cancelled() and isinstance(task.exception(), ServerGoneError):
             self._stopped.set()
+
+    def _on_forget(self, body: memoryview) -> None:
+        self._runner.forget(*FORGET.unpack(body))
 
     async def _ask_ready(self) -> None:
         self._send_ready(await self._runner.is_ready())

@@ -15,6 +15,7 @@ from halimede.workers.child.channel import Channel
 from halimede.workers.child.memory import Memory
 from halimede.workers.child.requests import OpenRequests
 from halimede.workers.child.services import ServiceCalls
+from halimede.workers.child.states import States
 from halimede.workers.frames.answers import encode_response
 from halimede.workers.frames.json_frames import encode_blocks
 from halimede.workers.frames.kinds import (
@@ -40,6 +41,7 @@ class WorkerHost:
         self._memory = memory
         self.requests = OpenRequests(channel)
         self._services = ServiceCalls(channel)
+        self.states = States(channel, self._services)
         self._model = spec.model
         self._verbose = spec.log_verbose > 0
         self._positions = {name: position for position, name in enumerate(outputs)}

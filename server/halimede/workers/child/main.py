@@ -14,6 +14,7 @@ from importlib import import_module
 
 from halimede.backends.hosting import Runner, WorkerSpec
 from halimede.core.spin import SpinPolicy
+from halimede.core.supervise import is_fault_of_machine
 from halimede.core.types import InferenceError
 from halimede.workers.child.batches import BatchRunner
 from halimede.workers.child.blas import set_blas_threads
@@ -95,7 +96,8 @@ def _work(channel: Channel, memory: "Memory") -> int:
             return 0
         runner: Runner = getattr(import_module(module), function)(spec, host)
     except InferenceError as error:
-        channel.send(json_frame(FrameKind.FAILED, error_json(error)))
+        failed = {**error_json(error), "is_fault_of_machine": is_fault_of_machine(error)}
+        channel.send(json_frame(FrameKind.FAILED, failed))
         return 1
     # Objects of the start live as long as the process: the collector need not traverse them.
     gc.freeze()

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from halimede.backends.hosting import Answer, BatchReply, Reply, Rescheduled
 from halimede.core.types import Buffer, ErrorCode, InferenceError, ParameterValue
+from halimede.core.types.error import EndedSequenceError
 from halimede.workers.frames.json_frames import decode_blocks
 from halimede.workers.frames.kinds import (
     BLOCK,
@@ -14,6 +15,7 @@ from halimede.workers.frames.kinds import (
     ERROR_CODES,
     ERROR_NUMBERS,
     MAX_ANSWER_BYTES,
+    MAX_CONTROL_BYTES,
     MAX_TEXT_BYTES,
     RESPONSE,
     FrameError,
@@ -47,7 +49,8 @@ _RESPONSE = struct.Struct("<IQBQQ")
 _WHOLE_BATCH, _WHOLE_RESPONSE = struct.Struct("<IIIIH"), struct.Struct("<IIIQBQQ")
 _BATCH_PEEK = struct.Struct("<4xIH")
 
-_ANSWERED, _ERROR, _OPEN, _AGAIN = 0, 1, 2, 3
+_ANSWERED, _ERROR, _OPEN, _AGAIN, _ENDED = 0, 1, 2, 3, 4
+_ERRORS: Mapping[int, type[InferenceError]] = {_ERROR: InferenceError, _ENDED: EndedSequenceError}
 
 
 @dataclass(slots=True)
@@ -105,6 +108,32 @@ def batch_of(body: Buffer) -> tuple[int, int]:
         raise FrameError(f"DONE: {len(body)} bytes")
     number, count = _BATCH_PEEK.unpack_from(body)
     return number, count
+
+
+def check_length(kind: int, length: int, part: memoryview, outputs: tuple[str, ...]) -> bool:
+    """Whether the part of a DONE's or RESPONSE's body has the whole description; then it must describe all of the
+    frame's bytes. FrameError."""
+    head = _BATCH if kind == DONE else _RESPONSE
+    if len(part) < head.size:
+        return False
+    fields = head.unpack_from(part)
+    end = head.size + fields[0]
+    if end > min(length, MAX_CONTROL_BYTES):
+        raise FrameError(f"a description of {fields[0]} bytes")
+    if end > len(part):
+        return False
+    count, stop = (fields[2], end - _DONE.size) if kind == DONE else (1, end)
+    try:
+        forms, _, _ = _replies(part[head.size : stop], count, outputs)
+    except (struct.error, ValueError, IndexError, KeyError) as error:
+        raise FrameError(f"a large answer: {describe_decode_error(error)}") from error
+    described = data_start(end)
+    for form in forms:
+        for _, _, _, segment, _, size in form[0] if form is not None else ():
+            described += 0 if segment else size + (-size & 15)
+    if described != length:
+        raise FrameError(f"a frame of {length} bytes, of which {described} are described")
+    return True
 
 
 def decode_done(body: memoryview, outputs: tuple[str, ...], locate: Locate) -> Done:
@@ -199,12 +228,14 @@ def _add_reply(
         described.append(_REPLY.pack(_AGAIN, 0, 0, 0))
     else:
         text = reply.message.encode("utf-8", "replace")[:MAX_TEXT_BYTES]
-        described.append(_REPLY.pack(_ERROR, ERROR_NUMBERS[reply.code], 0, len(text)) + text)
+        kind = _ENDED if isinstance(reply, EndedSequenceError) else _ERROR
+        described.append(_REPLY.pack(kind, ERROR_NUMBERS[reply.code], 0, len(text)) + text)
     return at
 
 
-_ReplyForm = tuple[Sequence[TensorForm], Mapping[str, ParameterValue], ErrorCode | None, str] | None
-"""Outputs, parameters, the error's code, its text; None for a request that stays open."""
+_ErrorForm = tuple[type[InferenceError], ErrorCode, str]
+_ReplyForm = tuple[Sequence[TensorForm], Mapping[str, ParameterValue], _ErrorForm | None] | None
+"""Outputs, parameters, and the error if there is one; None for a request that stays open."""
 
 
 def _replies(
@@ -222,12 +253,14 @@ def _replies(
         at += _REPLY.size
         if length > MAX_TEXT_BYTES or n_outputs > len(outputs) + 1:
             raise FrameError(f"a reply with {n_outputs} outputs and {length} bytes of text")
+        if kind != _ANSWERED and (n_outputs or (length and kind not in _ERRORS)):
+            raise FrameError(f"a reply of kind {kind} with {n_outputs} outputs and {length} bytes of text")
         text = described[at : at + length]
         if kind == _ANSWERED:
             tensors, at = read_tensors(described, at + length, n_outputs, outputs)
-            forms.append((tensors, decode_parameters(text) if length else NO_PARAMETERS, None, ""))
-        elif kind == _ERROR:
-            forms.append(((), NO_PARAMETERS, ERROR_CODES[code], str(text, "utf-8", "replace")))
+            forms.append((tensors, decode_parameters(text) if length else NO_PARAMETERS, None))
+        elif kind in _ERRORS:
+            forms.append(((), NO_PARAMETERS, (_ERRORS[kind], ERROR_CODES[code], str(text, "utf-8", "replace"))))
             at += length
         elif kind in (_OPEN, _AGAIN):
             if kind == _AGAIN:
@@ -250,9 +283,10 @@ def _made(forms: Sequence[_ReplyForm], body: memoryview, base: int, locate: Loca
         if form is None:
             replies.append(None)
             continue
-        tensors, parameters, code, text = form
-        if code is not None:
-            replies.append(InferenceError(code, text))
+        tensors, parameters, error = form
+        if error is not None:
+            made, code, text = error
+            replies.append(made(code, text))
             continue
         outputs = make_tensors(tensors, body, base, locate, True)
         replies.append(Answer(outputs, dict(parameters) if parameters else NO_PARAMETERS))

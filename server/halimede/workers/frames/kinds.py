@@ -84,6 +84,8 @@ class FrameKind(IntEnum):
     """A front-end process is to close its ports and connections once their requests are answered."""
     REOPEN = 18
     """A front-end process is to reopen its log file."""
+    FORGET = 19
+    """A seat whose sequence has ended: its state is to be dropped."""
 
     STARTED = 32
     """JSON: properties of the runner, or the result of the task in START."""
@@ -116,6 +118,8 @@ class FrameKind(IntEnum):
     """A number, and what a front-end process asks the server besides inferences."""
     DRAINED = 48
     """A front-end process has no connection left."""
+    STATE_FREED = 49
+    """Bytes of states of sequences that the worker no longer keeps."""
 
 
 HEADER = struct.Struct("<II")
@@ -128,6 +132,8 @@ SEGMENT = struct.Struct("<HB")
 UNMAP = struct.Struct("<H")
 MAPPED = struct.Struct("<HB")
 METRIC = struct.Struct("<IBd")
+FORGET = struct.Struct("<I")
+STATE_FREED = struct.Struct("<Q")
 
 INBOUND, OUTBOUND, SHARED = 0, 1, 2
 """The use of a segment: requests, answers, or reading tensors of another worker."""
@@ -166,6 +172,7 @@ LIMITS = {
     FrameKind.INFERS: MAX_INFERS_BYTES,
     FrameKind.ASK: MAX_CONTROL_BYTES,
     FrameKind.DRAINED: 0,
+    FrameKind.STATE_FREED: STATE_FREED.size,
 }
 """The largest body of each kind that a worker or a front-end process sends."""
 

@@ -23,6 +23,7 @@ from halimede.backends.service_calls import (
     NewMetricFamily,
     ServiceCall,
     ServiceResult,
+    TakeState,
     UnloadModel,
 )
 from halimede.core.types import Buffer, InferenceError
@@ -50,7 +51,7 @@ _BYTE = struct.Struct("<B")
 _FLOAT = struct.Struct("<d")
 
 _LOAD_MODEL, _UNLOAD_MODEL, _IS_MODEL_READY = 1, 2, 3
-_NEW_FAMILY, _DELETE_FAMILY, _NEW_METRIC, _METRIC_VALUE = 4, 5, 6, 7
+_NEW_FAMILY, _DELETE_FAMILY, _NEW_METRIC, _METRIC_VALUE, _TAKE_STATE = 4, 5, 6, 7, 8
 """The kind of call in a SERVICE_CALL frame."""
 
 _NOTHING, _TRUTH, _INTEGER, _REAL, _ERROR = 0, 1, 2, 3, 4
@@ -79,6 +80,8 @@ def encode_service_call(call: ServiceCall[ServiceResult]) -> bytes:
             which, parts = _NEW_METRIC, [_ID.pack(family), _NUMBER.pack(len(labels)), *texts, _floats(buckets)]
         case MetricValue(metric):
             which, parts = _METRIC_VALUE, [_ID.pack(metric)]
+        case TakeState(size_bytes):
+            which, parts = _TAKE_STATE, [_ID.pack(size_bytes)]
         case _:
             raise TypeError(f"{type(call).__name__} has no number in the codec")
     size = _CALL_HEAD.size + sum(map(len, parts))
@@ -122,6 +125,8 @@ def _read_call(which: int, fields: "_Fields") -> ServiceCall[ServiceResult]:
         return NewMetric(family, labels, [fields.take(_FLOAT)[0] for _ in range(fields.count())])
     if which == _METRIC_VALUE:
         return MetricValue(*fields.take(_ID))
+    if which == _TAKE_STATE:
+        return TakeState(*fields.take(_ID))
     raise ValueError(f"call {which}, which does not exist")
 
 

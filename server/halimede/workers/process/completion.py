@@ -13,11 +13,12 @@ from halimede.workers.abandon import Abandon
 from halimede.workers.frames.answers import Done, Response
 from halimede.workers.frames.calls import Infer
 from halimede.workers.launcher import Launcher
-from halimede.workers.process.life import Life, spawn
+from halimede.workers.process.life import Life, spawn, start_first
 from halimede.workers.process.program import Program
 from halimede.workers.server.batches import SentBatch
 from halimede.workers.server.calls import OnResponse
 from halimede.workers.server.connection import Owners
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem
 
 COMPLETE = "complete_config"
@@ -48,12 +49,15 @@ async def _result(work: str, spec: WorkerSpec, program: Program, launcher: Launc
 async def _compute(
     work: str, spec: WorkerSpec, program: Program, launcher: Launcher, loop: asyncio.AbstractEventLoop
 ) -> Any:
-    process = await spawn(spec, program, launcher)
-    life = Life(process, spec, (), (), NO_OWNERS, loop, launcher.memory)
-    try:
-        return await life.start({"work": work})
-    finally:
-        await life.end()
+    async def compute() -> Any:
+        process = await spawn(spec, program, launcher)
+        life = Life(process, spec, (), (), NO_OWNERS, loop, launcher.memory)
+        try:
+            return await life.start({"work": work})
+        finally:
+            await life.end()
+
+    return await start_first(spec, compute)
 
 
 def _cancel_threadsafe(loop: asyncio.AbstractEventLoop, task: "asyncio.Task[Any]") -> None:
@@ -100,5 +104,5 @@ class _NoOwner:
         """Never called: calls are refused."""
 
 
-NO_OWNERS = Owners(_NoOwner(), _NoOwner(), _NoOwner())
+NO_OWNERS = Owners(_NoOwner(), _NoOwner(), _NoOwner(), HeldStates(0))
 """The owners for a process that runs no model."""

@@ -1,19 +1,24 @@
 """One process of a worker, from its start to its end."""
 
 import asyncio
+import logging
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from halimede.backends.hosting import WorkerSpec
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
-from halimede.core.supervise import describe_exit
+from halimede.core.supervise import BRIEF_FAULT_PAUSES_SECS, StartFaultError, describe_exit, is_brief_fault
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.launcher import Launcher, WorkerProcess
 from halimede.workers.output import OutputReader
 from halimede.workers.process.program import Program
 from halimede.workers.server.connection import Owners, WorkerConnection
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ENTRY = "halimede.workers.child.main:main"
 
@@ -34,7 +39,7 @@ class Life:
         loop: asyncio.AbstractEventLoop,
         memory: MemoryBounds = UNBOUNDED,
     ) -> None:
-        """Takes over the process. InferenceError, after its end, if the system has no descriptor left."""
+        """Takes over the process. StartFaultError, after its end, if the system has no descriptor left."""
         self.process = process
         self.killed_for = ""
         """Why the server killed it; "" if it did not."""
@@ -49,7 +54,7 @@ class Life:
         except OSError as error:
             _kill(process)
             text = f"the process of instance '{spec.instance}' cannot be used: {error.strerror or error}"
-            raise InferenceError(ErrorCode.UNAVAILABLE, text) from error
+            raise StartFaultError(ErrorCode.UNAVAILABLE, text, is_brief=is_brief_fault(error)) from error
         about = {"model": spec.model, "version": str(spec.version)}
         self._output = OutputReader(process.output, spec.model, about, loop)
         self._exit = loop.create_task(process.wait())
@@ -61,7 +66,8 @@ class Life:
             self._lost.set_result(reason)
 
     async def start(self, work: Mapping[str, Any]) -> Any:
-        """The answer of the process to START. InferenceError if the process fails or dies."""
+        """The answer of the process to START. InferenceError if the process fails or dies, StartFaultError if the
+        machine prevented its start."""
         order = {**work, "spec": asdict(self._spec), "inputs": self._inputs, "outputs": self._outputs}
         starting = asyncio.ensure_future(self.connection.start(order))
         try:
@@ -69,6 +75,9 @@ class Life:
             if starting.done() and not starting.cancelled():
                 return starting.result()
             why = await self.wait_end()
+            if self._exit.done() and (exit_ := self._exit.result()).error:
+                text = f"cannot start a process for '{self._spec.instance}': {exit_.error}"
+                raise StartFaultError(ErrorCode.UNAVAILABLE, text, is_brief=exit_.is_brief)
             text = f"Stub process '{self._spec.instance}' is not healthy: {describe_end(why)} while it started"
             raise InferenceError(ErrorCode.INTERNAL, text)
         finally:
@@ -118,8 +127,22 @@ def describe_end(why: str) -> str:
     return why if why.startswith("it ") else f"it ended by {why}"
 
 
+async def start_first(spec: WorkerSpec, start: Callable[[], Awaitable[T]]) -> T:
+    """What `start` returns. While it raises brief faults of the machine, it is repeated a few times within 2 s."""
+    for pause_secs in BRIEF_FAULT_PAUSES_SECS:
+        try:
+            return await start()
+        except StartFaultError as error:
+            if not error.is_brief:
+                raise
+            about = {"model": spec.model, "version": str(spec.version)}
+            log.warning("%s; the next try in %g s", error.message, pause_secs, extra=about)
+        await asyncio.sleep(pause_secs)
+    return await start()
+
+
 async def spawn(spec: WorkerSpec, program: Program, launcher: Launcher) -> WorkerProcess:
-    """Start a process of the program. InferenceError."""
+    """Start a process of the program. StartFaultError if the system refuses, InferenceError if the server stops."""
     environment = dict(program.environment)
     if spec.device_uuid:
         environment["CUDA_VISIBLE_DEVICES"] = spec.device_uuid
@@ -138,6 +161,9 @@ async def spawn(spec: WorkerSpec, program: Program, launcher: Launcher) -> Worke
     except asyncio.CancelledError:
         task.add_done_callback(_discard)
         raise
+    except RuntimeError as error:  # no thread
+        text = f"cannot start a process for '{spec.instance}': {error}"
+        raise StartFaultError(ErrorCode.UNAVAILABLE, text, is_brief=True) from error
 
 
 def _discard(spawned: "asyncio.Task[WorkerProcess]") -> None:

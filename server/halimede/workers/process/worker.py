@@ -1,8 +1,8 @@
 """A worker that runs its instance in a process of its own, and restarts the process when it ends.
 
 The process may die, hang, be stopped or send invalid frames. Then its batch fails at once, and the process is started
-again (`core.supervise` decides when). Nothing polls: the channel and the zygote report a death. The worker waits for a
-process that is stopped or slow; only `EXECUTION_TIMEOUT_MS` ends it.
+again (`core.supervise` decides when). The channel and the zygote report a death. The worker waits for a process that is
+slow; only `EXECUTION_TIMEOUT_MS` ends it. A process that is stopped for long is killed (`workers.hangs`).
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from halimede.backends.hosting import WorkerSpec
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.spin import SpinPolicy
-from halimede.core.supervise import Finish, Park, Start, Supervision, SupervisorEvent, WaitUntil
+from halimede.core.supervise import Finish, Park, Start, StartFaultError, Supervision, SupervisorEvent, WaitUntil
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.callers import Callers
 from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.calls import WorkerCalls
-from halimede.workers.process.life import Life, describe_end, spawn
+from halimede.workers.process.life import Life, describe_end, spawn, start_first
 from halimede.workers.process.limits import TimeLimits
 from halimede.workers.process.program import Program
 from halimede.workers.process.readiness import Readiness
@@ -29,6 +29,7 @@ from halimede.workers.process.requests import Requests, Sent
 from halimede.workers.process.services import Services
 from halimede.workers.process.spinner import Spinner
 from halimede.workers.server.connection import Owners
+from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem, OnEvent, WorkerDown, WorkerUp
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class ProcessWorker:
         owner: str,
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
+        states: HeldStates,
     ) -> None:
         self.ordinal = spec.ordinal
         self.name = spec.instance
@@ -59,7 +61,7 @@ class ProcessWorker:
         self._loop = loop
         self._config = config
         self._about = {"model": spec.model, "version": str(spec.version)}
-        self._supervision = Supervision()
+        self._supervision = Supervision(program.first_retry_ns)
         self._sent: Sent = {}
         self._spinner = Spinner(SpinPolicy(program.spins, len(os.sched_getaffinity(0))), self._sent, loop)
         self._limits = TimeLimits(program.execution_timeout_ms, self._on_timeout, loop)
@@ -73,7 +75,7 @@ class ProcessWorker:
         )
         callers = Callers(spec.model, str(spec.version), spec.ordinal, program.bls_timeout_ms)
         calls = WorkerCalls(spec, services, owner, callers, self._requests, self._spinner, self._readiness)
-        self._owners = Owners(self._requests, calls, calls)
+        self._owners = Owners(self._requests, calls, calls, states)
         self._life: Life | None = None
         """The process; None until it has started the model."""
         self._ending: set[asyncio.Task[None]] = set()
@@ -95,13 +97,14 @@ class ProcessWorker:
         owner: str,
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
+        states: HeldStates,
     ) -> "ProcessWorker":
         """Start the process and the instance in it; InferenceError if either fails. If cancelled, kills the process.
 
         The load reports a failure of the first start; the worker itself handles later deaths.
         """
-        worker = cls(spec, config, checker, program, launcher, services, owner, on_event, loop)
-        await worker._start_process()
+        worker = cls(spec, config, checker, program, launcher, services, owner, on_event, loop, states)
+        await start_first(spec, worker._start_process)
         worker._supervision.on(SupervisorEvent.STARTED, time.monotonic_ns())
         worker._supervising = loop.create_task(worker._supervise())
         return worker
@@ -143,6 +146,10 @@ class ProcessWorker:
             # Calls that the batch has made are cancelled with it.
             if (batch := self._requests.cancelled_batch(key)) is not None:
                 connection.calls.cancel_of(batch)
+
+    def forget(self, seat: int) -> None:
+        if self._life is not None:
+            self._life.connection.states.forget(seat)
 
     def acknowledge(self, key: int, responses: int) -> None:
         if self._life is not None and key in self._requests:
@@ -202,22 +209,28 @@ class ProcessWorker:
                 why = self._life.killed_for.removesuffix(".") or why
                 action = self._supervision.on(SupervisorEvent.DIED, time.monotonic_ns(), why)
                 self._on_death(why, isinstance(action, Park))
-            while isinstance(action, WaitUntil):
-                await asyncio.sleep(max(0, action.at_ns - time.monotonic_ns()) / 1e9)
+            while isinstance(action, WaitUntil | Park):
+                until_ns = action.until_ns if isinstance(action, Park) else action.at_ns
+                left_secs = max(0, until_ns - time.monotonic_ns()) / 1e9
+                if isinstance(action, Park):
+                    text = "instance '%s' is parked, the next start in %.0f s: %s"
+                    log.error(text, self.name, left_secs, action.reason, extra=self._about)
+                await asyncio.sleep(left_secs)
                 action = self._supervision.on(SupervisorEvent.TIMER, time.monotonic_ns())
-            if isinstance(action, Park):
-                log.error("instance '%s' is not started again: %s", self.name, action.reason, extra=self._about)
-                return
             if not isinstance(action, Start):
                 return
             try:
                 await self._start_process()
             except Exception as error:  # noqa: BLE001  only this task would try again
                 why = error.message if isinstance(error, InferenceError) else describe(error)
-                action = self._supervision.on(SupervisorEvent.DIED, time.monotonic_ns(), why)
+                is_fault = isinstance(error, StartFaultError | OSError | MemoryError)
+                event = SupervisorEvent.FAULTED if is_fault else SupervisorEvent.DIED
+                action = self._supervision.on(event, time.monotonic_ns(), why)
                 log.error("instance '%s' did not start again: %s", self.name, why, extra=self._about)
-                if isinstance(action, Park):
-                    self._on_event(WorkerDown(self, action.reason, parked=True))
+                if is_fault or isinstance(action, Park):
+                    reason, is_unstartable = self._supervision.reason, self._supervision.is_unstartable
+                    down = WorkerDown(self, reason, isinstance(action, Park), is_unstartable=is_unstartable)
+                    self._on_event(down)
                 continue
             self._supervision.on(SupervisorEvent.STARTED, time.monotonic_ns())
             self._on_event(WorkerUp(self))

@@ -5,7 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse
+from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse, shortage_of
 from halimede.workers.frames.calls import encode_call_answer
 from halimede.workers.segments import Block
 from halimede.workers.server.channel import Channel
@@ -96,5 +96,6 @@ class AnswerSender:
     def _failed(self, response: InferenceResponse, error: Exception) -> InferenceResponse:
         """The error that replaces an answer that cannot be sent."""
         if not isinstance(error, InferenceError):
-            error = InferenceError(ErrorCode.INTERNAL, f"the answer could not be sent to {self._whose}: {error}")
+            text = f"the answer could not be sent to {self._whose}: {error}"
+            error = shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text)
         return InferenceResponse(response.model_name, response.model_version, error=error, final=response.final)

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
 from halimede.workers.claim import Claim
-from halimede.workers.frames.answers import Done, Response, batch_of, decode_done, decode_response
+from halimede.workers.frames.answers import Done, Response, batch_of, check_length, decode_done, decode_response
 from halimede.workers.frames.batches import encode_execute
 from halimede.workers.frames.kinds import (
     CREDIT,
+    DONE,
     EXECUTE,
     EXECUTE_NEXT,
     HEADER,
@@ -209,7 +210,8 @@ class SentBatches:
             failure = error
         else:
             log.error("model '%s': a batch could not be sent to its process", self._model, exc_info=error)
-            failure = InferenceError(ErrorCode.INTERNAL, f"the batch could not be sent to the model's process: {error}")
+            text = f"the batch could not be sent to the model's process: {error}"
+            failure = shortage_of(error) or InferenceError(ErrorCode.INTERNAL, text)
         self._memory.take_back(batch.blocks)
         if batch.is_taken_back:
             return
@@ -223,10 +225,13 @@ class SentBatches:
     def acknowledge(self, key: int, responses: int) -> None:
         self._channel.send(encode_frame(FrameKind.CREDIT, CREDIT.pack(key, responses)))
 
-    def _check_partial(self, body: memoryview) -> None:
+    def _check_partial(self, kind: int, length: int, part: memoryview) -> bool:
         """See `Channel.check_partial`."""
-        if len(body) >= HEADER.size * 2:
-            self._ending(*batch_of(body))
+        if len(part) < HEADER.size * 2:
+            return False
+        if kind == DONE:
+            self._ending(*batch_of(part))
+        return check_length(kind, length, part, self._outputs)
 
     def _ending(self, number: int, count: int) -> SentBatch:
         """The batch that a DONE frame ends with `count` replies. FrameError."""

@@ -1,9 +1,10 @@
 """Frames to and from one worker process.
 
 The other modules register a handler for each kind of frame that a worker may send. Every frame is checked against its
-kind's limit before it is received, and the frames that wait for a worker that does not read are bounded. If a worker
-breaks a rule, `on_lost` is called, once, and its owner ends the process. All methods are called on the event loop's
-thread.
+kind's limit before it is received, memory is taken only for bytes that have arrived, and the frames that wait for a
+worker that does not read are bounded. A worker writes each frame at once: one that stops within a frame has announced
+a wrong length, or is lost. If a worker breaks a rule, `on_lost` is called, once, and its owner ends the process. All
+methods are called on the event loop's thread.
 """
 
 import asyncio
@@ -15,11 +16,11 @@ from collections.abc import Callable, Sequence
 
 from halimede.core.types import Buffer
 from halimede.workers.frames.json_frames import encode_blocks
-from halimede.workers.frames.kinds import HEADER, LIMITS, METRICS, FrameError, FrameKind
+from halimede.workers.frames.kinds import DONE, HEADER, LIMITS, METRICS, RESPONSE, FrameError, FrameKind
 from halimede.workers.segments import Block
 
 MAX_UNCHECKED_BYTES = 1 << 20
-"""The beginning of a DONE frame larger than this is checked before the rest is received."""
+"""The beginning of a DONE or RESPONSE frame larger than this is checked before the rest is received."""
 
 MAX_UNSENT_FRAMES = 16 << 10
 """Maximum frames that wait for a worker to read. During a long execution some thousands may wait."""
@@ -30,10 +31,17 @@ MAX_FRAMES_PER_TURN = 256
 METRICS_BYTES_PER_FRAME = 64
 """Bytes of metric updates that take as much work as one frame."""
 
+STALL_SECS = 10.0
+"""How long a worker may send nothing while a frame is incomplete. One that is stopped between two frames is not
+concerned."""
+
 _RECEIVE_BYTES = 256 << 10
 
 Handler = Callable[[memoryview], None]
 """Gets the body of a frame. FrameError."""
+
+
+CheckPartial = Callable[[int, int, memoryview], bool]
 
 
 class _Received(threading.local):
@@ -50,7 +58,13 @@ _received = _Received()
 class Channel:
     """A socket that carries frames."""
 
-    def __init__(self, channel: socket.socket, on_lost: Callable[[str], None], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        channel: socket.socket,
+        on_lost: Callable[[str], None],
+        loop: asyncio.AbstractEventLoop,
+        stall_secs: float = STALL_SECS,
+    ) -> None:
         """`on_lost` gets the reason once the channel is lost and has been closed."""
         self._socket = channel
         self._socket.setblocking(False)
@@ -60,10 +74,18 @@ class Channel:
         self._loop = loop
         self._handlers: dict[int, tuple[int, Handler]] = {}
         """By kind: the maximum size of the body, and its handler."""
-        self.check_partial: Handler = _accept
-        """Gets the received part of a large DONE's body before the rest is received. FrameError."""
+        self.check_partial: CheckPartial = _accept_part
+        """Gets kind and length of a large DONE or RESPONSE, and the part of its body that has arrived. Returns whether
+        this was enough for the check; otherwise it is called again. FrameError."""
+        self._is_checked = False
+        """Whether the check of the incomplete frame is over."""
         self._partial = bytearray()
         """The beginning of a frame that is not complete."""
+        self._stall_secs = stall_secs
+        self._watch: asyncio.TimerHandle | None = None
+        """Set while a frame is incomplete."""
+        self._progress = 0
+        """Counts the reads of frames that did not arrive in one piece."""
         self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         """Frames, or their rests, with the descriptors that are sent with them."""
         self.unsent_bytes = 0
@@ -75,7 +97,7 @@ class Channel:
         loop.add_reader(self._descriptor, self._readable)
 
     def __repr__(self) -> str:
-        return f"<Channel {len(self._unsent)} frames unsent>"
+        return f"<Channel {len(self._unsent)} frames unsent, {len(self._partial)} bytes of a frame received>"
 
     def handle(self, kind: FrameKind, handler: Handler) -> None:
         """Register the handler for frames of this kind."""
@@ -90,10 +112,12 @@ class Channel:
         self._loop.remove_reader(self._descriptor)
         self._loop.remove_writer(self._descriptor)
         self._socket.close()
+        if self._watch is not None:
+            self._watch.cancel()
         self._drop_unsent()
         # The handlers' objects refer to the channel: without this, the memory would stay until garbage collection.
         self._handlers.clear()
-        self.check_partial = _accept
+        self.check_partial = _accept_part
         self._on_lost = _ignore
 
     def send(self, frame: Buffer, descriptors: tuple[int, ...] = ()) -> None:
@@ -203,6 +227,7 @@ class Channel:
         """Handle the complete frames of `data`, keep the rest. `held` is `self._partial` if `data` is a view of it."""
         at = handled = 0
         end = len(data)
+        self._progress += 1
         try:
             while end - at >= HEADER.size and handled < MAX_FRAMES_PER_TURN:
                 length, kind = HEADER.unpack_from(data, at)
@@ -211,8 +236,8 @@ class Channel:
                     raise _refusal(length, kind)
                 stop = at + HEADER.size + length
                 if stop > end:
-                    if length > MAX_UNCHECKED_BYTES and kind == FrameKind.DONE:
-                        self.check_partial(data[at + HEADER.size :])
+                    if length > MAX_UNCHECKED_BYTES and kind in (DONE, RESPONSE) and not (self._is_checked and not at):
+                        self._is_checked = self.check_partial(kind, length, data[at + HEADER.size :])
                     break
                 # The answers are views of this copy. A large frame has its buffer to itself and is not copied.
                 body = data[at + HEADER.size : stop]
@@ -226,10 +251,25 @@ class Channel:
             return
         if held is None or at:
             self._partial = bytearray(data[at:])
+        if self._partial and self._watch is None:
+            self._watch_progress()
         if handled >= MAX_FRAMES_PER_TURN and self._partial:
             # The rest in the next turn of the loop, without reading more until then.
             self._loop.remove_reader(self._descriptor)
             self._loop.call_soon(self._resume)
+
+    def _watch_progress(self) -> None:
+        self._watch = self._loop.call_later(self._stall_secs, self._check_progress, self._progress)
+
+    def _check_progress(self, before: int) -> None:
+        """End a worker that has sent nothing since `before`, although a frame is incomplete."""
+        self._watch = None
+        if not self._partial:
+            return
+        if self._progress == before:
+            self._lose(f"it sent garbage: {len(self._partial)} bytes of a longer frame, and nothing for some time")
+        else:
+            self._watch_progress()
 
     def _resume(self) -> None:
         if self.is_closed:
@@ -246,6 +286,11 @@ class Channel:
 
 def _accept(_: memoryview) -> None:
     """Accept any body."""
+
+
+def _accept_part(_kind: int, _length: int, _part: memoryview) -> bool:
+    """Accept any frame."""
+    return True
 
 
 def _ignore(_: str) -> None:

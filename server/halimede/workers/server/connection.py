@@ -26,11 +26,13 @@ from halimede.workers.frames.kinds import (
 from halimede.workers.output import log_line
 from halimede.workers.server.batches import BatchOwner, SentBatches
 from halimede.workers.server.calls import CallOwner, Calls
-from halimede.workers.server.channel import Channel
+from halimede.workers.server.channel import STALL_SECS, Channel
 from halimede.workers.server.memory import ARENA_BYTES, Memory
 from halimede.workers.server.services import ServiceCalls, ServiceOwner
 from halimede.workers.server.starting import StartAnswer
+from halimede.workers.server.states import States
 from halimede.workers.server.tasks import Tasks
+from halimede.workers.states import HeldStates
 
 MAX_LINES_PER_SECOND = 2_000
 """A worker that sends more log lines in a second is ended. `child.host` limits itself to a quarter of that."""
@@ -49,15 +51,16 @@ class ModelOwner(ServiceOwner, Protocol):
 
 
 class Owners(NamedTuple):
-    """The receivers of a worker's messages."""
+    """The receivers of a worker's messages, and the account of the states that workers keep."""
 
     batches: BatchOwner
     calls: CallOwner
     model: ModelOwner
+    states: HeldStates
 
 
 class WorkerConnection:
-    """The connection to one process. `channel`, `memory`, `batches` and `calls` are used from outside."""
+    """The connection to one process. `channel`, `memory`, `batches`, `calls` and `states` are used from outside."""
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class WorkerConnection:
         loop: asyncio.AbstractEventLoop,
         arena_bytes: int = ARENA_BYTES,
         memory: MemoryBounds = UNBOUNDED,
+        stall_secs: float = STALL_SECS,
     ) -> None:
         """OSError if the system has no descriptor left."""
         # First, because nothing is to be undone when it fails.
@@ -79,7 +83,7 @@ class WorkerConnection:
         self._on_lost = on_lost
         self._loop = loop
         self._tasks = Tasks(loop)
-        self.channel = Channel(channel, self._on_channel_lost, loop)
+        self.channel = Channel(channel, self._on_channel_lost, loop, stall_secs)
         self.memory = Memory(self.channel, self._tasks, loop, arena_bytes, memory)
         self.batches = SentBatches(
             self.channel, self.memory, self._tasks, spec.model, inputs, outputs, self._claim, owners.batches, loop
@@ -87,7 +91,8 @@ class WorkerConnection:
         self.calls = Calls(
             self.channel, self.memory, self.batches, self._tasks, spec.model, spec.decoupled, owners.calls
         )
-        self.services = ServiceCalls(self.channel, self._tasks, spec.model, owners.model)
+        self.states = States(self.channel, owners.states)
+        self.services = ServiceCalls(self.channel, self._tasks, spec.model, owners.model, self.states)
         self._started = StartAnswer(self.channel, loop)
         self._ended: asyncio.Future[None] = loop.create_future()
         self._is_closed = False
@@ -115,6 +120,7 @@ class WorkerConnection:
         self.batches.close()
         self.calls.close()
         self.memory.close()
+        self.states.close()
 
     def _on_channel_lost(self, reason: str) -> None:
         self.close()

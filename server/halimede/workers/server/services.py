@@ -1,13 +1,14 @@
-"""Performs requests of the model's code other than inferences."""
+"""Performs requests of a process other than inferences: those of the model's code, and for the states it keeps."""
 
 import logging
 from typing import Protocol
 
-from halimede.backends.service_calls import ServiceCall, ServiceResult
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.backends.service_calls import ServiceCall, ServiceResult, TakeState
+from halimede.core.types import ErrorCode, InferenceError, shortage_of
 from halimede.workers.frames.kinds import MAX_CALLS, FrameError, FrameKind
 from halimede.workers.frames.services import decode_service_call, encode_service_result
 from halimede.workers.server.channel import Channel
+from halimede.workers.server.states import States
 from halimede.workers.server.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -23,16 +24,21 @@ class ServiceOwner(Protocol):
 class ServiceCalls:
     """The calls of one worker: at most MAX_CALLS at a time, each in a task of its own."""
 
-    def __init__(self, channel: Channel, tasks: Tasks, model: str, owner: ServiceOwner) -> None:
+    def __init__(self, channel: Channel, tasks: Tasks, model: str, owner: ServiceOwner, states: States) -> None:
         self._channel = channel
         self._tasks = tasks
         self._model = model
         self._owner = owner
+        self._states = states
         self._running = 0
         channel.handle(FrameKind.SERVICE_CALL, self._on_call)
 
     def _on_call(self, body: memoryview) -> None:
         number, call = decode_service_call(body)
+        if isinstance(call, TakeState):
+            # At once: the worker waits in an execution.
+            self._channel.send(encode_service_result(number, self._states.try_take(call.size_bytes)))
+            return
         if self._running >= MAX_CALLS:
             raise FrameError(f"more than {MAX_CALLS} calls at a time")
         self._running += 1
@@ -46,7 +52,8 @@ class ServiceCalls:
             result = error
         except Exception as error:
             log.error("model '%s': call '%s' failed", self._model, call.NAME, exc_info=error)
-            result = InferenceError(ErrorCode.INTERNAL, "the server failed to perform the call")
+            failed = InferenceError(ErrorCode.INTERNAL, "the server failed to perform the call")
+            result = shortage_of(error) or failed
         finally:
             self._running -= 1
         self._channel.send(encode_service_result(number, result))

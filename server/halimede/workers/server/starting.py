@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from halimede.core.supervise import StartFaultError
 from halimede.workers.frames.json_frames import decode_json, error_from_json
 from halimede.workers.frames.kinds import FrameKind, unexpected
 from halimede.workers.server.channel import Channel
@@ -17,7 +18,8 @@ class StartAnswer:
         channel.handle(FrameKind.FAILED, self._on_failed)
 
     async def wait(self) -> Any:
-        """What STARTED says. InferenceError for FAILED; cancelled if the process is lost."""
+        """What STARTED says. InferenceError for FAILED, StartFaultError if the machine is the cause; cancelled if the
+        process is lost."""
         return await self._answer
 
     def cancel(self) -> None:
@@ -32,4 +34,8 @@ class StartAnswer:
     def _on_failed(self, body: memoryview) -> None:
         if self._answer.done():
             raise unexpected(FrameKind.FAILED)
-        self._answer.set_exception(error_from_json(decode_json(body)))
+        value = decode_json(body)
+        error = error_from_json(value)
+        if value.get("is_fault_of_machine") is True:
+            error = StartFaultError(error.code, error.message)
+        self._answer.set_exception(error)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ lightgbm = Lazily("lightgbm")
 treelite = Lazily("treelite")
 xgboost = Lazily("xgboost")
 
+SOURCE = source(Path("m/1"))
 TRAIN, TEST = rows(200, seed=1), rows(16, seed=2)
 
 
@@ -117,7 +119,7 @@ def test_a_missing_file_is_named_with_what_is_there(tmp_path, files):
 )
 def test_a_file_of_another_type_is_refused_with_its_type(files, model_type, name):
     with holding_no_more(), pytest.raises(InferenceError) as caught:
-        read_file(files[0] / name, model_type, "m", allow_unknown_field=False)
+        read_file(files[0] / name, model_type, SOURCE, allow_unknown_field=False)
     actual = next(kind for kind, filename in FILENAMES.items() if filename == name)
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message.startswith(f"model 'm': {name} cannot be read as model_type '{model_type}': ")
@@ -129,8 +131,8 @@ def test_unknown_fields_are_refused_unless_they_are_allowed(tmp_path, files):
     path = tmp_path / "xgboost.json"
     path.write_text(text.replace('{"learner":{', '{"learner":{"colour":"blue",', 1))
     with pytest.raises(InferenceError, match='"colour"'):
-        read_file(path, "xgboost_json", "m", allow_unknown_field=False)
-    assert read_file(path, "xgboost_json", "m", allow_unknown_field=True).trees == 3
+        read_file(path, "xgboost_json", SOURCE, allow_unknown_field=False)
+    assert read_file(path, "xgboost_json", SOURCE, allow_unknown_field=True).trees == 3
 
 
 def test_a_reader_that_crashes_is_one_error(tmp_path, files):
@@ -143,28 +145,41 @@ def test_a_reader_that_crashes_is_one_error(tmp_path, files):
     path = tmp_path / "model.txt"
     path.write_text("\n".join(broken))
     with pytest.raises(InferenceError) as caught:
-        read_file(path, "lightgbm", "m", allow_unknown_field=False)
+        read_file(path, "lightgbm", SOURCE, allow_unknown_field=False)
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert "the reader crashed (SIGSEGV): the file is damaged" in caught.value.message
 
 
-def test_a_reader_that_does_not_end_is_one_error(tmp_path, files):
-    # Every node is its own left child.
+def endless(folder, files):
+    """A file in which every node is its own left child. Its reader takes memory as long as it runs."""
     lines = (files[0] / "model.txt").read_text().split("\n")
-    endless = [
-        "left_child=" + " ".join(["0"] * len(line.split())) if line.startswith("left_child=") else line
-        for line in lines
-    ]
-    path = tmp_path / "model.txt"
-    path.write_text("\n".join(endless))
-    # It takes memory as long as it runs: on a fast machine the limit of memory comes before that of time.
-    ended = "the reader (did not end within 1 s|ended with exit code 127: cannot allocate memory)"
-    with pytest.raises(InferenceError, match=ended):
-        read_file(path, "lightgbm", "m", allow_unknown_field=False, base_seconds=1)
+    path = folder / "model.txt"
+    path.write_text(
+        "\n".join(
+            "left_child=" + " ".join(["0"] * len(line.split())) if line.startswith("left_child=") else line
+            for line in lines
+        )
+    )
+    return path
+
+
+def test_a_reader_that_does_not_end_is_one_error(tmp_path, files):
+    # On a fast machine the limit of memory comes before that of time.
+    with pytest.raises(InferenceError, match=r"the reader did not end within 1 s|takes more than 1024 MiB"):
+        read_file(endless(tmp_path, files), "lightgbm", SOURCE, allow_unknown_field=False, base_seconds=1)
+
+
+def test_a_reader_that_needs_too_much_memory_names_the_setting(tmp_path, files):
+    where = source(Path("m/1"), **{"read-memory-mb": "300"})
+    with pytest.raises(InferenceError) as caught:
+        read_file(endless(tmp_path, files), "lightgbm", where, allow_unknown_field=False)
+    assert caught.value.code is ErrorCode.INVALID_ARG
+    assert caught.value.message.startswith("model 'm': reading model.txt takes more than 300 MiB of memory.")
+    assert "--backend-config fil,read-memory-mb=N" in caught.value.message
 
 
 def test_the_memory_of_a_reader_is_limited():
-    program = "from halimede.backends.trees.reader import limit_process; limit_process(1000, 60); bytearray(3 << 30)"
+    program = "from halimede.backends.trees.reader import limit_process; limit_process(1 << 30, 60); bytearray(3 << 30)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert ended.stderr.endswith(b"MemoryError\n")
 
@@ -173,10 +188,10 @@ def test_without_treelite_the_error_names_the_extra(tmp_path, files, monkeypatch
     (tmp_path / "treelite.py").write_text("raise ImportError('no treelite')")
     monkeypatch.chdir(tmp_path)
     # Modules in the current folder are not imported.
-    assert read_file(files[0] / "model.txt", "lightgbm", "m", allow_unknown_field=False).trees == 3
+    assert read_file(files[0] / "model.txt", "lightgbm", SOURCE, allow_unknown_field=False).trees == 3
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(InferenceError) as caught:
-        read_file(files[0] / "model.txt", "lightgbm", "m", allow_unknown_field=False)
+        read_file(files[0] / "model.txt", "lightgbm", SOURCE, allow_unknown_field=False)
     assert caught.value == InferenceError(
         ErrorCode.UNSUPPORTED,
         "model 'm': treelite cannot be imported (no treelite); install halimede[trees]",

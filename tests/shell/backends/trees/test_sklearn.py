@@ -19,6 +19,7 @@ from halimede.core.config.model_config import (
     ModelTensorReshape,
 )
 from halimede.core.types import DataType, ErrorCode, InferenceError
+from support.canaries import pickled
 from support.lazily import Lazily
 from support.tree_models import CPU, context, rows, source, targets
 
@@ -58,8 +59,12 @@ def run(config, where, inputs):
 
 
 def refused(config, where, inputs):
+    return refused_by(run, config, where, inputs)
+
+
+def refused_by(call, *arguments):
     with pytest.raises(InferenceError) as caught:
-        run(config, where, inputs)
+        call(*arguments)
     return caught.value
 
 
@@ -160,6 +165,26 @@ def test_errors_at_load_name_the_cause(tmp_path):
     )
     where.artifact.unlink()
     assert refused(config, where, {}).code is ErrorCode.UNAVAILABLE
+
+
+def test_nothing_is_unpickled_without_allow_pickle(tmp_path):
+    (tmp_path / "1").mkdir()
+    where = source(tmp_path / "1", "model.joblib")
+    where.artifact.write_bytes(pickled(tmp_path / "marker"))
+    without = replace(where, allow_pickle=False)
+    config = settings({"x": (FP64, 4)}, {"y": (FP64, 1)})
+    errors = [
+        refused(config, without, {}),
+        *(refused_by(call, config, without) for call in (BACKEND.check, BACKEND.load)),
+        refused_by(BACKEND.autocomplete, ModelConfig(), without),
+    ]
+    assert {(error.code, error.message.partition(", and")[0]) for error in errors} == {
+        (ErrorCode.UNSUPPORTED, "model 'm': 'model.joblib' is read as a pickle")
+    }
+    assert not (tmp_path / "marker").exists()
+    # The canary is one.
+    refused(config, where, {})
+    assert (tmp_path / "marker").exists()
 
 
 def test_answers_that_do_not_fit_the_configuration_are_errors(tmp_path):

@@ -52,6 +52,16 @@ def conflict(correlation: int | str, policy: SequencePolicy) -> str:
     )
 
 
+def ended(correlation: int | str, policy: SequencePolicy) -> InferenceError:
+    """The error of requests that are queued behind the one that ended their sequence."""
+    return InferenceError(
+        ErrorCode.UNAVAILABLE,
+        f"sequence {clip(str(correlation))} for model '{clip(policy.model)}' has ended: an earlier request's new state "
+        "would exceed the memory that the server has for the states of sequences; begin the sequence again with the "
+        "START flag",
+    )
+
+
 def lost_state(correlation: int | str, policy: SequencePolicy) -> InferenceError:
     """The error of requests whose sequence had its state at an instance that has ended."""
     model = clip(policy.model)

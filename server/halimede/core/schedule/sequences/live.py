@@ -37,6 +37,8 @@ class LiveSequence:
     is_lost: bool = False
     expires_at: int | None = None
     """The earliest timeout of its requests, while it is in the backlog."""
+    id_bytes: int = 0
+    """What was taken from `SequenceIds` for it."""
 
     def __repr__(self) -> str:
         where = "backlog" if self.slot is None else f"{self.slot.instance}.{self.slot.number} seat={self.seat}"

@@ -23,9 +23,10 @@ class DirectPolicy:
 class SequencePolicy:
     """How sequences are scheduled. Times are nanoseconds.
 
-    `seats` is how many sequences an instance has at a time. `strategy` is how its batches are formed: a `BatchPolicy`
-    is the oldest strategy. An `iterative` model gets requests that are sequences of their own. `max_queue_size` counts
-    the queued requests of all sequences, `max_queue_bytes` their tensors.
+    `keeps_state`: an instance keeps states for its seats. `seats` is how many sequences an instance has at a time.
+    `strategy` is how its batches are formed: a `BatchPolicy` is the oldest strategy. An `iterative` model gets requests
+    that are sequences of their own. `max_queue_size` counts the queued requests of all sequences, `max_queue_bytes`
+    their tensors.
     """
 
     model: str = ""
@@ -38,6 +39,7 @@ class SequencePolicy:
     max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE
     max_queue_bytes: int = MAX_QUEUE_BYTES
     hold: StartHold | None = None
+    keeps_state: bool = False
 
 
 def sequence_policy(config: ModelConfig, batching: ModelSequenceBatching, hold: StartHold = NO_HOLD) -> SequencePolicy:
@@ -50,6 +52,7 @@ def sequence_policy(config: ModelConfig, batching: ModelSequenceBatching, hold: 
     seats, strategy = max_batch_size, _strategy(batching, max_batch_size)
     if batching.oldest is not None and batching.oldest.max_candidate_sequences > 0:
         seats = batching.oldest.max_candidate_sequences
+    plan = sequence_plan(config)
     return SequencePolicy(
         model=config.name,
         max_batch_size=max_batch_size,
@@ -57,8 +60,9 @@ def sequence_policy(config: ModelConfig, batching: ModelSequenceBatching, hold: 
         strategy=strategy,
         idle_ns=batching.max_sequence_idle_microseconds * 1000 or DEFAULT_IDLE_NS,
         iterative=batching.iterative_sequence,
-        correlation=_correlation(config),
+        correlation=None if plan is None else plan.correlation,
         hold=hold if hold.seated or hold.backlogged else None,
+        keeps_state=plan is not None and bool(plan.states),
     )
 
 
@@ -75,8 +79,3 @@ def _strategy(batching: ModelSequenceBatching, max_batch_size: int) -> DirectPol
     if direct is not None:
         return DirectPolicy(direct.max_queue_delay_microseconds * 1000, direct.minimum_slot_utilization)
     return oldest_policy(max_batch_size) if batching.iterative_sequence else DirectPolicy()
-
-
-def _correlation(config: ModelConfig) -> CorrelationControl | None:
-    plan = sequence_plan(config)
-    return None if plan is None else plan.correlation

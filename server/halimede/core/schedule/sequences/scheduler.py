@@ -9,8 +9,11 @@
 - A sequence that has a seat ends when none of its requests was queued or executing for the idle time. The time begins
   with the poll after its last execution. It is zero once no more requests are expected. Once few are expected, it is a
   second at most while others wait for a seat.
+- When a sequence leaves its seat, the instance is told to drop the state (`Forget`), before the first execution of the
+  next one there.
 - If a request is cancelled, the sequence ends, because the model's state lacks the request: all its queued requests are
   cancelled, too.
+- If the new state of a request cannot be kept, its sequence ends, and its queued requests fail.
 - A slot that is removed loses the state of its sequences. A sequence whose next request has START needs no state: it
   returns to the front of the backlog. All others are lost: their queued requests fail, and until the idle time is over
   a request without START gets an error that explains it.
@@ -25,19 +28,21 @@ A poll looks only at the instances with a request that may run, never at all seq
 
 from collections.abc import Collection, Sequence
 
-from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
+from halimede.core.schedule.actions import Action, Execute, Fail, Forget, Slot, Warn
 from halimede.core.schedule.scheduler import Outcome, Pending, TakeBack, never
 from halimede.core.schedule.sequences.admission import (
     CANCELLED,
     EXPIRED,
     check_request,
     conflict,
+    ended,
     lost_state,
     missing_start,
     queue_full,
 )
 from halimede.core.schedule.sequences.backlog import Backlog
 from halimede.core.schedule.sequences.idle import IdleSequences
+from halimede.core.schedule.sequences.ids import SequenceIds
 from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
 from halimede.core.schedule.sequences.places import Places
 from halimede.core.schedule.sequences.policy import SequencePolicy
@@ -52,12 +57,15 @@ class SequenceScheduler:
     may_expire = False
     follows_outcomes = True
 
-    def __init__(self, policy: SequencePolicy, instances: int = 0, *, lends: bool = False) -> None:
-        """`lends`: each instance takes one batch more than it runs."""
+    def __init__(
+        self, policy: SequencePolicy, instances: int = 0, *, lends: bool = False, ids: SequenceIds | None = None
+    ) -> None:
+        """`lends`: each instance takes one batch more than it runs. Without `ids`, the ids are not counted."""
         self.take_back: TakeBack = never
         self.max_batch_size = policy.max_batch_size
         self.is_iterative = policy.iterative
         self._policy = policy
+        self._ids = ids
         self._hold = policy.hold
         # Not the method of now: the pump sets another.
         take_back = (lambda slot: self.take_back(slot)) if lends else None  # noqa: PLW0108
@@ -76,6 +84,8 @@ class SequenceScheduler:
         """Sequences with an execution that has ended since the last poll."""
         self._due: list[Action] = []
         """Actions for the next poll."""
+        self._forgotten: list[Action] = []
+        """Seats whose states are to be dropped before the next execution."""
 
     def __repr__(self) -> str:
         places = self._places.by_slot.values()
@@ -131,6 +141,9 @@ class SequenceScheduler:
             self._rest(now_ns)
         for sequence in self._idle.pop_due(now_ns, others_wait=bool(self._backlog)):
             self._close(sequence)
+        if self._forgotten:
+            actions += self._forgotten
+            self._forgotten = []
         while self._backlog and self._places.has_room:
             sequence = self._backlog.pop_first()
             self._places.seat(sequence)
@@ -258,11 +271,13 @@ class SequenceScheduler:
         return sequence
 
     def _begin(self, pending: Pending) -> LiveSequence:
-        """A new sequence, which has a seat unless others wait for one."""
+        """A new sequence, which has a seat unless others wait for one. INVALID_ARG or UNAVAILABLE for its id."""
+        id_bytes = 0 if self._ids is None else self._ids.take(pending.correlation, self._policy.model)
         lost = None if self.is_iterative else self._open.pop(pending.correlation, None)
         if lost is not None:
             self._idle.discard(lost)
-        sequence = LiveSequence(pending.correlation)
+            self._free(lost)
+        sequence = LiveSequence(pending.correlation, id_bytes=id_bytes)
         if self._places.has_room and not self._backlog:
             self._places.seat(sequence)
         else:
@@ -287,6 +302,8 @@ class SequenceScheduler:
             self._free(sequence)
         elif outcome is Outcome.GONE:
             self._due += self._fail(sequence, CANCELLED, FailureReason.CANCELED)
+        elif outcome is Outcome.ENDED:
+            self._due += self._fail(sequence, ended(sequence.correlation, self._policy), FailureReason.REJECTED)
         elif outcome is Outcome.AGAIN and self.is_iterative:
             request.pending.sequence_start = False
             self._queue_again(request, sequence)
@@ -350,17 +367,25 @@ class SequenceScheduler:
         return requests
 
     def _free(self, sequence: LiveSequence) -> None:
-        """The sequence leaves its seat, if it has one."""
+        """The sequence leaves its seat, if it has one, and gives back its id."""
+        if sequence.id_bytes and self._ids is not None:
+            self._ids.held.give_back(sequence.id_bytes)
+            sequence.id_bytes = 0
         if sequence.slot is not None:
+            if self._policy.keeps_state:
+                self._forgotten.append(Forget(sequence.slot, sequence.seat))
             self._places.free(sequence.slot, sequence.seat)
             sequence.slot = None
 
     def _lose(self, sequence: LiveSequence, now_ns: int) -> None:
         """The sequence has lost its state."""
         is_open = self._open.get(sequence.correlation) is sequence
+        # One that is remembered keeps its id.
+        id_bytes, sequence.id_bytes = (sequence.id_bytes, 0) if is_open else (0, sequence.id_bytes)
         self._due += self._fail(sequence, lost_state(sequence.correlation, self._policy), FailureReason.BACKEND)
         if is_open:
             sequence.is_lost = True
+            sequence.id_bytes = id_bytes
             self._open[sequence.correlation] = sequence
             self._idle.add(sequence, now_ns)
 

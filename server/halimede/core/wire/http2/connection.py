@@ -45,6 +45,9 @@ C = TypeVar("C")
 
 _LAST_PING, _SECOND_PING = b"shutdown", b"lastcall"
 
+MAX_FRAMES_AT_ONCE = 1000
+"""Small frames take microseconds each: these take a few milliseconds."""
+
 
 class Http2Connection(Generic[T, C]):
     """One client. T is the application's value of a request's fields, C its record of a stream.
@@ -53,8 +56,8 @@ class Http2Connection(Generic[T, C]):
     has sent its preface and SETTINGS. After a fault `is_failed`, and input is ignored.
     """
 
-    __slots__ = ("_block", "_fields", "_final_stream_id", "_floods", "_limits", "_sent_away", "credit", "is_failed",
-                 "is_greeted", "is_left", "out", "reader", "table")  # fmt: skip
+    __slots__ = ("_begun", "_block", "_fields", "_final_stream_id", "_floods", "_limits", "_sent_away", "credit",
+                 "frames", "is_failed", "is_greeted", "is_left", "out", "reader", "table")  # fmt: skip
 
     def __init__(self, interpret: Callable[[RequestFields], T], limits: Http2Limits, now: float) -> None:
         self._limits = limits
@@ -79,13 +82,22 @@ class Http2Connection(Generic[T, C]):
         self.is_left = False
         """The client has sent GOAWAY: it begins no further requests."""
         self._sent_away = False
+        self.frames = 0
+        """How many the last `receive` has processed."""
+        self._begun = 0
+        """How many header blocks of new requests have come."""
         self._final_stream_id: int | None = None
 
-    def receive(self, data: memoryview, now: float) -> list[Event[T, C]]:
-        """Process received bytes. Views of them in the events are valid until the next call."""
+    def receive(self, data: memoryview, now: float, most_requests: int = MAX_FRAMES_AT_ONCE) -> list[Event[T, C]]:
+        """Process received bytes. Views of them in the events are valid until the next call.
+
+        The bytes after `most_requests` new requests are kept, and the reader `has_unread`: call again, with no bytes.
+        """
         events: list[Event[T, C]] = []
         if self.is_failed:
             return events
+        last = self._begun + most_requests
+        count = 0
         try:
             for kind, flags, stream_id, payload, size in self.reader.read(data):
                 if self._block.is_within and kind != FrameType.CONTINUATION:
@@ -97,8 +109,12 @@ class Http2Connection(Generic[T, C]):
                 else:
                     # Section 5.5: ignored.
                     self._floods.spend(CHEAP, now, "frames of unknown types")
+                count += 1
+                if self._begun >= last or count == MAX_FRAMES_AT_ONCE:
+                    self.reader.stop()
         except ConnectionFault as fault:
             events.append(ConnectionFails(fault, self.fail(fault)))
+        self.frames = count
         return events
 
     def received_directly(self, piece: memoryview, now: float) -> list[Event[T, C]]:
@@ -184,6 +200,7 @@ class Http2Connection(Generic[T, C]):
             self._on_trailers(block, now, events)
             return
         table.last_id = stream_id
+        self._begun += 1
         if self._final_stream_id is not None:
             # Section 6.8: the client has been told that this request is not processed, and sends it elsewhere.
             self._fields.skip(block.content)

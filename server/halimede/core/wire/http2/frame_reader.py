@@ -28,10 +28,10 @@ _EMPTY = memoryview(b"")
 
 class FrameReader:
     """One client's frames, of at most `max_frame_bytes`. `data_left` is what is still to come of the payload of a DATA
-    frame, of `data_stream`."""
+    frame, of `data_stream`. While it `has_unread`, bytes are kept that `read` has not looked at."""
 
     __slots__ = ("_data_flags", "_is_begun", "_padding_left", "_rest", "_skip_left", "data_left", "data_stream",
-                 "max_frame_bytes")  # fmt: skip
+                 "has_unread", "max_frame_bytes")  # fmt: skip
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
@@ -44,14 +44,25 @@ class FrameReader:
         self._padding_left = 0
         # Of a frame of an unknown type, whose payload is not collected.
         self._skip_left = 0
+        self.has_unread = False
 
     @property
     def is_within(self) -> bool:
         """Whether the client has sent a part of a frame, or of the preface."""
         return bool(self._rest or self.data_left or self._padding_left or self._skip_left)
 
+    def keep(self, data: memoryview) -> None:
+        """Read these bytes by the next `read`."""
+        self._rest += data
+        self.has_unread = True
+
+    def stop(self) -> None:
+        """Yield no further frame: the current `read` keeps the rest of its bytes. Not after a piece of DATA."""
+        self.has_unread = True
+
     def read(self, data: memoryview) -> Iterator[Frame]:
         """The frames in `data`, of which payloads are views. ConnectionFault for a frame that is too large."""
+        self.has_unread = False
         if self._rest:
             data = memoryview(self._rest + data)
             self._rest = b""
@@ -68,7 +79,7 @@ class FrameReader:
             at = self._skip_padding(0, end)
         if self._skip_left:
             at = self._skip(at, end)
-        while end - at >= HEAD_BYTES:
+        while end - at >= HEAD_BYTES and not self.has_unread:
             word, flags, stream_id = unpack_head(data, at)
             length = word >> 8
             stop = at + HEAD_BYTES + length
@@ -100,6 +111,8 @@ class FrameReader:
                 break
         if at < end:
             self._rest = bytes(data[at:])
+        else:
+            self.has_unread = False
 
     def received_directly(self, piece: memoryview) -> Frame:
         """The frame of a piece of the DATA in receipt, at most `data_left` bytes."""
