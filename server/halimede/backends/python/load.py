@@ -132,19 +132,19 @@ def _check_file(spec: WorkerSpec) -> None:
         f"the repository of model '{spec.model}'": os.path.dirname(spec.repository),
         f"the directory of model '{spec.model}'": spec.repository,
         f"the directory of {file} of model '{spec.model}'": os.path.dirname(spec.artifact),
+        f"{file} of model '{spec.model}'": spec.artifact,
     }
-    for what, directory in places.items():
-        try:
-            os.stat(directory or ".")
-        except OSError as error:
-            raise InferenceError(ErrorCode.INTERNAL, f"{what} cannot be read: {error.strerror}") from error
     try:
         is_file = stat.S_ISREG(os.stat(spec.artifact).st_mode)
-    except FileNotFoundError as error:
-        raise InferenceError(ErrorCode.INTERNAL, missing) from error
-    except OSError as error:
-        text = f"{file} of model '{spec.model}' cannot be read: {error.strerror}"
-        raise InferenceError(ErrorCode.INTERNAL, text) from error
+    except OSError:
+        for what, place in places.items():
+            try:
+                os.stat(place or ".")
+            except OSError as error:
+                is_missing = place is spec.artifact and isinstance(error, FileNotFoundError)
+                text = missing if is_missing else f"{what} cannot be read: {error.strerror}"
+                raise InferenceError(ErrorCode.INTERNAL, text) from error
+        raise
     if not is_file:
         raise InferenceError(ErrorCode.INTERNAL, missing)
 
