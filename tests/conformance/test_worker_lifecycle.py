@@ -122,9 +122,10 @@ def test_nothing_outlives_a_server_that_is_killed(start: Start, repository: Path
     hung = in_background(lambda: infer(server, "busy", -1))
     notes = repository.parent / "busy.notes"
     wait_until(lambda: notes.exists() and notes.read_text().endswith("\n"), "the daemon", server)
+    # The daemon's parent ends after the note.
+    wait_until(lambda: len(alive(descendants(server.process.pid))) == 1 + 3 + 1, "the processes", server)
     everything = descendants(server.process.pid)
     assert psutil.Process(int(notes.read_text())) in everything
-    assert len(alive(everything)) == 1 + 3 + 1
     assert named_memory(server) == set()
     killed = time.monotonic()
     server.process.kill()
