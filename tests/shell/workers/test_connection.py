@@ -237,6 +237,48 @@ def test_a_batch_that_cannot_be_encoded_ends_with_an_error(caplog: pytest.LogCap
     asyncio.run(main())
 
 
+class Unaffordable(str):
+    """A text of a request, which cannot be sent for lack of memory."""
+
+    __slots__ = ()
+
+    def encode(self, *_: Any) -> bytes:
+        raise MemoryError
+
+
+def test_a_batch_that_finds_no_memory_is_unavailable(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.CRITICAL)
+
+    async def main() -> None:
+        async with working() as (each, _):
+            each.connection.batches.execute([item(1, 10, id=Unaffordable("a"))], 0)
+            await each.until(lambda: each.heard.done, "the end of the batch")
+            [error] = each.heard.done[0][1].replies
+            assert isinstance(error, InferenceError)
+            assert (error.code, error.message) == (
+                ErrorCode.UNAVAILABLE,
+                "the server has not enough memory for this",
+            )
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_frame_that_finds_no_memory_ends_the_worker(count: int):
+    """Alone in the buffer, and one of several."""
+
+    def fail(_: memoryview) -> None:
+        raise MemoryError
+
+    async def main() -> None:
+        async with stage() as each:
+            each.connection.channel.handle(FrameKind.READY, fail)
+            await each.send(encode_frame(FrameKind.READY, b"\1") * count)
+            assert await each.until_lost() == "the server has not enough memory for what it sent"
+
+    asyncio.run(main())
+
+
 def test_a_cancel_during_the_copy_of_a_batch_is_sent_after_it():
     cancelled: list[bool] = []
     seen = threading.Event()

@@ -13,6 +13,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from halimede.core.types import Buffer
 from halimede.workers.frames.json_frames import encode_blocks
@@ -206,6 +207,11 @@ class Channel:
         if not got:
             self._lose("it closed its channel")
             return
+        self._guarded(partial(self._receive, got))
+
+    def _receive(self, got: int) -> None:
+        """Handle what is in the buffer. FrameError, MemoryError."""
+        buffer = self._buffer
         if self._partial:
             self._partial += buffer[:got]
             self._take(memoryview(self._partial), self._partial)
@@ -216,39 +222,35 @@ class Channel:
             return
         # The usual case: one complete frame.
         limit, handler = self._handlers.get(kind, _NO_HANDLER)
-        try:
-            if length > limit:
-                raise _refusal(length, kind)
-            handler(memoryview(bytes(buffer[HEADER.size : got])))
-        except FrameError as error:
-            self._lose(f"it sent garbage: {error}")
+        if length > limit:
+            raise _refusal(length, kind)
+        handler(memoryview(bytes(buffer[HEADER.size : got])))
 
     def _take(self, data: memoryview, held: bytearray | None) -> None:
-        """Handle the complete frames of `data`, keep the rest. `held` is `self._partial` if `data` is a view of it."""
+        """Handle the complete frames of `data`, keep the rest. `held` is `self._partial` if `data` is a view of it.
+
+        FrameError, MemoryError.
+        """
         at = handled = 0
         end = len(data)
         self._progress += 1
-        try:
-            while end - at >= HEADER.size and handled < MAX_FRAMES_PER_TURN:
-                length, kind = HEADER.unpack_from(data, at)
-                limit, handler = self._handlers.get(kind, _NO_HANDLER)
-                if length > limit:
-                    raise _refusal(length, kind)
-                stop = at + HEADER.size + length
-                if stop > end:
-                    if length > MAX_UNCHECKED_BYTES and kind in (DONE, RESPONSE) and not (self._is_checked and not at):
-                        self._is_checked = self.check_partial(kind, length, data[at + HEADER.size :])
-                    break
-                # The answers are views of this copy. A large frame has its buffer to itself and is not copied.
-                body = data[at + HEADER.size : stop]
-                # A METRICS frame may have thousands of updates, so it counts by its size.
-                at, handled = stop, handled + (1 if kind != METRICS else 1 + length // METRICS_BYTES_PER_FRAME)
-                handler(body if held is not None and stop == end else memoryview(bytes(body)))
-                if self.is_closed:
-                    return
-        except FrameError as error:
-            self._lose(f"it sent garbage: {error}")
-            return
+        while end - at >= HEADER.size and handled < MAX_FRAMES_PER_TURN:
+            length, kind = HEADER.unpack_from(data, at)
+            limit, handler = self._handlers.get(kind, _NO_HANDLER)
+            if length > limit:
+                raise _refusal(length, kind)
+            stop = at + HEADER.size + length
+            if stop > end:
+                if length > MAX_UNCHECKED_BYTES and kind in (DONE, RESPONSE) and not (self._is_checked and not at):
+                    self._is_checked = self.check_partial(kind, length, data[at + HEADER.size :])
+                break
+            # The answers are views of this copy. A large frame has its buffer to itself and is not copied.
+            body = data[at + HEADER.size : stop]
+            # A METRICS frame may have thousands of updates, so it counts by its size.
+            at, handled = stop, handled + (1 if kind != METRICS else 1 + length // METRICS_BYTES_PER_FRAME)
+            handler(body if held is not None and stop == end else memoryview(bytes(body)))
+            if self.is_closed:
+                return
         if held is None or at:
             self._partial = bytearray(data[at:])
         if self._partial and self._watch is None:
@@ -275,7 +277,16 @@ class Channel:
         if self.is_closed:
             return
         self._loop.add_reader(self._descriptor, self._readable)
-        self._take(memoryview(self._partial), self._partial)
+        self._guarded(lambda: self._take(memoryview(self._partial), self._partial))
+
+    def _guarded(self, read: Callable[[], None]) -> None:
+        """Read frames. The worker is lost if they are invalid, or find no memory: a part of them is gone then."""
+        try:
+            read()
+        except FrameError as error:
+            self._lose(f"it sent garbage: {error}")
+        except MemoryError:
+            self._lose("the server has not enough memory for what it sent")
 
     def _lose(self, reason: str) -> None:
         if not self.is_closed:
