@@ -198,7 +198,7 @@ def test_the_death_of_the_core_leaves_no_process(tmp_path: Path, stage: Stage):
             calls: list[Any] = [
                 in_background(lambda one=one: one.post("/v2/models/held/infer", json_of(1.0))) for one in fronts
             ]
-            wait_until(lambda: executing(running, "held") == 1, "an execution", running)
+            wait_until(lambda: executing(running, "held") == pending(running, "held") == 1, "both requests", running)
             everyone = descendants(running.process.pid)
             assert len([each for each in everyone if each.name().startswith("front-end")]) == 2
             running.process.kill()
