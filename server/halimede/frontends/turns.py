@@ -55,14 +55,9 @@ class Turns:
         self._is_marked = False
         """Whether `_turn` is called in the next turn."""
 
-    def admits(self, now: float) -> bool:
-        """Whether new work of a client may be done in this turn. Otherwise it is to `wait`."""
-        return self._left > 0 and now < self._until
-
-    @property
-    def calls_left(self) -> int:
-        """How many calls may still begin in this turn."""
-        return self._left
+    def admits(self, now: float) -> int:
+        """How many new calls may begin in this turn; 0 or less if new work of a client is to `wait`."""
+        return self._left if now < self._until else 0
 
     def begins(self, now: float, calls: int = 1) -> None:
         """Calls begin, or something that costs as much as so many."""
@@ -85,7 +80,7 @@ class Turns:
         queue = self._queue
         now = monotonic()
         self._left, self._until = CALLS_PER_TURN, now + WORK_S
-        while queue and self.admits(monotonic()):
+        while queue and self.admits(monotonic()) > 0:
             try:
                 queue.pop()()
             except Exception:

@@ -260,7 +260,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 _answer_other(self.h2.out, stream)
             return
         stream.call = call = Call(self, stream, route)
-        self._turn.begin(call, route.head.metadata)
+        if self._turn.is_proxied:
+            self._turn.begin_proxied(call, route.head.metadata)
+        else:
+            call.begin()
         if is_end and call.is_open:
             call.take_data(memoryview(b""), 0, is_end=True)
 

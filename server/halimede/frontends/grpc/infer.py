@@ -90,7 +90,7 @@ class _UnaryInfer:
     def _take(self, message: Message) -> None:
         # The client may send no second message; if it does, it is not read.
         self._call.on_message = self._call.on_half_closed = None
-        message.take_held()  # The call gives them back at its end.
+        message.held_bytes = 0  # The call gives them back at its end.
         self._context.open(self._call, self._call, message, self._read, self._call.fail)
 
     def _read(self, content: Buffer) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from time import monotonic
 from typing import Protocol
 
-from halimede.core.wire.http2.connection import Http2Connection
+from halimede.core.wire.http2.connection import MAX_FRAMES_AT_ONCE, Http2Connection
 from halimede.core.wire.http2.events import Event
 from halimede.frontends.grpc.call import Call, Route
 from halimede.frontends.grpc.limits import HeldBytes
@@ -34,9 +34,22 @@ class Connection(PortConnection, Protocol):
 
 
 class ConnectionTurn:
-    """`is_waiting`: the connection has something to do in its turn. `is_lost`: only its calls are left."""
+    """`is_waiting`: the connection has something to do in its turn. `is_lost`: only its calls are left.
 
-    __slots__ = ("_address", "_connection", "_forget", "_reading", "_transport", "_turns", "is_lost", "is_waiting")
+    `is_proxied`: its client is a trusted proxy.
+    """
+
+    __slots__ = (
+        "_address",
+        "_connection",
+        "_forget",
+        "_reading",
+        "_transport",
+        "_turns",
+        "is_lost",
+        "is_proxied",
+        "is_waiting",
+    )
 
     def __init__(
         self,
@@ -53,34 +66,40 @@ class ConnectionTurn:
         self._transport = transport
         self._reading = reading
         peer = transport.get_extra_info("peername")
-        # What the connection counts by; None if each of its calls has an address of its own.
-        self._address: Hashable | None = None if turns.is_proxy(peer) else address_of(peer) or self
+        self.is_proxied = turns.is_proxy(peer)
+        # What the connection counts by. Each call of a proxy has an address of its own.
+        self._address: Hashable = (None if self.is_proxied else address_of(peer)) or self
         self.is_waiting = False
         self.is_lost = False
 
     def receive(self, data: memoryview, now: float) -> None:
         """Process what was read, or keep it for the turn of this connection."""
-        turns, h2 = self._turns, self._connection.h2
-        if self.is_waiting or (self._address is not None and not turns.admits(now)):
+        h2 = self._connection.h2
+        most = MAX_FRAMES_AT_ONCE if self.is_proxied else self._turns.admits(now)
+        if self.is_waiting or most <= 0:
             h2.reader.keep(data)
-        elif self._address is None:
-            self._handle(h2.receive(data, now), now)
         else:
-            self._handle(h2.receive(data, now, turns.calls_left), now)
+            self._process(data, now, most)
         if h2.reader.has_unread and not h2.is_failed and not self.is_waiting:
             self._reading.pause(Pause.UNREAD)
             self._wait()
 
-    def _handle(self, events: Sequence[Event[Route, Call]], now: float) -> None:
+    def _process(self, data: memoryview, now: float, most_requests: int) -> None:
         connection = self._connection
-        if connection.h2.frames >= FRAMES_OF_A_CALL:
-            self._turns.begins(now, connection.h2.frames // FRAMES_OF_A_CALL)
+        h2 = connection.h2
+        before = h2.begun
+        events = h2.receive(data, now, most_requests)
+        calls = 0 if self.is_proxied else h2.begun - before
+        if h2.frames >= FRAMES_OF_A_CALL * (calls or 1):
+            calls = h2.frames // FRAMES_OF_A_CALL
+        if calls:
+            self._turns.begins(now, calls)
         connection.handle(events, now)
 
-    def begin(self, call: Call, metadata: Iterable[tuple[str, str]]) -> None:
-        """Begin a call. One of a proxy may have to wait for the turn of its client."""
+    def begin_proxied(self, call: Call, metadata: Iterable[tuple[str, str]]) -> None:
+        """Begin a call of a proxy. It may have to wait for the turn of its client."""
         turns, now = self._turns, monotonic()
-        if self._address is not None or turns.admits(now):
+        if turns.admits(now) > 0:
             turns.begins(now)
             call.begin()
             return
@@ -105,7 +124,7 @@ class ConnectionTurn:
 
     def _wait(self) -> None:
         self.is_waiting = True
-        self._turns.wait(self._address or self, self, self._go_on)
+        self._turns.wait(self._address, self, self._go_on)
 
     def _go_on(self) -> None:
         """It is this connection's turn."""
@@ -123,7 +142,7 @@ class ConnectionTurn:
         """Process some of what was kept."""
         h2 = self._connection.h2
         try:
-            self._handle(h2.receive(_NOTHING, now, CALLS_AT_ONCE), now)
+            self._process(_NOTHING, now, CALLS_AT_ONCE)
         finally:
             if h2.reader.has_unread and not h2.is_failed:
                 self._wait()

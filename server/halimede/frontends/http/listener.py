@@ -140,7 +140,7 @@ class Listener:
 
         Those of a trusted proxy are always read, because they say whose turn it is.
         """
-        return self._turns.admits(now) or self._turns.is_proxy(peer)
+        return self._turns.admits(now) > 0 or self._turns.is_proxy(peer)
 
     def count(self, now: float) -> None:
         """Count a request that is refused before it begins."""
@@ -153,7 +153,7 @@ class Listener:
     def begin(self, exchange: Exchange, peer: object) -> None:
         """Pass a request of this peer to `handle`, or let it wait for its turn."""
         turns, now = self._turns, monotonic()
-        if turns.admits(now):
+        if turns.admits(now) > 0:
             turns.begins(now)
             self._begin(exchange)
         else:

@@ -56,7 +56,7 @@ class Http2Connection(Generic[T, C]):
     has sent its preface and SETTINGS. After a fault `is_failed`, and input is ignored.
     """
 
-    __slots__ = ("_begun", "_block", "_fields", "_final_stream_id", "_floods", "_limits", "_sent_away", "credit",
+    __slots__ = ("_block", "_fields", "_final_stream_id", "_floods", "_limits", "_sent_away", "begun", "credit",
                  "frames", "is_failed", "is_greeted", "is_left", "out", "reader", "table")  # fmt: skip
 
     def __init__(self, interpret: Callable[[RequestFields], T], limits: Http2Limits, now: float) -> None:
@@ -84,7 +84,7 @@ class Http2Connection(Generic[T, C]):
         self._sent_away = False
         self.frames = 0
         """How many the last `receive` has processed."""
-        self._begun = 0
+        self.begun = 0
         """How many header blocks of new requests have come."""
         self._final_stream_id: int | None = None
 
@@ -96,7 +96,7 @@ class Http2Connection(Generic[T, C]):
         events: list[Event[T, C]] = []
         if self.is_failed:
             return events
-        last = self._begun + most_requests
+        last = self.begun + most_requests
         count = 0
         try:
             for kind, flags, stream_id, payload, size in self.reader.read(data):
@@ -110,7 +110,7 @@ class Http2Connection(Generic[T, C]):
                     # Section 5.5: ignored.
                     self._floods.spend(CHEAP, now, "frames of unknown types")
                 count += 1
-                if self._begun >= last or count == MAX_FRAMES_AT_ONCE:
+                if self.begun >= last or count == MAX_FRAMES_AT_ONCE:
                     self.reader.stop()
         except ConnectionFault as fault:
             events.append(ConnectionFails(fault, self.fail(fault)))
@@ -200,7 +200,7 @@ class Http2Connection(Generic[T, C]):
             self._on_trailers(block, now, events)
             return
         table.last_id = stream_id
-        self._begun += 1
+        self.begun += 1
         if self._final_stream_id is not None:
             # Section 6.8: the client has been told that this request is not processed, and sends it elsewhere.
             self._fields.skip(block.content)
