@@ -409,3 +409,37 @@ def test_file_of_the_oom_kill_counter_is_found(cgroups: str, files: tuple[str, .
 )
 def test_oom_kill_count_is_read(text: str, kills: int):
     assert oom_kills(text) == kills
+
+
+def test_a_worker_whose_slow_starts_all_fail_is_parked():
+    supervision = ready()
+    now_ns = 100 * SECOND
+    action = supervision.on(DIED, now_ns, "signal 9")
+    actions = [action]
+    for _ in range(5):
+        if isinstance(action, WaitUntil):
+            now_ns = action.at_ns
+            assert supervision.on(TIMER, now_ns) == Start()
+        # Never five deaths within a minute.
+        now_ns += 90 * SECOND
+        action = supervision.on(DIED, now_ns, "exit code 4")
+        actions.append(action)
+
+    assert [type(each) for each in actions] == [Start, *[WaitUntil] * 4, Park]
+    assert action == Park("worker exited 5 times (last: exit code 4)", now_ns + 60 * SECOND)
+
+
+def test_a_start_with_success_between_slow_failures_parks_nothing():
+    supervision = ready()
+    now_ns = 0
+    for _ in range(3):
+        action = supervision.on(DIED, now_ns, "signal 9")
+        for _ in range(4):
+            assert isinstance(action, WaitUntil)
+            assert supervision.on(TIMER, action.at_ns) == Start()
+            now_ns = action.at_ns + 90 * SECOND
+            action = supervision.on(DIED, now_ns, "exit code 4")
+        assert isinstance(action, WaitUntil)
+        now_ns = action.at_ns
+        assert supervision.on(TIMER, now_ns) == Start()
+        assert supervision.on(STARTED, now_ns) == Nothing()
