@@ -441,7 +441,7 @@ class WorkerProcess:
 
 def _find_oom_counter() -> Path | None:
     try:
-        files = oom_count_files(Path("/proc/self/cgroup").read_text())
+        files = oom_count_files(os.fsdecode(Path("/proc/self/cgroup").read_bytes()))
     except OSError:
         return None
     return next((Path(file) for file in files if os.access(file, os.R_OK)), None)
