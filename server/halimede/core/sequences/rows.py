@@ -9,8 +9,8 @@ The bytes of each state are taken from the bound of the server before the state 
 replaced or dropped. If they are refused, the sequence ends: the request gets an error, and so do requests without
 START that are executed before the scheduler knows.
 
-A null row has inputs as large as those of a request of its batch, so one request in the last of many seats makes a batch
-of many times its size. Null rows of more than `MAX_UNCOUNTED_BYTES` must fit into the bound of the states, too.
+A null row has inputs as large as those of a request of its batch, so one request in the last of many seats makes a
+batch of many times its size. Null rows of more than `MAX_UNCOUNTED_BYTES` must fit into the bound of the states, too.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -207,8 +207,8 @@ class Sequences:
             return None
         text = (
             f"inference request of sequence {clip(str(item.request.sequence_id))} to model '{clip(self._model)}': the "
-            f"{item.seat} null rows before it, which are as large, have {size} bytes and would exceed the memory that the "
-            "server has for the states of sequences"
+            f"{item.seat} null rows before it, which are as large, have {size} bytes and would exceed the memory that "
+            "the server has for the states of sequences"
         )
         return InferenceError(ErrorCode.UNAVAILABLE, text)
 
