@@ -80,10 +80,9 @@ def test_a_zygote_that_is_stopped_is_replaced_with_its_workers(stage: Stage, ser
     before, fronts, count = children(stopped.pid), front_ends(server), hung(server)
     stage.add("late")
     stopped.suspend()
-    status, text = load(server, "late")
-    assert (status, f"the process that starts workers hung for {LIMIT_S}." in text) == (400, True), text
+    assert load(server, "late") == (200, ""), "the load tries again"
+    assert f"the process that starts workers hung for {LIMIT_S}." in server.log
     wait_until(lambda: not alive([stopped, *before]), "their end", server)
-    assert load(server, "late") == (200, "")
     assert infer(server, "late", 3) == (200, [3])
     wait_until(lambda: server.get("/v2/models/slow/ready").status == 200, "the other model's process", server)
     assert hung(server) - count == {"zygote": 1}
