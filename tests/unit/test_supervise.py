@@ -172,6 +172,18 @@ def test_faults_of_the_machine_repeat_the_start_and_never_park():
     assert isinstance(supervision.on(DIED, action.at_ns + SECOND, "signal 9"), WaitUntil)
 
 
+def test_requests_do_not_wait_for_slow_starts_that_the_machine_prevents():
+    supervision = ready()
+    supervision.on(DIED, 0, "signal 9")
+    unstartable = []
+    for at_secs in (60, 120, 180):
+        assert supervision.on(TIMER, at_secs * SECOND) == Start()
+        supervision.on(FAULTED, at_secs * SECOND, "FileNotFoundError")
+        unstartable.append(supervision.is_unstartable)
+
+    assert unstartable == [False, True, True]
+
+
 def test_a_parked_worker_that_the_machine_does_not_start_still_refuses():
     supervision, action = parked()
     supervision.on(TIMER, action.until_ns)

@@ -227,6 +227,7 @@ class Supervision:
         "_deaths",
         "_due_ns",
         "_failed_starts",
+        "_faulted_since_ns",
         "_faults",
         "_first_retry_ns",
         "_parkings",
@@ -249,6 +250,7 @@ class Supervision:
         """Starts since it last ran that ended in a death."""
         self._faults = 0
         """Starts in a row that the machine prevented."""
+        self._faulted_since_ns = 0
         self._parkings = 0
         """How often it was parked since it last ran for long."""
         self._first_retry_ns = first_retry_ns
@@ -325,9 +327,11 @@ class Supervision:
 
     def _faulted(self, now_ns: int, why: str) -> WaitUntil:
         pause_ns = _pause_ns(self._faults)
+        if not self._faults:
+            self._faulted_since_ns = now_ns
         self._faults += 1
-        # A worker that was parked refused requests until now.
-        self.is_unstartable = pause_ns == LONGEST_PAUSE_NS or self._parkings > 0
+        # Not by their number, because each start may take minutes. A worker that was parked refused requests until now.
+        self.is_unstartable = now_ns - self._faulted_since_ns >= LONGEST_PAUSE_NS or self._parkings > 0
         self.reason = f"worker cannot be started: {clip(why)}"
         self.state, self._due_ns = SupervisorState.WAITING, now_ns + pause_ns
         return WaitUntil(self._due_ns)
