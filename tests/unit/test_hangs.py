@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from halimede.core.hangs import ProcessStat, Silence, check_interval_ns, parse_stat, zygote_is_alive
+from halimede.core.hangs import (
+    ProcessStat,
+    Silence,
+    check_interval_ns,
+    front_end_is_alive,
+    parse_stat,
+    zygote_is_alive,
+)
 
 SECOND = 1_000_000_000
 LIMIT = 2 * SECOND
@@ -62,3 +69,11 @@ def test_a_zygote_lives_if_it_beats_computes_or_waits_for_the_kernel(
     now: ProcessStat, has_beaten: bool, is_alive: bool
 ):
     assert zygote_is_alive(ProcessStat("S", 7), now, has_beaten=has_beaten) is is_alive
+
+
+@pytest.mark.parametrize(
+    ("letter", "has_beaten", "is_alive"),
+    [("R", False, False), ("D", False, False), ("T", False, False), ("T", True, True), ("t", False, True)],
+)
+def test_a_front_end_lives_if_it_beats_or_a_debugger_holds_it(letter: str, has_beaten: bool, is_alive: bool):
+    assert front_end_is_alive(ProcessStat(letter, 7), has_beaten=has_beaten) is is_alive

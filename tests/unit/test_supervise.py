@@ -172,6 +172,18 @@ def test_faults_of_the_machine_repeat_the_start_and_never_park():
     assert isinstance(supervision.on(DIED, action.at_ns + SECOND, "signal 9"), WaitUntil)
 
 
+def test_requests_do_not_wait_for_slow_starts_that_the_machine_prevents():
+    supervision = ready()
+    supervision.on(DIED, 0, "signal 9")
+    unstartable = []
+    for at_secs in (60, 120, 180):
+        assert supervision.on(TIMER, at_secs * SECOND) == Start()
+        supervision.on(FAULTED, at_secs * SECOND, "FileNotFoundError")
+        unstartable.append(supervision.is_unstartable)
+
+    assert unstartable == [False, True, True]
+
+
 def test_a_parked_worker_that_the_machine_does_not_start_still_refuses():
     supervision, action = parked()
     supervision.on(TIMER, action.until_ns)
@@ -409,3 +421,37 @@ def test_file_of_the_oom_kill_counter_is_found(cgroups: str, files: tuple[str, .
 )
 def test_oom_kill_count_is_read(text: str, kills: int):
     assert oom_kills(text) == kills
+
+
+def test_a_worker_whose_slow_starts_all_fail_is_parked():
+    supervision = ready()
+    now_ns = 100 * SECOND
+    action = supervision.on(DIED, now_ns, "signal 9")
+    actions = [action]
+    for _ in range(5):
+        if isinstance(action, WaitUntil):
+            now_ns = action.at_ns
+            assert supervision.on(TIMER, now_ns) == Start()
+        # Never five deaths within a minute.
+        now_ns += 90 * SECOND
+        action = supervision.on(DIED, now_ns, "exit code 4")
+        actions.append(action)
+
+    assert [type(each) for each in actions] == [Start, *[WaitUntil] * 4, Park]
+    assert action == Park("worker exited 5 times (last: exit code 4)", now_ns + 60 * SECOND)
+
+
+def test_a_start_with_success_between_slow_failures_parks_nothing():
+    supervision = ready()
+    now_ns = 0
+    for _ in range(3):
+        action = supervision.on(DIED, now_ns, "signal 9")
+        for _ in range(4):
+            assert isinstance(action, WaitUntil)
+            assert supervision.on(TIMER, action.at_ns) == Start()
+            now_ns = action.at_ns + 90 * SECOND
+            action = supervision.on(DIED, now_ns, "exit code 4")
+        assert isinstance(action, WaitUntil)
+        now_ns = action.at_ns
+        assert supervision.on(TIMER, now_ns) == Start()
+        assert supervision.on(STARTED, now_ns) == Nothing()

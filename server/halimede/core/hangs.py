@@ -17,7 +17,9 @@ BEAT_SECS = 0.25
 """How often a process that sends beats sends one."""
 
 STOPPED = "T"
-_HELD_BY_THE_KERNEL = ("D", "t")
+_TRACED = "t"
+"""A debugger holds the process."""
+_HELD_BY_THE_KERNEL = ("D", _TRACED)
 """The process waits for a disk, or a debugger holds it."""
 
 
@@ -48,6 +50,11 @@ def zygote_is_alive(before: ProcessStat, now: ProcessStat, *, has_beaten: bool) 
     """Whether a zygote has shown life between two checks. It sends no beats while it imports, which takes CPU time or
     waits for a disk; its end would end its workers too."""
     return has_beaten or now.cpu_ticks != before.cpu_ticks or now.letter in _HELD_BY_THE_KERNEL
+
+
+def front_end_is_alive(now: ProcessStat, *, has_beaten: bool) -> bool:
+    """Whether a front end, which beats, has shown life since the last check."""
+    return has_beaten or now.letter == _TRACED
 
 
 def check_interval_ns(limit_ns: int) -> int:

@@ -3,7 +3,8 @@
 A worker that ran for a long time is restarted at once, because its death was a rare event. After a short life the
 restart waits 0.1 s, then twice as long each time, up to 10 s. Five deaths within a minute park the worker: a model that
 crashes on every start or every request would otherwise use a processor and fill the log forever. A death while starting
-counts like any other, and so does an `initialize` that fails on a restart. Older deaths are forgotten.
+counts like any other, and so does an `initialize` that fails on a restart. Older deaths are forgotten. Five such deaths
+in a row park the worker, however long each start takes: requests would otherwise wait forever.
 
 A parked worker is tried again after 60 s, because the cause may have passed. If it dies within a minute of this start,
 it is parked again, for twice as long each time, up to 10 min.
@@ -225,6 +226,8 @@ class Supervision:
     __slots__ = (
         "_deaths",
         "_due_ns",
+        "_failed_starts",
+        "_faulted_since_ns",
         "_faults",
         "_first_retry_ns",
         "_parkings",
@@ -243,8 +246,11 @@ class Supervision:
         """Whether the machine prevents its starts for so long that requests should not wait for it."""
         self._deaths: deque[int] = deque(maxlen=MAX_DEATHS)
         self._short_lives = 0
+        self._failed_starts = 0
+        """Starts since it last ran that ended in a death."""
         self._faults = 0
         """Starts in a row that the machine prevented."""
+        self._faulted_since_ns = 0
         self._parkings = 0
         """How often it was parked since it last ran for long."""
         self._first_retry_ns = first_retry_ns
@@ -263,9 +269,11 @@ class Supervision:
         match self.state, event:
             case SupervisorState.STARTING, SupervisorEvent.STARTED:
                 self.state, self._ready_ns, self.reason = SupervisorState.READY, now_ns, ""
-                self._faults, self.is_unstartable = 0, False
+                self._failed_starts = self._faults = 0
+                self.is_unstartable = False
                 return Nothing()
             case SupervisorState.STARTING, SupervisorEvent.DIED:
+                self._failed_starts += 1
                 return self._died(now_ns, 0, why)
             case SupervisorState.STARTING, SupervisorEvent.FAULTED:
                 return self._faulted(now_ns, why)
@@ -303,7 +311,7 @@ class Supervision:
         if life_ns >= LONG_LIFE_NS:
             self._short_lives = self._parkings = 0
             return self._start()
-        if self._parkings or len(self._deaths) == MAX_DEATHS:
+        if self._parkings or MAX_DEATHS in (self._failed_starts, len(self._deaths)):
             return self._park(now_ns, why)
         self.state, self._due_ns = SupervisorState.WAITING, now_ns + _pause_ns(self._short_lives)
         self._short_lives += 1
@@ -319,9 +327,11 @@ class Supervision:
 
     def _faulted(self, now_ns: int, why: str) -> WaitUntil:
         pause_ns = _pause_ns(self._faults)
+        if not self._faults:
+            self._faulted_since_ns = now_ns
         self._faults += 1
-        # A worker that was parked refused requests until now.
-        self.is_unstartable = pause_ns == LONGEST_PAUSE_NS or self._parkings > 0
+        # Not by their number, because each start may take minutes. A worker that was parked refused requests until now.
+        self.is_unstartable = now_ns - self._faulted_since_ns >= LONGEST_PAUSE_NS or self._parkings > 0
         self.reason = f"worker cannot be started: {clip(why)}"
         self.state, self._due_ns = SupervisorState.WAITING, now_ns + pause_ns
         return WaitUntil(self._due_ns)

@@ -14,6 +14,7 @@ from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
 from halimede.runtime.server import Server
 from halimede.workers.frames.kinds import FrameKind
+from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher, WorkerProcess
 from halimede.workers.output import OutputReader
 
@@ -150,6 +151,10 @@ class FrontProcess:
                     await self._start()
                 except InferenceError as error:
                     log.error("%s", error)
+                except Exception as error:  # noqa: BLE001  only this task would try again
+                    # The machine has no memory or no thread left.
+                    log.error("a front-end process cannot be started: %s", describe(error))
+                    await self._end()
                 else:
                     log.info("front-end process %d serves again", self._order.process)
 

@@ -325,7 +325,7 @@ class BatchRequest:
 
 def _run_groups(plan: BatchPlan, run: Callable[[list[RunItem]], Ran], items: list[RunItem]) -> Ran:
     """As `InstanceRunner.run`, one group of requests after the other."""
-    groups = _groups_of(plan, items, range(len(items)))
+    groups = _groups_of(plan, items, range(len(items)), [item.rows for item in items])
     if len(groups) == 1:
         return run(items)
     replies: list[Outputs | InferenceError | None] = [None] * len(items)
@@ -337,9 +337,11 @@ def _run_groups(plan: BatchPlan, run: Callable[[list[RunItem]], Ran], items: lis
     return _joined(ran, replies)
 
 
-def _groups_of(plan: BatchPlan, items: Sequence[RunItem], positions: Sequence[int]) -> list[list[int]]:
-    """The positions of the requests that are executed together."""
-    found = plan.groups([items[at].request.inputs for at in positions], [items[at].rows for at in positions])
+def _groups_of(
+    plan: BatchPlan, items: Sequence[RunItem], positions: Sequence[int], rows: Sequence[int]
+) -> list[list[int]]:
+    """The positions of the requests that are executed together, of which each needs so many rows."""
+    found = plan.groups([items[at].request.inputs for at in positions], rows)
     return [[positions[at] for at in group] for group in found]
 
 
@@ -380,12 +382,18 @@ class _SequenceBatches:
             found = groups_of_equal_state(self._sequences, [items[at] for at in positions])
             groups = [[positions[at] for at in group] for group in found]
         if self._plan is not None:
-            groups = [part for group in groups for part in _groups_of(self._plan, items, group)]
+            groups = [part for group in groups for part in self._groups_of(self._plan, items, group)]
         ran = [self._run_group(items, group, replies) for group in groups if group]
         if not ran:
             now = time.monotonic_ns()
             return Ran(replies, BatchTimes(now, now, now, now), failed=True)
         return _joined(ran, replies)
+
+    def _groups_of(self, plan: BatchPlan, items: Sequence[RunItem], positions: Sequence[int]) -> list[list[int]]:
+        """As the function. Null rows are padded as well."""
+        fills = self._sequences.plan.fills_rows
+        rows = [items[at].seat + 1 if fills else items[at].rows for at in positions]
+        return _groups_of(plan, items, positions, rows)
 
     def _run_group(
         self, items: Sequence[RunItem], group: Sequence[int], replies: list[Outputs | InferenceError | None]

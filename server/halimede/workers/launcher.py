@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
-from halimede.core.hangs import STOPPED, ProcessKind, zygote_is_alive
+from halimede.core.hangs import STOPPED, ProcessKind, front_end_is_alive, zygote_is_alive
 from halimede.core.supervise import ProcessExit, StartFaultError, is_brief_fault, oom_count_files, oom_kills
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child import bootstrap
@@ -349,11 +349,13 @@ class WorkerProcess:
         pid = self.pid
         if pid is None or self._exit is not None:
             return True
+        stat = read_stat(pid)
+        if stat is None:
+            return True
         if self._beats is not None and (beat := self._beats()):
             before, self._last_beat = self._last_beat, beat
-            return beat != before
-        stat = read_stat(pid)
-        return stat is None or stat.letter != STOPPED
+            return front_end_is_alive(stat, has_beaten=beat != before)
+        return stat.letter != STOPPED
 
     def end_hung(self, silence_secs: float) -> None:
         """Kill it."""
@@ -441,7 +443,7 @@ class WorkerProcess:
 
 def _find_oom_counter() -> Path | None:
     try:
-        files = oom_count_files(Path("/proc/self/cgroup").read_text())
+        files = oom_count_files(os.fsdecode(Path("/proc/self/cgroup").read_bytes()))
     except OSError:
         return None
     return next((Path(file) for file in files if os.access(file, os.R_OK)), None)

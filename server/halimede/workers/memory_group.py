@@ -129,7 +129,7 @@ def own_groups() -> MemoryGroups:
 def _find(proc: Path, cgroup: Path) -> tuple[_Names, list[Path]]:
     """The version, and the folders of the groups from the root on."""
     try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
+        lines = os.fsdecode((proc / "self/cgroup").read_bytes()).splitlines()
     except OSError:
         lines = []
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
@@ -138,14 +138,19 @@ def _find(proc: Path, cgroup: Path) -> tuple[_Names, list[Path]]:
         folders = [folder]
         for part in path.split("/"):
             folder = folder / part
-            if part and part != ".." and folder.is_dir():
+            if part and part != ".." and _is_there(folder):
                 folders.append(folder)
             elif part:
                 break
         # The root of version 2 has no limit, unless it is that of a container.
-        if any((each / names.limit).exists() for each in folders):
+        if any(_is_there(each / names.limit) for each in folders):
             return names, folders
     return _VERSION_2, []
+
+
+def _is_there(path: Path) -> bool:
+    """Whether the path exists, and this process may know it."""
+    return os.access(path, os.F_OK)
 
 
 def _read_number(file: Path) -> int:

@@ -275,3 +275,37 @@ def test_a_restart_waits_for_free_descriptors(tmp_path: Path, stage: Stage):
         assert "Traceback" not in running.log
     finally:
         running.kill()
+
+
+REFUSES_THREADS = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+submit = ThreadPoolExecutor.submit
+
+def refusing(self, *arguments, **named):
+    if os.path.exists({flag!r}):
+        raise RuntimeError("can't start new thread")
+    return submit(self, *arguments, **named)
+
+ThreadPoolExecutor.submit = refusing
+"""
+"""A played machine that has no thread left while the file exists."""
+
+
+def test_a_restart_waits_for_threads(tmp_path: Path, stage: Stage):
+    flag = tmp_path / "no threads"
+    arguments = [TWO, "--model-repository", stage.repository, "--model-control-mode=explicit"]
+    server = start_server(tmp_path, arguments, first=REFUSES_THREADS.format(flag=str(flag)))
+    try:
+        before = front_ends(server)
+        flag.touch()
+        before[0].kill()
+        refusal = "a front-end process cannot be started: RuntimeError: can't start new thread"
+        wait_until(lambda: refusal in server.log, "the refusal", server)
+
+        flag.unlink()
+
+        wait_for_front_ends(server, besides=before[:1])
+        assert server.stop() == 0, server.log
+    finally:
+        server.kill()

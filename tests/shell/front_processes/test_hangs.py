@@ -80,8 +80,8 @@ def test_a_zygote_that_is_stopped_is_replaced_with_its_workers(stage: Stage, ser
     before, fronts, count = children(stopped.pid), front_ends(server), hung(server)
     stage.add("late")
     stopped.suspend()
-    # The load waits for the next one.
-    assert load(server, "late") == (200, "")
+    assert load(server, "late") == (200, ""), "the load tries again"
+    assert f"the process that starts workers hung for {LIMIT_S}." in server.log
     wait_until(lambda: not alive([stopped, *before]), "their end", server)
     assert infer(server, "late", 3) == (200, [3])
     wait_until(lambda: server.get("/v2/models/slow/ready").status == 200, "the other model's process", server)

@@ -129,3 +129,27 @@ def test_a_batch_without_memory_to_pass_it_on_is_refused():
             str(40 * MIB),
         ], ran.stderr
         assert ran.returncode == 0, ran.stderr
+
+
+def test_groups_that_this_process_may_not_read_limit_nothing(tmp_path: Path):
+    write(tmp_path / "cgroup/pod", VERSION_2, 512 * MIB, 0)
+    (tmp_path / "cgroup").chmod(0)
+    program = f"""
+import os, pathlib
+from halimede.workers.memory_group import UNLIMITED, MemoryGroups
+os.setuid(os.getuid() or 65534)
+groups = MemoryGroups(pathlib.Path("/proc"), pathlib.Path({str(tmp_path / "cgroup")!r}))
+assert (groups.limit_bytes, groups.read(), groups.has_free(1)) == (UNLIMITED, None, True)
+"""
+    done = run_python("-c", program)
+    (tmp_path / "cgroup").chmod(0o700)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_name_of_a_group_may_be_no_utf8(tmp_path: Path):
+    write(tmp_path / "cgroup/pod", VERSION_2, 512 * MIB, 0)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/pod/\xff\n")
+
+    assert machine(tmp_path).limit_bytes == 512 * MIB

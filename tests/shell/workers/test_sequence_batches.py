@@ -241,6 +241,16 @@ def test_a_padded_batch_of_sequences_is_executed_in_groups() -> None:
     assert shapes == [(2, 1), (1, 9 << 20)] * 2
 
 
+def test_null_rows_are_not_padded_to_the_length_of_a_long_request() -> None:
+    padding = 'parameters { key: "PADDING" value { string_value: \'[{"input": "x", "axis": 1}]\' } }'
+    rows = Rows(lambda inputs: {"y": np.zeros((len(inputs["x"]), inputs["x"].shape[1] // (1 << 20)), np.float32)})
+    runner = InstanceRunner("m_0", config_of(CONTROLS, rows=16, dims="-1", extra=padding), rows)
+    long, short = item(1, 0, start=True, identity=3), item(2, 9, start=True, identity=4)
+    long.request.inputs[0] = Tensor("x", DataType.FP32, (1, 2 << 20), bytes(8 << 20))
+
+    assert answers(runner.run([long, short])) == [{"y": [[0.0, 0.0]]}, {"y": [[]]}]
+
+
 def test_states_are_computed_though_clients_do_not_ask_for_them() -> None:
     rows = Rows(summed)
     InstanceRunner("m_0", config_of(SUM % ""), rows).run([item(1, 0, 5, start=True, outputs=("y",))])

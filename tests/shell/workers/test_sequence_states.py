@@ -152,6 +152,20 @@ def test_a_state_that_grows_on_a_thread_ends_its_sequence_at_the_bound() -> None
     run_on_loop(scenario)
 
 
+def test_a_process_gets_what_is_left_of_the_bound_if_a_step_is_not(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with in_process(tmp_path) as (sequences, _):
+            assert sequences.states.try_take((1 << 20) - 100)
+            assert await sequences.run(7, 25, start=True) == ""
+            assert sequences.states.account.held_bytes == 1 << 20
+            assert "has ended" in await sequences.run(8, 1, start=True)
+            sequences.states.give_back((1 << 20) - 100)
+            assert await sequences.run(7, 25, end=True) == ""
+            await sequences.empty()
+
+    run_on_loop(scenario)
+
+
 def test_idle_sequences_return_their_states(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with in_process(tmp_path, SHORT) as (sequences, _):

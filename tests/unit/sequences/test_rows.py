@@ -10,6 +10,7 @@ from halimede.workers.states import HeldStates
 from support.sequences import CONTROLS, SUM, config_of, inputs, item, plan_of, sequences_of, tensor, values
 
 FP32, BYTES = DataType.FP32, DataType.BYTES
+MIB = 1 << 20
 
 
 def finish(rows: list[Row], *sums: float) -> list[dict[str, Any]]:
@@ -71,6 +72,32 @@ def test_a_text_does_not_fit_a_correlation_id_of_numbers() -> None:
             ErrorCode.INVALID_ARG, "sequence batching control 'ID' data-type is 'BYTES', but model 'm' expects 'UINT64'"
         )
     }
+
+
+def test_null_rows_beyond_the_bound_refuse_only_their_request() -> None:
+    states = HeldStates(70 * MIB)
+    sequences = sequences_of(config_of(CONTROLS + SUM % "", rows=100, dims="-1"), states=states)
+    large = Tensor("x", FP32, (1, MIB // 4), bytes(MIB))
+    requests = [item(seat, seat, start=True) for seat in (64, 70, 71)]
+    for each in requests:
+        each.request.inputs[:] = [large]
+
+    assert sequences.check(requests) == {
+        2: InferenceError(
+            ErrorCode.UNAVAILABLE,
+            "inference request of sequence 7 to model 'm': the 71 null rows before it, which are as large, have 74448896 bytes and "
+            "would exceed the memory that the server has for the states of sequences",
+        )
+    }
+    assert states.account.held_bytes == 0
+
+
+def test_a_refused_start_leaves_no_state_of_the_sequence_before() -> None:
+    sequences = sequences_of(config_of(CONTROLS + SUM % ""))
+    finish(sequences.begin([item(1, 0, start=True)]), 5)
+    assert len(sequences.check([item(2, 0, identity="a", start=True)])) == 1
+    (row,) = sequences.begin([item(3, 0)])
+    assert inputs(row)["sum_in"] == [[0.0]]
 
 
 def test_null_rows_fill_the_seats_before_the_last_one() -> None:

@@ -213,7 +213,8 @@ MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
             "gauge",
             "Instances that are not restarted for minutes because their processes ended too often",
             "instances",
-            "From the fifth end of an instance's process within a minute until it runs again.",
+            "From the fifth end of an instance's process within a minute, or the fifth start in a row that fails, "
+            "until it runs again.",
         ),
         lambda model: model.load.parked,
     ),

@@ -9,6 +9,9 @@ The bytes of each state are taken from the bound of the server before the state 
 replaced or dropped. If they are refused, the sequence ends: the request gets an error, and so do requests without
 START that are executed before the scheduler knows.
 
+A null row has inputs as large as those of a request of its batch, so one request in the last of many seats makes a
+batch of many times its size. Null rows of more than `MAX_UNCOUNTED_BYTES` must fit into the bound of the states, too.
+
 Standard library and numpy only, for any CPython from 3.10 on.
 """
 
@@ -25,6 +28,9 @@ from halimede.core.types.error import EndedSequenceError, clip
 
 NULL_KEY = -1
 """The key of a null row, which no request has."""
+
+MAX_UNCOUNTED_BYTES = 64 << 20
+"""Maximum bytes of the null rows of a request that need not fit into the bound of the states."""
 
 _UNSIGNED = {
     DataType.UINT64: (8, (1 << 64) - 1),
@@ -176,7 +182,7 @@ class Sequences:
         """The errors of requests that cannot be executed, by position."""
         control = self.plan.correlation
         takes_text = control is None or control.datatype is DataType.BYTES
-        if takes_text and not self._ended:
+        if takes_text and not self._ended and not self.plan.fills_rows:
             return {}
         errors: dict[int, InferenceError] = {}
         for at, item in enumerate(items):
@@ -185,9 +191,26 @@ class Sequences:
                 errors[at] = self._unfit(control)
             elif item.seat in self._ended and not request.sequence_start:
                 errors[at] = self._ended[item.seat]
-            if at in errors and request.sequence_end:
+            elif self.plan.fills_rows and (error := self._null_rows_error(item)) is not None:
+                errors[at] = error
+            if at in errors and (request.sequence_start or request.sequence_end):
                 self.forget(item.seat)
         return errors
+
+    def _null_rows_error(self, item: SeatedItem) -> InferenceError | None:
+        """The error of a request for which the null rows before its seat would be too large."""
+        size = item.seat * sum(len(tensor.data) for tensor in item.request.inputs)
+        if size <= MAX_UNCOUNTED_BYTES:
+            return None
+        if self.states.try_take(size):
+            self.states.give_back(size)
+            return None
+        text = (
+            f"inference request of sequence {clip(str(item.request.sequence_id))} to model '{clip(self._model)}': the "
+            f"{item.seat} null rows before it, which are as large, have {size} bytes and would exceed the memory that "
+            "the server has for the states of sequences"
+        )
+        return InferenceError(ErrorCode.UNAVAILABLE, text)
 
     def _unfit(self, control: CorrelationControl) -> InferenceError:
         """The error of a text as the correlation id of a model that takes numbers."""

@@ -36,7 +36,10 @@ class States:
         more = -(-size_bytes // STEP_BYTES) * STEP_BYTES
         # Without the lock: the thread that reads the result may give back at the same time.
         if not self._services.call(TakeState(more)):
-            return False
+            # The server may have less than a step left.
+            more = size_bytes
+            if not self._services.call(TakeState(more)):
+                return False
         with self.lock:
             self._share_bytes += more
             self._held_bytes += size_bytes
