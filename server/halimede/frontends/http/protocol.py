@@ -180,6 +180,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._read_next)
 
     def _read_next(self) -> None:
+        if not self._receiver.can_go_on:
+            # Such as a connection that waits for its turn since this was scheduled: `_take` would end its rest early.
+            return
         try:
             self._take(self._receiver.go_on(monotonic()))
         except Exception as error:  # noqa: BLE001 -- as in buffer_updated
