@@ -174,3 +174,17 @@ async def test_small_unread_answers_count_as_unsent_bytes() -> None:
     assert client.listener.shared.unsent_bytes == client.transport.unsent > 100
     client.listener.port.shed()
     assert (client.transport.closed, client.listener.shared.unsent_bytes) == ("abort", 0)
+
+
+@on_loop
+async def test_a_connection_with_a_request_since_the_last_sweep_is_not_idle() -> None:
+    client = connect()
+    for now in (0.0, 100.0):
+        client.connection.sweep(now)
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert client.answers.startswith(b"HTTP/1.1 200 ")
+    assert not client.connection.close_if_idle(98.0)
+    client.connection.sweep(101.0)
+    assert not client.connection.close_if_idle(100.0)
+    assert client.connection.close_if_idle(102.0)
+    assert client.transport.closed == "close"

@@ -322,7 +322,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def close_if_idle(self, since: float = inf) -> bool:
         """Close unless a request is received or processed (in a drain its answer closes), or was after `since`. Returns
         whether it closes now."""
-        if not self._receive_deadlines.is_idle_since(since):
+        if since < inf and not self._receive_deadlines.is_idle_since(since, self._receiver.requests):
             return False
         if self._receiver.is_idle:
             self._close()
