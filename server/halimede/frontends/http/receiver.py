@@ -90,6 +90,7 @@ class Receiver:
         "_discarded",
         "_filled",
         "_held",
+        "_kept",
         "_shared",
         "awaits_continue",
         "backlog",
@@ -114,8 +115,9 @@ class Receiver:
         self._body: Buffer = _NO_BODY
         self._filled = 0
         self._chunked: ChunkedBody | None = None
-        # The bytes that this request has taken from the account.
+        # The bytes that this request has taken from the account, and those that the backlog has.
         self._held = 0
+        self._kept = 0
         # Valid from `_backlog_at` on.
         self.backlog: bytearray | None = None
         self._backlog_at = 0
@@ -128,6 +130,9 @@ class Receiver:
         """The memory to receive into; never empty."""
         if self.state is BODY:
             return memoryview(self._body)[self._filled :]
+        if self.state is WORKING:
+            # It is kept until the answer, which may take long. It cannot be refused, so it must be little.
+            return self._shared.view[: self._shared.limits.pipelined_bytes]
         return self._shared.view
 
     def received(self, size: int, now: float) -> ReceiverEvent | None:
@@ -168,7 +173,7 @@ class Receiver:
         """Whether the caller should not receive now."""
         if self.is_held_back or self.is_resting:
             return True
-        return self.backlog is not None and self.kept_bytes > self._shared.limits.pipelined_bytes
+        return self.state is WORKING and self.kept_bytes > self._shared.limits.pipelined_bytes
 
     @property
     def kept_bytes(self) -> int:
@@ -227,6 +232,7 @@ class Receiver:
         """
         left = len(self._body) - self._filled if self.state is BODY else 0
         self._discardable = left + self._shared.limits.linger_bytes
+        self.is_resting = False
         self.state = NEXT[ReceiverEvent.REFUSED][self.state]
         self._drop()
 
@@ -240,6 +246,7 @@ class Receiver:
         self.head = self.backlog = self._chunked = None
         self._body = _NO_BODY
         self._release_held()
+        self._count_kept()
 
     def _release_held(self) -> None:
         self._shared.wire.give_back(self._held)
@@ -265,6 +272,7 @@ class Receiver:
             self._chunked = ChunkedBody(head, shared.max_body, shared.limits)
             self.state = NEXT[ReceiverEvent.CHUNKS_BEGIN][self.state]
             self.backlog = None
+            self._count_kept()
             return self._read_chunks(data, stop, end) or ReceiverEvent.CHUNKS_BEGIN
         if length > shared.max_body:
             raise body_too_large(head, length, shared.max_body)
@@ -282,6 +290,7 @@ class Receiver:
         self._body = body
         self._filled = here
         self.backlog = None
+        self._count_kept()
         self.awaits_continue = not here and bool(head.headers.get(b"expect"))
         self.state = NEXT[ReceiverEvent.BODY_BEGINS][self.state]
         most = shared.wire.limit_bytes
@@ -314,7 +323,8 @@ class Receiver:
             raise Refusal(503, NO_ROOM)
 
     def _keep(self, data: bytearray, at: int, end: int) -> None:
-        """Make `data[at:end]` the backlog, or its continuation when `data` is the shared buffer."""
+        """Make `data[at:end]` the backlog, or its continuation when `data` is the shared buffer. Refuses the request
+        that is to begin when too much is held."""
         backlog = self.backlog
         if data is backlog:
             self._backlog_at = at
@@ -330,3 +340,15 @@ class Receiver:
                 del backlog[: self._backlog_at]
                 self._backlog_at = 0
             backlog += memoryview(data)[at:end]
+        if not self._count_kept() and self.state is not WORKING:
+            raise Refusal(503, NO_ROOM)
+
+    def _count_kept(self) -> bool:
+        """Count the backlog as it is now. Returns whether all connections are within their limit."""
+        more = (0 if self.backlog is None else len(self.backlog)) - self._kept
+        self._kept += more
+        if more > 0:
+            return self._shared.wire.take(more)
+        if more:
+            self._shared.wire.give_back(-more)
+        return True
