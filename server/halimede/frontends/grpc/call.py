@@ -38,6 +38,13 @@ _HANDLERS = {"ModelInfer", "ModelStreamInfer"}
 """The methods whose names Triton's log has with this suffix."""
 _EXPIRED = DEADLINE_EXCEEDED, "Deadline Exceeded"
 NO_ROOM = "the server holds as many bytes of request messages as it can, try again later"
+FREE_CALLS = 8
+"""So many open calls of a connection count only with their messages, if their metadata are small."""
+
+SMALL_HEAD_BYTES = 1 << 10
+CALL_BYTES = 3 << 10
+"""What an open call holds besides its metadata. One that does nothing may stay for as long as its client likes."""
+
 _FOREVER_SECS = 10 * 24 * 3600.0
 """Deadlines that are later than this need no timer."""
 
@@ -177,6 +184,9 @@ class Call:
                 return
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self.cut_off, *_EXPIRED)
         try:
+            head_bytes = self.head.size_bytes
+            if head_bytes > SMALL_HEAD_BYTES or len(self._conversation.h2.table.open) > FREE_CALLS:
+                self.count(head_bytes + CALL_BYTES)
             self.method.begin(self)
         except InferenceError as error:
             self.fail(error)

@@ -32,7 +32,7 @@ from halimede.core.wire.http2.keepalive import Due
 from halimede.core.wire.http2.sender import Sender
 from halimede.core.wire.http2.streams import Stream
 from halimede.frontends.grpc.alarm import Alarm
-from halimede.frontends.grpc.call import UNAVAILABLE, Call, Route, shutting_down
+from halimede.frontends.grpc.call import NO_ROOM, UNAVAILABLE, Call, Route, shutting_down
 from halimede.frontends.grpc.closing import Closing
 from halimede.frontends.grpc.incoming import Incoming
 from halimede.frontends.grpc.limits import HeldBytes, Shared
@@ -41,6 +41,9 @@ from halimede.frontends.grpc.stalls import CallStalls, TransportStall
 from halimede.frontends.grpc.turn import ConnectionTurn
 from halimede.frontends.peer import client_of
 from halimede.frontends.turns import Turns
+
+_FREE_BYTES = 4 << 10
+"""So much of an incomplete frame is not counted: heads of frames and small requests are often cut."""
 
 _JOIN_BELOW = 64 << 10
 """Up to this size all outgoing parts are copied together into one write. With TLS no write is larger: its transport
@@ -143,6 +146,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the reason changes nothing
         self._alarm.cancel()
         self._closing.cancel()
+        self.held.set_kept(0)
         self.held.forget_unsent()
         self._turn.lose()
 
@@ -183,6 +187,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 -- whatever it was, the connection must not stay half alive
             self._owner.crashed("receiving from a client", error)
             self._fail(H2Code.INTERNAL_ERROR, "internal error of the server; its log has the cause")
+        if (
+            ((kept_bytes := h2.kept_bytes) > _FREE_BYTES or self.held.has_kept)
+            and not self.held.set_kept(kept_bytes)
+            and not h2.reader.has_unread
+        ):
+            self._fail(H2Code.ENHANCE_YOUR_CALM, NO_ROOM)
         if h2.out.outgoing:
             if not self._is_unflushed:
                 self.flush()
