@@ -41,6 +41,18 @@ def test_a_readable_request_is_answered_by_the_end_of_the_second_turn(http: Any,
     assert flood.longest_s <= LONGEST_S
 
 
+def test_many_small_chunks_keep_no_other_client_waiting(http: Any) -> None:
+    """The bodies have begun before, so that all their chunks can be read in one turn."""
+    with ExitStack() as opened:
+        attackers = connections(http.port, ATTACKER, 60, opened)
+        for each in attackers:
+            each.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        [client] = connections(http.port, "127.0.0.1", 1, opened)
+        flood = TurnMeter(http.loop, attackers, b"1\r\nx\r\n" * 10_000, client, LIVE).measure()
+    assert flood.turns <= 3
+    assert flood.longest_s <= LONGEST_S
+
+
 def test_requests_of_a_trusted_proxy_take_turns_by_their_clients(serve: Any) -> None:
     """All come from one address. The requests of the last connection are those of another client."""
     running = serve(turns=Turns([ip_network("127.0.0.1")]))

@@ -26,8 +26,9 @@ from halimede.frontends.http.shared import Shared
 
 NO_ROOM = "the server holds as many bytes of request bodies as it can, try again later"
 
-_CHUNKS_PER_TURN = 1_000
-"""After a piece of a body with more chunks, which takes some milliseconds, other connections get a turn."""
+CHUNKS_OF_A_CALL = 256
+"""So many chunks of a body cost as much as a call. After a piece of a body with more of them, which may take some
+milliseconds, the connection waits for its turn."""
 
 
 class ReceiverState(IntEnum):
@@ -79,7 +80,8 @@ class Receiver:
     the number of heads so far. `awaits_continue` is whether the client of the body that has just
     begun waits for `100 Continue`. `backlog` has the received bytes that are not used yet: a partial head, or
     pipelined requests; None if there are none. While `is_held_back`, which the caller sets, no further request begins.
-    While `is_resting`, other connections come first: no head is read. The caller ends it, and may begin it.
+    While `is_resting`, other connections come first: no head and no chunk is read. The caller ends it, and may begin
+    it. The last piece of a chunked body cost as much as `chunk_calls`.
     """
 
     __slots__ = (
@@ -95,6 +97,7 @@ class Receiver:
         "awaits_continue",
         "backlog",
         "began_at",
+        "chunk_calls",
         "head",
         "is_held_back",
         "is_resting",
@@ -111,6 +114,7 @@ class Receiver:
         self.awaits_continue = False
         self.is_held_back = False
         self.is_resting = False
+        self.chunk_calls = 0
         # The body: of announced length with `_filled` bytes so far, or chunked.
         self._body: Buffer = _NO_BODY
         self._filled = 0
@@ -148,7 +152,10 @@ class Receiver:
             self._hold(size)
             return self._complete() if self._filled == len(self._body) else None
         if state is CHUNKED:
-            return self._read_chunks(self._shared.buffer, 0, size)
+            if not self.is_resting:
+                return self._read_chunks(self._shared.buffer, 0, size)
+            self._keep(self._shared.buffer, 0, size)
+            return None
         if state is WORKING:
             self._keep(self._shared.buffer, 0, size)
         elif state is LINGER:
@@ -158,15 +165,22 @@ class Receiver:
         return None
 
     def go_on(self, now: float) -> ReceiverEvent | None:
-        """Read one request, or the available part of it, from the kept bytes."""
-        if not self.can_go_on or self.backlog is None:
+        """Read one request, or the available part of it, from the kept bytes; or a piece of a chunked body."""
+        backlog = self.backlog
+        if not self.can_go_on or backlog is None:
             return None
-        return self._read_head(self.backlog, self._backlog_at, len(self.backlog), now)
+        if self.state is CHUNKED:
+            self.backlog = None
+            self._count_kept()
+            return self._read_chunks(backlog, self._backlog_at, len(backlog))
+        return self._read_head(backlog, self._backlog_at, len(backlog), now)
 
     @property
     def can_go_on(self) -> bool:
-        """Whether there are kept bytes, and the next request may begin."""
-        return self.backlog is not None and self.state is HEAD and not (self.is_held_back or self.is_resting)
+        """Whether there are kept bytes, and the next request may begin, or its chunked body may go on."""
+        if self.backlog is None or self.is_held_back or self.is_resting:
+            return False
+        return self.state is HEAD or self.state is CHUNKED
 
     @property
     def is_full(self) -> bool:
@@ -304,7 +318,8 @@ class Receiver:
         size, chunks = len(chunked.body), chunked.chunks
         at = chunked.feed(data, at, end)
         self._hold(len(chunked.body) - size)
-        if chunked.chunks - chunks > _CHUNKS_PER_TURN:
+        self.chunk_calls = (chunked.chunks - chunks) // CHUNKS_OF_A_CALL
+        if self.chunk_calls:
             self.is_resting = True
         if not chunked.is_complete:
             return None
