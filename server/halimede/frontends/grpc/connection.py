@@ -92,9 +92,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         "_shut_down_at",
         "_stall",
         "_transport",
-        "_turn",
         "h2",
         "held",
+        "turn",
     )
 
     def __init__(
@@ -133,7 +133,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         # Half of what is written ahead: a transport that is full always reports when it has room again.
         self._transport.set_write_buffer_limits(high=self._owner.shared.limits.write_ahead_bytes // 2)
         self._peer = transport.get_extra_info("peername")
-        self._turn = ConnectionTurn(
+        self.turn = ConnectionTurn(
             self, self._owner.turns, partial(self._owner.forget, self), self._transport, self._reading
         )
         self._is_encrypted = transport.get_extra_info("sslcontext") is not None
@@ -148,11 +148,11 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._closing.cancel()
         self.held.set_kept(0)
         self.held.forget_unsent()
-        self._turn.lose()
+        self.turn.lose()
 
     def eof_received(self) -> bool:
         """The client sends nothing more, and counts as disconnected."""
-        self._turn.leave_some()
+        self.turn.leave_some()
         return False  # The transport sends what was written, then closes.
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- we know better
@@ -181,9 +181,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
             elif self._closing.has_begun:
                 self._closing.discard(nbytes, self._transport, self._owner.shared.limits)
             elif nbytes:
-                self._turn.receive(self._reading.room[:nbytes], now)
+                self.turn.receive(self._reading.room[:nbytes], now)
             else:
-                self._turn.receive_kept(now)
+                self.turn.receive_kept(now)
         except Exception as error:  # noqa: BLE001 -- whatever it was, the connection must not stay half alive
             self._owner.crashed("receiving from a client", error)
             self._fail(H2Code.INTERNAL_ERROR, "internal error of the server; its log has the cause")
@@ -270,7 +270,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 _answer_other(self.h2.out, stream)
             return
         stream.call = call = Call(self, stream, route)
-        self._turn.begin(call, route.head.metadata)
+        self.turn.begin(call)
         if is_end and call.is_open:
             call.take_data(memoryview(b""), 0, is_end=True)
 
@@ -390,7 +390,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def sweep(self, now: float) -> float:
         """Enforce time limits, and count the unsent bytes. Returns since when no call is in progress, infinite during a
         call. A client that has yet to begin is idle too."""
-        if self._turn.is_lost:
+        if self.turn.is_lost:
             return inf
         shared = self._owner.shared
         limits = shared.limits
@@ -428,7 +428,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _has_stalled(self, now: float) -> bool:
         """Whether the client has read nothing at all, or has not completed what it has begun, for too long."""
         stall = self._stall
-        is_within = self.h2.is_within and not self._turn.is_waiting
+        is_within = self.h2.is_within and not self.turn.is_waiting
         is_within_frame = is_within and self._alarm.keepalive.quiet_s(now) > now - stall.looked_at
         stalled_s = stall.look(self._transport.get_write_buffer_size(), now, is_within_frame=is_within_frame)
         return stalled_s >= self._owner.shared.limits.stall_s
