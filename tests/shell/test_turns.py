@@ -108,6 +108,8 @@ def test_a_peer_without_a_valid_address_has_none() -> None:
         ("10.9.9.9, 198.51.100.1, 203.0.113.5", "203.0.113.5"),
         ("203.0.113.5, 10.1.2.3,192.0.2.7", "203.0.113.5"),
         ("2001:db8::1, fd00::7", "2001:db8::1"),
+        ("203.0.113.5:40000", "203.0.113.5"),
+        ("[2001:db8::1]:40000, 10.1.2.3:80", "2001:db8::1"),
     ],
 )
 def test_requests_of_a_proxy_count_by_the_address_that_it_adds(added: str, address: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,3 +84,11 @@ def test_each_item_is_popped_once(script: list[tuple[int, int, bool]]) -> None:
             waiting.remove(queue.pop())
         assert len(queue) == len(waiting)
     assert {queue.pop() for _ in range(len(queue))} == waiting
+
+
+def test_a_connection_waits_once_and_a_second_time_upsets_no_other() -> None:
+    queue = filled("a1", "b1")
+    with pytest.raises(ValueError, match="'1' waits already"):
+        queue.push("a", "1", "again")
+    assert popped(queue, 2) == ["a1", "b1"]
+    assert len(queue) == 0

@@ -70,8 +70,10 @@ class FairQueue(Generic[T]):
         return self._count
 
     def push(self, address: Hashable, connection: Hashable, item: T) -> None:
-        """Add an item of a connection that has none."""
+        """Add an item of a connection. ValueError if it has one: a second one would upset the order for all."""
         waiting = self._addresses.get(address)
+        if waiting is not None and connection in waiting.items:
+            raise ValueError(f"{connection!r} waits already")
         if waiting is None:
             waiting = self._addresses[address] = _Address()
             self._rotation.add(address)

@@ -102,10 +102,17 @@ class Turns:
         """The address that trusted proxies have added to a request: the last one in `value`, the request's
         X-Forwarded-For, that is no trusted proxy's. None without a valid one."""
         for text in reversed(value.split(",")):
-            address = text.strip()
+            address = _without_port(text.strip())
             if len(address) > LONGEST_ADDRESS or not self._trusts(address):
                 return address_of((address,))
         return None
+
+
+def _without_port(text: str) -> str:
+    """The address of `address`, `address:port` or `[address]:port`: some proxies add the port."""
+    if text.startswith("["):
+        return text[1:].partition("]")[0]
+    return text.partition(":")[0] if text.count(":") == 1 else text
 
 
 def _is_within(networks: Sequence[Network], text: str) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from hpack import Encoder
 
 from halimede.frontends.turns import Turns
+from support.grpc_messages import message
 from support.h2attack import reset, setting
 from support.h2client import (
     DATA,
@@ -21,9 +22,12 @@ from support.h2client import (
     PING,
     PREFACE,
     SETTINGS,
+    STREAM_INFER,
     H2Client,
     frame,
+    grpc_message,
 )
+from support.server import wait_until
 from support.turn_meter import LONGEST_S, TurnMeter
 
 CONNECTIONS = 100
@@ -39,7 +43,8 @@ def calls(kind: str) -> bytes:
     parts = [PREFACE + frame(SETTINGS)]
     for number in range(CALLS):
         stream = 2 * number + 1
-        fields = [(":method", "POST"), (":scheme", "http"), (":path", LIVE if kind == "live" else INFER)]
+        path = {"live": LIVE, "messages": STREAM_INFER}.get(kind, INFER)
+        fields = [(":method", "POST"), (":scheme", "http"), (":path", path)]
         fields += [(":authority", "localhost"), ("te", "trailers"), ("content-type", "application/grpc")]
         if kind == "heads":
             # No head is known from before.
@@ -54,6 +59,9 @@ def calls(kind: str) -> bytes:
                 parts.append(head + reset(stream))
             case "live":
                 parts.append(head + frame(DATA, END_STREAM, stream, bytes(5)))
+            case "messages":
+                # Of one stream.
+                parts.append(frame(DATA, 0, 1, bytes(5) * 300) if number else head)
             case _:
                 parts.append(head)
     return b"".join(parts)
@@ -77,7 +85,7 @@ def connections(port: int, source: str, count: int, opened: ExitStack) -> list[s
     return made
 
 
-@pytest.mark.parametrize("kind", ["open", "heads", "live", "resets", "pings", "settings"])
+@pytest.mark.parametrize("kind", ["open", "heads", "live", "resets", "pings", "settings", "messages"])
 def test_a_readable_call_begins_by_the_second_turn(served: Any, kind: str) -> None:
     with ExitStack() as opened:
         attackers = connections(served.port, ATTACKER, CONNECTIONS, opened)
@@ -104,3 +112,14 @@ def test_calls_of_a_trusted_proxy_take_turns_by_their_clients(serve: Any, proxie
             assert client.finish(stream)["grpc-status"] == "0"
         answered = [got.stream for got in client.of(HEADERS) if got.flags & END_STREAM]
     assert (answered.index(streams[-1]) < 60) is is_first
+
+
+def test_messages_of_a_stream_that_wait_for_their_turns_come_in_order(served: Any) -> None:
+    count = 300
+    with H2Client(("127.0.0.1", served.port)) as client:
+        requests = [message("ident", request_id=str(number)) for number in range(count)]
+        sent = b"".join(grpc_message(each.SerializeToString()) for each in requests)
+        stream = client.call(STREAM_INFER, sent)
+        assert client.finish(stream)["grpc-status"] == "0"
+    assert [each.id for each in served.core.requests] == [str(number) for number in range(count)]
+    wait_until(lambda: served.do(lambda: served.front.shared.wire.held_bytes) == 0, "no held bytes")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
+from halimede.frontends.turns import CALLS_PER_TURN
 from support.http_memory import MAX_BODY, connect, on_loop, turns, two_parts
 
 REQUESTS = {
@@ -334,14 +335,27 @@ async def test_a_drain_closes_idle_connections_at_once_and_others_after_answers(
 async def test_a_body_of_many_chunks_yields_to_other_connections() -> None:
     client = connect()
     client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-    client.send(b"1\r\nx\r\n" * 1000)
+    client.send(b"1\r\nx\r\n" * 255)
     assert client.transport.reading
-    client.send(b"1\r\nx\r\n" * 1001)
+    client.send(b"1\r\nx\r\n" * 256)
     assert not client.transport.reading
     await turns(2)
     assert client.transport.reading
     client.send(b"0\r\n\r\n")
-    assert client.seen == [(b"POST", b"/", b"x" * 2001)]
+    assert client.seen == [(b"POST", b"/", b"x" * 511)]
+
+
+@on_loop
+async def test_chunks_that_come_when_the_turn_is_used_up_are_read_in_the_next_one() -> None:
+    client = connect()
+    client.send(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    client.listener.count(0.0, CALLS_PER_TURN)
+    client.send(b"1\r\nx\r\n0\r\n\r\nGET /next HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (client.seen, client.transport.reading) == ([], False)
+    assert client.listener.shared.wire.held_bytes == 42
+    await turns()
+    assert client.seen == [(b"POST", b"/", b"x"), (b"GET", b"/next", b"")]
+    assert (client.listener.shared.wire.held_bytes, client.transport.reading) == (0, True)
 
 
 @on_loop

@@ -207,7 +207,7 @@ def test_deadlines_depend_on_what_is_received() -> None:
     receiver, deadlines = Receiver(shared), ReceiveDeadlines(shared)
     for now in (0.0, 1000.0):
         deadlines.check(receiver, now)
-    assert deadlines.is_idle_since(0.0)
+    assert deadlines.is_idle_since(0.0, receiver.requests)
     list(feed(receiver, POST[:20]))
     deadlines.check(receiver, 1001.0)
     deadlines.check(receiver, 1010.9)
@@ -215,7 +215,7 @@ def test_deadlines_depend_on_what_is_received() -> None:
         deadlines.check(receiver, 1011.0)
     list(feed(receiver, POST[20:-1]))
     deadlines.check(receiver, 1012.0)
-    assert not deadlines.is_idle_since(1000.0)
+    assert not deadlines.is_idle_since(1000.0, receiver.requests)
     with pytest.raises(Refusal, match="brought less than 100 bytes in 5 s"):
         deadlines.check(receiver, 1017.0)
     list(feed(receiver, POST[-1:]))

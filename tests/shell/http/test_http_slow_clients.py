@@ -174,3 +174,46 @@ async def test_small_unread_answers_count_as_unsent_bytes() -> None:
     assert client.listener.shared.unsent_bytes == client.transport.unsent > 100
     client.listener.port.shed()
     assert (client.transport.closed, client.listener.shared.unsent_bytes) == ("abort", 0)
+
+
+@on_loop
+async def test_a_connection_with_a_request_since_the_last_sweep_is_not_idle() -> None:
+    client = connect()
+    for now in (0.0, 100.0):
+        client.connection.sweep(now)
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert client.answers.startswith(b"HTTP/1.1 200 ")
+    assert not client.connection.close_if_idle(98.0)
+    client.connection.sweep(101.0)
+    assert not client.connection.close_if_idle(100.0)
+    assert client.connection.close_if_idle(102.0)
+    assert client.transport.closed == "close"
+
+
+@on_loop
+async def test_incomplete_heads_and_pipelined_requests_count_as_held() -> None:
+    first = connect(answer=False, limits=Limits(max_held_bytes=1000, pipelined_bytes=256))
+    second, third = connect_to(first), connect_to(first)
+    wire = first.listener.shared.wire
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    first.send(request + request * 10)
+    assert (wire.held_bytes, first.transport.reading) == (270, False)
+    second.send(request[:-2] + b"A: " + b"x" * 500)
+    assert wire.held_bytes == 270 + 528
+    third.send(request + request * 10)
+    assert third.answers.startswith(b"HTTP/1.1 503 ")
+    second.connection.connection_lost(None)
+    assert wire.held_bytes == 270
+    for _ in range(11):
+        first.exchanges.pop().respond(200)
+        await turns()
+    assert (wire.held_bytes, first.transport.reading) == (0, True)
+    assert first.answers.count(b"HTTP/1.1 200 ") == 11
+
+
+@on_loop
+async def test_during_a_request_little_is_received_of_further_ones() -> None:
+    """It cannot be refused, and a request may take long."""
+    client = connect(answer=False, limits=Limits(pipelined_bytes=256))
+    client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert len(client.connection.get_buffer(-1)) == 256

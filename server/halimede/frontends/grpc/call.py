@@ -38,6 +38,13 @@ _HANDLERS = {"ModelInfer", "ModelStreamInfer"}
 """The methods whose names Triton's log has with this suffix."""
 _EXPIRED = DEADLINE_EXCEEDED, "Deadline Exceeded"
 NO_ROOM = "the server holds as many bytes of request messages as it can, try again later"
+FREE_CALLS = 8
+"""So many open calls of a connection count only with their messages, if their metadata are small."""
+
+SMALL_HEAD_BYTES = 1 << 10
+CALL_BYTES = 3 << 10
+"""What an open call holds besides its metadata. One that does nothing may stay for as long as its client likes."""
+
 _FOREVER_SECS = 10 * 24 * 3600.0
 """Deadlines that are later than this need no timer."""
 
@@ -78,6 +85,13 @@ class Route:
     encoding: bytes
 
 
+class CallTurns(Protocol):
+    """The turns of a connection's calls."""
+
+    def admits_message(self, call: "Call") -> bool:
+        """Whether a message of a stream may be handled now. Otherwise the call waits, and then takes its turn."""
+
+
 class Conversation(Protocol):
     """What a call uses of its connection."""
 
@@ -89,6 +103,9 @@ class Conversation(Protocol):
 
     @property
     def held(self) -> HeldBytes: ...
+
+    @property
+    def turn(self) -> CallTurns: ...
 
     @property
     def client(self) -> str:
@@ -128,6 +145,7 @@ class Call:
         "_is_opened",
         "_stream",
         "_waiting_bytes",
+        "_waits_for_turn",
         "encoding",
         "has_half_closed",
         "head",
@@ -157,6 +175,7 @@ class Call:
         """None while all messages have arrived in one piece."""
         self._held_bytes = 0
         self._waiting_bytes = 0
+        self._waits_for_turn = False
         self._deadline: asyncio.TimerHandle | None = None
         self.on_message: Callable[[Message], None] | None = None
         self.on_half_closed: Callable[[], None] | None = None
@@ -177,6 +196,9 @@ class Call:
                 return
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self.cut_off, *_EXPIRED)
         try:
+            head_bytes = self.head.size_bytes
+            if head_bytes > SMALL_HEAD_BYTES or len(self._conversation.h2.table.open) > FREE_CALLS:
+                self.count(head_bytes + CALL_BYTES)
             self.method.begin(self)
         except InferenceError as error:
             self.fail(error)
@@ -234,8 +256,12 @@ class Call:
         self._conversation.h2.credit.expect(self._stream, size)
 
     def deliver(self, message: Message) -> None:
-        """Pass a message to the method, which may `take_held`."""
+        """Pass a message to the method, which may `take_held`. One of a stream may have to wait for its turn."""
         if self.on_message is not None:
+            if not self.method.is_unary and not self._conversation.turn.admits_message(self):
+                self._waits_for_turn = True
+                self._make_incoming().put_back(message)
+                return
             self.on_message(message)
         if message.held_bytes:
             self.release(message.take_held())
@@ -252,10 +278,11 @@ class Call:
         """Deliver no further messages. Those that have arrived wait, and their client gets no credit for more."""
         self._make_incoming().is_paused = True
 
-    def resume(self) -> None:
-        """Deliver messages again."""
+    def resume(self, *, is_turn: bool = False) -> None:
+        """Deliver messages again. If one waits for its turn, only when `is_turn`."""
+        self._waits_for_turn = self._waits_for_turn and not is_turn
         incoming = self.incoming
-        if incoming is None or not incoming.is_paused:
+        if incoming is None or not incoming.is_paused or self._waits_for_turn:
             return
         try:
             incoming.resume()

@@ -32,7 +32,7 @@ from halimede.core.wire.http2.keepalive import Due
 from halimede.core.wire.http2.sender import Sender
 from halimede.core.wire.http2.streams import Stream
 from halimede.frontends.grpc.alarm import Alarm
-from halimede.frontends.grpc.call import UNAVAILABLE, Call, Route, shutting_down
+from halimede.frontends.grpc.call import NO_ROOM, UNAVAILABLE, Call, Route, shutting_down
 from halimede.frontends.grpc.closing import Closing
 from halimede.frontends.grpc.incoming import Incoming
 from halimede.frontends.grpc.limits import HeldBytes, Shared
@@ -41,6 +41,9 @@ from halimede.frontends.grpc.stalls import CallStalls, TransportStall
 from halimede.frontends.grpc.turn import ConnectionTurn
 from halimede.frontends.peer import client_of
 from halimede.frontends.turns import Turns
+
+_FREE_BYTES = 4 << 10
+"""So much of an incomplete frame is not counted: heads of frames and small requests are often cut."""
 
 _JOIN_BELOW = 64 << 10
 """Up to this size all outgoing parts are copied together into one write. With TLS no write is larger: its transport
@@ -89,9 +92,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         "_shut_down_at",
         "_stall",
         "_transport",
-        "_turn",
         "h2",
         "held",
+        "turn",
     )
 
     def __init__(
@@ -130,7 +133,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         # Half of what is written ahead: a transport that is full always reports when it has room again.
         self._transport.set_write_buffer_limits(high=self._owner.shared.limits.write_ahead_bytes // 2)
         self._peer = transport.get_extra_info("peername")
-        self._turn = ConnectionTurn(
+        self.turn = ConnectionTurn(
             self, self._owner.turns, partial(self._owner.forget, self), self._transport, self._reading
         )
         self._is_encrypted = transport.get_extra_info("sslcontext") is not None
@@ -143,12 +146,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 -- the reason changes nothing
         self._alarm.cancel()
         self._closing.cancel()
+        self.held.set_kept(0)
         self.held.forget_unsent()
-        self._turn.lose()
+        self.turn.lose()
 
     def eof_received(self) -> bool:
         """The client sends nothing more, and counts as disconnected."""
-        self._turn.leave_some()
+        self.turn.leave_some()
         return False  # The transport sends what was written, then closes.
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 -- we know better
@@ -177,12 +181,18 @@ class GrpcConnection(asyncio.BufferedProtocol):
             elif self._closing.has_begun:
                 self._closing.discard(nbytes, self._transport, self._owner.shared.limits)
             elif nbytes:
-                self._turn.receive(self._reading.room[:nbytes], now)
+                self.turn.receive(self._reading.room[:nbytes], now)
             else:
-                self._turn.receive_kept(now)
+                self.turn.receive_kept(now)
         except Exception as error:  # noqa: BLE001 -- whatever it was, the connection must not stay half alive
             self._owner.crashed("receiving from a client", error)
             self._fail(H2Code.INTERNAL_ERROR, "internal error of the server; its log has the cause")
+        if (
+            ((kept_bytes := h2.kept_bytes) > _FREE_BYTES or self.held.has_kept)
+            and not self.held.set_kept(kept_bytes)
+            and not h2.reader.has_unread
+        ):
+            self._fail(H2Code.ENHANCE_YOUR_CALM, NO_ROOM)
         if h2.out.outgoing:
             if not self._is_unflushed:
                 self.flush()
@@ -260,8 +270,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 _answer_other(self.h2.out, stream)
             return
         stream.call = call = Call(self, stream, route)
-        if self._turn.is_proxied:
-            self._turn.begin_proxied(call, route.head.metadata)
+        if self.turn.is_proxied:
+            self.turn.begin_proxied(call)
         else:
             call.begin()
         if is_end and call.is_open:
@@ -383,7 +393,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def sweep(self, now: float) -> float:
         """Enforce time limits, and count the unsent bytes. Returns since when no call is in progress, infinite during a
         call. A client that has yet to begin is idle too."""
-        if self._turn.is_lost:
+        if self.turn.is_lost:
             return inf
         shared = self._owner.shared
         limits = shared.limits
@@ -421,7 +431,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _has_stalled(self, now: float) -> bool:
         """Whether the client has read nothing at all, or has not completed what it has begun, for too long."""
         stall = self._stall
-        is_within = self.h2.is_within and not self._turn.is_waiting
+        is_within = self.h2.is_within and not self.turn.is_waiting
         is_within_frame = is_within and self._alarm.keepalive.quiet_s(now) > now - stall.looked_at
         stalled_s = stall.look(self._transport.get_write_buffer_size(), now, is_within_frame=is_within_frame)
         return stalled_s >= self._owner.shared.limits.stall_s

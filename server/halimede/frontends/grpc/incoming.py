@@ -105,6 +105,14 @@ class Incoming:
         self._use(size)
         self._expect()
 
+    def put_back(self, message: Message) -> None:
+        """Deliver nothing until `resume`, and then this message first."""
+        self.is_paused = True
+        if not message.held_bytes:
+            message.held_bytes = len(message.content) + WAITING_BYTES
+            self._call.count(message.held_bytes)
+        self._waiting.appendleft(message)
+
     def _deliver(self, message: Message) -> None:
         self.complete += 1
         size = len(message.content)

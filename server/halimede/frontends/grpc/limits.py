@@ -105,13 +105,14 @@ class Shared:
 
 class HeldBytes:
     """The bytes of one connection, which count with those of its listener: of requests that are received or worked on,
-    of answers that wait for room elsewhere, and of answers that the client has not read."""
+    of incomplete frames, of answers that wait for room elsewhere, and of answers that the client has not read."""
 
-    __slots__ = ("_requests", "_shared", "_unsent", "_waiting")
+    __slots__ = ("_kept", "_requests", "_shared", "_unsent", "_waiting")
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._requests = 0
+        self._kept = 0
         self._waiting = 0
         self._unsent = 0
 
@@ -126,6 +127,18 @@ class HeldBytes:
         """Bytes of requests are free."""
         self._requests -= size
         self._shared.wire.give_back(size)
+
+    @property
+    def has_kept(self) -> bool:
+        return self._kept > 0
+
+    def set_kept(self, size: int) -> bool:
+        """`size` bytes are kept of frames that are incomplete, or wait for their turn. Returns as `hold`."""
+        more, self._kept = size - self._kept, size
+        if more > 0:
+            return self.hold(more)
+        self.release(-more)
+        return True
 
     def wait(self, size: int) -> None:
         """Count bytes of answers that wait for room."""

@@ -5,7 +5,7 @@ address for which it is made. The calls of a lost connection end some at a time,
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Protocol
@@ -96,18 +96,32 @@ class ConnectionTurn:
             self._turns.begins(now, calls)
         connection.handle(events, now)
 
-    def begin_proxied(self, call: Call, metadata: Iterable[tuple[str, str]]) -> None:
+    def begin_proxied(self, call: Call) -> None:
         """Begin a call of a proxy. It may have to wait for the turn of its client."""
         turns, now = self._turns, monotonic()
         if turns.admits(now) > 0:
             turns.begins(now)
             call.begin()
             return
-        added = [value for name, value in metadata if name == FORWARDED]
-        address = turns.forwarded_for(",".join(added)) if added else None
         # What the client sends waits with its call.
         call.pause()
-        turns.wait(address or self, call, partial(self._begin_waiting, call))
+        turns.wait(self._address_of(call), call, partial(self._begin_waiting, call))
+
+    def admits_message(self, call: Call) -> bool:
+        """Whether a message of a stream may be handled now. Otherwise the call waits, and then takes its turn."""
+        turns, now = self._turns, monotonic()
+        if turns.admits(now) > 0:
+            turns.begins(now)
+            return True
+        turns.wait(self._address_of(call), call, partial(call.resume, is_turn=True))
+        return False
+
+    def _address_of(self, call: Call) -> Hashable:
+        """What a call counts by."""
+        if not self.is_proxied:
+            return self._address
+        added = [value for name, value in call.head.metadata if name == FORWARDED]
+        return (self._turns.forwarded_for(",".join(added)) if added else None) or self
 
     def lose(self) -> None:
         """The connection is lost: end its calls, and then forget it."""

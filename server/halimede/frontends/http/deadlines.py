@@ -56,9 +56,10 @@ class ReceiveDeadlines:
         """Since when the sweeps saw no request."""
         return self._idle_since
 
-    def is_idle_since(self, then: float) -> bool:
-        """Whether the sweeps saw no request since `then`."""
-        return self._idle_since <= then
+    def is_idle_since(self, then: float, requests: int) -> bool:
+        """Whether there was no request since `then`. `requests` is their number now: there may have been some since the
+        last sweep."""
+        return self._idle_since <= then and requests == self._idle_requests
 
 
 class SendDeadline:

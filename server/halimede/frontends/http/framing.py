@@ -22,9 +22,10 @@ class Limits:
     `body_progress_s`; a connection whose client reads nothing for `write_timeout_s` is closed. After a refusal,
     input is discarded for `linger_s` or `linger_bytes`, so that the client reads the answer instead of a reset.
 
-    Over all connections, bodies that are received or processed hold at most `max_held_bytes`. When half of it is
-    held, a body must bring `scarce_progress_bytes` instead: otherwise a few slow clients would block the bodies of all
-    others.
+    Over all connections, bodies that are received or processed hold at most `max_held_bytes`, with incomplete heads and
+    what is kept of further requests. When half of it is held, a body must bring `scarce_progress_bytes` instead:
+    otherwise a few slow clients would block the bodies of all others. During a request, no more is received when
+    `pipelined_bytes` of further ones are kept.
     """
 
     max_held_bytes: int = 1 << 30
@@ -37,7 +38,7 @@ class Limits:
     scarce_progress_bytes: int = 1 << 20
     write_timeout_s: float = 60.0
     write_buffer_bytes: int = 1 << 20
-    pipelined_bytes: int = 64 << 10
+    pipelined_bytes: int = 4 << 10
     linger_s: float = 5.0
     linger_bytes: int = 1 << 20
 

@@ -136,15 +136,15 @@ class Listener:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def admits(self, peer: object, now: float) -> bool:
-        """Whether heads of this peer may be read in this turn of the loop. Otherwise their connections `wait`.
+        """Whether heads and chunks of this peer may be read in this turn. Otherwise their connections `wait`.
 
         Those of a trusted proxy are always read, because they say whose turn it is.
         """
         return self._turns.admits(now) > 0 or self._turns.is_proxy(peer)
 
-    def count(self, now: float) -> None:
-        """Count a request that is refused before it begins."""
-        self._turns.begins(now)
+    def count(self, now: float, calls: int = 1) -> None:
+        """Count a request that is refused before it begins, or what costs as much as so many."""
+        self._turns.begins(now, calls)
 
     def wait(self, connection: HttpConnection, peer: object, go_on: Callable[[], None]) -> None:
         """Call `go_on` when it is the turn of the connection."""
@@ -207,8 +207,8 @@ class _Reserved:
     def admits(self, peer: object, now: float) -> bool:
         return self._listener.admits(peer, now)
 
-    def count(self, now: float) -> None:
-        self._listener.count(now)
+    def count(self, now: float, calls: int = 1) -> None:
+        self._listener.count(now, calls)
 
     def wait(self, connection: HttpConnection, peer: object, go_on: Callable[[], None]) -> None:
         self._listener.wait(connection, peer, go_on)

@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection on the event loop: performs what `Receiver` and `Outbox` decide.
 
 The transport fills the receiver's memory and writes what the outbox returns. A connection has one exchange at a time,
-so answers are in order by construction. Reading pauses while too much is unused or unsent, and for one turn of the loop
-after a piece of a body with many chunks.
+so answers are in order by construction. Reading pauses while too much is unused or unsent, and after a piece of a body
+with many chunks until it is the connection's turn again.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from halimede.frontends.http.deadlines import ReceiveDeadlines, SendDeadline
 from halimede.frontends.http.exchange import Exchange, Stream
 from halimede.frontends.http.framing import Head, Refusal
 from halimede.frontends.http.outbox import CONTINUE, OPEN, Outbox
-from halimede.frontends.http.receiver import ENDED, HEAD, NO_ROOM, REQUEST, Receiver, ReceiverEvent
+from halimede.frontends.http.receiver import CHUNKED, ENDED, HEAD, NO_ROOM, REQUEST, Receiver, ReceiverEvent
 from halimede.frontends.http.shared import Shared
 from halimede.frontends.port import Port
 from halimede.frontends.turns import has_left
@@ -34,7 +34,7 @@ class ConnectionOwner(Protocol):
 
     def admits(self, peer: object, now: float) -> bool: ...
 
-    def count(self, now: float) -> None: ...
+    def count(self, now: float, calls: int = 1) -> None: ...
 
     def wait(self, connection: "HttpConnection", peer: object, go_on: Callable[[], None]) -> None: ...
 
@@ -103,7 +103,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         receiver, now = self._receiver, monotonic()
         try:
-            if receiver.state is HEAD and not receiver.is_resting and not self._listener.admits(self._peer, now):
+            takes_turns = receiver.state is HEAD or receiver.state is CHUNKED
+            if takes_turns and not receiver.is_resting and not self._listener.admits(self._peer, now):
                 receiver.is_resting = True
                 receiver.received(nbytes, now)
                 self._update_reading()
@@ -138,7 +139,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _take(self, event: ReceiverEvent | None) -> None:
         receiver = self._receiver
         if receiver.is_resting:
-            self._loop.call_soon(self._wake)
+            self._listener.count(monotonic(), receiver.chunk_calls)
+            self._listener.wait(self, self._peer, self._wake)
             self._update_reading()
         elif receiver.backlog is not None or not self._reading:
             self._update_reading()
@@ -153,7 +155,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._write((CONTINUE,))
 
     def _wake(self) -> None:
-        """Continue to read. Without a pause the transport would read for as long as input is available."""
+        """It is this connection's turn: continue to read."""
         self._receiver.is_resting = False
         if self._transport.is_closing():
             return
@@ -180,6 +182,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._read_next)
 
     def _read_next(self) -> None:
+        if not self._receiver.can_go_on:
+            # Such as a connection that waits for its turn since this was scheduled: `_take` would end its rest early.
+            return
         try:
             self._take(self._receiver.go_on(monotonic()))
         except Exception as error:  # noqa: BLE001 -- as in buffer_updated
@@ -319,7 +324,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def close_if_idle(self, since: float = inf) -> bool:
         """Close unless a request is received or processed (in a drain its answer closes), or was after `since`. Returns
         whether it closes now."""
-        if not self._receive_deadlines.is_idle_since(since):
+        if since < inf and not self._receive_deadlines.is_idle_since(since, self._receiver.requests):
             return False
         if self._receiver.is_idle:
             self._close()

@@ -26,8 +26,9 @@ from halimede.frontends.http.shared import Shared
 
 NO_ROOM = "the server holds as many bytes of request bodies as it can, try again later"
 
-_CHUNKS_PER_TURN = 1_000
-"""After a piece of a body with more chunks, which takes some milliseconds, other connections get a turn."""
+CHUNKS_OF_A_CALL = 256
+"""So many chunks of a body cost as much as a call. After a piece of a body with more of them, which may take some
+milliseconds, the connection waits for its turn."""
 
 
 class ReceiverState(IntEnum):
@@ -79,7 +80,8 @@ class Receiver:
     the number of heads so far. `awaits_continue` is whether the client of the body that has just
     begun waits for `100 Continue`. `backlog` has the received bytes that are not used yet: a partial head, or
     pipelined requests; None if there are none. While `is_held_back`, which the caller sets, no further request begins.
-    While `is_resting`, other connections come first: no head is read. The caller ends it, and may begin it.
+    While `is_resting`, other connections come first: no head and no chunk is read. The caller ends it, and may begin
+    it. The last piece of a chunked body cost as much as `chunk_calls`.
     """
 
     __slots__ = (
@@ -90,10 +92,12 @@ class Receiver:
         "_discarded",
         "_filled",
         "_held",
+        "_kept",
         "_shared",
         "awaits_continue",
         "backlog",
         "began_at",
+        "chunk_calls",
         "head",
         "is_held_back",
         "is_resting",
@@ -110,12 +114,14 @@ class Receiver:
         self.awaits_continue = False
         self.is_held_back = False
         self.is_resting = False
+        self.chunk_calls = 0
         # The body: of announced length with `_filled` bytes so far, or chunked.
         self._body: Buffer = _NO_BODY
         self._filled = 0
         self._chunked: ChunkedBody | None = None
-        # The bytes that this request has taken from the account.
+        # The bytes that this request has taken from the account, and those that the backlog has.
         self._held = 0
+        self._kept = 0
         # Valid from `_backlog_at` on.
         self.backlog: bytearray | None = None
         self._backlog_at = 0
@@ -128,6 +134,9 @@ class Receiver:
         """The memory to receive into; never empty."""
         if self.state is BODY:
             return memoryview(self._body)[self._filled :]
+        if self.state is WORKING:
+            # It is kept until the answer, which may take long. It cannot be refused, so it must be little.
+            return self._shared.view[: self._shared.limits.pipelined_bytes]
         return self._shared.view
 
     def received(self, size: int, now: float) -> ReceiverEvent | None:
@@ -143,7 +152,10 @@ class Receiver:
             self._hold(size)
             return self._complete() if self._filled == len(self._body) else None
         if state is CHUNKED:
-            return self._read_chunks(self._shared.buffer, 0, size)
+            if not self.is_resting:
+                return self._read_chunks(self._shared.buffer, 0, size)
+            self._keep(self._shared.buffer, 0, size)
+            return None
         if state is WORKING:
             self._keep(self._shared.buffer, 0, size)
         elif state is LINGER:
@@ -153,22 +165,29 @@ class Receiver:
         return None
 
     def go_on(self, now: float) -> ReceiverEvent | None:
-        """Read one request, or the available part of it, from the kept bytes."""
-        if not self.can_go_on or self.backlog is None:
+        """Read one request, or the available part of it, from the kept bytes; or a piece of a chunked body."""
+        backlog = self.backlog
+        if not self.can_go_on or backlog is None:
             return None
-        return self._read_head(self.backlog, self._backlog_at, len(self.backlog), now)
+        if self.state is CHUNKED:
+            self.backlog = None
+            self._count_kept()
+            return self._read_chunks(backlog, self._backlog_at, len(backlog))
+        return self._read_head(backlog, self._backlog_at, len(backlog), now)
 
     @property
     def can_go_on(self) -> bool:
-        """Whether there are kept bytes, and the next request may begin."""
-        return self.backlog is not None and self.state is HEAD and not (self.is_held_back or self.is_resting)
+        """Whether there are kept bytes, and the next request may begin, or its chunked body may go on."""
+        if self.backlog is None or self.is_held_back or self.is_resting:
+            return False
+        return self.state is HEAD or self.state is CHUNKED
 
     @property
     def is_full(self) -> bool:
         """Whether the caller should not receive now."""
         if self.is_held_back or self.is_resting:
             return True
-        return self.backlog is not None and self.kept_bytes > self._shared.limits.pipelined_bytes
+        return self.state is WORKING and self.kept_bytes > self._shared.limits.pipelined_bytes
 
     @property
     def kept_bytes(self) -> int:
@@ -227,6 +246,7 @@ class Receiver:
         """
         left = len(self._body) - self._filled if self.state is BODY else 0
         self._discardable = left + self._shared.limits.linger_bytes
+        self.is_resting = False
         self.state = NEXT[ReceiverEvent.REFUSED][self.state]
         self._drop()
 
@@ -240,6 +260,7 @@ class Receiver:
         self.head = self.backlog = self._chunked = None
         self._body = _NO_BODY
         self._release_held()
+        self._count_kept()
 
     def _release_held(self) -> None:
         self._shared.wire.give_back(self._held)
@@ -265,6 +286,7 @@ class Receiver:
             self._chunked = ChunkedBody(head, shared.max_body, shared.limits)
             self.state = NEXT[ReceiverEvent.CHUNKS_BEGIN][self.state]
             self.backlog = None
+            self._count_kept()
             return self._read_chunks(data, stop, end) or ReceiverEvent.CHUNKS_BEGIN
         if length > shared.max_body:
             raise body_too_large(head, length, shared.max_body)
@@ -282,6 +304,7 @@ class Receiver:
         self._body = body
         self._filled = here
         self.backlog = None
+        self._count_kept()
         self.awaits_continue = not here and bool(head.headers.get(b"expect"))
         self.state = NEXT[ReceiverEvent.BODY_BEGINS][self.state]
         most = shared.wire.limit_bytes
@@ -295,7 +318,8 @@ class Receiver:
         size, chunks = len(chunked.body), chunked.chunks
         at = chunked.feed(data, at, end)
         self._hold(len(chunked.body) - size)
-        if chunked.chunks - chunks > _CHUNKS_PER_TURN:
+        self.chunk_calls = (chunked.chunks - chunks) // CHUNKS_OF_A_CALL
+        if self.chunk_calls:
             self.is_resting = True
         if not chunked.is_complete:
             return None
@@ -314,7 +338,8 @@ class Receiver:
             raise Refusal(503, NO_ROOM)
 
     def _keep(self, data: bytearray, at: int, end: int) -> None:
-        """Make `data[at:end]` the backlog, or its continuation when `data` is the shared buffer."""
+        """Make `data[at:end]` the backlog, or its continuation when `data` is the shared buffer. Refuses the request
+        that is to begin when too much is held."""
         backlog = self.backlog
         if data is backlog:
             self._backlog_at = at
@@ -330,3 +355,15 @@ class Receiver:
                 del backlog[: self._backlog_at]
                 self._backlog_at = 0
             backlog += memoryview(data)[at:end]
+        if not self._count_kept() and self.state is not WORKING:
+            raise Refusal(503, NO_ROOM)
+
+    def _count_kept(self) -> bool:
+        """Count the backlog as it is now. Returns whether all connections are within their limit."""
+        more = (0 if self.backlog is None else len(self.backlog)) - self._kept
+        self._kept += more
+        if more > 0:
+            return self._shared.wire.take(more)
+        if more:
+            self._shared.wire.give_back(-more)
+        return True

@@ -26,16 +26,17 @@ class Block:
 
 
 class BlockReader:
-    """One client's header blocks. `is_within`: CONTINUATION must follow, and no other frame."""
+    """One client's header blocks. `is_within`: CONTINUATION must follow, and no other frame. `kept_bytes` are those of
+    the incomplete block."""
 
-    __slots__ = ("_block", "_continuations", "_pieces", "_size", "is_within")
+    __slots__ = ("_block", "_continuations", "_pieces", "is_within", "kept_bytes")
 
     def __init__(self) -> None:
         self.is_within = False
         self._block = Block(0, b"", is_end=False)
         self._continuations = 0
         self._pieces: list[bytes] = []
-        self._size = 0
+        self.kept_bytes = 0
 
     def headers(self, flags: int, stream_id: int, payload: memoryview) -> Block | None:
         """A HEADERS frame; returns the block if it is complete. ConnectionFault for a malformed or large one."""
@@ -54,7 +55,7 @@ class BlockReader:
         self._block = block
         self._continuations = 0
         self._pieces = [block.content]
-        self._size = len(payload)
+        self.kept_bytes = len(payload)
         return None
 
     def continuation(self, flags: int, stream_id: int, payload: memoryview) -> Block | None:
@@ -63,8 +64,8 @@ class BlockReader:
         if not self.is_within or block.stream_id != stream_id:
             raise ConnectionFault(H2Code.PROTOCOL_ERROR, "CONTINUATION without a header block of its stream")
         self._continuations += 1
-        self._size += len(payload)
-        if self._size > MAX_BLOCK_BYTES or self._continuations > MAX_CONTINUATIONS:
+        self.kept_bytes += len(payload)
+        if self.kept_bytes > MAX_BLOCK_BYTES or self._continuations > MAX_CONTINUATIONS:
             raise _large()
         self._pieces.append(bytes(payload))
         if not flags & END_HEADERS:
@@ -72,6 +73,7 @@ class BlockReader:
         self.is_within = False
         block.content = b"".join(self._pieces)
         self._pieces = []
+        self.kept_bytes = 0
         return block
 
 

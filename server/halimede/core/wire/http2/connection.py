@@ -139,6 +139,11 @@ class Http2Connection(Generic[T, C]):
         reader = self.reader
         return self._block.is_within or (reader.is_within and not reader.data_left)
 
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept of frames and header blocks that are incomplete, or wait."""
+        return self.reader.kept_bytes + self._block.kept_bytes
+
     # Frames of requests.
 
     def _on_data(

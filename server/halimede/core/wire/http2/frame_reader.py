@@ -51,6 +51,11 @@ class FrameReader:
         """Whether the client has sent a part of a frame, or of the preface."""
         return bool(self._rest or self.data_left or self._padding_left or self._skip_left)
 
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept of frames that are incomplete, or that `read` has not looked at."""
+        return len(self._rest)
+
     def keep(self, data: memoryview) -> None:
         """Read these bytes by the next `read`."""
         self._rest += data
