@@ -68,9 +68,14 @@ class HangChecks:
                 continue
             secs = silence.ns / _NS_PER_SEC
             log.error("%r hangs: it has shown no sign of life for %.1f s, and is ended", process, secs)
+            try:
+                process.end_hung(secs)
+            except Exception:
+                # The machine may have no thread left. The others are checked, and this one again.
+                log.exception("%r could not be ended", process)
+                continue
             self.ended[process.kind] += 1
             self.discard(process)
-            process.end_hung(secs)
 
 
 def read_stat(pid: int) -> ProcessStat | None:
