@@ -39,12 +39,12 @@ SWEEP_PAUSE_S = 0.002
 class PortLimits:
     """The limits of one port. Times are seconds, sizes are bytes.
 
-    Over all connections, unread answers hold at most `max_unsent_bytes`. `spare_descriptors` are left to the rest of
-    the process. When nine of ten connections, or descriptors, are taken, connections that were idle for
-    `crowded_idle_s` are closed. When all are taken, a new connection takes the place of the one that is idle for the
-    longest time, and at least for `replaced_idle_s`. If there is none, `reserved_connections` more are accepted for
-    control calls. These are closed when they are idle for as long, or when another one comes. Connections are checked
-    every `sweep_s`, so that none of them needs a timer.
+    Over all connections, unread answers hold at most `max_unsent_bytes`, or twice as much while all clients read.
+    `spare_descriptors` are left to the rest of the process. When nine of ten connections, or descriptors, are taken,
+    connections that were idle for `crowded_idle_s` are closed. When all are taken, a new connection takes the place of
+    the one that is idle for the longest time, and at least for `replaced_idle_s`. If there is none,
+    `reserved_connections` more are accepted for control calls. These are closed when they are idle for as long, or when
+    another one comes. Connections are checked every `sweep_s`, so that none of them needs a timer.
     """
 
     max_connections: int = 10_000
@@ -278,15 +278,20 @@ class Port:
         return own if self._totals is None else self._totals.connections.publish(own)
 
     def shed(self) -> None:
-        """Close connections until at most `max_unsent_bytes` are unsent, the longest stalled first."""
+        """Close connections until at most `max_unsent_bytes` are unsent, the longest stalled first.
+
+        A client that has read something since the last sweep keeps its connection, unless twice as much is unsent.
+        """
         most = self._most_unsent()
         if self._unsent_bytes() <= most:
             return
+        now, sweep_s = asyncio.get_running_loop().time(), self.limits.sweep_s
         stalled = [(order, each) for each in self._connections if (order := each.stall_order()) is not None]
         stalled.sort(key=lambda one: one[0])
         closed = 0
-        for _, connection in stalled:
-            if self._unsent_bytes() <= most:
+        for (is_new, since), connection in stalled:
+            unsent = self._unsent_bytes()
+            if unsent <= most or (unsent <= 2 * most and (is_new or now - since < sweep_s)):
                 break
             connection.abort()
             closed += 1

@@ -130,6 +130,24 @@ async def test_the_longest_stalled_connection_is_closed_when_unsent_bytes_exceed
     assert len(kept) == 10
 
 
+@on_loop
+async def test_clients_that_read_are_closed_above_twice_the_bound_only() -> None:
+    now = asyncio.get_running_loop().time()
+    first = connect(
+        answer=False, limits=Limits(write_buffer_bytes=1000), port_limits=PortLimits(max_unsent_bytes=10_000)
+    )
+    clients = [first]
+    for count in range(1, 5):
+        client = clients[-1]
+        client.transport.is_fast = False
+        client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        first.exchanges[-1].respond(200, b"", (b"x" * 6000,))
+        client.connection.sweep(now)
+        assert len([each for each in clients if each.transport.closed]) == (1 if count == 4 else 0), count
+        clients.append(connect_to(first))
+    assert first.listener.shared.unsent_bytes > 10_000
+
+
 def the_longest_stalled_is_closed(*, is_first: bool) -> object:
     """One of the connections; while it is kept, others are at other addresses."""
     first = connect(

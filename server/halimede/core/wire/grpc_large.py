@@ -329,7 +329,7 @@ def _copy_steps(data: memoryview, into: GrowingBytes) -> Steps[None]:
 
 def _leading(flags: NDArray[np.bool_]) -> int:
     """How many flags are set before the first that is not."""
-    return len(flags) if flags.all() else int(flags.argmin())
+    return len(flags) if flags.all() else int(np.argmin(flags))
 
 
 def _numbers(piece: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.uint64]:

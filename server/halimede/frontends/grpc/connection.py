@@ -388,7 +388,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def stall_order(self) -> tuple[bool, float] | None:
-        return (False, self._stall.since) if self.held.has_unsent else None
+        if not self.held.has_unsent:
+            return None
+        if self._stall.since < inf:
+            return False, self._stall.since
+        read_at = self._call_stalls.read_at
+        return (True, 0.0) if read_at is None else (False, read_at)
 
     def sweep(self, now: float) -> float:
         """Enforce time limits, and count the unsent bytes. Returns since when no call is in progress, infinite during a

@@ -40,6 +40,11 @@ class CallStalls:
     def __init__(self) -> None:
         self._seen: dict[Stream[Call], _Seen] = {}
 
+    @property
+    def read_at(self) -> float | None:
+        """When the client took something of an answer that waits for it; None if no look has seen one wait."""
+        return max((seen.progress_at for seen in self._seen.values() if seen.duty[0] is _Duty.READ), default=None)
+
     def find(
         self, streams: list[Stream[Call]], now: float, limits: GrpcLimits, *, is_scarce: bool
     ) -> list[tuple[Stream[Call], str]]:
