@@ -199,6 +199,8 @@ def test_a_full_disk_affects_only_the_log(start: Start, tmp_path: Path) -> None:
 def test_each_line_of_a_json_log_is_a_document(repository: Path, tmp_path: Path) -> None:
     server = start_server(tmp_path, [f"--model-repository={repository}", "--log-format=json"])
     try:
+        # A stop ends the start, with its tables.
+        wait_until(lambda: '"READY"' in server.log, "the table of models", server)
         assert server.stop() == 0
     finally:
         server.kill()
