@@ -95,7 +95,8 @@ def test_the_command_tritonserver_reports_a_version_of_triton(tmp_path: Path, re
     try:
         assert versions(server) == {"2.51.0"}
         assert server.get("/v2").headers["server"] == f"halimede/{__version__}"
-        assert re.search(rf"\| halimede_version +\| {re.escape(__version__)} ", server.log)
+        version = rf"\| halimede_version +\| {re.escape(__version__)} "
+        wait_until(lambda: re.search(version, server.log), "the table of options", server)
     finally:
         server.kill()
 
