@@ -1,4 +1,4 @@
-"""How clients share the turns of a loop: of each turn a limited number of calls, whoever makes them."""
+"""How clients share the turns of a loop. Each turn begins a limited number of calls."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Whose turn it is when clients ask for more than the server can do at once.
+"""Which client is served next when clients ask for more than the server can do at once.
 
 Clients are known by their addresses, and an address has connections. Addresses take turns, and the connections of an
 address take turns when it has one. So a client that sends little waits for one turn of each other address at most,
@@ -36,7 +36,7 @@ class Rotation(Generic[K]):
         (self._served if key in self._had_turns else self._fresh).append(key)
 
     def take(self) -> K:
-        """The key whose turn it is. IndexError if none waits."""
+        """Take the next key. IndexError if no key waits."""
         if self._fresh and (self._fresh_turns < FRESH_IN_A_ROW or not self._served):
             self._fresh_turns += 1
             key = self._fresh.popleft()
@@ -82,7 +82,7 @@ class FairQueue(Generic[T]):
         self._count += 1
 
     def pop(self) -> T:
-        """Take the item whose turn it is. IndexError if there is none."""
+        """Take the next item. IndexError if the queue is empty."""
         address = self._rotation.take()
         waiting = self._addresses[address]
         item = waiting.items.pop(waiting.connections.take())

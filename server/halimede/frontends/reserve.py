@@ -52,7 +52,7 @@ class Reserve:
         self._idle.sort(key=lambda one: one[0], reverse=True)
 
     def replace(self, open_connections: Container[object], since: float) -> bool:
-        """Close the connection that is idle for the longest time, and at least since then. False if there is none."""
+        """Close the longest idle connection, if it is idle since then or earlier. Returns whether one was closed."""
         while self._idle:
             _, connection = self._idle.pop()
             if connection in open_connections and connection.close_if_idle(since):

@@ -70,7 +70,7 @@ class ReadProgress:
 
 
 UNWATCHED = ReadProgress()
-"""For reads whose progress nobody watches."""
+"""For reads whose progress is not watched."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Launcher:
     """Starts worker processes."""
 
     def __init__(self, hang_timeout_secs: float = 10.0, memory: MemoryBounds = UNBOUNDED) -> None:
-        """Whoever has a loop runs `hangs`, so that processes that hang for `hang_timeout_secs` are ended. `memory`
+        """The owner runs `hangs` on its loop: it ends processes that hang for `hang_timeout_secs`. `memory`
         bounds what the server and each worker exchange."""
         self.hangs = HangChecks(hang_timeout_secs)
         self.memory = memory

@@ -71,7 +71,7 @@ class Announced(Protocol):
 
     @property
     def field(self) -> str:
-        """The field for elements of its datatype; "" if there is none."""
+        """The field for elements of its datatype; "" for a datatype without one."""
 
     @property
     def most(self) -> int:

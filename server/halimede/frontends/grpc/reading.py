@@ -23,7 +23,7 @@ class Pause(IntFlag):
     LONG = 2
     """Its last input took long: the others are first in this turn of the loop."""
     UNREAD = 4
-    """What it has read before waits for its turn."""
+    """Bytes that the connection has read wait for its turn."""
 
 
 class Reading:
