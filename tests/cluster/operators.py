@@ -215,6 +215,16 @@ class Place:
             if entry["stage"] == "ResponseComplete" and entry["user"]["username"].startswith(user)
         ]
 
+    def refused(self) -> list[tuple[str, str]]:
+        """URI and message of what they had no right to do. The admission plugin that checks owners does not know a
+        new CustomResourceDefinition for up to 30 s, and refuses with 403, too: that is left out."""
+        return [
+            (entry["requestURI"], message)
+            for entry in self.audited()
+            if entry["responseStatus"]["code"] in (401, 403)
+            and "cannot find RESTMapping" not in (message := entry["responseStatus"].get("message", ""))
+        ]
+
     def writes(self, account: str = "operator") -> Counter[str]:
         """But of the lease."""
         return Counter(
