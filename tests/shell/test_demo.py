@@ -48,8 +48,9 @@ def test_frameworks_have_a_row_or_a_line_that_says_how_to_add_them() -> None:
     assert [row[:3] for row in shown] == [["PyTorch", "pytorch", "0.5000 (0.5000)"]]
     assert shown[0][3:] == ["2", "2.50", "3.97"]
     extras = {"scikit-learn": "trees", "XGBoost": "trees", "TensorFlow": "tensorflow", "OpenVINO": "openvino"}
+    source = short(Path(__file__).parents[2])
     assert missing(["PyTorch"]) == [
-        f"{title} is not installed here. To add it: {short(Path(sys.executable))} -m pip install 'halimede[{extra}]'"
+        f"{title} is not installed here. To add it: {short(Path(sys.executable))} -m pip install -e '{source}[{extra}]'"
         for title, extra in extras.items()
     ]
 

@@ -5,6 +5,7 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 
 def needed(name: str, *extras: str) -> set[str]:
@@ -20,7 +21,7 @@ def needed(name: str, *extras: str) -> set[str]:
         for requirement in map(Requirement, metadata.requires(name) or []):
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 waiting += [(requirement.name, each) for each in ("", *requirement.extras)]
-                found.add(requirement.name)
+                found.add(canonicalize_name(requirement.name))
     return found
 
 

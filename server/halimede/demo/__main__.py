@@ -305,8 +305,11 @@ def frameworks_table(measured: Mapping[str, tuple[Drive, NDArray[np.float32]]], 
 def missing(measured: Collection[str]) -> list[str]:
     """A line for each framework that is not installed: how to add it to the environment of this Python."""
     pip = f"{short(Path(sys.executable))} -m pip install"
+    folder = Path(__file__).parents[3]
+    # `make demo` installs the source folder for editing; otherwise Halimede is from a wheel, which may be anywhere.
+    source = f"-e '{short(folder)}" if (folder / "pyproject.toml").is_file() else "'PATH-OF-THE-WHEEL"
     return [
-        f"{each.title} is not installed here. To add it: {pip} 'halimede[{each.extra}]'"
+        f"{each.title} is not installed here. To add it: {pip} {source}[{each.extra}]'"
         for each in frameworks.FRAMEWORKS
         if each.title not in measured
     ]
