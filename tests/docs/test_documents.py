@@ -10,7 +10,8 @@ import pytest
 
 from support.documents import DOCUMENTS, PAGES, ROOT, RUN, SHOWN, blocks
 
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 COMMAND = re.compile(
     r"^\s*(?:\$ |sudo |\S*/)?"
     r"(?:apt-get|bash|buildah|cd|cp|curl|docker|export|git|halimede|helm|kubectl|make|mkdir|perf_analyzer|pip|podman|python3?|source|"
@@ -78,13 +79,26 @@ def test_python_that_is_not_run_is_python(document: Path) -> None:
 
 @pytest.mark.parametrize("overview", [ROOT / "README.md", PAGES / "index.md"], ids=lambda path: path.name)
 def test_the_overviews_link_every_page(overview: Path) -> None:
-    linked = {(overview.parent / target).resolve() for target in LINK.findall(overview.read_text())}
+    linked = {(overview.parent / target).resolve() for target, _ in LINK.findall(overview.read_text())}
     assert {path.name for path in PAGES.glob("*.md")} - {"index.md"} <= {path.name for path in linked}
     assert overview.parent == PAGES or (PAGES / "index.md") in linked
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    for target in LINK.findall(document.read_text()):
-        if "://" not in target:
-            assert (document.parent / target).exists(), target
+    for target, anchor in LINK.findall(document.read_text()):
+        if "://" in target:
+            continue
+        path = document.parent / target if target else document
+        assert path.exists(), target
+        assert not anchor or anchor in map(anchor_of, HEADING.findall(path.read_text())), f"{target}#{anchor}"
+
+
+def anchor_of(heading: str) -> str:
+    """As on GitHub and on the site."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def test_the_site_lists_every_page() -> None:
+    navigation = (PAGES.parent / "zensical.toml").read_text()
+    assert [path.name for path in PAGES.glob("*.md") if f'"{path.name}"' not in navigation] == []
