@@ -3,6 +3,7 @@
 import ast
 import re
 import textwrap
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -97,6 +98,12 @@ def test_links_lead_somewhere(document: Path) -> None:
 def anchor_of(heading: str) -> str:
     """As on GitHub and on the site."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def test_the_page_on_installation_lists_the_extras() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = re.findall(r"^\| `(\w+)` \|", (PAGES / "install.md").read_text(), re.MULTILINE)
+    assert set(listed) == project["optional-dependencies"].keys() - {"demo", "dev", "docs", "operator"}
 
 
 def test_the_site_lists_every_page() -> None:
