@@ -45,6 +45,6 @@ def test_the_first_demo_in_a_fresh_folder(tmp_path: Path) -> None:
 
     assert re.findall(r"│ ([\w-]+) +│ (?:sklearn|fil) +│", done.stdout) == ["scikit-learn", "XGBoost"]
     assert re.findall(r"^(\w+) is not installed here\. To add it: (.+)$", done.stdout, re.MULTILINE) == [
-        (title, f".venv-demo/bin/python -m pip install 'halimede[{extra}]'")
+        (title, f".venv-demo/bin/python -m pip install -e '.[{extra}]'")
         for title, extra in (("PyTorch", "torch"), ("TensorFlow", "tensorflow"), ("OpenVINO", "openvino"))
     ]

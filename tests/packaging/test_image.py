@@ -90,9 +90,10 @@ def test_tritons_command_line_starts_the_server(container: Container) -> None:
         (["python", "-c", "import halimede; print(halimede.__version__)"], 0, f"{__version__}\n"),
         (["--help"], 0, "--model-repository"),
         (["tritonserver", "--help"], 0, "--model-repository"),
+        (["/opt/tritonserver/bin/tritonserver", "--help"], 0, "--model-repository"),
         ([], 2, "--model-repository must be specified"),
     ],
-    ids=["halimede", "any command", "flags", "tritonserver", "nothing"],
+    ids=["halimede", "any command", "flags", "tritonserver", "the path of Triton's image", "nothing"],
 )
 def test_arguments_of_docker_run(container: Container, arguments: list[str], code: int, output: str) -> None:
     done = container.run(*arguments)

@@ -5,18 +5,17 @@ import sys
 import tarfile
 import zipfile
 from email.parser import HeaderParser
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from packaging.requirements import Requirement
 
 from halimede import __version__
 from support.models import add_simple
 from support.server import LOOPBACK, start_command
+from support.wheels import needed, repack
 
 REPOSITORY_ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.large
@@ -44,33 +43,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("sdist", REPOSITORY_ROOT, tmp_path_factory.mktemp("sdist"))
-
-
-def needed(name: str, extra: str = "") -> set[str]:
-    """The direct and indirect dependencies of a package, from the metadata of the installed packages."""
-    found: set[str] = set()
-    waiting = [(name, extra)]
-    while waiting:
-        name, extra = waiting.pop()
-        for requirement in map(Requirement, metadata.requires(name) or []):
-            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                waiting += [(requirement.name, each) for each in ("", *requirement.extras)]
-                found.add(requirement.name)
-    return found
-
-
-def repack(name: str, into: Path) -> None:
-    """Rebuild the wheel of an installed package, so that tests need no network."""
-    package = metadata.distribution(name)
-    tags = [
-        line.removeprefix("Tag: ").split("-") for line in package.read_text("WHEEL").splitlines() if "Tag: " in line
-    ]
-    python, abi, platform = (".".join(dict.fromkeys(column)) for column in zip(*tags, strict=True))
-    wheel = into / f"{name.replace('-', '_')}-{package.version}-{python}-{abi}-{platform}.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for file in package.files:
-            if ".." not in file.parts and file.suffix != ".pyc":
-                archive.write(file.locate(), str(file))
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def test_batches_are_grouped_between_powers_of_two() -> None:
     assert batch_text(Counter({1: 5, 2: 3, 3: 1, 7: 2, 8: 1, 15: 1, 16: 4})) == "1:5 2-3:4 4-7:2 8-15:2 16-31:4"
 
 
-def test_frameworks_have_a_row_or_a_line_that_says_how_to_add_them() -> None:
+def test_frameworks_have_a_row_or_a_line_that_says_how_to_add_them(tmp_path: Path) -> None:
     served = Drive(OUTSIDE.repeat(2, axis=0), np.array([0.001, 0.002, 0.003, 0.004]), 2.0, Counter({2: 2}))
     console = Console(width=110)
     with console.capture() as captured:
@@ -48,10 +48,12 @@ def test_frameworks_have_a_row_or_a_line_that_says_how_to_add_them() -> None:
     assert [row[:3] for row in shown] == [["PyTorch", "pytorch", "0.5000 (0.5000)"]]
     assert shown[0][3:] == ["2", "2.50", "3.97"]
     extras = {"scikit-learn": "trees", "XGBoost": "trees", "TensorFlow": "tensorflow", "OpenVINO": "openvino"}
-    assert missing(["PyTorch"]) == [
-        f"{title} is not installed here. To add it: {short(Path(sys.executable))} -m pip install 'halimede[{extra}]'"
-        for title, extra in extras.items()
-    ]
+    clone = Path(__file__).parents[2]
+    for source, path in ((clone, f"-e '{short(clone)}"), (tmp_path, "'PATH-OF-THE-WHEEL")):
+        assert missing(["PyTorch"], source) == [
+            f"{title} is not installed here. To add it: {short(Path(sys.executable))} -m pip install {path}[{extra}]'"
+            for title, extra in extras.items()
+        ]
 
 
 def test_a_framework_is_installed_if_all_its_packages_are() -> None:

@@ -124,7 +124,7 @@ def frameworks_act(console: Console, server: ServerProcess, export: Export) -> b
                 driven = drive(LIBRARIES["HTTP"], address, address, each.target, images, FRAMEWORK_PASSES, report)
                 measured[each.title] = driven, frameworks.outside(each.export(FOLDER))
     console.print(frameworks_table(measured, digits))
-    for line in missing(measured):
+    for line in missing(measured, Path(__file__).parents[3]):
         console.print(line, markup=False, soft_wrap=True)
     different = {title: disagreements(driven, outside) for title, (driven, outside) in measured.items()}
     for title, count in different.items():
@@ -302,11 +302,15 @@ def frameworks_table(measured: Mapping[str, tuple[Drive, NDArray[np.float32]]], 
     return shown
 
 
-def missing(measured: Collection[str]) -> list[str]:
-    """A line for each framework that is not installed: how to add it to the environment of this Python."""
+def missing(measured: Collection[str], source: Path) -> list[str]:
+    """A line for each framework that is not installed: how to add it to the environment of this Python.
+
+    `source` is the source folder if Halimede runs from it, as `make demo` installs it. From a wheel there is none.
+    """
     pip = f"{short(Path(sys.executable))} -m pip install"
+    path = f"-e '{short(source)}" if (source / "pyproject.toml").is_file() else "'PATH-OF-THE-WHEEL"
     return [
-        f"{each.title} is not installed here. To add it: {pip} 'halimede[{each.extra}]'"
+        f"{each.title} is not installed here. To add it: {pip} {path}[{each.extra}]'"
         for each in frameworks.FRAMEWORKS
         if each.title not in measured
     ]

@@ -232,7 +232,7 @@ def test_a_missing_package_is_an_error_that_names_the_extra():
     done = run_python("-c", code)
     assert done.stdout == (
         "UNSUPPORTED openvino cannot be imported (import of openvino halted; None in sys.modules); "
-        "install halimede[openvino]\n"
+        "install the extra 'openvino': pip install 'PATH[openvino]', where PATH is the source folder or the wheel of Halimede\n"
     )
 
 

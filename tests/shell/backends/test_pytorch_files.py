@@ -201,8 +201,8 @@ def test_a_server_without_torch_names_the_extra():
         "except Exception as error: print(repr(error))\n"
     )
     done = run_python("-c", code)
-    assert done.stdout.startswith("False\n<InferenceError UNSUPPORTED 'torch cannot be imported (")
-    assert "install halimede[torch]" in done.stdout
+    assert done.stdout.startswith('False\n<InferenceError UNSUPPORTED "torch cannot be imported (')
+    assert "install the extra 'torch': pip install 'PATH[torch]'" in done.stdout
 
 
 def test_a_missing_file_is_an_error_that_names_what_is_there(tmp_path):

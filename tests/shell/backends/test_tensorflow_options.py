@@ -208,4 +208,5 @@ def test_missing_tensorflow_is_an_error_that_names_the_extra(tmp_path):
     )
     printed = beside(tmp_path, code)
     assert printed.startswith("UNSUPPORTED tensorflow cannot be imported (No module named 'tensorflow.")
-    assert printed.endswith("install halimede[tensorflow], or tensorflow[and-cuda] for GPUs\n")
+    assert "pip install 'PATH[tensorflow]'" in printed
+    assert printed.endswith("; for GPUs install tensorflow[and-cuda]\n")

@@ -63,12 +63,19 @@ def reachable(message: type, seen: set[type]) -> set[type]:
     return seen
 
 
+ALLOWED = {"runtime": " with another value than model.py"}
+"""How the refusal of a field names the values that are allowed."""
+
+
 def refused(config: ModelConfig) -> list[str]:
     """The paths that are refused; everything else must give no problem."""
     refusals, notes = check_support(config)
     assert notes == ()
     assert list(refusals) == [
-        Problem(f"'{p.path}' is not supported yet, remove it from the model configuration", p.path) for p in refusals
+        Problem(
+            f"'{p.path}' is not supported yet{ALLOWED.get(p.path, '')}, remove it from the model configuration", p.path
+        )
+        for p in refusals
     ]
     return [problem.path for problem in refusals]
 

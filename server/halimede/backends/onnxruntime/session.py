@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from halimede.backends.extras import install_extra
 from halimede.backends.onnxruntime.options import CPU, CUDA, OPENVINO, OnnxOptions, Provider
 from halimede.backends.onnxruntime.threads import ThreadPlan
 from halimede.core.types import DataType, ErrorCode, InferenceError
@@ -50,7 +51,8 @@ def runtime() -> Any:  # Any: onnxruntime has no types
         import onnxruntime  # type: ignore[import-untyped]  # the package has no types
     except ImportError as error:
         raise InferenceError(
-            ErrorCode.UNSUPPORTED, f"onnxruntime cannot be imported ({error}); install halimede[onnx] or halimede[gpu]"
+            ErrorCode.UNSUPPORTED,
+            f"onnxruntime cannot be imported ({error}); {install_extra('onnx')}, or the extra 'gpu'",
         ) from error
     onnxruntime.set_default_logger_severity(ERROR_SEVERITY)
     return onnxruntime

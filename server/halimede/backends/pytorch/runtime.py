@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from halimede.backends.extras import install_extra
 from halimede.backends.pytorch.options import TorchOptions
 from halimede.core.types import DataType, ErrorCode, InferenceError
 
@@ -51,7 +52,7 @@ def runtime() -> Any:  # Any: torch's own types would make mypy read all of torc
         import torch
     except ImportError as error:
         raise InferenceError(
-            ErrorCode.UNSUPPORTED, f"torch cannot be imported ({error}); install halimede[torch]"
+            ErrorCode.UNSUPPORTED, f"torch cannot be imported ({error}); {install_extra('torch')}"
         ) from error
     with warnings.catch_warnings():
         # The warning comes once per process, and then never again: inputs are read-only arrays, and a model that may

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from halimede.backends.extras import install_extra
 from halimede.backends.tensorflow.options import TensorFlowOptions
 from halimede.backends.tensorflow.threads import SessionThreads
 from halimede.core.types import ErrorCode, InferenceError
@@ -70,7 +71,8 @@ def runtime() -> Runtime:
     except ImportError as error:
         raise InferenceError(
             ErrorCode.UNSUPPORTED,
-            f"tensorflow cannot be imported ({error}); install halimede[tensorflow], or tensorflow[and-cuda] for GPUs",
+            f"tensorflow cannot be imported ({error}); {install_extra('tensorflow')}; "
+            "for GPUs install tensorflow[and-cuda]",
         ) from error
 
 

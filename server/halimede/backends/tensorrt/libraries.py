@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from halimede.backends.extras import install_extra
 from halimede.core.types import ErrorCode, InferenceError
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def installed() -> Libraries:
     except (ImportError, OSError) as error:
         raise InferenceError(
             ErrorCode.UNSUPPORTED,
-            f"TensorRT cannot be imported ({error}); install halimede[tensorrt], on a machine with an NVIDIA driver",
+            f"TensorRT cannot be imported ({error}), which needs an NVIDIA driver; {install_extra('tensorrt')}",
         ) from error
     check_version("cuda-bindings", str(cuda.bindings.__version__), OLDEST_CUDA)
     return join(tensorrt, runtime)

@@ -16,6 +16,7 @@ from types import ModuleType
 import numpy as np
 
 from halimede.backends.api import ModelSource
+from halimede.backends.extras import install_extra
 from halimede.backends.read_memory import read_memory, too_much_memory
 from halimede.backends.trees.files import HEAD_SIZE, mismatch
 from halimede.backends.trees.forest import Forest, checked, from_arrays, to_arrays
@@ -72,7 +73,7 @@ def read_file(
                     ) from error
                 return checked(forest, model)
             case 3:
-                raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{model}': {said}; install halimede[trees]")
+                raise InferenceError(ErrorCode.UNSUPPORTED, f"model '{model}': {said}; {install_extra('trees')}")
             case 4:
                 reason = clip(said)
             case 5:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from halimede.backends.extras import install_extra
 from halimede.backends.onnxruntime.session import onnx_error, runtime
 from halimede.backends.onnxruntime.threads import ThreadPlan
 from halimede.backends.trees.forest import Forest
@@ -19,7 +20,7 @@ def open_session(forest: Forest, model: str, threads: ThreadPlan) -> Any:  # Any
         ort = runtime()
     except InferenceError as error:
         raise InferenceError(
-            error.code, f"model '{model}': onnxruntime cannot be imported; install halimede[trees]"
+            error.code, f"model '{model}': onnxruntime cannot be imported; {install_extra('trees')}"
         ) from error
     settings = ort.SessionOptions()
     settings.log_severity_level = FATAL_SEVERITY

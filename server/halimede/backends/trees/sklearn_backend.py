@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from halimede.backends.api import ModelSource, RunContext
 from halimede.backends.cores import available_cores
+from halimede.backends.extras import install_extra
 from halimede.backends.trees.sklearn_options import (
     INPUT,
     LABEL,
@@ -132,7 +133,7 @@ def _load(source: ModelSource) -> Any:
     try:
         joblib = joblib_module()
     except ImportError as error:
-        text = f"model '{source.name}': scikit-learn cannot be imported ({error}); install halimede[trees]"
+        text = f"model '{source.name}': scikit-learn cannot be imported ({error}); {install_extra('trees')}"
         raise InferenceError(ErrorCode.UNSUPPORTED, text) from error
     try:
         with warnings.catch_warnings(record=True) as found:

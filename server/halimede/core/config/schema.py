@@ -161,7 +161,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "name": "The model's name, which must be that of its directory; may be left out.",
         "platform": "The kind of model file, such as `onnxruntime_onnx`; an older way to name the backend.",
         "backend": "The backend that runs the model, such as `onnxruntime`; by default the file's name decides.",
-        "runtime": "A library of the backend to use instead of its default one.",
+        "runtime": "The library or program of the backend; `model.py` for models in Python.",
         "version_policy": "Which versions are served; only the latest if it is left out.",
         "max_batch_size": "The maximum number of rows in a batch; above 0, tensors have a first dimension of rows.",
         "input": "The tensors that the model takes.",

@@ -112,7 +112,7 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
     ModelConfig: {
         **_all(HONOURED, "name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"),
         # Triton shows this for backends that are Python programs; here they always are.
-        "runtime": Support(Treatment.NOT_YET, usual="model.py"),
+        "runtime": Support(Treatment.NOT_YET, " with another value than model.py", usual="model.py"),
         **_all(HONOURED, "batch_input", "batch_output"),
         **_all(HONOURED, "optimization", "dynamic_batching", "sequence_batching", "ensemble_scheduling"),
         **_all(HONOURED, "instance_group", "default_model_filename"),

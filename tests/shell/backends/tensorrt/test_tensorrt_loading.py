@@ -204,7 +204,7 @@ def test_an_engine_that_refuses_zeros_is_loaded_with_a_warning(tmp_path, caplog)
 def test_a_missing_or_old_tensorrt_names_the_extra(tmp_path):
     error = refused(lambda: TensorRtBackend().load(DOUBLES, source(tmp_path, plan(*DOUBLE))))
     assert error.code is ErrorCode.UNSUPPORTED
-    assert "install halimede[tensorrt]" in error.message
+    assert "pip install 'PATH[tensorrt]'" in error.message
 
     class Old:
         __version__ = "8.6.1"

@@ -194,7 +194,8 @@ def test_without_treelite_the_error_names_the_extra(tmp_path, files, monkeypatch
         read_file(files[0] / "model.txt", "lightgbm", SOURCE, allow_unknown_field=False)
     assert caught.value == InferenceError(
         ErrorCode.UNSUPPORTED,
-        "model 'm': treelite cannot be imported (no treelite); install halimede[trees]",
+        "model 'm': treelite cannot be imported (no treelite); "
+        "install the extra 'trees': pip install 'PATH[trees]', where PATH is the source folder or the wheel of Halimede",
     )
 
 
