@@ -403,6 +403,7 @@ def test_parameters_of_a_wrong_type(server: RunningServer, value: dict[str, obje
     "parameters",
     [
         {"triton_x": 1},
+        {"triton_enable_empty_final_response": False},
         {"sequence_start": "x"},
         {"sequence_id": 1.5},
         {"priority": -1},

@@ -34,7 +34,7 @@ from halimede.core.types.tensor import Buffer
 from halimede.core.wire.destinations import ALL_JSON
 from halimede.core.wire.http_request import SMALL_JSON_BYTES
 from halimede.core.wire.http_response import join_chunks, parameters_json
-from halimede.core.wire.json_access import parameter_value
+from halimede.core.wire.json_access import parameter_value, without_mark
 from halimede.core.wire.json_array import pack, pack_steps
 from halimede.core.wire.json_limits import HALF, check_outputs, half_input, half_output
 from halimede.core.wire.json_members import MemberLayout, scan_members_steps
@@ -74,6 +74,7 @@ def decode_generate(view: ModelView, body: Buffer, version: str = "") -> Inferen
 
 def decode_generate_steps(view: ModelView, body: Buffer, version: str = "") -> Steps[InferenceRequest]:
     """As `decode_generate`, in steps of at most about 10 ms each."""
+    body = without_mark(body)
     if len(body) <= SMALL_JSON_BYTES:
         return decode_small(view, body, version)
     return (yield from decode_large_steps(view, body, version))
