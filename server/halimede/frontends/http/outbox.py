@@ -104,6 +104,8 @@ class Outbox:
         """The answer to the request of `head`. It closes the connection if the client or the listener wants that."""
         connection = CLOSE if self._shared.is_leaving else head.connection
         self.state = (NEXT[OutboxEvent.LAST_ANSWER] if connection is CLOSE else _ON_ANSWER)[self.state]
+        if self._shared.cors is not None:
+            fields += self._shared.cors.fields(head)
         size = 0
         for chunk in chunks:
             size += len(chunk)
@@ -129,6 +131,8 @@ class Outbox:
         is_last = self._shared.is_leaving or not head.takes_chunks
         connection = CLOSE if is_last else head.connection
         self.state = NEXT[OutboxEvent.LAST_OPENING if connection is CLOSE else OutboxEvent.OPENING][self.state]
+        if self._shared.cors is not None:
+            fields += self._shared.cors.fields(head)
         return _STREAM_HEAD % (_STATUS_LINES[status], fields, _CHUNKED if head.takes_chunks else b"", connection)
 
     def part(self, head: Head, opening: bytes, part: Sequence[Buffer], *, is_last: bool) -> Sequence[Buffer]:
