@@ -40,8 +40,8 @@ from halimede.runtime.server import Server
 
 _NOT_FOUND = error_json(
     "Not Found: paths begin with /v2, such as GET /v2/health/ready, GET /v2/models/NAME, POST /v2/models/NAME/infer"
-    " and, for the list of models, POST /v2/repository/index. Metrics are at /metrics of another port, 8002 by default. The"
-    " documentation of Halimede begins with docs/pages/quickstart.md."
+    " and, for the list of models, POST /v2/repository/index. Metrics are at /metrics of another port, 8002 by default."
+    " The documentation of Halimede begins with docs/pages/quickstart.md."
 )
 # Halimede's version. The version in the body may be one of Triton's.
 _SERVER = f"Server: halimede/{__version__}\r\n".encode()
