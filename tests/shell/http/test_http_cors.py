@@ -58,6 +58,17 @@ def test_a_page_of_a_named_site_may_read_every_answer(cors: Any) -> None:
         assert allowed(answer) == {"allow-origin": APP, "expose-headers": EXPOSED}
 
 
+def test_a_page_may_read_why_its_body_is_refused(cors: Any) -> None:
+    with cors(APP).connect() as connection:
+        connection.sendall(
+            f"POST {INFER} HTTP/1.1\r\nHost: x\r\nOrigin: {APP}\r\nContent-Length: 9999999\r\n\r\n".encode()
+        )
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert f"\r\nAccess-Control-Allow-Origin: {APP}\r\n".encode() in answer
+    assert b"Use --http-max-input-size" in answer
+
+
 def test_events_may_be_read_too(cors: Any) -> None:
     http = cors(APP)
     answer = http.ask("POST", "/v2/models/echo/generate_stream", b'{"IN":1}', {"Origin": APP})

@@ -114,11 +114,14 @@ class Outbox:
             return (opening,)
         return (b"".join((opening, *chunks)),) if size <= _JOIN_BELOW else _joined(opening, chunks)
 
-    def refusal(self, status: int, message: str) -> Sequence[Buffer]:
-        """The last answer, to a request that is refused."""
+    def refusal(self, head: Head | None, status: int, message: str) -> Sequence[Buffer]:
+        """The last answer, to a request that is refused; `head` is None if it could not be read."""
         self.state = NEXT[OutboxEvent.LAST_ANSWER][self.state]
         body = error_json(message)
-        return (answer_head(status, JSON + RETRY_LATER if status == 503 else JSON, len(body), CLOSE) + body,)
+        fields = JSON + RETRY_LATER if status == 503 else JSON
+        if self._shared.cors is not None and head is not None:
+            fields += self._shared.cors.fields(head)
+        return (answer_head(status, fields, len(body), CLOSE) + body,)
 
     def linger_s(self) -> float:
         """How long a refused client has to read its answer."""
