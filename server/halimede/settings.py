@@ -99,6 +99,8 @@ class Settings:
     http_max_input_size: int = 64 << 20
     http_header_forward_pattern: re.Pattern[str] | None = None
     http_restricted_api: "Restrictions" = field(default_factory=dict)
+    http_cors_origin: tuple[str, ...] = ()
+    """The sites whose pages may call the server from a browser; `*` for all, without control calls."""
 
     allow_grpc: bool = True
     grpc_address: str = "0.0.0.0"

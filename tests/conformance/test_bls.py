@@ -55,14 +55,14 @@ plain = ask("called", row(1)).exec()
 start, end = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
 memory = pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 0)
 ask("called", row(1), outputs=[], request_id="r", correlation_id="seq", flags=start | end, timeout=15, trace=request.trace(),
-    preferred_memory=memory, model_version=1, parameters={"a": 1, "b": "x", "c": True, "d": 0.5}).exec()
+    preferred_memory=memory, model_version=1, parameters={"a": 1, "b": "x", "c": True}).exec()
 ask("called", row(1), correlation_id=7, flags=end).exec()
 return plain.parameters(), plain.output_tensors()[0].is_cpu()
 """
     assert run(server, code) == ('{"rows":3}', True)
     assert [ast.literal_eval(line) for line in stage.notes("called")] == [
         ["", 0, 0, 0, {}, ["OUT"]],
-        ["r", "seq", 3, 15, {"a": 1, "b": "x", "c": True, "d": 0.5}, ["OUT"]],
+        ["r", "seq", 3, 15, {"a": 1, "b": "x", "c": True}, ["OUT"]],
         ["", 7, 2, 0, {}, ["OUT"]],
     ]
 

@@ -19,6 +19,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from halimede import __version__
+from halimede.commands.flags import TRITON_VERSION
 from support.background import in_background
 from support.calls import ONES, executing, metric
 from support.forked import run_python
@@ -93,7 +94,7 @@ def test_the_command_tritonserver_reports_a_version_of_triton(tmp_path: Path, re
     command = [str(Path(sys.executable).parent / "tritonserver"), f"--model-repository={repository}", *LOOPBACK]
     server = start_command(tmp_path, command)
     try:
-        assert versions(server) == {"2.51.0"}
+        assert versions(server) == {TRITON_VERSION}
         assert server.get("/v2").headers["server"] == f"halimede/{__version__}"
         version = rf"\| halimede_version +\| {re.escape(__version__)} "
         wait_until(lambda: re.search(version, server.log), "the table of options", server)

@@ -14,7 +14,7 @@ from support.background import in_background
 from support.calls import index, load, unload
 from support.latency import median_ms
 from support.models import add_identity, add_onnx_identity, add_simple, add_simple_string, write_config
-from support.served import BATCHING, ECHO, HEAD, Stage, add_python, body, infer, parameter, workers
+from support.served import BATCHING, ECHO, HEAD, Stage, add_python, body, infer, notes_file, parameter, workers
 from support.server import RunningServer, Start, wait_until
 from support.virtual_environment import make_environment
 
@@ -229,9 +229,23 @@ def initialize(self, args):
 """
 
 
+def test_metrics_show_an_update_before_execute_returns(stage: Stage) -> None:
+    server, notes = stage.server, notes_file(stage.repository, "busy")
+    hold = "self.seen.increment(1)\nnote('counted')\nwhile os.path.exists(NOTES): time.sleep(0.01)\n"
+    stage.deploy("busy", hold + ECHO, methods=METRICS)
+    call = in_background(lambda: infer(server, "busy"))
+    wait_until(lambda: stage.notes("busy") == ["counted"], "the update", server)
+    try:
+        assert samples(server, "requests_seen") == {'{who="metrics"}': 1}
+        assert not call.done()
+    finally:
+        notes.unlink()
+    assert call.result(30)[0] == 200
+
+
 def test_metrics_of_a_model_are_summed_over_instances_and_outlive_a_worker(stage: Stage) -> None:
     server = stage.server
-    note_instance = "note(os.getpid())\nself.seen.increment(len(requests))\ntime.sleep(0.05)\n"
+    note_instance = "self.seen.increment(len(requests))\nnote(os.getpid())\ntime.sleep(0.05)\n"
     stage.deploy("metrics", note_instance + ECHO, methods=METRICS, count=2)
     assert samples(server, "requests_seen") == {'{who="metrics"}': 0}
     calls = [in_background(lambda: infer(server, "metrics")) for _ in range(8)]

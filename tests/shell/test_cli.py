@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from halimede import __version__
-from halimede.commands.flags import all_flags
+from halimede.commands.flags import TRITON_VERSION, all_flags
 from halimede.commands.serve import serve
 from support.forked import run_python
 from support.models import add_identity
@@ -37,13 +37,14 @@ def test_an_interpreter_runs_the_command() -> None:
     assert printed == f"halimede {__version__}\n"
 
 
-def test_commands_print_their_version() -> None:
-    for done, name in (
-        (halimede("--version"), "halimede"),
-        (halimede("serve", "--version"), "halimede"),
-        (tritonserver("--version"), "tritonserver"),
+def test_commands_print_the_version_that_clients_see() -> None:
+    for done, printed in (
+        (halimede("--version"), f"halimede {__version__}"),
+        (halimede("serve", "--version"), f"halimede {__version__}"),
+        (tritonserver("--version"), f"tritonserver {TRITON_VERSION} (halimede {__version__})"),
+        (tritonserver("--version", "--server-version=2.60.1"), f"tritonserver 2.60.1 (halimede {__version__})"),
     ):
-        assert (done.returncode, done.stdout, done.stderr) == (0, f"{name} {__version__}\n", "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{printed}\n", "")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])

@@ -47,7 +47,7 @@ NOT_YET = """
 OURS = (
     "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs "
     "--grpc-message-timeout-secs --log-access --server-version --process-per-device --allow-pickle --frontend-processes "
-    "--trusted-proxies --hang-timeout-secs --max-sequence-state-size --max-sequence-id-size"
+    "--http-cors-origin --trusted-proxies --hang-timeout-secs --max-sequence-state-size --max-sequence-id-size"
 )
 
 
@@ -95,6 +95,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--http-max-input-size=1024": ("http_max_input_size", 1024),
     "--http-header-forward-pattern=x-.*": ("http_header_forward_pattern", re.compile("x-.*", re.IGNORECASE)),
     "--http-restricted-api=health:Key=open=sesame: 1": ("http_restricted_api", {ApiCategory.HEALTH: SECRET}),
+    "--http-cors-origin=https://App.example:443": ("http_cors_origin", ("https://app.example",)),
     "--allow-grpc=false": ("allow_grpc", False),
     "--grpc-address=::1": ("grpc_address", "::1"),
     "--grpc-port=2": ("grpc_port", 2),
@@ -448,4 +449,21 @@ def test_a_compute_capability_may_go_without_its_minor_number() -> None:
     ).min_supported_compute_capability == (
         9,
         0,
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", ["app.example", "https://app.example/", "https://*.example", "https://a:b", "null", ""]
+)
+def test_an_origin_is_exactly_what_a_browser_sends(wrong: str) -> None:
+    text = complaint("--model-repository=.", f"--http-cors-origin={wrong}")
+    assert f"Got {wrong}; expected <scheme>://<host>[:<port>] without a path, or *" in text
+
+
+def test_sites_for_cors_are_collected_in_lower_case() -> None:
+    origins = ("http://LOCALHOST:3000", "http://a:80", "https://a:80", "http://[::1]:8080", "app://x", "*")
+    given = settings("--model-repository=.", *(f"--http-cors-origin={each}" for each in origins))
+    assert given.http_cors_origin == (
+        *("http://localhost:3000", "http://a", "https://a:80", "http://[::1]:8080"),
+        *("app://x", "*"),
     )

@@ -66,6 +66,7 @@ class PlayedProcess:
     stopped: bool = False
     says_ready: bool = True
     is_slow: bool = False
+    times_out: bool = False
 
     @property
     def name(self) -> str:
@@ -99,6 +100,8 @@ class PlayedProcess:
     async def is_ready(self) -> bool:
         if self.is_slow:
             await asyncio.sleep(3600)
+        if self.times_out:
+            raise InferenceError(ErrorCode.UNAVAILABLE, "no answer")
         return self.says_ready
 
     async def stop(self) -> None:

@@ -25,6 +25,7 @@ from halimede.commands.readers import (
     read_log_file,
     read_milliseconds,
     read_networks,
+    read_origin,
     read_repository,
     read_text,
     read_verbosity,
@@ -97,6 +98,7 @@ LOG_FORMAT = FlagKind("FORMAT", choice_reader(list(LogFormat)))
 ACCESS = FlagKind("LEVEL", choice_reader(list(AccessLevel)))
 COMPRESSION = FlagKind("LEVEL", choice_reader(list(CompressionLevel)))
 BACKEND_OPTION = FlagKind("[BACKEND,]KEY=VALUE", read_backend_option)
+ORIGIN = FlagKind("ORIGIN|*", read_origin)
 HTTP_RESTRICTION = FlagKind("API[,API]...:KEY=VALUE", read_http_restriction)
 GRPC_RESTRICTION = FlagKind("API[,API]...:KEY=VALUE", read_grpc_restriction)
 METRICS_SETTING = FlagKind(

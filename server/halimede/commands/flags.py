@@ -43,6 +43,7 @@ from halimede.commands.flag_kinds import (
     MILLISECONDS,
     MILLISECONDS_OR_NONE,
     NETWORKS,
+    ORIGIN,
     PATTERN,
     PORT,
     PORT_RANGE,
@@ -111,16 +112,7 @@ def _not_yet(name: str, kind: FlagKind, text: str, why: str, *, off: str = "", r
     def treat(value: object) -> FlagTreatment:
         return FlagTreatment.HONOURED if off and value == taken else FlagTreatment.NOT_YET
 
-    return Flag(
-        (name,),
-        kind,
-        text,
-        default=off,
-        treatment=FlagTreatment.NOT_YET,
-        why=why,
-        treat=treat,
-        repeatable=repeatable,
-    )
+    return Flag((name,), kind, text, off, FlagTreatment.NOT_YET, why, treat=treat, repeatable=repeatable)
 
 
 def _treat_control_mode(mode: Enum) -> FlagTreatment:
@@ -303,6 +295,9 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "model-repository, statistics, trace, logging.",
             combine=merge_restrictions,
             is_secret=True,
+        ),
+        _repeatable(
+            "--http-cors-origin", ORIGIN, "A site whose pages may call the server from a browser; * for all, to infer."
         ),
         _no_effect("--http-thread-count", COUNT, "Threads that serve HTTP.", _ONE_LOOP),
     ),

@@ -38,6 +38,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _CACHE_SETTING = re.compile(r"[^,=]+,[^,=]+=.*", re.DOTALL)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _METADATA_KEY = re.compile(r"[0-9A-Za-z_.-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
@@ -238,6 +239,17 @@ def read_header_pattern(text: str) -> re.Pattern[str] | None:
     from halimede.core.wire.forwarding import compile_pattern
 
     return compile_pattern(text) if text else None
+
+
+def read_origin(text: str) -> str:
+    """The origin of a site as browsers send it, in lower case and without the scheme's own port, or `*`."""
+    origin = text.lower()
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        raise ValueError(f"Invalid option value. Got {text}; expected <scheme>://<host>[:<port>] without a path, or *")
+    for scheme, port in (("http://", ":80"), ("https://", ":443")):
+        if origin.startswith(scheme):
+            return origin.removesuffix(port)
+    return origin
 
 
 @dataclass(frozen=True, slots=True)

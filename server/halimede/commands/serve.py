@@ -34,10 +34,13 @@ class ServeCommand(click.Command):
         if HELP in given.values:
             click.echo(self.get_help(ctx))
             ctx.exit()
-        if VERSION in given.values:
-            click.echo(f"{ctx.find_root().info_name} {__version__}")
-            ctx.exit()
         version = TRITON_VERSION if ctx.info_name == "tritonserver" else __version__
+        if VERSION in given.values:
+            # The one that clients see.
+            reported = given.values.get(BY_NAME["--server-version"], [version])[-1]
+            own = "" if reported == __version__ else f" (halimede {__version__})"
+            click.echo(f"{ctx.find_root().info_name} {reported}{own}")
+            ctx.exit()
         settings, problems = assemble(given, os.environ, server_version=version)
         if problems:
             raise click.UsageError("\nError: ".join(problems), ctx)

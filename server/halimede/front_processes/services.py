@@ -46,6 +46,7 @@ def make_http(
         log=log.error,
         restricted=settings.http_restricted_api,
         forward=settings.http_header_forward_pattern,
+        cors_origins=settings.http_cors_origin,
         port_limits=PortLimits().within(memory),
         totals=totals,
         memory=memory,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from halimede.core.schedule.actions import Slot
 from halimede.core.supervise import Recovery, health_of
+from halimede.core.types import InferenceError
 from halimede.core.types.server import WorkerHealth
 from halimede.runtime.clock import monotonic_ns
 from halimede.workers.worker import Worker, WorkerDown
@@ -81,20 +82,29 @@ class Instances:
         return downs[-1].reason
 
     async def is_ready(self) -> bool:
-        """Whether an instance is up and its model, if it implements readiness, reports that it is ready."""
+        """Whether an instance is up and its model, if it implements readiness, reports that it is ready.
+
+        UNAVAILABLE if no instance is ready and one does not report it in time.
+        """
         up = list(self._up())
         if not up:
             return not self.workers
         # All are asked in parallel, and one positive answer is enough: a busy instance may answer late.
         loop = asyncio.get_running_loop()
         asked = [loop.create_task(worker.is_ready()) for worker in up]
+        failure: InferenceError | None = None
         try:
             for answer in asyncio.as_completed(asked):
-                if await answer:
-                    return True
+                try:
+                    if await answer:
+                        return True
+                except InferenceError as error:
+                    failure = error
         finally:
             for task in asked:
                 task.cancel()
+        if failure is not None:
+            raise failure
         return False
 
     async def stop(self) -> None:

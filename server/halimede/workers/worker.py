@@ -143,7 +143,10 @@ class Worker(Protocol):
         """The client has received `responses` more answers of the request; a model that waits for this may continue."""
 
     async def is_ready(self) -> bool:
-        """Whether the worker runs and, if its model implements `is_ready`, the model reports ready within 5 s."""
+        """Whether the worker runs and, if its model implements `is_ready`, the model reports ready.
+
+        UNAVAILABLE if the model does not report it within 5 s.
+        """
 
     async def stop(self) -> None:
         """Wait for the running batches, close the instance, end the thread or process. Called once."""

@@ -81,7 +81,7 @@ def test_large_parts_are_not_copied() -> None:
 
 def test_a_refusal_is_the_last_answer_and_has_retry_after() -> None:
     outbox, shared = make(Limits(linger_s=5.0))
-    (answer,) = outbox.refusal(503, "no room")
+    (answer,) = outbox.refusal(None, 503, "no room")
     assert b"\r\nRetry-After: 1\r\n" in bytes(answer)
     assert bytes(answer).endswith(CLOSE + b"\r\n" + b'{"error":"no room"}')
     assert (outbox.state, outbox.linger_s()) == (OutboxState.ENDED, 5.0)

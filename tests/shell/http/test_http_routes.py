@@ -109,8 +109,11 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def test_unknown_paths_and_wrong_methods(http: Any) -> None:
-    assert answer(http, "GET", "/v2/") == (404, JSON, {"error": "Not Found"})
-    assert answer(http, "GET", "/metrics") == (404, JSON, {"error": "Not Found"})
+    for path in ("/", "/docs", "/v2/", "/v2/models", "/metrics"):
+        status, media, body = answer(http, "GET", path)
+        assert (status, media, list(body)) == (404, JSON, ["error"])
+        assert body["error"].startswith("Not Found: paths begin with /v2, such as GET /v2/health/ready")
+        assert "docs/pages/quickstart.md" in body["error"]
     for method, path, allow in [
         ("GET", "/v2/models/echo/infer", "GET"),
         ("POST", "/v2", "POST"),

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from halimede.core.config.model_config import ModelQueuePolicy
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.server import WorkerHealth
@@ -241,6 +243,9 @@ def test_a_model_is_ready_when_one_of_its_instances_is_ready() -> None:
         assert not await bench.pump.is_ready()
         bench.workers[0].says_ready = True
         assert await bench.pump.is_ready()
+        bench.workers[0].times_out = True
+        with pytest.raises(InferenceError, match="no answer"):
+            await bench.pump.is_ready()
         bench.workers[0].die()
         assert not await bench.pump.is_ready()
 

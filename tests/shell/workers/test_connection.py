@@ -189,7 +189,7 @@ def test_threads_may_drop_inputs_at_any_time():
                     drop.acquire(timeout=0.1)
                     if kept:
                         kept.pop()
-                    worker.host.flush()
+                    worker.host.give_back()
 
             threads = [threading.Thread(target=let_go) for _ in range(3)]
             for thread in threads:
@@ -205,7 +205,7 @@ def test_threads_may_drop_inputs_at_any_time():
                 for thread in threads:
                     await asyncio.to_thread(thread.join)
             kept.clear()
-            worker.host.flush()
+            worker.host.give_back()
 
     asyncio.run(main())
 

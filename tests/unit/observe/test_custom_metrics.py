@@ -153,15 +153,18 @@ def test_ids_are_valid_only_for_their_owner():
     assert refusal(lambda: custom.delete_family(B, family))[0] is ErrorCode.INVALID_ARG
 
 
-def test_a_family_has_one_kind_and_the_latest_description():
+def test_a_family_has_one_kind_and_the_first_description():
     custom = CustomMetrics()
-    custom.new_family(A, "f", "old", "GAUGE")
+    first = custom.new_family(A, "f", "old", "GAUGE")
     assert refusal(lambda: custom.new_family(B, "f", "old", "COUNTER")) == (
         ErrorCode.INVALID_ARG,
         "Family name already exists with different type: 'f' is a GAUGE, declared by a model that is loaded",
     )
-    custom.new_family(B, "f", "new", "GAUGE")
-    assert page(custom).startswith("# HELP f new\n")
+    custom.new_family(A, "f", "new", "GAUGE")
+    custom.delete_family(A, first)
+    custom.new_family(B, "f", "newer", "GAUGE")
+    custom.forget(A)
+    assert page(custom).startswith("# HELP f old\n")
 
 
 @pytest.mark.parametrize("name", ["", "1a", "a-b", "a b", "é", "a\n", "a" * 257, "a{x=1}"])

@@ -79,6 +79,14 @@ def test_top_classes_of_many_equal_the_full_sort(values: list[int], k: int) -> N
     assert classes(scores(values, DataType.INT8), k, batched=False) == [f"{values[index]}:{index}" for index in best]
 
 
+def test_an_output_that_is_too_large_is_not_classified() -> None:
+    largest = scores(np.zeros((2, 500_000)), DataType.INT8)
+    assert classes(largest, 1) == [["0:0"], ["0:0"]]
+    with pytest.raises(InferenceError) as caught:
+        classify(scores(np.zeros((1, 1_000_001)), DataType.INT8), 1, (), batched=True)
+    assert caught.value == InferenceError(ErrorCode.INVALID_ARG, "classification output tensor too large")
+
+
 def test_empty_tensors_have_no_classes() -> None:
     assert classify(scores(np.zeros((0, 4))), 2, (), batched=True) == Tensor("y", DataType.BYTES, (0, 0), b"")
     assert classify(scores(np.zeros((2, 0))), 2, (), batched=True) == Tensor("y", DataType.BYTES, (2, 0), b"")

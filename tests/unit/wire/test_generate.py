@@ -112,8 +112,8 @@ def test_every_other_member_is_a_parameter_as_are_the_nested_ones() -> None:
     assert request.id == "i"
     assert request.parameters == {"a": 1, "b": "x", "id": "other", "timeout": "soon"}
     assert [(tensor.name, tensor.array().tolist()) for tensor in request.inputs] == [("FP32", [2.0])]
-    # As in Triton no name has a meaning of its own: they are the model's to read.
-    request = decode({"sequence_id": 7, "priority": -1, "timeout": 1, "triton_x": True, "binary_data_output": True})
+    # As in Triton these names have no meaning of their own: they are the model's to read.
+    request = decode({"sequence_id": 7, "priority": -1, "timeout": 1, "tritonx": True, "binary_data_output": True})
     assert (request.sequence_id, request.priority, request.timeout_us) == (0, 0, 0)
     assert len(request.parameters) == 5
 
@@ -139,6 +139,9 @@ def test_nan_and_infinity_tokens_are_float_values() -> None:
 
 
 NO_KIND = "Unable to parse 'data': attempt to access JSON non-{0} as {0}"
+
+
+RESERVED = "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
 
 
 @pytest.mark.parametrize(
@@ -171,6 +174,8 @@ NO_KIND = "Unable to parse 'data': attempt to access JSON non-{0} as {0}"
             "parameter 'a' has invalid type. It should be either 'int', 'bool', or 'string'. The inputs of model 'm' are"
             f" {', '.join(repr(each.name) for each in ALL.config.input)}.",
         ),
+        ({"triton_a": None}, RESERVED),
+        ({"parameters": {"triton_a": True}}, f"Converting keyword: 'parameters': {RESERVED}"),
         ({"a": None}, "parameter 'a' has invalid type. It should be either 'int', 'bool', or 'string'."),
         (
             {"parameters": {"a": {}}},

@@ -114,14 +114,22 @@ SOURCES = (
         (asking(tensor(datatype="INVALID")), "invalid datatype for input x"),
         (asking(tensor(shape=...)), missing("shape")),
         (asking(tensor(shape="2")), wrong("shape", "array")),
-        (asking(tensor(shape=[-1])), wrong("shape", "unsigned-integer")),
+        (
+            asking(tensor(shape=[2, -1])),
+            "invalid shape for input 'x': shape [2,-1] contains one or more invalid dimensions",
+        ),
         (asking(tensor(shape=[2.0])), wrong("shape", "unsigned-integer")),
         (asking(tensor(shape=[True])), wrong("shape", "unsigned-integer")),
         (asking(tensor(shape=[[2]])), wrong("shape", "unsigned-integer")),
         (asking(tensor(shape=[2**64])), wrong("shape", "unsigned-integer")),
         (
-            asking(tensor(shape=[2**63])),
-            "input 'x' has too many elements for model 'm', got shape [9223372036854775808], a tensor has at most"
+            asking(tensor(shape=[2**32, 2**31])),
+            "invalid shape for input 'x': shape [4294967296,2147483648] causes total element count to exceed maximum"
+            " size of 9223372036854775807",
+        ),
+        (
+            asking(tensor(shape=[2**62])),
+            "input 'x' has too many elements for model 'm', got shape [4611686018427387904], a tensor has at most"
             " 9223372036854775807 bytes",
         ),
         (asking(tensor(shape=[2**40])), "Unable to parse 'data': Shape does not match true shape of 'data' field"),
@@ -159,7 +167,11 @@ SOURCES = (
         (asking(parameters={"timeout": True}), wrong("timeout", "unsigned-integer")),
         (asking(parameters={"binary_data_output": 1}), wrong("binary_data_output", "boolean")),
         (
-            asking(parameters={"triton_x": 1}),
+            asking(parameters={"triton_x": None}),
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+        ),
+        (
+            asking(parameters={"triton_enable_empty_final_response": "yes"}),
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
         ),
         (asking(parameters={"a": 2**63}), "parameter 'a' is out of range. It should be at most 9223372036854775807."),
@@ -173,7 +185,7 @@ SOURCES = (
             wrong("classification", "unsigned-integer"),
         ),
         (
-            asking(outputs=[{"name": "y", "parameters": {"shared_memory_region": "r", "binary_data": False}}]),
+            asking(outputs=[{"name": "y", "parameters": {"shared_memory_region": "r", "binary_data": True}}]),
             "Output can't set both 'shared_memory_region' and 'binary_data'",
         ),
         (

@@ -69,6 +69,11 @@ def test_both_codecs_refuse_a_slice_in_the_same_words(kind: str) -> None:
         assert over_grpc(kind, parameters) == expected
 
 
+def test_an_output_in_a_region_may_say_that_it_is_neither_binary_nor_classes() -> None:
+    plain = over_http("output", {REGION: "r"})
+    assert over_http("output", {REGION: "r", "binary_data": False, "classification": 0}) == plain
+
+
 @pytest.mark.parametrize("kind", ["input", "output"])
 @pytest.mark.parametrize(
     ("key", "value", "expected"),

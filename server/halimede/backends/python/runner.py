@@ -144,10 +144,14 @@ class PythonRunner:
                 self._report_released()
 
     async def is_ready(self) -> bool:
-        """The model's `is_ready`; False if it raises."""
+        """The model's `is_ready`; False if it raises or returns no bool."""
         try:
             ready = self._model.is_ready()
-            return bool(await ready if inspect.isawaitable(ready) else ready)
+            if inspect.isawaitable(ready):
+                ready = await ready
+            if isinstance(ready, bool):
+                return ready
+            raise TypeError("is_ready() must return a boolean value")
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001  a model may raise what it likes

@@ -116,7 +116,7 @@ class CustomMetrics:
         return f"<CustomMetrics families={len(self._families)} series={self._size} owners={len(self._owners)}>"
 
     def new_family(self, owner: str, name: str, description: str, kind: str) -> int:
-        """Declare a family; returns the owner's id for it. If descriptions differ the latest is shown."""
+        """Declare a family; returns the owner's id for it. If descriptions differ the first one is shown."""
         _check_family(name, description, kind)
         mine = self._owners.get(owner) or _Owner()
         family = self._families.get(name)
@@ -128,13 +128,11 @@ class CustomMetrics:
         if name in mine.family_ids:
             family_id = mine.family_ids[name]
             mine.families[family_id].holds += 1
-            mine.families[family_id].family.description = description
             return family_id
         if len(mine.families) >= MAX_FAMILIES_OF_OWNER:
             raise _too_many(f"a model may have {MAX_FAMILIES_OF_OWNER} metric families")
         if family is None:
-            family = self._add_family(name, kind)
-        family.description = description
+            family = self._add_family(name, kind, description)
         family.owners += 1
         family_id = next(self._ids)
         mine.families[family_id] = _HeldFamily(family)
@@ -274,7 +272,7 @@ class CustomMetrics:
                 yield
         return parts
 
-    def _add_family(self, name: str, kind: str) -> _Family:
+    def _add_family(self, name: str, kind: str, description: str) -> _Family:
         for each in sample_names(name, kind):
             if each.startswith(OWN_PREFIX) or each in PAGE_NAMES:
                 raise _invalid(f"Family name already exists: '{name}' is a name of the server's own metrics")
@@ -285,7 +283,7 @@ class CustomMetrics:
         if len(self._families) >= MAX_FAMILIES:
             raise _too_many(f"all models together may have {MAX_FAMILIES} metric families")
         self._sample_names |= dict.fromkeys(sample_names(name, kind), name)
-        self._families[name] = _Family(name, kind, "")
+        self._families[name] = _Family(name, kind, description)
         return self._families[name]
 
     def _drop_family(self, mine: _Owner, family_id: int) -> None:

@@ -1,6 +1,7 @@
 """The classification extension: an output's best classes as strings, `<value>:<index>[:<label>]`."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ def check_classifiable(name: str, datatype: DataType) -> None:
         )
 
 
+MAX_ELEMENTS = 1_000_000
+"""Maximum elements of an output that is classified, as in Triton."""
+
 TEXTS_PER_STEP = 4096
 
 
@@ -37,9 +41,11 @@ def classify_steps(tensor: Tensor, k: int, labels: Sequence[str], batched: bool)
 
     `batched` means that the first dimension counts rows; the other dimensions belong to one row. Equal values keep the
     order of their indices and NaN comes last. A label that is missing or empty is left out. A step makes at most
-    TEXTS_PER_STEP texts.
+    TEXTS_PER_STEP texts. INVALID_ARG for a tensor of more than MAX_ELEMENTS elements.
     """
     check_classifiable(tensor.name, tensor.datatype)
+    if prod(tensor.shape) > MAX_ELEMENTS:
+        raise InferenceError(ErrorCode.INVALID_ARG, "classification output tensor too large")
     values = tensor.array()
     batch = tensor.shape[0] if batched and tensor.shape else 1
     rows = values.reshape(batch, values.size // batch if batch else 0)

@@ -2,9 +2,9 @@
 
 A member with the name of an input is that input: a value, or a list of values. Its datatype and shape are those of the
 configuration; variable dimensions follow from the number of values. Every other member is a parameter of the request;
-members of the object `parameters` count as if they were top-level members, and `id` is the request's id. No name is
-reserved: the model reads `priority` or `timeout` itself, as in Triton, whose error texts these are. If an object
-repeats a name its first value counts, but a repeated input is an error.
+members of the object `parameters` count as if they were top-level members, and `id` is the request's id. Only names
+that begin with `triton_` are reserved: the model reads `priority` or `timeout` itself, as in Triton, whose error texts
+these are. If an object repeats a name its first value counts, but a repeated input is an error.
 
 A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in steps.
 """
@@ -32,9 +32,10 @@ from halimede.core.types.error import clip
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.destinations import ALL_JSON
-from halimede.core.wire.http_request import SMALL_JSON_BYTES
+from halimede.core.wire.forwarding import RESERVED_PREFIX
+from halimede.core.wire.http_request import SMALL_JSON_BYTES, reserved_parameter
 from halimede.core.wire.http_response import join_chunks, parameters_json
-from halimede.core.wire.json_access import parameter_value
+from halimede.core.wire.json_access import parameter_value, without_mark
 from halimede.core.wire.json_array import pack, pack_steps
 from halimede.core.wire.json_limits import HALF, check_outputs, half_input, half_output
 from halimede.core.wire.json_members import MemberLayout, scan_members_steps
@@ -74,6 +75,7 @@ def decode_generate(view: ModelView, body: Buffer, version: str = "") -> Inferen
 
 def decode_generate_steps(view: ModelView, body: Buffer, version: str = "") -> Steps[InferenceRequest]:
     """As `decode_generate`, in steps of at most about 10 ms each."""
+    body = without_mark(body)
     if len(body) <= SMALL_JSON_BYTES:
         return decode_small(view, body, version)
     return (yield from decode_large_steps(view, body, version))
@@ -304,6 +306,8 @@ class _Reader:
     def member_steps(self, key: str, value: Any) -> Steps[None]:
         declared = self.inputs.get(key)
         if declared is None:
+            if key.startswith(RESERVED_PREFIX):
+                raise reserved_parameter()
             self.request.parameters[key] = self._parameter(key, self.source.plain(value))
             return
         if declared.data_type in HALF:

@@ -24,6 +24,7 @@ from halimede.core.types import (
 )
 from halimede.core.types.error import clip
 from halimede.core.types.statistics import Duration, ModelStatistics, ResponseStatistics
+from halimede.core.wire.json_access import without_mark
 
 
 def metadata_json(metadata: ServerMetadata) -> bytes:
@@ -207,6 +208,7 @@ def _parameters(body: Buffer) -> dict[str, Any]:
 
 def _document(body: Buffer) -> dict[str, Any]:
     """The members of a body; an empty body has none."""
+    body = without_mark(body)
     if not len(body):
         return {}
     try:

@@ -27,9 +27,10 @@ from halimede.core.wire.json_access import (
     missing,
     object_member,
     parameter_value,
+    shape_member,
     text_member,
     unsigned_member,
-    wrong_type,
+    without_mark,
 )
 from halimede.core.wire.json_array import pack, pack_steps
 from halimede.core.wire.json_limits import HALF, check_outputs, half_input
@@ -195,9 +196,9 @@ def decode_infer_steps(
 
 def _split(body: Buffer, header_length: int | None) -> tuple[Buffer, memoryview | None]:
     if header_length is None:
-        return body, None
+        return without_mark(body), None
     whole = memoryview(body)
-    return whole[:header_length], whole[header_length:]
+    return without_mark(whole[:header_length]), whole[header_length:]
 
 
 def decode_small(view: ModelView, text: Buffer, tail: memoryview | None, version: str) -> DecodedInfer:
@@ -351,7 +352,9 @@ def _read_parameters(request: InferenceRequest, parameters: dict[str, Any]) -> b
             case "binary_data_output":
                 binary = flag_member(parameters, key)
             case _:  # EMPTY_FINAL
-                request.parameters[key] = flag_member(parameters, key)
+                if type(value) is not bool:
+                    raise reserved_parameter()
+                request.parameters[key] = value
     return binary
 
 
@@ -391,8 +394,9 @@ def _read_destination(name: str, parameters: dict[str, Any]) -> Destination:
     classes = unsigned_member(parameters, "classification") if "classification" in parameters else 0
     binary = flag_member(parameters, "binary_data") if "binary_data" in parameters else False
     if REGION in parameters:
-        for other in ("classification", "binary_data"):
-            if other in parameters:
+        # Clients also send the values that mean neither.
+        for other, is_set in (("classification", classes), ("binary_data", binary)):
+            if is_set:
                 raise invalid(f"Output can't set both '{REGION}' and '{other}'")
         return read_region("output", name, parameters)
     if classes:
@@ -410,10 +414,7 @@ def _read_input(item: Any, has_header: bool) -> tuple[str, DataType, tuple[int, 
     datatype = FROM_WIRE.get(text_member(item, "datatype"))
     if datatype is None:
         raise invalid(f"invalid datatype for input {clip(name)}")
-    shape = tuple(array_member(item, "shape"))
-    for dim in shape:
-        if type(dim) is not int or dim < 0:
-            raise wrong_type("shape", "unsigned-integer")
+    shape = shape_member(item, name)
     parameters = object_member(item, "parameters") if "parameters" in item else {}
     if "binary_data_size" in parameters and "data" not in item and REGION not in parameters:
         if not has_header:

@@ -2,8 +2,17 @@
 
 from typing import Any
 
-from halimede.core.types import ErrorCode, InferenceError, ParameterValue
+from halimede.core.types import Buffer, ErrorCode, InferenceError, ParameterValue
 from halimede.core.types.error import clip
+from halimede.core.wire.raw_tensor import shape_text
+
+_MAX_ELEMENTS = 2**63 - 1
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def without_mark(text: Buffer) -> Buffer:
+    """The JSON text without the byte order mark of UTF-8, which C# and PowerShell may write in front of it."""
+    return memoryview(text)[3:] if text[:3] == _BYTE_ORDER_MARK else text
 
 
 def invalid(message: str) -> InferenceError:
@@ -39,6 +48,28 @@ def array_member(item: dict[str, Any], key: str) -> list[Any]:
     if type(value) is not list:
         raise wrong_type(key, "array")
     return value
+
+
+def shape_member(item: dict[str, Any], input_name: str) -> tuple[int, ...]:
+    """The array of dimensions at `shape`; INVALID_ARG for a negative one, or if the tensor has too many elements."""
+    shape = tuple(array_member(item, "shape"))
+    count = 1
+    for dim in shape:
+        if type(dim) is not int:
+            raise wrong_type("shape", "unsigned-integer")
+        if dim < 0:
+            raise _invalid_shape(input_name, shape, "contains one or more invalid dimensions")
+        # A dimension of zero counts as one: numpy refuses other huge dimensions beside it, too.
+        count *= dim or 1
+        # The product of a hostile shape may be a huge number, so multiplication stops at the limit.
+        if count > _MAX_ELEMENTS:
+            fault = f"causes total element count to exceed maximum size of {_MAX_ELEMENTS}"
+            raise _invalid_shape(input_name, shape, fault)
+    return shape
+
+
+def _invalid_shape(input_name: str, shape: tuple[int, ...], fault: str) -> InferenceError:
+    return invalid(f"invalid shape for input '{clip(input_name)}': shape {shape_text(shape)} {fault}")
 
 
 def object_member(item: dict[str, Any], key: str) -> dict[str, Any]:

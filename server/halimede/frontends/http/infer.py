@@ -34,6 +34,7 @@ from halimede.frontends.http.sse import EventCall
 from halimede.frontends.steps import StepQueue, Steps
 from halimede.runtime.server import Server
 
+_NO_CODING = ("", IDENTITY)
 _SUPPORTED_CODINGS = b"Accept-Encoding: gzip, deflate\r\n"
 
 
@@ -76,7 +77,7 @@ class InferHandler:
             infer = self._stream if streams else self._infer
             length = headers.get(b"inference-header-content-length")
             coding = headers.get(b"content-encoding")
-            if coding is not None and (name := coding.strip().lower().decode("latin-1")) != IDENTITY:
+            if coding is not None and (name := coding.strip().lower().decode("latin-1")) not in _NO_CODING:
                 self._decode_in_steps(exchange, view, infer, parameters, version, name, length)
                 return
             body = exchange.body

@@ -14,6 +14,7 @@ from halimede.core.types import ErrorCode, InferenceError, shortage_of
 from halimede.core.wire.http_control import error_json
 from halimede.frontends.http.access import RequestLog
 from halimede.frontends.http.answers import respond_infer_error
+from halimede.frontends.http.cors import Cors
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import CLOSE, Head, Limits
 from halimede.frontends.http.outbox import JSON, RETRY_LATER, answer_head
@@ -57,13 +58,14 @@ class Listener:
         totals: PortTotals | None = None,
         memory: MemoryBounds = UNBOUNDED,
         turns: Turns | None = None,
+        cors: Cors | None = None,
     ) -> None:
         """`keep_names`: heads have `sent_headers`. Bodies are within `memory`. `turns` are shared with the process's
         other servers."""
         self.handle = handle
         self._turns = turns or Turns()
         total_held = None if totals is None else totals.held_bytes
-        self.shared = Shared(limits, max_body, keep_names=keep_names, total_held=total_held, memory=memory)
+        self.shared = Shared(limits, max_body, keep_names=keep_names, total_held=total_held, memory=memory, cors=cors)
         self.requests = RequestLog(protocol)
         self.port = Port(
             lambda: HttpConnection(self, asyncio.get_running_loop()),

@@ -104,6 +104,8 @@ class Outbox:
         """The answer to the request of `head`. It closes the connection if the client or the listener wants that."""
         connection = CLOSE if self._shared.is_leaving else head.connection
         self.state = (NEXT[OutboxEvent.LAST_ANSWER] if connection is CLOSE else _ON_ANSWER)[self.state]
+        if self._shared.cors is not None:
+            fields += self._shared.cors.fields(head)
         size = 0
         for chunk in chunks:
             size += len(chunk)
@@ -112,11 +114,14 @@ class Outbox:
             return (opening,)
         return (b"".join((opening, *chunks)),) if size <= _JOIN_BELOW else _joined(opening, chunks)
 
-    def refusal(self, status: int, message: str) -> Sequence[Buffer]:
-        """The last answer, to a request that is refused."""
+    def refusal(self, head: Head | None, status: int, message: str) -> Sequence[Buffer]:
+        """The last answer, to a request that is refused; `head` is None if it could not be read."""
         self.state = NEXT[OutboxEvent.LAST_ANSWER][self.state]
         body = error_json(message)
-        return (answer_head(status, JSON + RETRY_LATER if status == 503 else JSON, len(body), CLOSE) + body,)
+        fields = JSON + RETRY_LATER if status == 503 else JSON
+        if self._shared.cors is not None and head is not None:
+            fields += self._shared.cors.fields(head)
+        return (answer_head(status, fields, len(body), CLOSE) + body,)
 
     def linger_s(self) -> float:
         """How long a refused client has to read its answer."""
@@ -129,6 +134,8 @@ class Outbox:
         is_last = self._shared.is_leaving or not head.takes_chunks
         connection = CLOSE if is_last else head.connection
         self.state = NEXT[OutboxEvent.LAST_OPENING if connection is CLOSE else OutboxEvent.OPENING][self.state]
+        if self._shared.cors is not None:
+            fields += self._shared.cors.fields(head)
         return _STREAM_HEAD % (_STATUS_LINES[status], fields, _CHUNKED if head.takes_chunks else b"", connection)
 
     def part(self, head: Head, opening: bytes, part: Sequence[Buffer], *, is_last: bool) -> Sequence[Buffer]:

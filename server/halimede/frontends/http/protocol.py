@@ -209,7 +209,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._listener.requests.note(head, refusal.status, seconds, self._peer, failure=refusal.message)
         self.exchange = None
         receiver.refuse()
-        self._write(outbox.refusal(refusal.status, refusal.message))
+        self._write(outbox.refusal(head, refusal.status, refusal.message))
         self._update_reading()
         if not self._transport.is_closing():
             self._transport.write_eof()

@@ -1,13 +1,14 @@
 """The HTTP front end: a listener that passes each exchange to the server by its route."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import MappingProxyType
 
 from halimede import __version__
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.config.write import to_json
 from halimede.core.types import Buffer, ErrorCode, InferenceError, Restrictions
+from halimede.core.types.error import clip
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
 from halimede.core.wire.forwarding import Forwarding
 from halimede.core.wire.http_control import (
@@ -23,6 +24,7 @@ from halimede.core.wire.http_control import (
 )
 from halimede.core.wire.shared_memory import unknown_region
 from halimede.frontends.http.answers import respond_error, respond_infer_error
+from halimede.frontends.http.cors import Cors
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.generate import GenerateHandler
@@ -36,6 +38,11 @@ from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import Turns
 from halimede.runtime.server import Server
 
+_NOT_FOUND = error_json(
+    "Not Found: paths begin with /v2, such as GET /v2/health/ready, GET /v2/models/NAME, POST /v2/models/NAME/infer"
+    " and, for the list of models, POST /v2/repository/index. Metrics are at /metrics of another port, 8002 by default."
+    " The documentation of Halimede begins with docs/pages/quickstart.md."
+)
 # Halimede's version. The version in the body may be one of Triton's.
 _SERVER = f"Server: halimede/{__version__}\r\n".encode()
 
@@ -56,11 +63,14 @@ class HttpServer(Listener):
         totals: PortTotals | None = None,
         memory: MemoryBounds = UNBOUNDED,
         turns: Turns | None = None,
+        cors_origins: Collection[str] = (),
     ) -> None:
         """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets internal faults.
 
-        Headers whose whole name matches `forward` become parameters of inference requests.
+        Headers whose whole name matches `forward` become parameters of inference requests. Pages of the sites
+        `cors_origins` may call the server.
         """
+        cors = Cors(cors_origins)
         super().__init__(
             # Without restrictions there is no cost.
             self._check_secret if restricted else self._route,
@@ -73,7 +83,9 @@ class HttpServer(Listener):
             totals=totals,
             memory=memory,
             turns=turns,
+            cors=cors if cors_origins else None,
         )
+        self._cors = cors
         self._model_server = server
         steps = StepQueue(self.fail)
         forwarding = None if forward is None else Forwarding(forward, restricted)
@@ -106,7 +118,13 @@ class HttpServer(Listener):
         """Checked before everything else of a route, so that a refused client learns nothing of what exists."""
         route = resolve(exchange.head.target)
         secret = None if route is None else self._secrets.get(route.action)
-        if secret is None or secret.is_given(exchange.head.headers.get(secret.header.encode("latin-1"))):
+        # A browser asks without the secret whether a page may call, and learns nothing of what exists.
+        if (
+            route is None
+            or secret is None
+            or secret.is_given(exchange.head.headers.get(secret.header.encode("latin-1")))
+            or self._cors.preflight_fields(exchange.head, route) is not None
+        ):
             self._route(exchange)
             return
         text = f"This API is restricted, expecting header '{secret.header}'"
@@ -115,12 +133,19 @@ class HttpServer(Listener):
     def _route(self, exchange: Exchange) -> None:
         route = resolve(exchange.head.target)
         if route is None:
-            exchange.respond(404, JSON, (error_json("Not Found"),))
+            exchange.respond(404, JSON, (_NOT_FOUND,))
         elif exchange.head.method not in route.methods:
+            if (fields := self._cors.preflight_fields(exchange.head, route)) is not None:
+                exchange.respond(200, PLAIN_TEXT + fields)
+                return
             allow = b"Allow: %b\r\n" % b", ".join(route.methods)
             exchange.respond(405, JSON + allow, (error_json("Method Not Allowed"),))
         elif route.action is Action.INFER:
             self._infer(exchange, route.model, route.version)
+        elif self._cors.refuses(exchange.head, route):
+            origin = clip(exchange.head.headers[b"origin"].decode("latin-1"))
+            text = f"a page of '{origin}' may not make this call; --http-cors-origin names the sites that may"
+            exchange.respond(403, JSON, (error_json(text),))
         else:
             try:
                 self._actions[route.action](exchange, route)

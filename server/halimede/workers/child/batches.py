@@ -76,7 +76,7 @@ class BatchRunner:
         answered_ns = 0
         while True:
             if self._memory.inbound.released:
-                self._host.flush()
+                self._host.give_back()
             kind, body = channel.receive()
             if kind is FrameKind.EXECUTE or (kind in EXECUTE_NEXT and self._is_claimed(kind, body)):
                 gap_ns = time.monotonic_ns() - answered_ns
@@ -159,7 +159,7 @@ class BatchRunner:
 
     def _close(self) -> None:
         self._runner.close()
-        self._host.flush()
+        self._host.give_back()
         self._channel.send(encode_frame(FrameKind.STOPPED))
 
     def _decode(self, body: memoryview, blocks: list[Block]) -> tuple[ExecuteFrame, int]:
@@ -182,14 +182,12 @@ class BatchRunner:
         host = self._host
         self._last_size = len(execute.items)
         batch_of_task.set(execute.batch)
-        host.is_executing = True
         failed = False
         try:
             replies = self._runner.execute(execute.items)
         except InferenceError as error:
             replies, failed = [error.with_traceback(None) for _ in execute.items], True
         ended = time.monotonic_ns()
-        host.is_executing = False
         self._answer(execute, replies, failed, (received, begun, ended), blocks)
         if host.ending:
             self._end_if_asked()
@@ -250,15 +248,12 @@ class BatchRunner:
         self._blocks = blocks
         with memory.reporting:
             done = encode_done(execute.batch, replies, failed, times, self._positions, memory.place, self._remains)
-            if not self._host.unsent_metrics and not self._unused:
+            if not self._unused:
                 channel.send(done)
                 return
-            updates = [*self._host.updates(), done]
-            if self._unused:
-                # Afterwards, because an answer may lie in one of them.
-                updates.append(encode_blocks(FrameKind.UNUSED, self._unused))
-                self._unused = []
-            channel.send(updates)
+            # Afterwards, because an answer may lie in one of them.
+            channel.send([done, encode_blocks(FrameKind.UNUSED, self._unused)])
+            self._unused = []
 
     def _remains(self) -> tuple[int, Sequence[Block]]:
         """See `frames.answers.Remains`, for the batch that is being answered."""

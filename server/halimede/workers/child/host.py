@@ -3,13 +3,12 @@
 Standard library and numpy only, for any CPython from 3.10 on.
 """
 
-import threading
 import time
 from collections.abc import Sequence
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply, WorkerSpec
 from halimede.backends.service_calls import ResultT_co, ServiceCall
-from halimede.core.types import Buffer, InferenceRequest
+from halimede.core.types import InferenceRequest
 from halimede.workers.child.calls import Calls, InferenceCall
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.memory import Memory
@@ -21,7 +20,6 @@ from halimede.workers.frames.json_frames import encode_blocks
 from halimede.workers.frames.kinds import (
     LOG_LEVELS,
     MAX_LINE_BYTES,
-    MAX_UPDATES,
     METRIC,
     METRIC_OPERATIONS,
     PLACE_END,
@@ -48,13 +46,8 @@ class WorkerHost:
         self._lines_since = 0.0
         self._lines = 0
         self.calls = Calls(channel, memory.place, memory.view_retained, memory.take_wanted)
-        self.unsent_metrics: list[bytes] = []
-        """Updates that have to be sent before any other frame."""
-        self._metrics_lock = threading.Lock()
         self.ending = ""
         """Why the process has to end after its batch, "" if it does not."""
-        self.is_executing = False
-        """Whether a batch runs on the main thread; always False if the main thread runs a loop."""
 
     def is_cancelled(self, request: HostedRequest) -> bool:
         return self.requests.is_cancelled(request.key)
@@ -73,7 +66,7 @@ class WorkerHost:
         else:
             # Before it is sent: the client may acknowledge it before this thread runs again.
             requests.count(key, sum(map(len, (t.data for t in reply.outputs))) if isinstance(reply, Answer) else 0)
-        self._channel.send([*self.updates(), response])
+        self._channel.send(response)
         self.give_back()
 
     def log(self, level: str, message: str, place: str = "") -> None:
@@ -101,7 +94,7 @@ class WorkerHost:
         self.ending = why
 
     def call(self, call: ServiceCall[ResultT_co]) -> ResultT_co:
-        self.flush()
+        self.give_back()
         return self._services.call(call)
 
     def infer(self, request: InferenceRequest) -> InferenceCall:
@@ -112,23 +105,9 @@ class WorkerHost:
         return call
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
+        # Sent at once, because a batch may run for minutes. The page shows it before the batch's answers.
         packed = METRIC.pack(metric, METRIC_OPERATIONS.index(operation), value)
-        # Updates of a batch on the main thread are sent with its answers.
-        if self.is_executing and threading.current_thread() is threading.main_thread():
-            with self._metrics_lock:
-                self.unsent_metrics.append(packed)
-            if len(self.unsent_metrics) >= MAX_UPDATES:
-                self.flush()
-        else:
-            self._channel.send(encode_frame(FrameKind.METRICS, packed))
-
-    def updates(self) -> list[Buffer]:
-        """Metric updates, which have to be sent before any other frame."""
-        if not self.unsent_metrics:
-            return []
-        with self._metrics_lock:
-            packed, self.unsent_metrics = self.unsent_metrics, []
-        return [encode_frame(FrameKind.METRICS, b"".join(packed))]
+        self._channel.send(encode_frame(FrameKind.METRICS, packed))
 
     def give_back(self) -> None:
         """Report unused blocks to the server."""
@@ -136,9 +115,3 @@ class WorkerHost:
             with self._memory.reporting:
                 if unused := self._memory.unused():
                     self._channel.send(encode_blocks(FrameKind.UNUSED, unused))
-
-    def flush(self) -> None:
-        """Send updates and blocks that wait for the next answer."""
-        for update in self.updates():
-            self._channel.send(update)
-        self.give_back()

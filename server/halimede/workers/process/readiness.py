@@ -1,18 +1,32 @@
 """Asks a model in a process whether it is ready."""
 
 import asyncio
+from collections.abc import Sized
+from typing import Protocol
 
-from halimede.workers.server.connection import WorkerConnection
+from halimede.core.types import ErrorCode, InferenceError
 
 READY_SECS = 5.0
 """How long a model may take to report whether it is ready."""
 
 
-class Readiness:
-    """The readiness of one process, as its model reports it. On the loop."""
+class Askable(Protocol):
+    """The part of a connection to a process that is used here."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    @property
+    def batches(self) -> Sized:
+        """Its running batches."""
+
+    def ask_ready(self) -> None:
+        """Ask the model, which answers by `Readiness.on_ready`."""
+
+
+class Readiness:
+    """The readiness of one process, as its model reports it within `limit_s` seconds. On the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
         self._loop = loop
+        self._limit_s = limit_s
         self._is_asked_for = False
         self._last = True
         self._asked: asyncio.Future[bool] | None = None
@@ -23,19 +37,23 @@ class Readiness:
         self._is_asked_for = answers
         self._last = True
 
-    async def ask(self, connection: WorkerConnection) -> bool:
+    async def ask(self, connection: Askable) -> bool:
+        """Whether the model is ready; UNAVAILABLE if it does not answer in time."""
         if not self._is_asked_for:
             return True
         if len(connection.batches):
             # The process answers only between batches; while one runs, the last answer stands.
             return self._last
+        what = "in-flight"
         if self._asked is None:
+            what = "user-defined"
             self._asked = self._loop.create_future()
             connection.ask_ready()
         try:
-            return await asyncio.wait_for(asyncio.shield(self._asked), READY_SECS)
+            return await asyncio.wait_for(asyncio.shield(self._asked), self._limit_s)
         except TimeoutError:
-            return False
+            text = f"Timed out waiting for {what} is_ready() response"
+            raise InferenceError(ErrorCode.UNAVAILABLE, text) from None
 
     def on_ready(self, is_ready: bool) -> None:
         """The model has answered."""

@@ -24,7 +24,7 @@ from halimede.workers.process.calls import WorkerCalls
 from halimede.workers.process.life import Life, describe_end, spawn, start_first
 from halimede.workers.process.limits import TimeLimits
 from halimede.workers.process.program import Program
-from halimede.workers.process.readiness import Readiness
+from halimede.workers.process.readiness import READY_SECS, Readiness
 from halimede.workers.process.requests import Requests, Sent
 from halimede.workers.process.services import Services
 from halimede.workers.process.spinner import Spinner
@@ -65,7 +65,7 @@ class ProcessWorker:
         self._sent: Sent = {}
         self._spinner = Spinner(SpinPolicy(program.spins, len(os.sched_getaffinity(0))), self._sent, loop)
         self._limits = TimeLimits(program.execution_timeout_ms, self._on_timeout, loop)
-        self._readiness = Readiness(loop)
+        self._readiness = Readiness(loop, READY_SECS)
         # A decoupled model may choose the number of rows of each answer.
         has_rows = config.max_batch_size > 0 and not spec.decoupled
         batching = config.sequence_batching

@@ -130,6 +130,7 @@ def test_flags_set_after_construction_are_sent(host):
         ({"model_version": "1"}, TypeError, "'model_version' must be int, not str"),
         ({"request_id": 1}, TypeError, "'request_id' must be str, not int"),
         ({"correlation_id": 1.5}, TritonModelException, "Correlation ID must be integer or string"),
+        ({"correlation_id": None}, TypeError, "'correlation_id' must be int, not NoneType"),
         ({"correlation_id": -1}, TypeError, "'correlation_id' must be from 0"),
         ({"flags": -1}, TypeError, "'flags' must be from 0"),
         ({"timeout": -1}, TypeError, "'timeout' must be from 0"),
@@ -137,7 +138,14 @@ def test_flags_set_after_construction_are_sent(host):
         ({"preferred_memory": 0}, TypeError, "'preferred_memory' must be PreferredMemory"),
         ({"trace": 1}, TypeError, "'trace' must be InferenceTrace"),
         ({"nonsense": 1}, TypeError, "unexpected keyword argument 'nonsense'"),
-        ({"parameters": {"a": [1]}}, TritonModelException, "Expect parameters values to have type bool/int/float/str, found type <class 'list'>"),
+        ({"parameters": {"a": [1]}}, TritonModelException, "Expect parameters values to have type bool/int/str, found type <class 'list'>"),
+        ({"parameters": {"a": 0.5}}, TritonModelException, "Expect parameters values to have type bool/int/str, found type <class 'float'>"),
+        ({"parameters": [("a", 1)]}, TypeError, "'parameters' must be dict, not list"),
+        # Types are checked before values.
+        ({"inputs": [None], "model_version": "1"}, TypeError, "'model_version' must be int, not str"),
+        ({"inputs": [None, 5]}, TypeError, r"'inputs\[0\]' must be Tensor, not NoneType"),
+        ({"inputs": [None], "parameters": 5}, TypeError, "'parameters' must be dict, not int"),
+        ({"correlation_id": 1.5, "model_name": 5}, TypeError, "'model_name' must be str, not int"),
         ({"parameters": {1: 1}}, TritonModelException, "Expect parameters keys to have type str, found type <class 'int'>"),
     ],
 )  # fmt: skip

@@ -135,9 +135,9 @@ def test_traceback_begins_with_the_models_own_frames(tmp_path, is_relative):
 
 
 def test_parameters_go_with_the_outputs(tmp_path):
-    code = body('return [pb.InferenceResponse([], parameters={"a": 1, "b": "x", "c": True, "d": 0.5})]')
+    code = body('return [pb.InferenceResponse([], parameters={"a": 1, "b": "x", "c": True})]')
     [reply] = runner_of(tmp_path, code).execute([asked()])
-    assert reply.parameters == {"a": 1, "b": "x", "c": True, "d": 0.5}
+    assert reply.parameters == {"a": 1, "b": "x", "c": True}
 
 
 def test_error_response_fails_only_its_own_request(tmp_path):
@@ -306,13 +306,29 @@ def test_batches_of_a_decoupled_coroutine_overlap(tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "line", "ready"),
-    [("def", "return True", True), ("async def", "return 0", False), ("def", "raise SystemExit", False)],
+    [("def", "return True", True), ("async def", "return True", True), ("async def", "return False", False)],
 )
 def test_model_may_report_its_readiness(tmp_path, how, line, ready):
-    code = body("return []") + f"    {how} is_ready(self):\n        {line}\n"
-    runner = runner_of(tmp_path, code)
+    runner = runner_of(tmp_path, body("return []") + f"    {how} is_ready(self):\n        {line}\n")
     assert runner.answers_is_ready
     assert asyncio.run(runner.is_ready()) is ready
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("return 1", "TypeError: is_ready() must return a boolean value"),
+        ("return None", "TypeError: is_ready() must return a boolean value"),
+        ("raise ValueError('no')", "ValueError: no"),
+        ("raise SystemExit", "SystemExit"),
+    ],
+)
+def test_model_whose_is_ready_fails_is_not_ready(tmp_path, line, cause):
+    host = FakeHost()
+    runner = runner_of(tmp_path, body("return []") + f"    def is_ready(self):\n        {line}\n", host)
+    assert asyncio.run(runner.is_ready()) is False
+    [(level, text)] = host.logs
+    assert (level, text.rstrip().rpartition("\n")[2]) == ("ERROR", cause)
 
 
 def test_model_without_is_ready_does_not_report_readiness(tmp_path):

@@ -199,6 +199,7 @@ def test_servers_refusal_of_a_load_is_raised(host):
         (load_model, ("a", "", ["x"])),
         (load_model, ("a", "", {"x": 1})),
         (unload_model, (None,)),
+        (unload_model, ("a", "yes")),
         (is_model_ready, ("a", 1)),
     ],
 )

@@ -110,8 +110,10 @@ def test_text_that_is_not_utf8_is_refused_by_name():
 
 @pytest.mark.parametrize("wrong", [[1.0], 1, None, "x", np.float32(1), np.ma.masked_array([1.0], [True])])
 def test_non_array_is_a_type_error(wrong):
-    with pytest.raises(TypeError):
-        Tensor("OUT", wrong)
+    # The name's value would be refused, too, but types are checked before values.
+    for name in ("OUT", ""):
+        with pytest.raises(TypeError):
+            Tensor(name, wrong)
 
 
 def test_a_tensors_name_is_a_text_and_not_empty():
@@ -181,9 +183,13 @@ def test_a_response_keeps_its_outputs_when_the_list_is_used_again():
         (("x",), TypeError, "'output_tensors' must be a list of Tensor, not str"),
         (([np.zeros(1)],), TypeError, r"'output_tensors\[0\]' must be Tensor, not ndarray"),
         (([], "no"), TypeError, "'error' must be TritonError, not str"),
-        (([], None, 5), TypeError, "'parameters' must be a dict, not int"),
+        (([], None, 5), TypeError, "'parameters' must be dict, not int"),
+        (([None], "no"), TypeError, "'error' must be TritonError, not str"),
+        (([None], None, 5), TypeError, "'parameters' must be dict, not int"),
+        (([None, 5],), TypeError, r"'output_tensors\[0\]' must be Tensor, not NoneType"),
+        (([], None, {"a": 0.5}), TritonModelException, "Expect parameters values to have type bool/int/str, found type <class 'float'>"),
         (([], None, {1: 2}), TritonModelException, "Expect parameters keys to have type str, found type <class 'int'>"),
-        (([], None, {"a": None}), TritonModelException, "Expect parameters values to have type bool/int/float/str, found"),
+        (([], None, {"a": None}), TritonModelException, "Expect parameters values to have type bool/int/str, found"),
     ],
 )  # fmt: skip
 def test_response_refuses_invalid_arguments(arguments, error, text):

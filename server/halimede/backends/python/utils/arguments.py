@@ -2,6 +2,7 @@
 
 import enum
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -72,6 +73,12 @@ def instance_of(value: Any, kind: type, where: str, what: str) -> Any:
     if not isinstance(value, kind):
         raise _wrong(value, where, what, kind.__name__)
     return value
+
+
+def check_mapping(value: Any, where: str, what: str) -> None:
+    """TypeError if it is no `dict` or other mapping."""
+    if not isinstance(value, Mapping):
+        raise _wrong(value, where, what, "dict")
 
 
 def _wrong(value: Any, where: str, what: str, wanted: str) -> TypeError:

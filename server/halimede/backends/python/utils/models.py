@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from halimede.backends.python.utils.arguments import text_of
+from halimede.backends.python.utils.arguments import text_of, truth_of
 from halimede.backends.python.utils.session import current
 from halimede.backends.service_calls import IsModelReady, LoadModel, UnloadModel
 
@@ -19,8 +19,9 @@ def load_model(model_name: str, config: str = "", files: dict[str, bytes] | None
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model; with `unload_dependents` also the models that it uses as steps, if it is an ensemble."""
-    call = UnloadModel(text_of(model_name, "unload_model", "model_name"), bool(unload_dependents))
-    current().call(call, "Failed to unload model: ")
+    where = "unload_model"
+    name, dependents = text_of(model_name, where, "model_name"), truth_of(unload_dependents, where, "unload_dependents")
+    current().call(UnloadModel(name, dependents), "Failed to unload model: ")
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:

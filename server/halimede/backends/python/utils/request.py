@@ -8,6 +8,7 @@ from halimede.backends.hosting import HostedRequest
 from halimede.backends.python.utils import calls
 from halimede.backends.python.utils.arguments import (
     ProtocolNumber,
+    check_mapping,
     instance_of,
     integer_of,
     sequence_of,
@@ -15,7 +16,7 @@ from halimede.backends.python.utils.arguments import (
     truth_of,
 )
 from halimede.backends.python.utils.errors import TritonModelException
-from halimede.backends.python.utils.response import checked_parameters, parameters_json
+from halimede.backends.python.utils.response import checked_parameters, has_missing, parameters_json
 from halimede.backends.python.utils.sender import InferenceResponseSender
 from halimede.backends.python.utils.session import Session
 from halimede.backends.python.utils.tensor import Tensor, tensor_of
@@ -97,18 +98,7 @@ class InferenceRequest:
         # Check the type before calling a function: arguments usually have the right type.
         where = "InferenceRequest"
         self._request_id = request_id if type(request_id) is str else text_of(request_id, where, "request_id")
-        if isinstance(correlation_id, str) or (type(correlation_id) is int and correlation_id == 0):
-            self._correlation_id: int | str = correlation_id
-        elif isinstance(correlation_id, int):
-            self._correlation_id = integer_of(correlation_id, where, "correlation_id", 0, (1 << 64) - 1)
-        else:
-            raise TritonModelException("Correlation ID must be integer or string")
         self._model_name = model_name if type(model_name) is str else text_of(model_name, where, "model_name")
-        self._inputs: list[Tensor] | None
-        if type(inputs) is list and len(inputs) == 1 and type(inputs[0]) is Tensor:
-            self._inputs = [inputs[0]]
-        else:
-            self._inputs = self._tensors(inputs)
         self._outputs: list[str] = sequence_of(requested_output_names, str, where, "requested_output_names")
         if type(model_version) is not int or model_version != -1:
             model_version = integer_of(model_version, where, "model_version", -(1 << 63), (1 << 63) - 1)
@@ -123,13 +113,27 @@ class InferenceRequest:
             instance_of(preferred_memory, PreferredMemory, where, "preferred_memory")
         self._preferred_memory = preferred_memory
         self._trace = _NO_TRACE if trace is None else instance_of(trace, InferenceTrace, where, "trace")
+        if parameters is not None:
+            check_mapping(parameters, where, "parameters")
+        # Values are checked after the types of all arguments, as in Triton: a correlation id may have any type there.
+        self._inputs: list[Tensor] | None
+        if type(inputs) is list and len(inputs) == 1 and type(inputs[0]) is Tensor:
+            self._inputs = [inputs[0]]
+        else:
+            self._inputs = self._tensors(inputs)
         self._parameters = checked_parameters(parameters) if parameters is not None else {}
+        if isinstance(correlation_id, str) or (type(correlation_id) is int and correlation_id == 0):
+            self._correlation_id: int | str = correlation_id
+        elif isinstance(correlation_id, int) or correlation_id is None:
+            self._correlation_id = integer_of(correlation_id, where, "correlation_id", 0, (1 << 64) - 1)
+        else:
+            raise TritonModelException("Correlation ID must be integer or string")
 
     def _tensors(self, inputs: Any) -> list[Tensor]:
         try:
             return sequence_of(inputs, Tensor, "InferenceRequest", "inputs")
         except TypeError:
-            if not isinstance(inputs, (list, tuple)) or all(tensor is not None for tensor in inputs):
+            if not has_missing(inputs):
                 raise
             raise TritonModelException(
                 f"Input tensor for request with id '{self._request_id}' and model name '{self._model_name}' should not"

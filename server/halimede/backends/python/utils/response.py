@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from halimede.backends.hosting import Answer
-from halimede.backends.python.utils.arguments import instance_of, sequence_of
+from halimede.backends.python.utils.arguments import check_mapping, instance_of, sequence_of
 from halimede.backends.python.utils.errors import TritonError, TritonModelException, inference_error, triton_error
 from halimede.backends.python.utils.session import Session
 from halimede.backends.python.utils.tensor import Tensor, tensor_of
@@ -31,13 +31,15 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, ParameterValue] | None = None,
     ) -> None:
+        if error is not None:
+            instance_of(error, TritonError, "InferenceResponse", "error")
+        if parameters is not None:
+            check_mapping(parameters, "InferenceResponse", "parameters")
         # Recognize the common case before calling a function; the checks handle all others.
         if type(output_tensors) is list and len(output_tensors) == 1 and type(output_tensors[0]) is Tensor:
             self._outputs = [output_tensors[0]]
         else:
             self._outputs = _tensors(output_tensors)
-        if error is not None:
-            instance_of(error, TritonError, "InferenceResponse", "error")
         self._error = error
         self._parameters = checked_parameters(parameters) if parameters is not None else {}
 
@@ -84,17 +86,13 @@ def response_of(received: CoreResponse) -> InferenceResponse:
     return response
 
 
-def checked_parameters(parameters: Any) -> dict[str, ParameterValue]:
-    """A copy; keys are `str`, values `bool`, `int`, `float` or `str`. TritonModelException."""
-    if not isinstance(parameters, Mapping):
-        raise TypeError(f"'parameters' must be a dict, not {type(parameters).__name__}")
+def checked_parameters(parameters: Mapping[Any, Any]) -> dict[str, ParameterValue]:
+    """A copy of a mapping; keys are `str`, values `bool`, `int` or `str`. TritonModelException."""
     for key, value in parameters.items():
         if not isinstance(key, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
-        if not isinstance(value, (bool, int, float, str)):
-            raise TritonModelException(
-                f"Expect parameters values to have type bool/int/float/str, found type {type(value)}"
-            )
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
     return dict(parameters)
 
 
@@ -103,9 +101,16 @@ def parameters_json(parameters: Mapping[str, ParameterValue]) -> str:
 
 
 def _tensors(output_tensors: Any) -> list[Tensor]:
-    if isinstance(output_tensors, (list, tuple)) and any(tensor is None for tensor in output_tensors):
+    if has_missing(output_tensors):
         raise TritonModelException("Output tensor for inference response should not be empty.")
     return sequence_of(output_tensors, Tensor, "InferenceResponse", "output_tensors")
+
+
+def has_missing(tensors: Any) -> bool:
+    """Whether it is a list or tuple of tensors in which None takes the place of some."""
+    if not isinstance(tensors, (list, tuple)) or all(tensor is not None for tensor in tensors):
+        return False
+    return all(tensor is None or isinstance(tensor, Tensor) for tensor in tensors)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:

@@ -27,14 +27,15 @@ class Tensor:
     def __init__(self, name: str, numpy_array: NDArray[Any], /) -> None:
         if type(name) is not str:
             name = text_of(name, "Tensor", "name")
-        if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
         if type(numpy_array) is not _ndarray:
             if not isinstance(numpy_array, _ndarray):
                 raise TypeError(f"Tensor(): 'numpy_array' must be numpy.ndarray, not {type(numpy_array).__name__}")
             if isinstance(numpy_array, np.ma.MaskedArray):
                 raise TypeError(f"Tensor(): '{name}' has a mask, which no tensor can carry; fill it first")
             numpy_array = np.asarray(numpy_array)
+        # Values are checked after the types of all arguments, as in Triton.
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
         datatype = native_datatype(numpy_array.dtype)
         if datatype is None or datatype is _BYTES or not numpy_array.flags.c_contiguous:
             self._core, numpy_array = _converted(name, numpy_array)
