@@ -275,7 +275,10 @@ def spoil(repository: Path, name: str) -> None:
         ("init", ['must be JSON like {"init_ops": ["init"]}: KeyError(\'init_ops\')']),
         (
             "output",
-            ["TYPE_INT32 for output 'y', model provides TYPE_FP32", "tensor 'y': the model expects shape [-1,3]"],
+            [
+                "TYPE_INT32 for output 'y', model provides TYPE_FP32",
+                "tensor 'y': the model expects 2 dimensions (shape [-1,3])",
+            ],
         ),
     ],
 )

@@ -12,7 +12,13 @@ from halimede.backends.pytorch.naming import Argument, ArgumentKind, Results, bi
 from halimede.backends.pytorch.options import TorchOptions
 from halimede.backends.pytorch.program import ExportedProgram, PackageProgram, Program
 from halimede.backends.pytorch.script import ScriptProgram
-from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature
+from halimede.core.config.autocomplete import (
+    ModelSignature,
+    Scalars,
+    TensorSignature,
+    check_signature,
+    find_scalars,
+)
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import added_inputs, hidden_outputs, model_inputs, model_outputs
@@ -70,13 +76,13 @@ def paths_of(files: ModelFiles, model: str) -> Paths:
     return Paths(package.input_paths, package.output_paths, package.inputs, None)
 
 
-def check_exported(config: ModelConfig, files: ModelFiles, model: str) -> None:
-    """INVALID_ARG with every disagreement between the configuration and a `.pt2` file."""
+def check_exported(config: ModelConfig, files: ModelFiles, model: str) -> Scalars:
+    """The scalars that a `.pt2` file shows. INVALID_ARG with every disagreement between it and the configuration."""
     paths = paths_of(files, model)
     inputs = bind_paths(model, input_names(config), paths.inputs, "input", needed=True)
     outputs = bind_paths(model, output_names(config), paths.outputs, "output")
     if paths.tensors is None:
-        return
+        return Scalars()
     results = paths.results
     if results is not None:
         found = tuple(results[at].signature(name) for name, at in outputs.items())
@@ -90,6 +96,14 @@ def check_exported(config: ModelConfig, files: ModelFiles, model: str) -> None:
         problems.append(bounds)
     if problems:
         raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problems))
+    return find_scalars(config, signature)
+
+
+def single_elements(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The outputs of a model that does not batch that the program may have as scalars: those of one element."""
+    if config.max_batch_size > 0:
+        return {}
+    return {each.name: each.dims for each in model_outputs(config) if each.dims and set(each.dims) == {1}}
 
 
 def open_program(
