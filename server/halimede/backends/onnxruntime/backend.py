@@ -10,7 +10,7 @@ from typing import Any
 from halimede.backends.api import ModelSource, TensorInstance
 from halimede.backends.cores import available_cores
 from halimede.backends.onnxruntime.instance import OnnxInstance
-from halimede.backends.onnxruntime.options import CPU, CUDA, OnnxOptions, Provider, read_options
+from halimede.backends.onnxruntime.options import CPU, CUDA, PARAMETERS, OnnxOptions, Provider, read_options
 from halimede.backends.onnxruntime.session import (
     check_available,
     open_session,
@@ -33,6 +33,8 @@ class OnnxRuntimeBackend:
 
     default_model_filename = "model.onnx"
     isolation = "thread"
+    parameters = PARAMETERS
+    settings = ("default-max-batch-size", "enable-global-threadpool", "intra-op-thread-count", "inter-op-thread-count")
 
     def default_instance_count(self, kind: str) -> int:
         return 2 if kind == "CPU" else 1

@@ -12,7 +12,7 @@ from halimede.backends.api import ModelSource, RunContext, TensorInstance
 from halimede.backends.cores import available_cores
 from halimede.backends.openvino.graph import fit_shapes, has_batch_layout, read_ports, with_text_as_bytes
 from halimede.backends.openvino.instance import OpenVinoInstance
-from halimede.backends.openvino.options import OpenVinoOptions, Properties, compile_properties, read_options
+from halimede.backends.openvino.options import PARAMETERS, OpenVinoOptions, Properties, compile_properties, read_options
 from halimede.backends.openvino.runtime import compile_model, open_core, read_model, supports
 from halimede.backends.openvino.signature import Ports, check_ports, first_batch
 from halimede.backends.scalars import with_scalars
@@ -37,6 +37,8 @@ class OpenVinoBackend:
 
     default_model_filename = "model.xml"
     isolation = "thread"
+    parameters = PARAMETERS
+    settings = ("default-max-batch-size",)
 
     def default_instance_count(self, kind: str) -> int:
         return 2 if kind == "CPU" else 1

@@ -12,10 +12,11 @@ from halimede.backends.pytorch.form import Form
 from halimede.backends.pytorch.instance import TorchInstance
 from halimede.backends.pytorch.loading import Bound, check_exported, input_names, open_program, single_elements
 from halimede.backends.pytorch.naming import bind_paths
-from halimede.backends.pytorch.options import TorchOptions, plan_threads, read_options
+from halimede.backends.pytorch.options import PARAMETERS, TorchOptions, plan_threads, read_options
 from halimede.backends.pytorch.runtime import configure, export_runtime, has_gpu_build, omp_limit, runtime
 from halimede.backends.pytorch.samples import Shapes, configured_shapes, exported_shapes, zeros
 from halimede.backends.pytorch.script import cause_of
+from halimede.backends.read_memory import MEMORY_SETTING
 from halimede.backends.scalars import with_scalars
 from halimede.core.config.autocomplete import Scalars
 from halimede.core.config.model_config import ModelConfig
@@ -33,6 +34,8 @@ class PyTorchBackend:
 
     default_model_filename = "model.pt"
     isolation = "process"
+    parameters = PARAMETERS
+    settings = ("default-max-batch-size", MEMORY_SETTING)
 
     def default_instance_count(self, kind: str) -> int:  # noqa: ARG002  # the interface's argument
         return 1

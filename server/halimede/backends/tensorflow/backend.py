@@ -12,7 +12,7 @@ from halimede.backends.tensorflow.files import frozen_graph, is_frozen, saved_mo
 from halimede.backends.tensorflow.instance import GraphTensors, TensorFlowInstance
 from halimede.backends.tensorflow.model_file import PLACEHOLDERS, FileTensor, FrozenGraph, Signature, node_of, tensor_of
 from halimede.backends.tensorflow.operations import keepers
-from halimede.backends.tensorflow.options import TensorFlowOptions, max_batch_size, read_options
+from halimede.backends.tensorflow.options import PARAMETERS, TensorFlowOptions, max_batch_size, read_options
 from halimede.backends.tensorflow.session import (
     OpenedGraph,
     has_cuda,
@@ -49,6 +49,8 @@ class TensorFlowBackend:
 
     default_model_filename = "model.savedmodel"
     isolation = "process"
+    parameters = PARAMETERS
+    settings = ("allow-soft-placement", "default-max-batch-size", "gpu-memory-fraction", "version")
 
     def default_instance_count(self, kind: str) -> int:
         return 2 if kind == ON_CPU else 1

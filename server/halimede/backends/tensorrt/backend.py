@@ -11,7 +11,14 @@ from halimede.backends.tensorrt.cuda import Cuda
 from halimede.backends.tensorrt.engine import Engine, check_plan, open_engine
 from halimede.backends.tensorrt.instance import TensorRtInstance
 from halimede.backends.tensorrt.libraries import Libraries, installed
-from halimede.backends.tensorrt.options import ModelOptions, read_backend_options, read_model_options
+from halimede.backends.tensorrt.options import (
+    MULTI_DEVICE,
+    SETTINGS,
+    STRATEGY,
+    ModelOptions,
+    read_backend_options,
+    read_model_options,
+)
 from halimede.backends.tensorrt.profiles import read_indices
 from halimede.backends.tensorrt.signature import check_engine, complete_config, usable_profiles
 from halimede.core.config.autocomplete import find_scalars, is_complete
@@ -27,6 +34,8 @@ class TensorRtBackend:
 
     default_model_filename = "model.plan"
     isolation = "thread"
+    parameters = (STRATEGY, MULTI_DEVICE)
+    settings = SETTINGS
 
     def __init__(self, libraries: Callable[[], Libraries] = installed) -> None:
         self._libraries = libraries

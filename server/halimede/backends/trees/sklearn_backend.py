@@ -15,6 +15,7 @@ from halimede.backends.cores import available_cores
 from halimede.backends.trees.sklearn_options import (
     INPUT,
     LABEL,
+    METHOD_OF,
     PREDICTION,
     PROBABILITIES,
     estimator_input,
@@ -41,6 +42,8 @@ class SklearnBackend:
     default_model_filename = FILENAMES[0]
     isolation = "process"
     unpickles = ("*",)
+    parameters = (f"{METHOD_OF}*",)
+    settings = ()
 
     def default_instance_count(self, kind: str) -> int:  # noqa: ARG002  # the interface's argument
         return 1
