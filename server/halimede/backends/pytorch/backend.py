@@ -10,8 +10,14 @@ from halimede.backends.pytorch.complete import complete_config
 from halimede.backends.pytorch.files import ModelFiles, find_files
 from halimede.backends.pytorch.form import Form
 from halimede.backends.pytorch.instance import TorchInstance
-from halimede.backends.pytorch.loading import Bound, check_exported, input_names, open_program, single_elements
-from halimede.backends.pytorch.naming import bind_paths
+from halimede.backends.pytorch.loading import (
+    Bound,
+    check_exported,
+    input_names,
+    open_program,
+    paths_of,
+    single_elements,
+)
 from halimede.backends.pytorch.options import PARAMETERS, TorchOptions, plan_threads, read_options
 from halimede.backends.pytorch.runtime import configure, export_runtime, has_gpu_build, omp_limit, runtime
 from halimede.backends.pytorch.samples import Shapes, configured_shapes, exported_shapes, zeros
@@ -134,11 +140,10 @@ def _run_before_requests(
 
 
 def _shapes(config: ModelConfig, files: ModelFiles, rows: int) -> Shapes | None:
-    tensors = files.exported.inputs if files.exported is not None else files.package.inputs if files.package else None
-    if tensors is None:
+    paths = paths_of(files, config.name) if files.form in (Form.EXPORTED, Form.PACKAGE) else None
+    if paths is None or paths.tensors is None:
         return configured_shapes(config, rows)
-    names = bind_paths(config.name, input_names(config), [each.path for each in tensors], "input")
-    return exported_shapes(tensors, names, rows)
+    return exported_shapes(paths.tensors, paths.bind_inputs(config.name, input_names(config)), rows)
 
 
 def _buffers(program: Any) -> dict[str, Any]:  # Any: torch.Tensor
