@@ -17,8 +17,9 @@ FLAGS_HEAD = """\
 `--flag value`; booleans are `true`, `on`, `1`, `false`, `off` or `0`. A mistake ends the command with code 2 and a text
 that names the flag.
 
-Flags without effect are accepted, and a log line says why they have no effect. Flags that are not supported yet are
-refused, except with the value that leaves their feature off.
+Flags without effect are accepted, and one warning each says why they have no effect. Among them are those whose
+feature is not supported yet: the server serves without it. The value that leaves the feature off, shown as the default,
+gives no warning.
 """
 
 CONFIGURATION_HEAD = """\
@@ -102,8 +103,6 @@ def _flag_row(flag: Flag) -> str:
     meaning = _cell(flag.help)
     if flag.treatment is FlagTreatment.NO_EFFECT:
         meaning += f" *No effect: {_cell(flag.why)}.*"
-    elif flag.treatment is FlagTreatment.NOT_YET:
-        meaning += f" *Not supported yet: {_cell(flag.why)}.*"
     if flag.repeatable:
         meaning += " Repeatable."
     return f"| {names}{value} | {f'`{flag.default}`' if flag.default else ''} | {meaning} |"

@@ -57,7 +57,17 @@ from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.runtime.watcher import watch
 from halimede.settings import ModelControlMode, Settings
-from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, failed_loads, model_rows, option_rows
+from halimede.startup import (
+    AGENTS,
+    BACKENDS,
+    MODELS,
+    OPTIONS,
+    backend_rows,
+    failed_loads,
+    model_rows,
+    option_rows,
+    unknown_settings_in,
+)
 from halimede.termination import write_message
 from halimede.workers.launcher import Launcher
 from halimede.workers.memory_group import memory_bounds
@@ -94,7 +104,7 @@ def run(settings: Settings) -> NoReturn:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         configure(settings)
-        for notice in settings.notices:
+        for notice in (*settings.notices, *unknown_settings_in(settings)):
             log.warning("%s", notice)
         memory = memory_bounds()
         keep_large_buffers(memory)

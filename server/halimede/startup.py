@@ -6,8 +6,10 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 from halimede import __version__
-from halimede.backends.discover import GROUP
-from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
+from halimede.backends.api import NamesOptions
+from halimede.backends.discover import GROUP, backend_names, find_backend, installed_backend
+from halimede.core.config.unknown_options import unknown_settings
+from halimede.core.types import InferenceError, ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.settings import Settings
 
 Rows = list[tuple[str, ...]]
@@ -26,6 +28,38 @@ def backend_rows(settings: Settings) -> Rows:
         (name, _path(point), _compact({"cmdline": {**common, **settings.backend_config.get(name, {})}}))
         for name, point in sorted(points.items())
     ]
+
+
+def unknown_settings_in(settings: Settings) -> list[str]:
+    """Warnings of the `--backend-config` settings that no backend has."""
+    found: list[str] = []
+    for name, given in settings.backend_config.items():
+        if not name:
+            # Reading the names imports the modules of all backends, which most command lines can do without.
+            if unusual := [each for each in given if each != "default-max-batch-size"]:
+                found += unknown_settings("", unusual, _all_settings())
+            continue
+        try:
+            backend = find_backend(name, settings.backend_directory)
+        except InferenceError as error:
+            found.append(f"--backend-config={name},{', '.join(given)} has no effect: {error.message}")
+            continue
+        if isinstance(backend, NamesOptions):
+            found += unknown_settings(name, given, backend.settings)
+    return found
+
+
+def _all_settings() -> tuple[str, ...]:
+    names: set[str] = set()
+    for name in backend_names():
+        try:
+            backend = installed_backend(name)
+        except InferenceError:
+            backend = None  # the load of a model of this backend reports it
+        if not isinstance(backend, NamesOptions):
+            return ("*",)
+        names |= {*backend.settings}
+    return tuple(sorted(names))
 
 
 def model_rows(index: Sequence[ModelIndexEntry]) -> Rows:

@@ -29,6 +29,9 @@ def test_slices_are_listed_by_uuid_with_profile_memory_and_instances(
 ) -> None:
     add_python(repository, "both", extra="instance_group [ { kind: KIND_GPU count: 2 } ]")
     add_python(repository, "second", extra="instance_group [ { kind: KIND_GPU gpus: [ 1 ] } ]")
+    add_python(repository, "third")
+    config = repository / "third" / "config.pbtxt"
+    config.write_text(config.read_text().replace("kind: KIND_CPU", "kind: KIND_GPU gpus: [ 1 ]"))
     add_identity(repository, "on_cpu")
     server = start("--model-repository", repository, environment=driver.environment)
 
@@ -57,9 +60,16 @@ def test_slices_are_listed_by_uuid_with_profile_memory_and_instances(
             "memory_used_bytes": 200 * MIB,
             "memory_before_bytes": 200 * MIB,
             "memory_peak_bytes": 200 * MIB,
-            "instances": [first, {"model": "second", "version": "1", "count": 1}],
+            "instances": [first, *({"model": name, "version": "1", "count": 1} for name in ("second", "third"))],
         },
     ]
+    counts = {line for line in server.metrics().splitlines() if line.startswith("nv_inference_count{")}
+    assert counts == {
+        'nv_inference_count{model="both",version="1"} 0',
+        'nv_inference_count{model="second",version="1"} 0',
+        'nv_inference_count{gpu_uuid="MIG-1",model="third",version="1"} 0',
+        'nv_inference_count{model="on_cpu",version="1"} 0',
+    }
 
 
 def test_memory_before_the_load_and_the_peak_stay_while_use_changes(

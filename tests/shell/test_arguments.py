@@ -159,7 +159,6 @@ def test_every_mistake_is_reported() -> None:
     ) == [
         "--http-port: Invalid option value. Got x; expected an integer",
         'Bad option: "--nonsense".',
-        "--allow-client-shm=true is not supported yet: shared memory cannot be registered; expected false",
         "--model-repository: repository path is not a valid directory: /no/where",
         "Unexpected argument: explicit (neither a flag nor a model file)",
         "Unexpected argument: more",
@@ -331,8 +330,17 @@ def test_environment_variables_of_triton_change_nothing(monkeypatch: pytest.Monk
 
 def test_environment_of_vertex_ai_is_reported() -> None:
     vertex = {"AIP_MODE": "PREDICTION"}
-    _, problems = assemble(parse(["--model-repository=."]), vertex)
-    assert problems == [
-        "AIP_MODE=PREDICTION requires --allow-vertex-ai, which is not supported yet; --allow-vertex-ai=false disables it"
-    ]
-    assert assemble(parse(["--model-repository=.", "--allow-vertex-ai=false"]), vertex)[1] == []
+
+    def notices(*flags: str) -> tuple[str, ...]:
+        given, problems = assemble(parse(["--model-repository=.", *flags]), vertex)
+        assert problems == []
+        return given.notices
+
+    assert notices() == (
+        "AIP_MODE=PREDICTION has no effect: the Vertex AI endpoint is not supported yet; --allow-vertex-ai=false turns "
+        "this warning off",
+    )
+    assert notices("--allow-vertex-ai=true") == (
+        "--allow-vertex-ai=true has no effect: the Vertex AI endpoint is not supported yet",
+    )
+    assert notices("--allow-vertex-ai=false") == ()

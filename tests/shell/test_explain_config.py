@@ -197,7 +197,10 @@ TENSORS = 'input { name: "IN" data_type: TYPE_FP32 dims: 4 } output { name: "OUT
 
 
 REFUSED = [
-    (TENSORS.replace("dims: 4", "dims: 5"), "the model expects shape [-1,4] but the model configuration specifies"),
+    (
+        TENSORS.replace("dims: 4", "dims: 5"),
+        "the model expects 2 dimensions (shape [-1,4]) but the model configuration specifies",
+    ),
     (TENSORS.replace('"IN"', '"x"'), "unexpected inference input 'x', allowed inputs are: IN"),
     (TENSORS.replace("TYPE_FP32", "TYPE_FP64"), "configuration expects datatype TYPE_FP64 for input 'IN'"),
     (

@@ -1,4 +1,4 @@
-"""Every flag of Triton: honoured, without effect here, or refused by name."""
+"""Every flag of Triton: honoured, or accepted without effect here."""
 
 import dataclasses
 import re
@@ -40,7 +40,7 @@ NO_EFFECT = """
     --trace-file --trace-rate --trace-count --trace-log-frequency --rate-limit-resource
     --cache-config --response-cache-byte-size
 """
-NOT_YET = """
+MISSING = """
     --model-namespacing --model-load-gpu-limit --trace-config --trace-level --rate-limit
     --allow-client-shm --allow-sagemaker --allow-vertex-ai
 """
@@ -55,7 +55,7 @@ def test_every_flag_of_triton_has_its_treatment() -> None:
     expected = {
         **dict.fromkeys(HONOURED.split(), FlagTreatment.HONOURED),
         **dict.fromkeys(NO_EFFECT.split(), FlagTreatment.NO_EFFECT),
-        **dict.fromkeys(NOT_YET.split(), FlagTreatment.NOT_YET),
+        **dict.fromkeys(MISSING.split(), FlagTreatment.NO_EFFECT),
         **dict.fromkeys(OURS.split(), FlagTreatment.HONOURED),
     }
     assert {name: flag.treatment for flag in all_flags() for name in flag.names} == expected
@@ -190,7 +190,6 @@ def test_words_may_be_written_in_upper_and_lower_case() -> None:
     assert given.log_format is LogFormat.JSON
     assert given.grpc_infer_response_compression_level is CompressionLevel.HIGH
     assert given.notices == ()
-    assert "is not supported yet" in complaint("--model-repository=.", "--model-control-mode=POLL")
 
 
 def test_an_interval_may_be_written_as_a_decimal() -> None:
@@ -254,7 +253,7 @@ def test_a_repeated_flag_without_effect_is_one_line() -> None:
     assert notice.startswith("--host-policy=gpu_0,numa-node=0, gpu_1,cpu-cores=0-3,8 has no effect: ")
 
 
-def test_trace_settings_have_no_effect_without_a_level() -> None:
+def test_trace_settings_have_no_effect() -> None:
     given = settings(
         "--model-repository=.",
         *("--trace-config", "rate=100", "--trace-config=count=-1", "--trace-config=mode=triton"),
@@ -267,7 +266,7 @@ def test_trace_settings_have_no_effect_without_a_level() -> None:
 
 
 @pytest.mark.parametrize(
-    "refused",
+    "missing",
     [
         "--model-control-mode=poll",
         "--model-namespacing=true",
@@ -281,8 +280,18 @@ def test_trace_settings_have_no_effect_without_a_level() -> None:
         "--allow-vertex-ai=1",
     ],
 )
-def test_unsupported_flag_is_refused_with_its_value(refused: str) -> None:
-    assert re.match(rf"{re.escape(refused)} is not supported yet: \w", complaint("--model-repository=.", refused))
+def test_a_flag_of_a_missing_feature_does_not_end_the_start(missing: str, tmp_path: Path) -> None:
+    given = settings(f"--model-repository={tmp_path}", missing)
+    (notice,) = given.notices
+    assert re.match(rf"{re.escape(missing)} has no effect: \w", notice)
+    assert dataclasses.replace(given, notices=()) == Settings(model_repository=(tmp_path,))
+
+
+def test_mode_poll_says_what_is_served() -> None:
+    assert settings("--model-repository=.", "--model-control-mode=POLL").notices == (
+        "--model-control-mode=POLL has no effect: mode poll is not supported yet; the models that are there at the "
+        "start are served, as in mode none, and --watch reloads a model when its files change",
+    )
 
 
 def test_the_password_of_a_cache_is_not_shown() -> None:
@@ -292,7 +301,7 @@ def test_the_password_of_a_cache_is_not_shown() -> None:
     assert mistyped == "--cache-config: option format is '<cache>,<setting>=<value>'"
 
 
-def test_unsupported_flag_may_turn_its_feature_off(tmp_path: Path) -> None:
+def test_a_flag_that_leaves_a_missing_feature_off_gives_no_warning(tmp_path: Path) -> None:
     off = """
         --model-namespacing=false --trace-config=level=OFF --trace-level=OFF --rate-limit=off --allow-client-shm=false
         --allow-sagemaker=FALSE --allow-vertex-ai=0 --metrics-config=summary_latencies=false
@@ -301,7 +310,7 @@ def test_unsupported_flag_may_turn_its_feature_off(tmp_path: Path) -> None:
     assert settings(f"--model-repository={tmp_path}", *off.split()) == Settings(model_repository=(tmp_path,))
 
 
-def test_the_value_of_a_refused_flag_is_checked_first() -> None:
+def test_the_value_of_a_flag_of_a_missing_feature_is_checked() -> None:
     for mistyped in (
         "--rate-limit=exec",
         "--rate-limit-resource=R1",

@@ -9,7 +9,7 @@ import halimede.backends.identity
 from halimede import __version__, termination
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.settings import ModelControlMode, Settings
-from halimede.startup import backend_rows, failed_loads, model_rows, option_rows
+from halimede.startup import backend_rows, failed_loads, model_rows, option_rows, unknown_settings_in
 from halimede.termination import MAX_BYTES, write_message
 
 
@@ -40,6 +40,28 @@ def test_options_have_the_names_of_tritons_table() -> None:
         ("exit_timeout", "25"),
         ("cache_enabled", "0"),
     ]
+
+
+def test_settings_that_no_backend_has_are_named(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.py").touch()
+
+    def warnings(backend: str, **settings: str) -> list[str]:
+        given = {name.replace("_", "-"): value for name, value in settings.items()}
+        return unknown_settings_in(Settings(backend_config={backend: given}, backend_directory=tmp_path))
+
+    assert warnings("onnxruntime", default_max_batch_size="8", intra_op_threads="2") == [
+        "--backend-config=onnxruntime,intra-op-threads has no effect: backend 'onnxruntime' has no such setting; did "
+        "you mean 'intra-op-thread-count'?"
+    ]
+    assert warnings("", default_max_batch_size="8", gpu_memory_fraction="0.5") == []
+    assert warnings("", gpu_memory="0.5") == [
+        "--backend-config=gpu-memory has no effect: the backends have no such setting; did you mean "
+        "'gpu-memory-fraction'?"
+    ]
+    assert warnings("mine", x="1") == ["--backend-config=mine,x has no effect: backend 'mine' has no such setting"]
+    (missing,) = warnings("onnx", x="1", y="2")
+    assert missing.startswith("--backend-config=onnx,x, y has no effect: unable to find backend library for backend")
 
 
 def test_model_file_is_shown_as_the_repository() -> None:

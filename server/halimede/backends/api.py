@@ -207,6 +207,19 @@ class Preloads(Protocol):
         """
 
 
+@runtime_checkable
+class NamesOptions(Protocol):
+    """An optional extension of `Backend`: it names its options, and the server warns of others.
+
+    A name that ends in `*` stands for all that begin so.
+    """
+
+    parameters: tuple[str, ...]
+    """Parameters of a model."""
+    settings: tuple[str, ...]
+    """Settings of `--backend-config`."""
+
+
 class Backend(Protocol):
     """One way to run models. Stateless: the server makes one object per backend and calls it from several threads."""
 

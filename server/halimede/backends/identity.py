@@ -22,6 +22,12 @@ class IdentityBackend:
 
     default_model_filename = ""
     isolation = "thread"
+    # The last three are of Triton's identity backend, and say what its traces have.
+    parameters = (
+        *("creation_delay_sec", "execute_delay_ms", "instance_wise_delay_multiplier"),
+        *("enable_custom_tracing", "nested_span_count", "single_activity_frequency"),
+    )
+    settings = ()
 
     def default_instance_count(self, kind: str) -> int:  # noqa: ARG002  # the interface's argument
         return 1

@@ -14,7 +14,7 @@ from halimede.backends.api import ModelSource
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
-SETTING = "read-memory-mb"
+MEMORY_SETTING = "read-memory-mb"
 BASE_MIB = 1024
 PER_BYTE = 32
 """Bytes of memory for each byte of a file."""
@@ -26,10 +26,11 @@ _DATA_FIELD = 5
 
 def read_memory(backend: str, source: ModelSource, path: Path) -> int:
     """The bytes of memory in which this file of the model may be read. INVALID_ARG for a wrong setting; OSError."""
-    text = source.options.get(SETTING, str(BASE_MIB))
+    text = source.options.get(MEMORY_SETTING, str(BASE_MIB))
     if not (text.isascii() and text.isdecimal() and len(text) < 12 and 0 < int(text) <= _MOST_MIB):
         raise InferenceError(
-            ErrorCode.INVALID_ARG, f"--backend-config {backend},{SETTING}={clip(text)}: it must be a number, at least 1"
+            ErrorCode.INVALID_ARG,
+            f"--backend-config {backend},{MEMORY_SETTING}={clip(text)}: it must be a number, at least 1",
         )
     return int(text) * _MIB + PER_BYTE * path.stat().st_size
 
@@ -39,8 +40,8 @@ def too_much_memory(backend: str, source: ModelSource, path: Path, limit_bytes: 
     text = f"model '{clip(source.name)}': reading {clip(path.name)} takes more than {limit_bytes // _MIB} MiB of memory"
     return InferenceError(
         ErrorCode.INVALID_ARG,
-        f"{text}. If you trust the file, allow more with --backend-config {backend},{SETTING}=N, which is {BASE_MIB}"
-        f" by default; {PER_BYTE} times the size of the file come on top of it",
+        f"{text}. If you trust the file, allow more with --backend-config {backend},{MEMORY_SETTING}=N, which is "
+        f"{BASE_MIB} by default; {PER_BYTE} times the size of the file come on top of it",
     )
 
 

@@ -55,10 +55,11 @@ def assemble(
         elif delay:
             # Triton reads it with atoi, for which this is 0.
             ignored.append(f"{variable}: '{delay[:40]}' is not a number of requests; it is ignored")
-    if environment.get("AIP_MODE") == "PREDICTION" and not any(flag.name == VERTEX_AI for flag in given.values):
-        problems.append(
-            f"AIP_MODE=PREDICTION requires {VERTEX_AI}, which is not supported yet; {VERTEX_AI}=false disables it"
-        )
+    if environment.get("AIP_MODE") == "PREDICTION" and not any(
+        flag.name == VERTEX_AI for flag in (*given.values, *given.without_effect)
+    ):
+        text = "AIP_MODE=PREDICTION has no effect: the Vertex AI endpoint is not supported yet"
+        ignored.append(f"{text}; {VERTEX_AI}=false turns this warning off")
     if problems:
         return Settings(), problems
 

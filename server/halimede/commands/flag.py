@@ -9,7 +9,6 @@ from typing import Any
 class FlagTreatment(Enum):
     HONOURED = "honoured"
     NO_EFFECT = "no effect"
-    NOT_YET = "not supported yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,14 @@ def last(values: Sequence[Any]) -> object:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flag:
-    """One flag. `why` explains why it has no effect, or what is missing if it, or one of its values, is refused."""
+    """One flag. `why` explains why it, or one of its values, has no effect."""
 
     names: tuple[str, ...]
     """With leading dashes, the current name first."""
     kind: FlagKind
     help: str
     default: str = ""
-    """As written on the command line; empty for none. For a flag that is not supported yet: the accepted value."""
+    """As written on the command line; empty for none. For a flag without effect: the value that needs no warning."""
     treatment: FlagTreatment = FlagTreatment.HONOURED
     why: str = ""
     field: str = ""

@@ -54,7 +54,7 @@ def as_written(value: object) -> str:
 
 
 class PollMode(Enum):
-    """A mode of Triton's that is parsed only to refuse it by name."""
+    """A mode of Triton's that is parsed only to name it in a warning."""
 
     POLL = "poll"
 

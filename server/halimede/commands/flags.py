@@ -1,9 +1,9 @@
 """The table of all flags of the server: name, value, meaning, and how this server treats each.
 
 It contains every flag of Triton. An honoured flag sets a field of Settings. A flag without effect here (models compute
-the same without it) is accepted, its value is checked, and a log line explains why it has no effect. A flag that is not
-supported yet is refused by name at the start; only the value that turns its feature off is accepted. A flag that
-protects something is honoured or refused, never ignored. The parser, --help and the documentation read only this table.
+the same without it, or without the feature that is not supported yet) is accepted, its value is checked, and a warning
+explains why it has no effect. A flag that keeps code or data from somebody is honoured, never ignored. The parser,
+--help and the documentation read only this table.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,17 +106,17 @@ def _no_effect(
 
 
 def _not_yet(name: str, kind: FlagKind, text: str, why: str, *, off: str = "", repeatable: bool = False) -> Flag:
-    """A flag of which only the value `off` is accepted, or no value at all."""
+    """A flag whose feature is missing. The server serves without it, with a warning; the value `off` needs none."""
     taken = kind.read(off) if off else None
 
     def treat(value: object) -> FlagTreatment:
-        return FlagTreatment.HONOURED if off and value == taken else FlagTreatment.NOT_YET
+        return FlagTreatment.HONOURED if off and value == taken else FlagTreatment.NO_EFFECT
 
-    return Flag((name,), kind, text, off, FlagTreatment.NOT_YET, why, treat=treat, repeatable=repeatable)
+    return Flag((name,), kind, text, off, FlagTreatment.NO_EFFECT, why, treat=treat, repeatable=repeatable)
 
 
 def _treat_control_mode(mode: Enum) -> FlagTreatment:
-    return FlagTreatment.NOT_YET if mode is PollMode.POLL else FlagTreatment.HONOURED
+    return FlagTreatment.NO_EFFECT if mode is PollMode.POLL else FlagTreatment.HONOURED
 
 
 _METRICS_SETTINGS = frozenset(each.name for each in fields(DEFAULTS.metrics_config))
@@ -133,9 +133,8 @@ def _metrics_config(settings: Sequence[Setting]) -> object:
 
 
 def _treat_trace(setting: Setting) -> FlagTreatment:
-    if setting.name != "level":
-        return FlagTreatment.NO_EFFECT
-    return FlagTreatment.HONOURED if setting.value == "OFF" else FlagTreatment.NOT_YET
+    is_off = setting.name == "level" and setting.value == "OFF"
+    return FlagTreatment.HONOURED if is_off else FlagTreatment.NO_EFFECT
 
 
 _POOL = "memory comes from the system and from each model's runtime, not from pools of the server"
@@ -148,7 +147,6 @@ _PACKAGES = "these plug-ins are Python packages, found by their entry points and
 _SAGEMAKER = "the SageMaker endpoint is not supported yet"
 _VERTEX = "the Vertex AI endpoint is not supported yet"
 _TRACING = "tracing is not supported yet"
-_NOTHING_TRACED = "nothing is traced while the level is OFF"
 _CACHE = "the response cache is not supported yet, models run for every request"
 _RATE = "executions cannot be rate limited yet"
 
@@ -163,9 +161,10 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--model-control-mode",
             CONTROL_MODE,
-            "none: load all models at start; explicit: load only requested models; poll is not supported yet.",
+            "none: load all models at start; explicit: load only requested models; poll is served as none.",
             treat=_treat_control_mode,
-            why="a repository is read at start or when a load is requested, not watched",
+            why="mode poll is not supported yet; the models that are there at the start are served, as in mode none, "
+            "and --watch reloads a model when its files change",
         ),
         _repeatable("--load-model", TEXT, "A model to load at start in mode explicit, * for all."),
         _no_effect(
@@ -184,14 +183,14 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "--model-load-gpu-limit",
             DEVICE_FRACTION,
             "The share of a GPU's memory above which no model is loaded.",
-            "a GPU's memory is not checked before a load",
+            "a GPU's memory is not checked before a load yet",
             repeatable=True,
         ),
         _not_yet(
             "--model-namespacing",
             BOOLEAN,
             "Allow models of the same name in several repositories.",
-            "a model's name must be unique over all repositories",
+            "models of the same name in several repositories are not loaded, whatever their repository",
             off="false",
         ),
         _honoured(
@@ -416,22 +415,22 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         Flag(
             ("--trace-config",),
             TRACE_SETTING,
-            "Traces of requests; level=OFF is accepted, and settings without a level have no effect.",
+            "Traces of requests.",
             default="level=OFF",
-            treatment=FlagTreatment.NOT_YET,
+            treatment=FlagTreatment.NO_EFFECT,
             why=_TRACING,
             treat=_treat_trace,
             repeatable=True,
         ),
-        _no_effect("--trace-file", TEXT, "Deprecated: --trace-config triton,file=FILE.", _NOTHING_TRACED),
+        _no_effect("--trace-file", TEXT, "Deprecated: --trace-config triton,file=FILE.", _TRACING),
         _not_yet("--trace-level", TRACE_LEVEL, "Deprecated: --trace-config level=LEVEL.", _TRACING, off="OFF"),
-        _no_effect("--trace-rate", COUNT_OR_NONE, "Deprecated: --trace-config rate=COUNT.", _NOTHING_TRACED),
-        _no_effect("--trace-count", TRACE_COUNT, "Deprecated: --trace-config count=COUNT.", _NOTHING_TRACED),
+        _no_effect("--trace-rate", COUNT_OR_NONE, "Deprecated: --trace-config rate=COUNT.", _TRACING),
+        _no_effect("--trace-count", TRACE_COUNT, "Deprecated: --trace-config count=COUNT.", _TRACING),
         _no_effect(
             "--trace-log-frequency",
             COUNT_OR_NONE,
             "Deprecated: --trace-config triton,log-frequency=COUNT.",
-            _NOTHING_TRACED,
+            _TRACING,
         ),
     ),
     "Response cache": (
@@ -447,7 +446,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "--rate-limit-resource",
             RATE_RESOURCE,
             "The amount of a resource.",
-            "nothing is rate limited while --rate-limit is off",
+            _RATE,
             repeatable=True,
         ),
     ),
@@ -467,7 +466,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "--allow-client-shm",
             BOOLEAN,
             "Tensors in shared memory of clients.",
-            "shared memory cannot be registered",
+            "shared memory cannot be registered yet",
             off="false",
         ),
     ),

@@ -90,9 +90,6 @@ def _take(given: Given, flag: Flag, text: str) -> None:
             given.values.setdefault(flag, []).append(value)
         case FlagTreatment.NO_EFFECT:
             given.without_effect.setdefault(flag, []).append(_shown(flag, text))
-        case FlagTreatment.NOT_YET:
-            right = f"; expected {flag.default}" if flag.treatment is FlagTreatment.NOT_YET and flag.default else ""
-            given.problems.append(f"{flag.name}={_shown(flag, text)} is not supported yet: {flag.why}{right}")
 
 
 def _shown(flag: Flag, text: str) -> str:

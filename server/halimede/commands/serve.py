@@ -57,8 +57,6 @@ class ServeCommand(click.Command):
                 with formatter.section(title):
                     for flag in honoured:
                         _write_flag(formatter, flag)
-        with formatter.section("Not supported yet (only the value in brackets is accepted)"):
-            _write_names(formatter, FlagTreatment.NOT_YET)
         with formatter.section("Without effect here (accepted; the log gives the reason)"):
             _write_names(formatter, FlagTreatment.NO_EFFECT)
 

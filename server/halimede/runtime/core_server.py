@@ -289,7 +289,10 @@ def _sample_of(version: ModelVersion) -> ModelSample:
     instances = [
         InstanceSample(placed[busy.ordinal].name, placed[busy.ordinal].device_name, busy) for busy in load.busy
     ]
-    return ModelSample(version.stats, version.config.metric_tags, load, version.load_seconds, instances)
+    devices = {each.device.uuid if each.device is not None else "" for each in version.placements if not each.passive}
+    gpu_uuid = devices.pop() if len(devices) == 1 else ""
+    tags = version.config.metric_tags
+    return ModelSample(version.stats, tags, load, version.load_seconds, instances, gpu_uuid)
 
 
 def _version_number(text: str) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from halimede.backends.api import Backend, BackendModel, Checks, ChoosesIsolation, ModelSource, Preloads
+from halimede.backends.api import Backend, BackendModel, Checks, ChoosesIsolation, ModelSource, NamesOptions, Preloads
 from halimede.backends.cores import available_cores
 from halimede.backends.discover import DEFAULT_BACKEND_DIRECTORY, find_backend
 from halimede.backends.python.backend import PythonBackend
@@ -47,6 +47,7 @@ from halimede.core.config.process_options import (
 from halimede.core.config.read import PROBLEM_LIMIT, locate, read_json
 from halimede.core.config.sequence_plan import sequence_plan
 from halimede.core.config.support import check_devices
+from halimede.core.config.unknown_options import unknown_parameters
 from halimede.core.config.validate import undeclared, validate
 from halimede.core.config.versions import select_versions
 from halimede.core.inventory import Inventory
@@ -233,6 +234,8 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         find_strategy(config)
         libraries = strategy_libraries(entry, config, versions, options.backend_directory)
         new = [*check_devices(config, {each.kind for each in placements}), *check_batching_options(config, libraries)]
+        if isinstance(backend, NamesOptions):
+            new += unknown_parameters(config, backend.parameters)
         if isinstance(backend, PythonBackend):
             new += ignored_batch_settings(config, "a python model takes the requests one by one")
         notes = (*notes, *locate(tuple(new), locations))

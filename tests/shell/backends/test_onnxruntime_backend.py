@@ -63,15 +63,14 @@ def test_every_datatype_goes_through_unchanged(tmp_path, datatype, shape):
         raw = raw % 2 if datatype is DataType.BOOL else raw
         expected = array = np.frombuffer(raw.tobytes(), datatype.dtype).reshape(shape)
     settings = config({"x": (datatype, *shape)}, {"y": (datatype, *shape)}, max_batch_size=0)
+    proto = identity(datatype, ("n", 3) if shape and shape[0] == 0 else shape)
     if not shape:
-        settings = replace(
-            settings,
-            input=(ModelInput("x", datatype, dims=(1,), reshape=ModelTensorReshape()),),
-            output=(ModelOutput("y", datatype, dims=(1,), reshape=ModelTensorReshape()),),
-        )
+        # Clients see a scalar as one element.
+        shape = (1,)
+        array, expected = array.reshape(shape), expected.reshape(shape)
+        settings = config({"x": (datatype, 1)}, {"y": (datatype, 1)}, max_batch_size=0)
     elif shape[0] == 0:
         settings = config({"x": (datatype, -1, 3)}, {"y": (datatype, -1, 3)}, max_batch_size=0)
-    proto = identity(datatype, ("n", 3) if shape and shape[0] == 0 else shape)
     array.flags.writeable = False
     (result,) = run(tmp_path, proto, settings, {"x": array}).values()
     assert (result.shape, result.dtype) == (shape, datatype.dtype)
@@ -257,12 +256,11 @@ def test_a_scalar_becomes_one_element_and_an_unknown_rank_stays_open(tmp_path):
     where = source(tmp_path, proto)
     assert tensors_without_rank(where.artifact) == {"x", "y"}
     completed = BACKEND.autocomplete(ModelConfig(), where)
-    assert completed.input == (ModelInput("x", FP32), ModelInput("s", FP32, dims=(1,), reshape=ModelTensorReshape()))
+    assert completed.input == (ModelInput("x", FP32), ModelInput("s", FP32, dims=(1,)))
     assert completed.output == (ModelOutput("y", FP32),)
 
     settings = config({"x": (FP32, -1, 2), "s": (FP32, 1)}, {"y": (FP32, -1, 2)}, max_batch_size=0)
-    settings = replace(settings, input=(settings.input[0], completed.input[1]))
-    result = run(tmp_path, None, settings, {"x": floats([1, 2]), "s": np.array(3, np.float32)})
+    result = run(tmp_path, None, settings, {"x": floats([1, 2]), "s": floats(3)})
     assert result["y"].tolist() == [[4, 5]]
 
 

@@ -137,6 +137,68 @@ def test_conda_environment_is_recognized(tmp_path: Path, model: Path, cache: Pat
     assert "VIRTUAL_ENV" not in found.environment
 
 
+ACTIVATE = """
+prefix="$(dirname "$(dirname "${BASH_SOURCE[0]}")")"
+if [ "$CONDA_PREFIX" = "$prefix" ]; then return 0; fi
+export CONDA_PREFIX="$prefix"
+PATH="$prefix/bin:$PATH"
+for each in "$prefix"/etc/conda/activate.d/*.sh; do . "$each"; done
+"""
+"""What conda-pack writes."""
+
+
+def make_conda(directory: Path, scripts: dict[str, str]) -> Path:
+    """A conda environment, whose interpreter is this one, with these scripts in `activate.d`."""
+    make_script(directory)
+    (directory / "bin" / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    activated = directory / "etc" / "conda" / "activate.d"
+    activated.mkdir(parents=True)
+    for name, text in scripts.items():
+        (activated / name).write_text(text)
+    return directory
+
+
+EXPORTS = {
+    "a.sh": 'echo "activating $CONDA_PREFIX"\nexport DATA_OF_A="$CONDA_PREFIX/share/a"\nhidden=1\n',
+    "b.sh": 'export DATA_OF_B="$DATA_OF_A and b"\nexport PATH="/opt/b:$PATH" LD_LIBRARY_PATH=/opt/lib\nfalse\n',
+    "c.fish": "set -x DATA_OF_C 1\n",
+}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_model_gets_what_the_scripts_of_a_conda_environment_export(
+    tmp_path: Path, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+):
+    monkeypatch.setenv("CONDA_PREFIX", "/elsewhere")
+    root = make_conda(model / "conda", EXPORTS)
+    text = "$$TRITON_MODEL_DIRECTORY/conda"
+    if packed:
+        (root / "bin" / "activate").write_text(ACTIVATE)
+        pack(root, tmp_path / "conda.tar.gz")
+        text = str(tmp_path / "conda.tar.gz")
+    found = resolve_environment(text, model, cache)
+    root = found.python.parents[1]
+    assert root.is_relative_to(cache) is packed
+    assert found.environment["DATA_OF_B"] == f"{root}/share/a and b"
+    path = [str(root / "bin"), "/opt/b", *os.environ["PATH"].split(":")]
+    assert found.environment == {
+        "CONDA_PREFIX": str(root),
+        "DATA_OF_A": f"{root}/share/a",
+        "DATA_OF_B": f"{root}/share/a and b",
+        "PATH": ":".join(path),
+        "LD_LIBRARY_PATH": f"{root}/lib:/opt/lib",
+    }
+    found.close()
+
+
+def test_scripts_that_end_the_shell_are_named(tmp_path: Path, model: Path, cache: Path):
+    root = make_conda(tmp_path / "conda", {"a.sh": 'echo "no licence in $CONDA_PREFIX"; exit 4\n'})
+    assert refusal(str(root), model, cache).message == (
+        f"the execution environment '{root}' cannot be used: its activate scripts failed (exit code 4): no licence in "
+        f"{root}"
+    )
+
+
 def test_unpacked_environment_rewrites_paths_in_its_scripts(tmp_path: Path, model: Path, cache: Path):
     """As conda-unpack does: with the place that it is in when it runs, which must be the last one."""
     root = make_script(tmp_path / "conda")

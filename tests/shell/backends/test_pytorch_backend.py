@@ -109,6 +109,18 @@ def test_every_datatype_goes_through_unchanged(version, datatype):
     assert (result["y"].dtype, result["y"].tobytes()) == (datatype.dtype, array.tobytes())
 
 
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (x * k).sum()
+
+
+def test_clients_see_a_scalar_as_one_element(version):
+    example = (torch.zeros(3), torch.tensor(2.0))
+    inputs = {"ARGS[0]": floats(1, 2, 3), "ARGS[1]": floats(2)}
+    exported = config({"ARGS[0]": (FP32, 3), "ARGS[1]": (FP32, 1)}, {"RESULT": (FP32, 1)}, max_batch_size=0)
+    assert run(export(Scaled(), example, version / "e.pt2"), exported, inputs)["RESULT"].tolist() == [12]
+
+
 class Halves(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x.to(torch.float32) * 2).to(torch.bfloat16)

@@ -125,24 +125,24 @@ def test_a_program_is_completed_from_its_signature(version):
         name="m",
         max_batch_size=4,
         input=(
-            ModelInput("INPUT__0", FP32, dims=(3,)),
-            ModelInput("INPUT__1", FP32, dims=(3,)),
-            ModelInput("INPUT__2", INT64, dims=(4,)),
+            ModelInput("x", FP32, dims=(3,)),
+            ModelInput("y", FP32, dims=(3,)),
+            ModelInput("k", INT64, dims=(4,)),
         ),
         output=(ModelOutput("OUTPUT__0", FP32, dims=(3,)), ModelOutput("OUTPUT__1", INT64, dims=(4,))),
         dynamic_batching=ModelDynamicBatching(),
     )
 
 
-def test_tensors_of_a_program_have_paths(version):
+def test_tensors_of_a_program_have_names_and_paths(version):
     settings = config(
-        {"KWARGS[k]": (INT64, 4), "ARGS[0]": (FP32, 3), "ARGS[1][y]": (FP32, 3)},
+        {"KWARGS[k]": (INT64, 4), "x": (FP32, 3), "ARGS[1][y]": (FP32, 3)},
         {"RESULT[k][0]": (INT64, 4), "OUTPUT__0": (FP32, 3)},
     )
     # Twice: the shapes of the second batch are known.
     loaded = BACKEND.load(settings, source(nested(version)))
     instance = loaded.create_instance(CPU)
-    inputs = {"ARGS[0]": floats([1, 2, 3]), "ARGS[1][y]": floats([1, 1, 1]), "KWARGS[k]": np.array([[1, 2, 3, 4]])}
+    inputs = {"x": floats([1, 2, 3]), "ARGS[1][y]": floats([1, 1, 1]), "KWARGS[k]": np.array([[1, 2, 3, 4]])}
     for _ in range(2):
         result = instance.run(inputs, ["RESULT[k][0]", "OUTPUT__0"], CONTEXT)
         assert (result["RESULT[k][0]"].tolist(), result["OUTPUT__0"].tolist()) == ([[2, 4, 6, 8]], [[2, 3, 4]])

@@ -58,7 +58,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def inputs(rows: int, y: int, k: int) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(rows)
-    shapes = {"INPUT__0": (rows, 4), "INPUT__1": (rows, y, 3), "INPUT__2": (rows, k)}
+    shapes = {"INPUT__0": (rows, 4), "y": (rows, y, 3), "k": (rows, k)}
     return {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -70,8 +70,8 @@ def test_a_package_is_completed_from_its_source_and_a_run(package: Path) -> None
     found = BACKEND.autocomplete(ModelConfig(), source(package))
     assert found.input == (
         ModelInput("INPUT__0", FP32, dims=(4,)),
-        ModelInput("INPUT__1", FP32, dims=(-1, 3)),
-        ModelInput("INPUT__2", FP32, dims=(-1,)),
+        ModelInput("y", FP32, dims=(-1, 3)),
+        ModelInput("k", FP32, dims=(-1,)),
     )
     assert found.output == (ModelOutput("OUTPUT__0", FP32, dims=(3,)), ModelOutput("OUTPUT__1", BF16, dims=(-1,)))
     assert found.max_batch_size == 4
@@ -100,8 +100,8 @@ def test_sizes_that_do_not_fit_are_refused_before_the_library_reads_them(package
         texts.append(caught.value.message)
     instance.close()
     assert texts == [
-        "dimension 1 of input 'INPUT__2' is 5, and dimension 1 of input 'INPUT__1' is 7; the model needs equal sizes",
-        "dimension 1 of input 'INPUT__1' is 101; the model takes at most 100",
+        "dimension 1 of input 'k' is 5, and dimension 1 of input 'y' is 7; the model needs equal sizes",
+        "dimension 1 of input 'y' is 101; the model takes at most 100",
         "dimension 0 of input 'INPUT__0' is 65; the model takes at most 64",
     ]
 
@@ -130,7 +130,7 @@ def test_a_package_without_its_source_is_checked_by_its_library(package: Path, t
 
 
 def test_an_instance_of_another_device_is_refused(package: Path) -> None:
-    names = {"INPUT__0": 0, "INPUT__1": 1, "INPUT__2": 2}
+    names = {"INPUT__0": 0, "y": 1, "k": 2}
     with pytest.raises(InferenceError, match=r"compiled for 'cpu'.* write instance_group \[ { kind: KIND_CPU } \]"):
         PackageProgram(package, "m", "model", torch.device("cuda", 0), names, None)
 

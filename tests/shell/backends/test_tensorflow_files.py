@@ -344,8 +344,8 @@ def test_check_of_a_frozen_graph_knows_its_names_and_placeholders(tmp_path):
     BACKEND.check(replace(config, input=(x, inner)), where)
     wrong = (ModelInput("x", DataType.INT32, dims=(5,)),)
     assert (
-        "TYPE_INT32 for input 'x', model provides TYPE_FP32; model 'm', tensor 'x': the model expects shape [-1,4]"
-        in texts(input=wrong)
+        "TYPE_INT32 for input 'x', model provides TYPE_FP32; model 'm', tensor 'x': the model expects 2 dimensions "
+        "(shape [-1,4])" in texts(input=wrong)
     )
     assert "inference output 'z', allowed outputs are: y, free" in texts(output=(ModelOutput("z", FP32, dims=(4,)),))
     assert "configuration expects 1 inputs, model provides 2" in texts(output=(ModelOutput("y", FP32, dims=(4,)),))

@@ -8,6 +8,7 @@ from halimede.backends.pytorch.naming import (
     bind_outputs,
     bind_paths,
     index_of,
+    own_names,
 )
 from halimede.core.types import ErrorCode, InferenceError
 
@@ -104,25 +105,44 @@ def test_outputs_that_forward_does_not_return_are_named():
 
 
 PATHS = ("ARGS[0]", "ARGS[2][key]", "KWARGS[k]")
+OWN = ("x", "key", "k")
 
 
-def test_tensors_of_a_pt2_file_are_found_by_index_or_by_structure():
-    assert bind_paths("m", ["INPUT__1", "ARGS[0]", "KWARGS[k]"], PATHS, "input", needed=True) == {
-        "INPUT__1": 1,
-        "ARGS[0]": 0,
-        "KWARGS[k]": 2,
-    }
-    assert bind_paths("m", ["RESULT[k][0]"], ("RESULT[j]", "RESULT[k][0]"), "output") == {"RESULT[k][0]": 1}
+@pytest.mark.parametrize(
+    ("paths", "arguments", "names"),
+    [
+        (PATHS, ("x", "more_key", "k"), OWN),
+        (PATHS, ("", "", ""), ("INPUT__0", "key", "k")),
+        (("ARGS[0][0]", "ARGS[0][1]"), ("pair_0", "pair_1"), ("pair_0", "pair_1")),
+        (("ARGS[0][a]", "ARGS[1][a]", "ARGS[2]"), ("p_a", "q_a", "a"), ("p_a", "q_a", "a")),
+        (("ARGS[0][a]", "ARGS[1][a]", "KWARGS[k]"), ("", "", ""), ("INPUT__0", "INPUT__1", "k")),
+        (("ARGS[0]", "ARGS[1]"), ("INPUT__1", ""), ("INPUT__0", "INPUT__1")),
+    ],
+)
+def test_tensors_of_a_pt2_file_have_the_names_of_keys_and_arguments(paths, arguments, names):
+    assert own_names(paths, arguments, "input") == names
+
+
+def test_tensors_of_a_pt2_file_are_found_by_name_by_index_or_by_structure():
+    for names in (["key", "x", "k"], ["INPUT__1", "ARGS[0]", "KWARGS[k]"], ["any__1", "x", "KWARGS[k]"]):
+        assert bind_paths("m", names, PATHS, OWN, "input", needed=True) == dict(zip(names, (1, 0, 2), strict=True))
+    results = ("RESULT[j]", "RESULT[k][0]")
+    assert bind_paths("m", ["RESULT[k][0]"], results, ("j", "OUTPUT__1"), "output") == {"RESULT[k][0]": 1}
 
 
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        (["INPUT__3"], "its inputs are INPUT__0 to INPUT__2, or by structure ARGS[0], ARGS[2][key], KWARGS[k]"),
-        (["x"], "has no input 'x'"),
+        (
+            ["INPUT__3"],
+            "has no input 'INPUT__3'; its inputs are x, key, k, in order INPUT__0 to INPUT__2, or by structure "
+            "ARGS[0], ARGS[2][key], KWARGS[k]",
+        ),
+        (["y"], "has no input 'y'"),
+        (["INPUT__0", "x"], "inputs 'INPUT__0' and 'x' are the same tensor (ARGS[0])"),
         (["INPUT__0", "ARGS[0]"], "inputs 'INPUT__0' and 'ARGS[0]' are the same tensor (ARGS[0])"),
         (["INPUT__0", "INPUT__1"], "no input in the configuration is KWARGS[k] of the model file"),
     ],
 )
 def test_names_that_a_pt2_file_does_not_have_are_named(names, problem):
-    assert problem in refused(lambda: bind_paths("m", names, PATHS, "input", needed=True))
+    assert problem in refused(lambda: bind_paths("m", names, PATHS, OWN, "input", needed=True))

@@ -123,7 +123,7 @@ def test_an_exported_program_says_names_types_and_dynamic_sizes():
     values = {"x": (7, SYMBOL, 4), "y": (13, SYMBOL, f"Mul(Integer(2), {SYMBOL})"), "z": (5, 3)}
     document = program([tensor("x"), {"as_none": True}], values, [tensor("y"), tensor("z")], TWO, PLAIN)
     assert read_exported(document, "m") == ExportedSignature(
-        (ExportedTensor("ARGS[0]", FP32, (ROWS, Dimension(4))),),
+        (ExportedTensor("ARGS[0]", FP32, (ROWS, Dimension(4)), "x"),),
         (
             ExportedTensor("RESULT[0]", BF16, (ROWS, Dimension(-1))),
             ExportedTensor("RESULT[1]", INT64, (Dimension(3),)),

@@ -2,7 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature, complete
+from halimede.core.config.autocomplete import (
+    ModelSignature,
+    Scalars,
+    TensorSignature,
+    check_signature,
+    complete,
+    find_scalars,
+)
 from halimede.core.config.model_config import (
     BatchInput,
     BatchInputKind,
@@ -57,7 +64,7 @@ def test_model_with_a_fixed_first_dimension_does_not_batch():
     assert complete(ModelConfig(name="m"), FIXED) == (
         ModelConfig(
             name="m",
-            input=(ModelInput("x", FP32, dims=(2, -1)), ModelInput("k", INT64, dims=(1,), reshape=SCALAR)),
+            input=(ModelInput("x", FP32, dims=(2, -1)), ModelInput("k", INT64, dims=(1,))),
             output=(ModelOutput("y", FP32, dims=(-1,)),),
         ),
         (),
@@ -183,9 +190,9 @@ def test_every_disagreement_with_the_model_is_named():
             "input[0].data_type",
         ),
         Problem(
-            "model 'm', tensor 'x': the model expects shape [-1,3,224] but the model configuration specifies shape "
-            "[-1,3,225] (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
-            "making complete shape [-1,3,225])",
+            "model 'm', tensor 'x': the model expects 3 dimensions (shape [-1,3,224]) but the model configuration "
+            "specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit "
+            "tensor shape, making complete shape [-1,3,225])",
             "input[0].dims",
         ),
         Problem("unable to load model 'm', unexpected inference output 'z', allowed outputs are: y", "output[1].name"),
@@ -208,7 +215,8 @@ def test_outputs_may_be_left_out_of_the_configuration():
         (4, ModelInput("x", FP32, dims=(3,)), (-1, -1), None),
         (4, ModelInput("x", FP32, dims=(1,), reshape=SCALAR), (-1,), None),
         (4, ModelInput("x", FP32, dims=(6,), reshape=ModelTensorReshape((2, 3))), (-1, 2, 3), None),
-        (0, ModelInput("x", FP32, dims=(1,), reshape=SCALAR), (), None),
+        (0, ModelInput("x", FP32, dims=(1,)), (), None),
+        (0, ModelInput("x", FP32, dims=(1, 1)), (), None),
         (0, ModelInput("x", FP32, dims=(2, 3)), None, None),
         (
             4,
@@ -243,7 +251,8 @@ def test_outputs_may_be_left_out_of_the_configuration():
             0,
             ModelInput("x", FP32, dims=(-1, 3)),
             (1, 3),
-            "the model expects shape [1,3] but the model configuration specifies shape [-1,3]",
+            "the model expects 2 dimensions (shape [1,3]) but the model configuration specifies 2 dimensions "
+            "(shape [-1,3])",
         ),
     ],
 )
@@ -359,6 +368,18 @@ OF_SEQUENCES = ModelSignature(
         TensorSignature("shown", INT64, (-1, -1)),
     ),
 )
+
+
+def test_one_element_stands_for_a_scalar_of_a_model_that_does_not_batch():
+    x, y = ModelInput("x", FP32, dims=(1,)), ModelOutput("y", FP32, dims=(1, 1))
+    scalar = ModelSignature((TensorSignature("x", FP32, ()),), (TensorSignature("y", FP32, ()),))
+
+    assert find_scalars(config_of(0, x, y), scalar) == Scalars(frozenset({"x"}), {"y": (1, 1)})
+    assert find_scalars(config_of(0, x, y), simple((1,), (1, 1))) == Scalars()
+    assert [each.message for each in check_signature(config_of(0, replace(x, dims=(2,)), y), scalar)] == [
+        "unable to load model 'm', scalar tensor 'x', should only provide 1 in the model configuration when the model "
+        "doesn't support batching. Model configuration provided: [2]."
+    ]
 
 
 def test_controls_and_states_are_not_tensors_of_clients():

@@ -295,6 +295,19 @@ def test_decoupled_models_have_a_histogram_of_the_time_to_their_first_answer():
     assert (samples["_sum", None], samples["_count", None]) == (1_090, 2)
 
 
+def test_metrics_of_requests_name_the_gpu_that_a_model_is_on():
+    stats = ModelStats("m", "1", decoupled=True)
+    gpu = InstanceSample("m_0", "GPU-1", BusyTime(0).value(0, 0))
+    body = page([ModelSample(stats, {"team": "vision"}, instances=[gpu], gpu_uuid="GPU-1")])
+
+    lines = body.decode().splitlines()
+    assert 'nv_inference_count{_team="vision",gpu_uuid="GPU-1",model="m",version="1"} 0' in lines
+    failed = 'nv_inference_request_failure{_team="vision",gpu_uuid="GPU-1",model="m",reason="REJECTED",version="1"} 0'
+    assert failed in lines
+    named = {line.partition("{")[0] for line in lines if 'gpu_uuid="GPU-1"' in line}
+    assert named == {line.partition("{")[0] for line in lines if line.startswith("nv_inference_")}
+
+
 def test_metric_tags_become_labels_with_an_underscore_in_front():
     tags = {"team": 'a "b"', "cost-centre": "7", "version": "tag", "__own": "x"}
     body = page([ModelSample(ModelStats("m", "1"), tags)])

@@ -209,7 +209,7 @@ def test_an_unknown_platform_alone_is_an_error():
 
     assert raised.value == InferenceError(
         ErrorCode.INVALID_ARG,
-        "unexpected platform type 'caffe2_netdef' for model 'm', expected one of tensorflow_savedmodel, "
+        "unexpected platform type 'caffe2_netdef' for m; expected one of tensorflow_savedmodel, "
         "tensorflow_graphdef, tensorrt_plan, onnxruntime_onnx, pytorch_libtorch, torch_aoti, ensemble, or a 'backend'",
     )
 

@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from halimede.backends.api import ModelSource
+from halimede.backends.api import ModelSource, TensorInstance
 from halimede.backends.cores import available_cores
 from halimede.backends.onnxruntime.instance import OnnxInstance
-from halimede.backends.onnxruntime.options import CPU, CUDA, OnnxOptions, Provider, read_options
+from halimede.backends.onnxruntime.options import CPU, CUDA, PARAMETERS, OnnxOptions, Provider, read_options
 from halimede.backends.onnxruntime.session import (
     check_available,
     open_session,
@@ -20,7 +20,8 @@ from halimede.backends.onnxruntime.session import (
 )
 from halimede.backends.onnxruntime.signature import check_model, read_signature
 from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads
-from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete, is_complete
+from halimede.backends.scalars import with_scalars
+from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, Scalars, complete, is_complete
 from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, Placement
 
@@ -32,6 +33,8 @@ class OnnxRuntimeBackend:
 
     default_model_filename = "model.onnx"
     isolation = "thread"
+    parameters = PARAMETERS
+    settings = ("default-max-batch-size", "enable-global-threadpool", "intra-op-thread-count", "inter-op-thread-count")
 
     def default_instance_count(self, kind: str) -> int:
         return 2 if kind == "CPU" else 1
@@ -86,15 +89,16 @@ class OnnxModel:
             self._gpu_threads = plan_threads(
                 cores, max(1, gpu), intra=intra, inter=inter, parallel=parallel, can_share=False
             )
+        self._scalars = Scalars()
         self._lock = threading.Lock()
         self._cpu_session: Any = None
         if cpu:
             # Opened here, so that a model that cannot be loaded fails before its instances start.
             self._cpu_session = self._open(options.cpu, self._cpu_threads, self._path)
 
-    def create_instance(self, placement: Placement) -> OnnxInstance:
+    def create_instance(self, placement: Placement) -> TensorInstance:
         session = self._gpu_session(placement) if placement.kind == "GPU" else self._next_cpu_session()
-        return OnnxInstance(session, self._config, self._options.arena_shrinkage)
+        return with_scalars(OnnxInstance(session, self._config, self._options.arena_shrinkage), self._scalars)
 
     def close(self) -> None:
         self._cpu_session = None
@@ -119,7 +123,7 @@ class OnnxModel:
 
     def _open(self, providers: tuple[Provider, ...], threads: ThreadPlan | None, path: Path) -> Any:
         session = open_session(path, self._name, self._options, threads, providers)
-        check_model(self._config, path, session)
+        self._scalars = check_model(self._config, path, session)
         return session
 
 

@@ -32,6 +32,19 @@ TENSORRT_NAMES = {
 }
 TENSORRT_PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
 
+PARAMETERS = (
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+    "execution_mode",
+    "enable_mem_arena",
+    "enable_mem_pattern",
+    "memory.enable_memory_arena_shrinkage",
+    "session.use_device_allocator_for_initializers",
+    *CUDA_CHOICES,
+    "gpu_mem_limit",
+)
+"""All parameters of a model that are read here."""
+
 
 @dataclass(frozen=True, slots=True)
 class OnnxOptions:

@@ -7,7 +7,7 @@ from typing import Any
 
 from halimede.backends.onnxruntime.session import DATATYPES
 from halimede.backends.protobuf_fields import Data, Range, nested, text
-from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature
+from halimede.core.config.autocomplete import ModelSignature, Scalars, TensorSignature, check_signature, find_scalars
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
@@ -39,9 +39,13 @@ def read_signature(session: Any, path: Path, config: ModelConfig) -> ModelSignat
     )
 
 
-def check_model(config: ModelConfig, path: Path, session: Any) -> None:
-    """INVALID_ARG with every disagreement between configuration and model; UNSUPPORTED for types that cannot run."""
-    problems = check_signature(config, read_signature(session, path, config))
+def check_model(config: ModelConfig, path: Path, session: Any) -> Scalars:
+    """The scalars of the model.
+
+    INVALID_ARG with every disagreement between configuration and model; UNSUPPORTED for types that cannot run.
+    """
+    signature = read_signature(session, path, config)
+    problems = check_signature(config, signature)
     if problems:
         raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problem.message for problem in problems))
     strings = [each.name for each in model_inputs(config) if each.data_type is DataType.BYTES]
@@ -52,6 +56,7 @@ def check_model(config: ModelConfig, path: Path, session: Any) -> None:
             f"model '{config.name}': input '{strings[0]}' is TYPE_STRING and output '{bfloats[0]}' is TYPE_BF16; "
             "onnxruntime's Python interface cannot run both in one model",
         )
+    return find_scalars(config, signature)
 
 
 def tensors_without_rank(path: Path) -> frozenset[str]:

@@ -8,14 +8,21 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from halimede.backends.api import ModelSource, RunContext
+from halimede.backends.api import ModelSource, RunContext, TensorInstance
 from halimede.backends.cores import available_cores
 from halimede.backends.openvino.graph import fit_shapes, has_batch_layout, read_ports, with_text_as_bytes
 from halimede.backends.openvino.instance import OpenVinoInstance
-from halimede.backends.openvino.options import OpenVinoOptions, Properties, compile_properties, read_options
+from halimede.backends.openvino.options import PARAMETERS, OpenVinoOptions, Properties, compile_properties, read_options
 from halimede.backends.openvino.runtime import compile_model, open_core, read_model, supports
 from halimede.backends.openvino.signature import Ports, check_ports, first_batch
-from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, complete, is_complete
+from halimede.backends.scalars import with_scalars
+from halimede.core.config.autocomplete import (
+    DEFAULT_MAX_BATCH_SIZE,
+    ModelSignature,
+    complete,
+    find_scalars,
+    is_complete,
+)
 from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.types import ErrorCode, InferenceError, Placement
 
@@ -30,6 +37,8 @@ class OpenVinoBackend:
 
     default_model_filename = "model.xml"
     isolation = "thread"
+    parameters = PARAMETERS
+    settings = ("default-max-batch-size",)
 
     def default_instance_count(self, kind: str) -> int:
         return 2 if kind == "CPU" else 1
@@ -72,6 +81,7 @@ class OpenVinoModel:
         graph = read_model(core, model_path(config, source))
         ports, self._rows = _fitted(graph, config, options)
         self._first_batch = first_batch(ports)
+        self._scalars = find_scalars(config, ports.signature(fixed_batch=self._rows > 0))
         self._has_state = bool(graph.get_sinks())
         if self._has_state and config.sequence_batching is not None:
             raise InferenceError(
@@ -85,7 +95,7 @@ class OpenVinoModel:
         supported = _supported(options.device, properties, source.name)
         self._compiled: Any = compile_model(core, graph, options.device, supported)
 
-    def create_instance(self, placement: Placement) -> OpenVinoInstance:
+    def create_instance(self, placement: Placement) -> TensorInstance:
         instance = OpenVinoInstance(
             self._compiled,
             self._plan,
@@ -95,7 +105,7 @@ class OpenVinoModel:
         )
         if self._first_batch:
             _warm_up(instance, self._first_batch, placement.name)
-        return instance
+        return with_scalars(instance, self._scalars)
 
     def close(self) -> None:
         self._compiled = None

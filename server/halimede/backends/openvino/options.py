@@ -17,6 +17,20 @@ YES_NO = {"YES": True, "NO": False}
 # Such as "GPU.1", "AUTO:GPU,CPU", "MULTI:CPU(2),GPU(4)" and "AUTO:-NPU".
 _DEVICE = re.compile(r"(CPU|GPU|NPU)(\.[0-9]+){0,2}|(AUTO|MULTI|HETERO|BATCH)(:[A-Z0-9.,()-]{1,256})?", re.ASCII)
 
+PARAMETERS = (
+    "TARGET_DEVICE",
+    "PERFORMANCE_HINT",
+    "NUM_STREAMS",
+    "INFERENCE_NUM_THREADS",
+    "COMPILATION_NUM_THREADS",
+    "HINT_BF16",
+    "SKIP_OV_DYNAMIC_BATCHSIZE",
+    "ENABLE_BATCH_PADDING",
+    "RESHAPE_IO_LAYERS",
+    "CPU_EXTENSION_PATH",
+)
+"""All parameters of a model that are read here."""
+
 Properties = Mapping[str, str | int | bool]
 
 

@@ -15,6 +15,8 @@ class PythonBackend:
     """
 
     isolation = "process"
+    parameters = ("*",)  # a model's code may have any
+    settings = ()
 
     def __init__(self, program: Path | None = None) -> None:
         self.program = program

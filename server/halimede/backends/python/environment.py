@@ -6,7 +6,9 @@ loads and servers of the same user share. An entry is complete if it has a `read
 it: shared while processes run in it, exclusive to unpack or remove it; they end with their processes. When another
 archive is unpacked, an entry is removed if its archive is gone or has changed and no process runs in it.
 
-No script of an environment is run to set it up: its `activate` would set what is set here, and needs a shell.
+As in Triton, bash reads the environment's `bin/activate`, which in a conda environment also reads the scripts in
+`etc/conda/activate.d`, and the model gets the variables that they export. Without `bin/activate`, bash reads those
+scripts alone.
 """
 
 import fcntl
@@ -48,6 +50,13 @@ OUTPUT_BYTES = 64 << 10
 SHOWN_CHARACTERS = 500
 
 READY = "ready"
+# The names begin with an underscore, and there are no arguments, because a script that bash reads sees both.
+ACTIVATE = """
+_result=$1 _python=$2; shift 2; _scripts=("$@"); set --
+for _script in "${_scripts[@]}"; do . "$_script"; done
+exec "$_python" -I -c 'import json, os, sys; json.dump(dict(os.environ), os.fdopen(int(sys.argv[1]), "w"))' "$_result"
+"""
+OF_SHELLS = ("OLDPWD", "PS1", "PWD", "SHLVL")
 CHECK = """
 import sys
 print('interpreter', sys.implementation.name, sys.version_info[0], sys.version_info[1])
@@ -131,8 +140,8 @@ def resolve_environment(path_text: str, model_directory: Path, cache: Path) -> E
         entry = _unpacked(path, path_text, cache)
         root = entry / "env"
     try:
-        variables = _variables(root)
         python = _interpreter(root, path_text)
+        variables = _variables(root, _activated(root, python, path_text))
         _check(python, root, variables, path_text)
     except BaseException:
         if entry is not None:
@@ -154,18 +163,53 @@ def _interpreter(root: Path, text: str) -> Path:
     raise _wrong(text, "it has no bin/python3; expected a virtual environment, or what conda-pack makes of one")
 
 
-def _variables(root: Path) -> dict[str, str]:
-    """The variables that the environment's `activate` would set."""
+def _variables(root: Path, exported: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the environment. `exported` are those that its scripts have set."""
 
     def before(name: str, path: Path) -> str:
-        others = os.environ.get(name)
-        return f"{path}{os.pathsep}{others}" if others else str(path)
+        others = exported.get(name, os.environ.get(name, ""))
+        return os.pathsep.join([str(path), *(each for each in others.split(os.pathsep) if each not in ("", str(path)))])
 
-    is_virtual = (root / "pyvenv.cfg").is_file()
     return {
+        **exported,
         "PATH": before("PATH", root / "bin"),
         "LD_LIBRARY_PATH": before("LD_LIBRARY_PATH", root / "lib"),
-        "VIRTUAL_ENV" if is_virtual else "CONDA_PREFIX": str(root),
+        _prefix_name(root): str(root),
+    }
+
+
+def _prefix_name(root: Path) -> str:
+    return "VIRTUAL_ENV" if (root / "pyvenv.cfg").is_file() else "CONDA_PREFIX"
+
+
+def _activated(root: Path, python: Path, text: str) -> dict[str, str]:
+    """The variables that the environment's scripts export. INVALID_ARG if they end the shell."""
+    activate = root / "bin" / "activate"
+    scripts = [activate] if activate.is_file() else sorted((root / "etc" / "conda" / "activate.d").glob("*.sh"))
+    if not scripts:
+        return {}
+    bash = shutil.which("bash")
+    if bash is None:
+        log.warning("the execution environment '%s' is not activated: there is no bash to read its scripts", clip(text))
+        return {}
+    # What conda-pack writes as `activate` does nothing if this variable is set, and other scripts need it.
+    prefix = {} if scripts == [activate] else {_prefix_name(root): str(root)}
+    given = {name: value for name, value in os.environ.items() if name != "CONDA_PREFIX"} | prefix
+    with os.fdopen(os.memfd_create("environment"), "rb") as result:
+        number = result.fileno()
+        command = [bash, "--noprofile", "--norc", "-c", ACTIVATE, "bash", str(number), str(python), *map(str, scripts)]
+        code, output = _run(command, given, CHECK_SECONDS, keep=(number,), whole=True)
+        result.seek(0)
+        written = result.read()
+    try:
+        found: dict[str, str] = json.loads(written)
+    except ValueError as error:
+        shown = _tail(output, root, text)
+        raise _wrong(text, f"its activate scripts failed (exit code {code}): {shown}") from error
+    return {
+        name: value
+        for name, value in found.items()
+        if given.get(name) != value and not name.startswith("_") and name not in OF_SHELLS
     }
 
 
@@ -252,7 +296,7 @@ def _unpack(archive: Path, text: str, entry: Path, identity: Sequence[object], l
 def _set_prefix(root: Path, text: str) -> None:
     """Let the environment write its new path into its scripts, which have the path where it was packed."""
     command = [str(_interpreter(root, text)), str(root / "bin" / "conda-unpack")]
-    code, output = _run(command, _variables(root), PREFIX_SECONDS)
+    code, output = _run(command, _variables(root, {}), PREFIX_SECONDS)
     if code:
         raise _wrong(text, f"its conda-unpack failed (exit code {code}): {_tail(output, root, text)}")
 
@@ -324,12 +368,20 @@ def _is_linked(descriptor: int, path: Path) -> bool:
 
 
 def _run(
-    command: Sequence[str], variables: Mapping[str, str], seconds: float, keep: tuple[int, ...] = ()
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    seconds: float,
+    keep: tuple[int, ...] = (),
+    *,
+    whole: bool = False,
 ) -> tuple[int, str]:
-    """Exit code and the beginning of the output; all of its processes are killed if it takes too long."""
+    """Exit code and the beginning of the output; all of its processes are killed if it takes too long.
+
+    `variables` override the server's own, or are all there are if they are the `whole` environment.
+    """
     with subprocess.Popen(  # noqa: S603  # the interpreter that the model's configuration names
         command,
-        env={**os.environ, **variables},
+        env=variables if whole else {**os.environ, **variables},
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

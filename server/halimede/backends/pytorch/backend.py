@@ -4,18 +4,27 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from halimede.backends.api import ModelSource
+from halimede.backends.api import ModelSource, TensorInstance
 from halimede.backends.cores import available_cores
 from halimede.backends.pytorch.complete import complete_config
 from halimede.backends.pytorch.files import ModelFiles, find_files
 from halimede.backends.pytorch.form import Form
 from halimede.backends.pytorch.instance import TorchInstance
-from halimede.backends.pytorch.loading import Bound, check_exported, input_names, open_program
-from halimede.backends.pytorch.naming import bind_paths
-from halimede.backends.pytorch.options import TorchOptions, plan_threads, read_options
+from halimede.backends.pytorch.loading import (
+    Bound,
+    check_exported,
+    input_names,
+    open_program,
+    paths_of,
+    single_elements,
+)
+from halimede.backends.pytorch.options import PARAMETERS, TorchOptions, plan_threads, read_options
 from halimede.backends.pytorch.runtime import configure, export_runtime, has_gpu_build, omp_limit, runtime
 from halimede.backends.pytorch.samples import Shapes, configured_shapes, exported_shapes, zeros
 from halimede.backends.pytorch.script import cause_of
+from halimede.backends.read_memory import MEMORY_SETTING
+from halimede.backends.scalars import with_scalars
+from halimede.core.config.autocomplete import Scalars
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError, Placement
 from halimede.core.types.error import clip
@@ -31,6 +40,8 @@ class PyTorchBackend:
 
     default_model_filename = "model.pt"
     isolation = "process"
+    parameters = PARAMETERS
+    settings = ("default-max-batch-size", MEMORY_SETTING)
 
     def default_instance_count(self, kind: str) -> int:  # noqa: ARG002  # the interface's argument
         return 1
@@ -64,10 +75,13 @@ class PyTorchModel:
         self._options = read_options(config, source.name, self._files.form)
         for note in self._options.notes:
             log.warning("model '%s': %s", self._model, note)
+        inputs: frozenset[str] = frozenset()
         if self._files.form in (Form.EXPORTED, Form.PACKAGE):
-            check_exported(self._config, self._files, self._model)
+            inputs = check_exported(self._config, self._files, self._model).inputs
+        # Of the results of a program, only runs show the shapes.
+        self._scalars = Scalars(inputs, single_elements(self._config))
 
-    def create_instance(self, placement: Placement) -> TorchInstance:
+    def create_instance(self, placement: Placement) -> TensorInstance:
         config, files, options = self._config, self._files, self._options
         torch = runtime()
         instances = sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group)
@@ -81,7 +95,7 @@ class PyTorchModel:
         except BaseException:
             instance.close()
             raise
-        return instance
+        return with_scalars(instance, self._scalars)
 
     def close(self) -> None:
         """No effect: the instances share nothing."""
@@ -126,11 +140,10 @@ def _run_before_requests(
 
 
 def _shapes(config: ModelConfig, files: ModelFiles, rows: int) -> Shapes | None:
-    tensors = files.exported.inputs if files.exported is not None else files.package.inputs if files.package else None
-    if tensors is None:
+    paths = paths_of(files, config.name) if files.form in (Form.EXPORTED, Form.PACKAGE) else None
+    if paths is None or paths.tensors is None:
         return configured_shapes(config, rows)
-    names = bind_paths(config.name, input_names(config), [each.path for each in tensors], "input")
-    return exported_shapes(tensors, names, rows)
+    return exported_shapes(paths.tensors, paths.bind_inputs(config.name, input_names(config)), rows)
 
 
 def _buffers(program: Any) -> dict[str, Any]:  # Any: torch.Tensor

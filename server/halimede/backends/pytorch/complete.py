@@ -11,7 +11,7 @@ from halimede.backends.pytorch.files import ModelFiles, find_files
 from halimede.backends.pytorch.form import Form
 from halimede.backends.pytorch.loading import Paths, input_names, input_places, output_names, output_places, paths_of
 from halimede.backends.pytorch.module import ModuleProgram
-from halimede.backends.pytorch.naming import Argument, ArgumentKind, Results, bind_paths
+from halimede.backends.pytorch.naming import Argument, ArgumentKind, Results
 from halimede.backends.pytorch.options import read_options
 from halimede.backends.pytorch.probe import ProbeError, ShapesOf, probe_outputs
 from halimede.backends.pytorch.program import PackageProgram, Program
@@ -50,8 +50,10 @@ def complete_config(config: ModelConfig, source: ModelSource) -> ModelConfig:
 
 
 def _exported_signature(config: ModelConfig, files: ModelFiles, paths: Paths) -> ModelSignature:
-    inputs = _named(config, input_names(config), paths.inputs, "input", has_all=not config.input)
-    outputs = _named(config, output_names(config), paths.outputs, "output", has_all=not config.output)
+    inputs = paths.bind_inputs(config.name, input_names(config))
+    inputs = _with_others(inputs, paths.input_names(), has_all=not config.input)
+    outputs = paths.bind_outputs(config.name, output_names(config))
+    outputs = _with_others(outputs, paths.output_names(), has_all=not config.output)
     tensors = paths.tensors
     if tensors is None:
         raise _too_little(config, files, list(inputs))
@@ -70,13 +72,10 @@ def _exported_signature(config: ModelConfig, files: ModelFiles, paths: Paths) ->
     return ModelSignature(found, _outputs(config, files, program, shapes, outputs))
 
 
-def _named(
-    config: ModelConfig, names: Sequence[str], paths: Sequence[str], kind: str, *, has_all: bool
-) -> dict[str, int]:
-    """The position of each configured name, and with `has_all` names for the other tensors."""
-    bound = bind_paths(config.name, names, paths, kind)
+def _with_others(bound: Mapping[str, int], own: Sequence[str], *, has_all: bool) -> dict[str, int]:
+    """The position of each configured name, and with `has_all` the other tensors under their own names."""
     taken = set(bound.values())
-    rest = {f"{kind.upper()}__{at}": at for at in range(len(paths)) if has_all and at not in taken}
+    rest = {name: at for at, name in enumerate(own) if has_all and at not in taken}
     return dict(sorted({**bound, **rest}.items(), key=lambda item: item[1]))
 
 

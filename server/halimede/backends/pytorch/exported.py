@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from halimede.backends.pytorch.tree import argument_paths, result_paths
@@ -46,11 +46,12 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class ExportedTensor:
-    """A tensor of the program: its `path` in the arguments or results."""
+    """A tensor of the program: its `path` in the arguments or results, and the `name` of an argument in the program."""
 
     path: str
     datatype: DataType
     dimensions: tuple[Dimension, ...]
+    name: str = ""
 
     def signature(self, name: str) -> TensorSignature:
         return TensorSignature(name, self.datatype, tuple(each.size for each in self.dimensions))
@@ -91,10 +92,10 @@ def _read(program: Any, model: str) -> ExportedSignature:  # Any: JSON
     ranges = program["range_constraints"]
     inputs = [each["user_input"]["arg"] for each in module["signature"]["input_specs"] if "user_input" in each]
     outputs = [each["user_output"]["arg"] for each in module["signature"]["output_specs"] if "user_output" in each]
-    return ExportedSignature(
-        _tensors(inputs, argument_paths(spec["in_spec"]), values, ranges, model),
-        _tensors(outputs, result_paths(spec["out_spec"]), values, ranges, model),
-    )
+    arguments = _tensors(inputs, argument_paths(spec["in_spec"]), values, ranges, model)
+    results = _tensors(outputs, result_paths(spec["out_spec"]), values, ranges, model)
+    # The names of results are those of the operations that compute them, and say nothing to clients.
+    return ExportedSignature(arguments, tuple(replace(each, name="") for each in results))
 
 
 def _tensors(
@@ -103,7 +104,8 @@ def _tensors(
     found: list[ExportedTensor] = []
     for argument, path in zip(arguments, paths, strict=True):
         if "as_tensor" in argument:
-            found.append(_tensor(values[argument["as_tensor"]["name"]], path, ranges, model))
+            name = argument["as_tensor"]["name"]
+            found.append(_tensor(values[name], path, name, ranges, model))
         elif any(key.startswith("as_sym") or key == "as_custom_obj" for key in argument):
             (kind,) = argument
             text = f"model '{clip(model)}': {path} is {kind.removeprefix('as_')}, and only tensors can be passed"
@@ -111,12 +113,12 @@ def _tensors(
     return tuple(found)
 
 
-def _tensor(value: Any, path: str, ranges: Any, model: str) -> ExportedTensor:  # Any: JSON
+def _tensor(value: Any, path: str, name: str, ranges: Any, model: str) -> ExportedTensor:  # Any: JSON
     datatype = DATATYPES.get(value["dtype"])
     if datatype is None:
         text = f"model '{clip(model)}': {path} has a datatype of PyTorch ({value['dtype']}) that no request can carry"
         raise InferenceError(ErrorCode.INVALID_ARG, f"{text}; convert it inside the model")
-    return ExportedTensor(path, datatype, tuple(_dimension(size, ranges) for size in value["sizes"]))
+    return ExportedTensor(path, datatype, tuple(_dimension(size, ranges) for size in value["sizes"]), name)
 
 
 def _dimension(size: Any, ranges: Any) -> Dimension:  # Any: JSON

@@ -8,11 +8,25 @@ from halimede.backends.pytorch.exported import ExportedSignature, ExportedTensor
 from halimede.backends.pytorch.files import ModelFiles
 from halimede.backends.pytorch.form import Form
 from halimede.backends.pytorch.module import ModuleProgram
-from halimede.backends.pytorch.naming import Argument, ArgumentKind, Results, bind_inputs, bind_outputs, bind_paths
+from halimede.backends.pytorch.naming import (
+    Argument,
+    ArgumentKind,
+    Results,
+    bind_inputs,
+    bind_outputs,
+    bind_paths,
+    own_names,
+)
 from halimede.backends.pytorch.options import TorchOptions
 from halimede.backends.pytorch.program import ExportedProgram, PackageProgram, Program
 from halimede.backends.pytorch.script import ScriptProgram
-from halimede.core.config.autocomplete import ModelSignature, TensorSignature, check_signature
+from halimede.core.config.autocomplete import (
+    ModelSignature,
+    Scalars,
+    TensorSignature,
+    check_signature,
+    find_scalars,
+)
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import added_inputs, hidden_outputs, model_inputs, model_outputs
@@ -35,12 +49,29 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The tensors of a `.pt2` file by structure; `tensors` and `results` as far as the file has their types."""
+    """The tensors of a `.pt2` file by structure, and their own names; `tensors` and `results` as far as the file has
+    their types."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     tensors: tuple[ExportedTensor, ...] | None
     results: tuple[ExportedTensor, ...] | None
+    arguments: tuple[str, ...]
+    """The names of the inputs in the program, "" for none."""
+
+    def input_names(self) -> tuple[str, ...]:
+        return own_names(self.inputs, self.arguments, "input")
+
+    def output_names(self) -> tuple[str, ...]:
+        return own_names(self.outputs, ("",) * len(self.outputs), "output")
+
+    def bind_inputs(self, model: str, names: Sequence[str], *, needed: bool = False) -> dict[str, int]:
+        """The position of each name among the inputs. INVALID_ARG, also for an input without a name if `needed`."""
+        return bind_paths(model, names, self.inputs, self.input_names(), "input", needed=needed)
+
+    def bind_outputs(self, model: str, names: Sequence[str]) -> dict[str, int]:
+        """The position of each name among the outputs. INVALID_ARG."""
+        return bind_paths(model, names, self.outputs, self.output_names(), "output")
 
 
 def input_names(config: ModelConfig) -> tuple[str, ...]:
@@ -61,22 +92,24 @@ def paths_of(files: ModelFiles, model: str) -> Paths:
             tuple(each.path for each in exported.outputs),
             exported.inputs,
             exported.outputs,
+            tuple(each.name for each in exported.inputs),
         )
     if files.package is None:
         text = f"model '{clip(model)}': the AOTInductor package in {files.path.name} does not say its arguments"
         hint = "; compile it again with the PyTorch that is installed here"
         raise InferenceError(ErrorCode.INVALID_ARG, text + hint)
     package = files.package
-    return Paths(package.input_paths, package.output_paths, package.inputs, None)
+    nameless = ("",) * len(package.input_paths)
+    return Paths(package.input_paths, package.output_paths, package.inputs, None, nameless)
 
 
-def check_exported(config: ModelConfig, files: ModelFiles, model: str) -> None:
-    """INVALID_ARG with every disagreement between the configuration and a `.pt2` file."""
+def check_exported(config: ModelConfig, files: ModelFiles, model: str) -> Scalars:
+    """The scalars that a `.pt2` file shows. INVALID_ARG with every disagreement between it and the configuration."""
     paths = paths_of(files, model)
-    inputs = bind_paths(model, input_names(config), paths.inputs, "input", needed=True)
-    outputs = bind_paths(model, output_names(config), paths.outputs, "output")
+    inputs = paths.bind_inputs(model, input_names(config), needed=True)
+    outputs = paths.bind_outputs(model, output_names(config))
     if paths.tensors is None:
-        return
+        return Scalars()
     results = paths.results
     if results is not None:
         found = tuple(results[at].signature(name) for name, at in outputs.items())
@@ -90,6 +123,14 @@ def check_exported(config: ModelConfig, files: ModelFiles, model: str) -> None:
         problems.append(bounds)
     if problems:
         raise InferenceError(ErrorCode.INVALID_ARG, "; ".join(problems))
+    return find_scalars(config, signature)
+
+
+def single_elements(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The outputs of a model that does not batch that the program may have as scalars: those of one element."""
+    if config.max_batch_size > 0:
+        return {}
+    return {each.name: each.dims for each in model_outputs(config) if each.dims and set(each.dims) == {1}}
 
 
 def open_program(
@@ -106,8 +147,8 @@ def open_program(
             module.bind(input_places(config, model, module.arguments))
             return Bound(module, output_places(config, model, Results()), module.device)
     paths = paths_of(files, model)
-    inputs = bind_paths(model, input_names(config), paths.inputs, "input", needed=True)
-    outputs: Mapping[str, int | str] = dict(bind_paths(model, output_names(config), paths.outputs, "output"))
+    inputs = paths.bind_inputs(model, input_names(config), needed=True)
+    outputs: Mapping[str, int | str] = dict(paths.bind_outputs(model, output_names(config)))
     tensors = paths.tensors
     made = {} if tensors is None else {each.name: tensors[inputs[each.name]].datatype for each in made_inputs(config)}
     if files.form is Form.EXPORTED:

@@ -3,11 +3,12 @@
 The conventions are Triton's. For TorchScript and modules: the names of `forward`'s arguments; `<name>__<index>`; or
 else the order of the configuration. A single argument that is a dictionary takes all inputs by their names. Outputs:
 the keys of a dictionary or the fields of a named tuple; `<name>__<index>`; or else the order of the configuration. For
-`.pt2` files: `<name>__<index>`, where the index counts all tensors, or a path to one: `ARGS[0]`, `ARGS[2][key]`,
-`KWARGS[k]`, `RESULT[k][0]`.
+`.pt2` files: the tensor's own name; `<name>__<index>`, where the index counts all tensors; or a path to one: `ARGS[0]`,
+`ARGS[2][key]`, `KWARGS[k]`, `RESULT[k][0]`. Triton has only the latter two.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +16,7 @@ from enum import Enum
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
+_KEY = re.compile(r".*\[([^]]+)\]", re.DOTALL)
 _INDEXED = re.compile(r".*__([0-9]{1,4})", re.DOTALL)
 
 
@@ -157,15 +159,32 @@ def bind_outputs(model: str, names: Sequence[str], results: Results, *, has_orde
     return bound
 
 
+def own_names(paths: Sequence[str], arguments: Sequence[str], kind: str) -> tuple[str, ...]:
+    """The names of the tensors of a `.pt2` file: the key in a dictionary, or else the name of the argument.
+
+    `arguments` are the names that torch.export gives to tensors, "" for none; they differ from each other. A tensor
+    without a name, or whose name is not the only one, has an index: `INPUT__0`. `kind` is "input" or "output".
+    """
+    keys = [found[1] if (found := _KEY.fullmatch(path)) and not found[1].isdecimal() else "" for path in paths]
+    indexed = [f"{kind.upper()}__{at}" for at in range(len(paths))]
+    names = list(indexed)
+    for candidates in (arguments, [key or argument for key, argument in zip(keys, arguments, strict=True)]):
+        chosen = [candidate or name for candidate, name in zip(candidates, names, strict=True)]
+        counts = Counter(chosen)
+        names = [new if counts[new] == 1 else old for new, old in zip(chosen, names, strict=True)]
+    return tuple(names) if len(set(names)) == len(names) else tuple(indexed)
+
+
 def bind_paths(
-    model: str, names: Sequence[str], paths: Sequence[str], kind: str, *, needed: bool = False
+    model: str, names: Sequence[str], paths: Sequence[str], own: Sequence[str], kind: str, *, needed: bool = False
 ) -> dict[str, int]:
     """The position of each name among the tensors of a `.pt2` file, of which `paths` are the names by structure.
 
-    `kind` is "input" or "output"; `needed`: the model needs all of them. INVALID_ARG with what would be right.
+    `own` are the results of `own_names`. `kind` is "input" or "output"; `needed`: the model needs all of them.
+    INVALID_ARG with what would be right.
     """
     called = f"model '{clip(model)}'"
-    places: Mapping[str, int] = {path: at for at, path in enumerate(paths)}
+    places: Mapping[str, int] = {name: at for each in (own, paths) for at, name in enumerate(each)}
     bound: dict[str, int] = {}
     for name in names:
         at = places.get(name, index_of(name))
@@ -173,8 +192,8 @@ def bind_paths(
             example = f"{kind.upper()}__0"
             last = f" to {kind.upper()}__{len(paths) - 1}" if len(paths) > 1 else ""
             raise _invalid(
-                f"{called} has no {kind} '{clip(name)}'; its {kind}s are {example}{last}, or by structure "
-                f"{_listed(paths)}"
+                f"{called} has no {kind} '{clip(name)}'; its {kind}s are {_listed(own)}, in order {example}{last}, or "
+                f"by structure {_listed(paths)}"
             )
         if at in bound.values():
             twin = next(other for other, place in bound.items() if place == at)

@@ -20,6 +20,21 @@ SCRIPT_ONLY = (
 )
 MODULE_ONLY = ("TORCH_COMPILE", "TORCH_COMPILE_OPTIONAL_PARAMETERS")
 
+PARAMETERS = (
+    "NUM_THREADS",
+    "INTRA_OP_THREAD_COUNT",
+    "NUM_INTEROP_THREADS",
+    "INTER_OP_THREAD_COUNT",
+    "INFERENCE_MODE",
+    "DISABLE_CUDNN",
+    "ENABLE_CACHE_CLEANING",
+    "ENABLE_WEIGHT_SHARING",
+    "ENABLE_NVFUSER",
+    *SCRIPT_ONLY,
+    *MODULE_ONLY,
+)
+"""All parameters of a model that are read here."""
+
 COMPILE_ARGUMENTS: Mapping[str, tuple[type, ...]] = {
     "backend": (str,),
     "disable": (bool,),

@@ -5,13 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from halimede.backends.api import ModelSource
+from halimede.backends.api import ModelSource, TensorInstance
 from halimede.backends.cores import available_cores
+from halimede.backends.scalars import with_scalars
 from halimede.backends.tensorflow.files import frozen_graph, is_frozen, saved_model
 from halimede.backends.tensorflow.instance import GraphTensors, TensorFlowInstance
 from halimede.backends.tensorflow.model_file import PLACEHOLDERS, FileTensor, FrozenGraph, Signature, node_of, tensor_of
 from halimede.backends.tensorflow.operations import keepers
-from halimede.backends.tensorflow.options import TensorFlowOptions, max_batch_size, read_options
+from halimede.backends.tensorflow.options import PARAMETERS, TensorFlowOptions, max_batch_size, read_options
 from halimede.backends.tensorflow.session import (
     OpenedGraph,
     has_cuda,
@@ -31,7 +32,7 @@ from halimede.backends.tensorflow.signature import (
     model_signature,
 )
 from halimede.backends.tensorflow.threads import SessionThreads, plan_threads
-from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete, is_complete
+from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete, find_scalars, is_complete
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
@@ -48,6 +49,8 @@ class TensorFlowBackend:
 
     default_model_filename = "model.savedmodel"
     isolation = "process"
+    parameters = PARAMETERS
+    settings = ("allow-soft-placement", "default-max-batch-size", "gpu-memory-fraction", "version")
 
     def default_instance_count(self, kind: str) -> int:
         return 2 if kind == ON_CPU else 1
@@ -113,7 +116,7 @@ class TensorFlowModel:
             check_tensors(config, model_signature(self._signature, config)[0])
         load_libraries(self._options.op_libraries, _folders(source), source.name)
 
-    def create_instance(self, placement: Placement) -> TensorFlowInstance:
+    def create_instance(self, placement: Placement) -> TensorInstance:
         config, source = self._config, self._source
         if placement.ordinal == 0:
             for note in self._options.notes:
@@ -128,16 +131,18 @@ class TensorFlowModel:
             signature = _frozen_signature(config, self._nodes, opened.session.graph)
         try:
             _check_device(opened.session, placement)
-            check_tensors(config, model_signature(signature, config)[0], _fed_always(signature, opened.session.graph))
+            found = model_signature(signature, config)[0]
+            check_tensors(config, found, _fed_always(signature, opened.session.graph))
             if self._options.init_ops_file:
                 run_init_ops(opened.session, self._options.init_ops_file, _folders(source), source.name)
             tensors = _graph_tensors(config, signature, opened)
             instance = TensorFlowInstance(opened.session, config, tensors, runs_in_caller=threads.runs_in_caller)
-            instance.prepare(config, source.name)
+            scalars = find_scalars(config, found)
+            instance.prepare(config, source.name, scalars.inputs)
         except BaseException:
             opened.session.close()
             raise
-        return instance
+        return with_scalars(instance, scalars)
 
     def close(self) -> None:
         """Nothing is left: the instance has closed its session."""

@@ -1,7 +1,7 @@
 """Run batches on a session, and convert bfloat16, scalars and made inputs."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +60,11 @@ class TensorFlowInstance:
             raise InferenceError(ErrorCode.INTERNAL, f"TensorFlow error {error_text(error)}") from error
         return {name: self._fetched(name, value, arrays) for name, value in zip(outputs, values, strict=True)}
 
-    def prepare(self, config: ModelConfig, model: str) -> None:
+    def prepare(self, config: ModelConfig, model: str, scalars: Collection[str]) -> None:
         """Compile the graph for all its outputs and run it once, because TensorFlow does much at the first run.
 
-        The run has zeros and no request, so its failure says nothing; a graph with a state is not run.
+        `scalars` are the inputs that the graph takes as scalars. The run has zeros and no request, so its failure says
+        nothing; a graph with a state is not run.
         """
         inputs = [each for each in model_inputs(config) if not each.optional]
         made = made_inputs(config)
@@ -76,6 +77,7 @@ class TensorFlowInstance:
             return
         try:
             zeros = {each.name: _zeros(each, config.max_batch_size > 0) for each in inputs}
+            zeros |= {name: zeros[name].reshape(()) for name in scalars if name in zeros}
             call(*(self._fed(name, zeros[name]) for name in names))
         except Exception as error:  # noqa: BLE001  # a model may refuse zeros
             log.info("model '%s': the first run, with zeros, failed: %s", model, error_text(error))

@@ -8,6 +8,17 @@ from halimede.core.config.process_options import MOST_THREADS
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
+PARAMETERS = (
+    "TF_NUM_INTRA_THREADS",
+    "TF_NUM_INTER_THREADS",
+    "TF_USE_PER_SESSION_THREADS",
+    "TF_GRAPH_TAG",
+    "TF_SIGNATURE_DEF",
+    "TF_INIT_OPS_FILE",
+    "MAX_SESSION_SHARE_COUNT",
+)
+"""All parameters of a model that are read here."""
+
 YES, NO = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
 JIT_LEVELS = {-1: -1, 0: 0, 1: 1, 2: 2}

@@ -5,15 +5,23 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from halimede.backends.api import ModelSource
+from halimede.backends.api import ModelSource, TensorInstance
+from halimede.backends.scalars import with_scalars
 from halimede.backends.tensorrt.cuda import Cuda
 from halimede.backends.tensorrt.engine import Engine, check_plan, open_engine
 from halimede.backends.tensorrt.instance import TensorRtInstance
 from halimede.backends.tensorrt.libraries import Libraries, installed
-from halimede.backends.tensorrt.options import ModelOptions, read_backend_options, read_model_options
+from halimede.backends.tensorrt.options import (
+    MULTI_DEVICE,
+    SETTINGS,
+    STRATEGY,
+    ModelOptions,
+    read_backend_options,
+    read_model_options,
+)
 from halimede.backends.tensorrt.profiles import read_indices
 from halimede.backends.tensorrt.signature import check_engine, complete_config, usable_profiles
-from halimede.core.config.autocomplete import is_complete
+from halimede.core.config.autocomplete import find_scalars, is_complete
 from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, Placement
 from halimede.core.types.error import clip
@@ -26,6 +34,8 @@ class TensorRtBackend:
 
     default_model_filename = "model.plan"
     isolation = "thread"
+    parameters = (STRATEGY, MULTI_DEVICE)
+    settings = SETTINGS
 
     def __init__(self, libraries: Callable[[], Libraries] = installed) -> None:
         self._libraries = libraries
@@ -86,7 +96,7 @@ class TensorRtModel:
         self._lock = threading.Lock()
         self._engines: dict[int, Engine] = {}
 
-    def create_instance(self, placement: Placement) -> TensorRtInstance:
+    def create_instance(self, placement: Placement) -> TensorInstance:
         device = placement.device
         if placement.kind != "GPU" or device is None:
             raise _gpu_only(self._source.name, placement.name)
@@ -102,7 +112,8 @@ class TensorRtModel:
                 self._engines[number] = engine
         indices = read_indices(placement.profile, len(engine.signature.profiles), placement.name)
         profiles = usable_profiles(self._config, engine.signature, indices)
-        return TensorRtInstance(engine, profiles, self._config, self._options, cuda, placement.name)
+        instance = TensorRtInstance(engine, profiles, self._config, self._options, cuda, placement.name)
+        return with_scalars(instance, find_scalars(self._config, engine.signature.as_model()))
 
     def close(self) -> None:
         self._engines.clear()

@@ -12,6 +12,8 @@ STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
 STRATEGY = "execution_context_allocation_strategy"
 MULTI_DEVICE = "enable_multi_device"
 POLICIES = ("BLOCKING", "DEVICE_BLOCKING")
+SETTINGS = ("coalesce-request-input", "default-max-batch-size", "execution-policy", "plugins", "version-compatible")
+"""All `--backend-config` settings that are read here."""
 MOST_BATCH = 2**31 - 1
 
 

@@ -10,10 +10,11 @@ from typing import Any
 from halimede.backends.api import ModelSource
 from halimede.backends.cores import available_cores
 from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads
+from halimede.backends.read_memory import MEMORY_SETTING
 from halimede.backends.trees.files import FILENAMES, default_type, type_of
 from halimede.backends.trees.forest import Forest
 from halimede.backends.trees.instance import SHAP_NAME, Answers, TreeInstance, check_categorical
-from halimede.backends.trees.options import TreeOptions, read_options
+from halimede.backends.trees.options import PARAMETERS, TreeOptions, read_options
 from halimede.backends.trees.reader import read_file, read_head
 from halimede.backends.trees.session import open_session
 from halimede.backends.trees.shap import TreeShap
@@ -33,6 +34,8 @@ class FilBackend:
 
     default_model_filename = ""
     isolation = "thread"
+    parameters = PARAMETERS
+    settings = ("default-max-batch-size", MEMORY_SETTING)
 
     def default_instance_count(self, kind: str) -> int:
         return DEFAULT_CPU_INSTANCES if kind == "CPU" else 1

@@ -25,6 +25,18 @@ WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
     "transfer_threshold": (),
 }
 
+PARAMETERS = (
+    "model_type",
+    "is_classifier",
+    "output_class",
+    "predict_proba",
+    "threshold",
+    "xgboost_allow_unknown_field",
+    "cpu_nthread",
+    *WITHOUT_EFFECT,
+)
+"""All parameters of a model that are read here."""
+
 _COUNT_LIMIT = 2**31 - 1
 
 

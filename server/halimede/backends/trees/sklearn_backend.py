@@ -16,6 +16,7 @@ from halimede.backends.extras import install_extra
 from halimede.backends.trees.sklearn_options import (
     INPUT,
     LABEL,
+    METHOD_OF,
     PREDICTION,
     PROBABILITIES,
     estimator_input,
@@ -42,6 +43,8 @@ class SklearnBackend:
     default_model_filename = FILENAMES[0]
     isolation = "process"
     unpickles = ("*",)
+    parameters = (f"{METHOD_OF}*",)
+    settings = ()
 
     def default_instance_count(self, kind: str) -> int:  # noqa: ARG002  # the interface's argument
         return 1

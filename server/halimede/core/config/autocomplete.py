@@ -4,8 +4,8 @@ A backend reads a `ModelSignature` from the file; the rules here are the same fo
 datatypes and shapes.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from halimede.core.config.made_inputs import MadeInput, made_inputs
@@ -16,7 +16,13 @@ from halimede.core.config.model_config import (
     ModelOutput,
     ModelTensorReshape,
 )
-from halimede.core.config.sequence_tensors import PlacedTensor, added_inputs, hidden_outputs
+from halimede.core.config.sequence_tensors import (
+    PlacedTensor,
+    added_inputs,
+    hidden_outputs,
+    model_inputs,
+    model_outputs,
+)
 from halimede.core.config.shape_tensors import with_rows, without_rows
 from halimede.core.types import DataType, ErrorCode, InferenceError, Problem
 from halimede.core.types.error import clip
@@ -162,7 +168,7 @@ def _completed_tensor(tensor: _Tensor, file_tensor: TensorSignature, batches: bo
     if dims:
         return replace(tensor, dims=dims)
     # A configuration cannot have a tensor without dims: clients see one element if the model has a scalar.
-    return replace(tensor, dims=(1,), reshape=ModelTensorReshape())
+    return replace(tensor, dims=(1,), reshape=ModelTensorReshape() if batches else None)
 
 
 def _scattered_output(config: ModelConfig, inputs: Sequence[ModelInput], output: ModelOutput) -> ModelOutput:
@@ -215,6 +221,26 @@ def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Pro
     return tuple(problems)
 
 
+@dataclass(frozen=True, slots=True)
+class Scalars:
+    """The scalars of a model that does not batch: its inputs, and the configured dims, all 1, of its outputs."""
+
+    inputs: frozenset[str] = frozenset()
+    outputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def find_scalars(config: ModelConfig, signature: ModelSignature) -> Scalars:
+    """The tensors that clients see with dims and the model as scalars; the configuration must fit the signature."""
+    if config.max_batch_size > 0:
+        return Scalars()  # the dims of a tensor are then [1], and `reshape` removes them
+    inputs = {each.name for each in signature.inputs if each.shape == ()}
+    outputs = {each.name for each in signature.outputs if each.shape == ()}
+    return Scalars(
+        frozenset(each.name for each in model_inputs(config) if each.name in inputs),
+        {each.name: _inner_dims(each) for each in model_outputs(config) if each.name in outputs},
+    )
+
+
 def _unknown(config: ModelConfig, kind: str, name: str, allowed: Iterable[str], path: str) -> Problem:
     return Problem(
         f"unable to load model '{clip(config.name)}', unexpected inference {kind} '{clip(name)}', allowed {kind}s are: "
@@ -262,7 +288,15 @@ def _disagreements(
     if kind == "output" and any(tensor.name in each.target_name for each in config.batch_output):
         # Clients see the shape of an input, whatever the model's own is.
         return problems
-    if file_tensor.shape is not None and (problem := _dims_problem(config, tensor, file_tensor.shape)):
+    if file_tensor.shape == () and config.max_batch_size == 0:
+        if set(dims := _inner_dims(tensor)) - {1}:
+            text = (
+                f"unable to load model '{clip(config.name)}', scalar tensor '{clip(tensor.name)}', should only provide "
+                "1 in the model configuration when the model doesn't support batching. Model configuration provided: "
+                f"{_shape_text(dims)}."
+            )
+            problems.append(Problem(text, f"{path}.dims" if tensor.reshape is None else f"{path}.reshape"))
+    elif file_tensor.shape is not None and (problem := _dims_problem(config, tensor, file_tensor.shape)):
         text = f"model '{clip(config.name)}', tensor '{clip(tensor.name)}': {problem}"
         problems.append(Problem(text, f"{path}.dims" if tensor.reshape is None else f"{path}.reshape"))
     return problems
@@ -271,17 +305,12 @@ def _disagreements(
 def _dims_problem(config: ModelConfig, tensor: ModelInput | ModelOutput, shape: tuple[int, ...]) -> str | None:
     inner = _inner_dims(tensor)
     if config.max_batch_size == 0:
-        if len(inner) != len(shape):
-            return (
-                f"the model expects {len(shape)} dimensions (shape {_shape_text(shape)}) but the model configuration "
-                f"specifies {len(inner)} dimensions (shape {_shape_text(inner)})"
-            )
-        if not _agree(inner, shape):
-            return (
-                f"the model expects shape {_shape_text(shape)} but the model configuration specifies shape "
-                f"{_shape_text(inner)}"
-            )
-        return None
+        if _agree(inner, shape):
+            return None
+        return (
+            f"the model expects {len(shape)} dimensions (shape {_shape_text(shape)}) but the model configuration "
+            f"specifies {len(inner)} dimensions (shape {_shape_text(inner)})"
+        )
     if tensor.is_shape_tensor:
         if with_rows(inner) == shape:
             return None
@@ -293,26 +322,18 @@ def _dims_problem(config: ModelConfig, tensor: ModelInput | ModelOutput, shape: 
             f"be -1; but shape expected by the model is {_shape_text(shape)}"
         )
     full = (-1, *inner)
-    added = (
-        "an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete "
-        f"shape {_shape_text(full)}"
+    if _agree(full, shape):
+        return None
+    return (
+        f"the model expects {len(shape)} dimensions (shape {_shape_text(shape)}) but the model configuration specifies "
+        f"{len(full)} dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit "
+        f"tensor shape, making complete shape {_shape_text(full)})"
     )
-    if len(full) != len(shape):
-        return (
-            f"the model expects {len(shape)} dimensions (shape {_shape_text(shape)}) but the model configuration "
-            f"specifies {len(full)} dimensions ({added})"
-        )
-    if not _agree(full, shape):
-        return (
-            f"the model expects shape {_shape_text(shape)} but the model configuration specifies shape "
-            f"{_shape_text(full)} ({added})"
-        )
-    return None
 
 
 def _agree(configured: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether the model accepts every size that the configuration accepts."""
-    return all(want in (-1, dim) for dim, want in zip(configured, shape, strict=True))
+    return len(configured) == len(shape) and all(want in (-1, dim) for dim, want in zip(configured, shape, strict=True))
 
 
 def _inner_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:

@@ -36,9 +36,10 @@ def batch_io_problems(config: ModelConfig) -> Iterator[Problem]:
         path = f"batch_input[{i}]"
         if not batch_input.target_name:
             yield Problem("batch input must specify 'target_name'", f"{path}.target_name")
-        yield from _sources("batch input", batch_input.kind.name, batch_input.source_input, inputs, of, path)
+        yield from _source_count("batch input", batch_input.kind.name, batch_input.source_input, of, path)
         if batch_input.data_type not in (DataType.INT32, DataType.FP32):
             yield Problem(f"batch input data type must be TYPE_INT32 or TYPE_FP32 {of}", f"{path}.data_type")
+        yield from _unknown_sources(batch_input.source_input, inputs, of, path)
         if batch_input.kind in _ITEM_SHAPES and config.max_batch_size == 0:
             text = f"batch input kind '{batch_input.kind.name}' needs a model that batches: 'max_batch_size' is 0"
             yield Problem(text, f"{path}.kind")
@@ -55,7 +56,8 @@ def batch_io_problems(config: ModelConfig) -> Iterator[Problem]:
         path = f"batch_output[{i}]"
         if not batch_output.target_name:
             yield Problem("batch output must specify 'target_name'", f"{path}.target_name")
-        yield from _sources("batch output", batch_output.kind.name, batch_output.source_input, inputs, of, path)
+        yield from _source_count("batch output", batch_output.kind.name, batch_output.source_input, of, path)
+        yield from _unknown_sources(batch_output.source_input, inputs, of, path)
         for j, name in enumerate(batch_output.target_name):
             if outputs and name not in outputs:
                 yield Problem(f"unknown target output name '{clip(name)}' {of}", f"{path}.target_name[{j}]")
@@ -65,11 +67,14 @@ def batch_io_problems(config: ModelConfig) -> Iterator[Problem]:
             targets.add(name)
 
 
-def _sources(what: str, kind: str, sources: tuple[str, ...], inputs: set[str], of: str, path: str) -> Iterator[Problem]:
+def _source_count(what: str, kind: str, sources: tuple[str, ...], of: str, path: str) -> Iterator[Problem]:
     if len(sources) != 1:
         text = f"{what} kind '{kind}' expects 1 source input, got {len(sources)} {of}"
         # A missing list has no position of its own.
         yield Problem(text, f"{path}.source_input" if sources else path)
+
+
+def _unknown_sources(sources: tuple[str, ...], inputs: set[str], of: str, path: str) -> Iterator[Problem]:
     for j, name in enumerate(sources):
         if inputs and name not in inputs:
             yield Problem(f"unknown source input name '{clip(name)}' {of}", f"{path}.source_input[{j}]")

@@ -37,6 +37,10 @@ def dynamic_batching_problems(config: ModelConfig, batching: ModelDynamicBatchin
         yield Problem(
             f"default priority level must be in range [1, {levels}] for {name}", f"{path}.default_priority_level"
         )
+    for level in batching.priority_queue_policy:
+        if levels > 0 and not 1 <= level <= levels:
+            text = f"priority queue policy must have priority level in range [1, {levels}] for {name}"
+            yield Problem(text, f"{path}.priority_queue_policy[{level}]")
     if batching.preserve_ordering and levels > 1:
         yield Problem(
             f"Only one priority level is allowed when 'preserve_ordering' is true for {name}",
@@ -44,10 +48,7 @@ def dynamic_batching_problems(config: ModelConfig, batching: ModelDynamicBatchin
         )
     yield from _queue_policy(config, batching, batching.default_queue_policy, f"{path}.default_queue_policy")
     for level, policy in batching.priority_queue_policy.items():
-        where = f"{path}.priority_queue_policy[{level}]"
-        if levels > 0 and not 1 <= level <= levels:
-            yield Problem(f"priority queue policy must have priority level in range [1, {levels}] for {name}", where)
-        yield from _queue_policy(config, batching, policy, where)
+        yield from _queue_policy(config, batching, policy, f"{path}.priority_queue_policy[{level}]")
 
 
 def _queue_policy(
@@ -67,13 +68,7 @@ def _queue_policy(
 def sequence_batching_problems(config: ModelConfig, batching: ModelSequenceBatching) -> Iterator[Problem]:
     name = clip(config.name)
     path = "sequence_batching"
-    if batching.direct is not None:
-        utilization = batching.direct.minimum_slot_utilization
-        if not 0.0 <= utilization <= 1.0:
-            yield Problem(
-                f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}",
-                f"{path}.direct.minimum_slot_utilization",
-            )
+    yield from _control_inputs(config, batching)
     if batching.oldest is not None:
         yield from _preferred_sizes(
             batching.oldest.preferred_batch_size,
@@ -82,6 +77,13 @@ def sequence_batching_problems(config: ModelConfig, batching: ModelSequenceBatch
             name,
             f"{path}.oldest.preferred_batch_size",
         )
+    if batching.direct is not None:
+        utilization = batching.direct.minimum_slot_utilization
+        if not 0.0 <= utilization <= 1.0:
+            yield Problem(
+                f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}",
+                f"{path}.direct.minimum_slot_utilization",
+            )
     try:
         concurrency = max_concurrency(config)
     except InferenceError:
@@ -93,7 +95,6 @@ def sequence_batching_problems(config: ModelConfig, batching: ModelSequenceBatch
             f"executes one batch at a time, got {concurrency}",
             f'parameters["{MAX_CONCURRENCY}"]',
         )
-    yield from _control_inputs(config, batching)
     state_names: set[str] = set()
     for i, state in enumerate(batching.state):
         yield from _sequence_state(state, f"{path}.state[{i}]")
@@ -223,7 +224,7 @@ def _sequence_state(state: SequenceState, path: str) -> Iterator[Problem]:
         yield Problem(f"{called} must specify 'data_type'", f"{path}.data_type")
     if not state.dims:
         yield Problem(f"{called} must specify 'dims'", f"{path}.dims")
-    yield from dims_problems(state.dims, f"{called} dimension", f"{path}.dims")
+    yield from dims_problems(state.dims, f"{called} dimension", "", f"{path}.dims")
     if state.use_growable_memory and not state.use_same_buffer_for_input_output:
         yield Problem(
             f"{called} needs 'use_same_buffer_for_input_output' for 'use_growable_memory'",

@@ -11,12 +11,13 @@ MAX_RANK = 63
 _DIMS_RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
 
-def dims_problems(dims: Sequence[int], called: str, path: str) -> Iterator[Problem]:
-    for i, dim in enumerate(dims):
-        if dim < 1 and dim != -1:
-            yield Problem(f"{called} {_DIMS_RULE}, got {dim}", f"{path}[{i}]")
+def dims_problems(dims: Sequence[int], called: str, of: str, path: str) -> Iterator[Problem]:
+    """At most one problem of each kind, because Triton's text does not name the dimension. `of` ends the texts."""
+    invalid = next((i for i, dim in enumerate(dims) if dim < 1 and dim != -1), None)
+    if invalid is not None:
+        yield Problem(f"{called} {_DIMS_RULE}{of}", f"{path}[{invalid}]")
     if len(dims) > MAX_RANK:
-        yield Problem(f"{called} count must be <= {MAX_RANK}, got {len(dims)}", path)
+        yield Problem(f"{called} count must be <= {MAX_RANK}, got {len(dims)}{of}", path)
 
 
 def fixed_dims_problems(dims: Sequence[int], called: str, path: str) -> Iterator[Problem]:
@@ -31,7 +32,8 @@ def reshape_problem(dims: Sequence[int], shape: Sequence[int]) -> str | None:
     Variable dimensions correspond in order, and the fixed dimensions between them must have equal element counts.
     """
     dims_runs, shape_runs = _runs(dims), _runs(shape)
-    if len(dims_runs) != len(shape_runs):
+    # The number of variable dimensions is compared only if both sides have one, as in Triton.
+    if len(dims_runs) > 1 and len(shape_runs) > 1 and len(dims_runs) != len(shape_runs):
         return "has different number of variable-size dimensions for dims and reshape"
     if dims_runs != shape_runs:
         return "has different size for dims and reshape"

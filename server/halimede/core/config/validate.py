@@ -29,27 +29,30 @@ MAX_INSTANCES = 256
 
 
 def validate(config: ModelConfig, directory_name: str | None = None) -> tuple[Problem, ...]:
-    """Every problem of a complete configuration, in the order of its fields; empty for a valid one.
+    """Every problem of a complete configuration; empty for a valid one.
 
-    `directory_name` is the name of the model's directory; None for a configuration without a directory.
+    The order is Triton's, which reports only the first one. `directory_name` is the name of the model's directory; None
+    for a configuration without a directory.
     """
     problems = [
         *_names(config, directory_name),
-        *_version_policy(config),
         *_batch_size(config),
-        *_tensors(config),
-        *batch_io_problems(config),
+        *_version_policy(config),
     ]
     if config.dynamic_batching is not None:
         problems += dynamic_batching_problems(config, config.dynamic_batching)
     if config.sequence_batching is not None:
+        problems += _no_cache(config, "sequence batching scheduler")
         problems += sequence_batching_problems(config, config.sequence_batching)
     problems += _ensemble(config)
+    if config.model_transaction_policy is not None and config.model_transaction_policy.decoupled:
+        problems += _no_cache(config, "'decoupled' transaction policy")
+    problems += _tensors(config)
+    problems += batch_io_problems(config)
     problems += _instance_groups(config)
     problems += _files(config)
     problems += padding_problems(config)
     problems += (p for i, sample in enumerate(config.model_warmup) for p in _warmup(sample, f"model_warmup[{i}]"))
-    problems += _response_cache(config)
     return tuple(problems)
 
 
@@ -97,7 +100,8 @@ def _tensors(config: ModelConfig) -> Iterator[Problem]:
             path = f"{kind}[{i}]"
             yield from _tensor(config, tensor, kind, path)
             if tensor.name in seen and tensor.name:
-                yield Problem(f"model {kind} '{clip(tensor.name)}' is specified more than once", f"{path}.name")
+                text = f"model {kind} '{clip(tensor.name)}' is specified more than once for {clip(config.name)}"
+                yield Problem(text, f"{path}.name")
             seen.add(tensor.name)
 
 
@@ -113,24 +117,29 @@ def undeclared(config: ModelConfig) -> Iterator[str]:
 
 def _tensor(config: ModelConfig, tensor: ModelInput | ModelOutput, kind: str, path: str) -> Iterator[Problem]:
     called = f"model {kind} '{clip(tensor.name)}'" if tensor.name else f"model {kind}"
+    of = f" for {clip(config.name)}"
     if not tensor.name:
-        yield Problem(f"{called} must specify 'name'", f"{path}.name")
+        yield Problem(f"{called} must specify 'name'{of}", f"{path}.name")
     elif is_unprintable(tensor.name):
-        yield Problem(f"{called} must have a name without control characters", f"{path}.name")
+        yield Problem(f"{called} must have a name without control characters{of}", f"{path}.name")
     if tensor.data_type is DataType.INVALID:
-        yield Problem(f"{called} must specify 'data_type'", f"{path}.data_type")
-    if not tensor.dims and tensor.reshape is None:
-        yield Problem(f"{called} must specify 'dims'", f"{path}.dims")
-    yield from dims_problems(tensor.dims, f"{called} dimension", f"{path}.dims")
-    if tensor.reshape is not None:
+        yield Problem(f"{called} must specify 'data_type'{of}", f"{path}.data_type")
+    if not tensor.dims:
+        yield Problem(f"{called} must specify 'dims'{of}", f"{path}.dims")
+    if tensor.reshape is not None and not tensor.reshape.shape and config.max_batch_size == 0:
+        text = "cannot have empty reshape for non-batching model as scalar tensors are not supported"
+        yield Problem(f"{called} {text}{of}", f"{path}.reshape")
+    invalid = tuple(dims_problems(tensor.dims, f"{called} dimension", of, f"{path}.dims"))
+    yield from invalid
+    if tensor.reshape is not None and tensor.dims:
         shape = tensor.reshape.shape
-        shape_problems = tuple(dims_problems(shape, f"{called} reshape dimension", f"{path}.reshape.shape"))
-        yield from shape_problems
-        if not shape_problems and (problem := reshape_problem(tensor.dims, shape)):
-            yield Problem(f"{called} {problem}", f"{path}.reshape")
+        invalid_shape = tuple(dims_problems(shape, f"{called} reshape dimensions", of, f"{path}.reshape.shape"))
+        yield from invalid_shape
+        if not invalid and not invalid_shape and (problem := reshape_problem(tensor.dims, shape)):
+            yield Problem(f"{called} {problem}{of}", f"{path}.reshape")
     if isinstance(tensor, ModelInput):
         if tensor.format is not InputFormat.FORMAT_NONE and len(tensor.dims) != 3:
-            yield Problem(f"{called} NHWC/NCHW require 3 dims, got {len(tensor.dims)}", f"{path}.format")
+            yield Problem(f"model input NHWC/NCHW require 3 dims{of}", f"{path}.format")
         if tensor.allow_ragged_batch and config.max_batch_size == 0:
             yield Problem(f"{called} can't be ragged: the model does not batch", f"{path}.allow_ragged_batch")
     elif problem := path_problem(tensor.label_filename):
@@ -248,16 +257,8 @@ def _warmup(sample: ModelWarmup, path: str) -> Iterator[Problem]:
             yield Problem(f"'input_data_file' of warmup {called} {problem}", f"{where}.input_data_file")
 
 
-def _response_cache(config: ModelConfig) -> Iterator[Problem]:
-    if config.response_cache is None or not config.response_cache.enable:
-        return
-    policy = config.model_transaction_policy
-    reasons = []
-    if config.sequence_batching is not None:
-        reasons.append("sequence batching scheduler")
-    if policy is not None and policy.decoupled:
-        reasons.append("'decoupled' transaction policy")
-    for reason in reasons:
+def _no_cache(config: ModelConfig, reason: str) -> Iterator[Problem]:
+    if config.response_cache is not None and config.response_cache.enable:
         yield Problem(
             f"Response Cache does not currently support model {clip(config.name)} with {reason}. Please disable the "
             "response cache.",

@@ -438,7 +438,9 @@ HUNG = Family(
 GROUPS = (
     Group(
         "Requests",
-        "For each loaded model version and each ensemble. They start at 0 with each load.",
+        "For each loaded model version and each ensemble. They start at 0 with each load. If all instances of a model "
+        "are on one GPU or MIG slice, the `nv_inference_*` metrics, failures too, have its UUID as the label "
+        "`gpu_uuid`; a model on several devices has no such label, because its counters are sums over all of them.",
         ("model", "version"),
         (*(valued.family for valued in MODEL_FAMILIES), DURATIONS, FIRST_RESPONSES),
     ),

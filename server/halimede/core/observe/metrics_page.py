@@ -33,6 +33,8 @@ from halimede.core.types.statistics import QueueOutcome
 MODELS_PER_STEP = 32
 """Number of models rendered in one turn of the event loop: a millisecond."""
 PART_PER_STEP_BYTES = 64 << 10
+OF_REQUESTS = "nv_inference_"
+"""The beginning of the names of families that have the label `gpu_uuid`, as in Triton."""
 
 _EDGES = edge_texts(edge / NS_PER_S for edge in BUCKET_EDGES_NS)
 _NO_EDGES, _NO_EVENTS = edge_texts(()), (0,)
@@ -59,20 +61,24 @@ def render(
     its own.
     """
     valued = [each for each in MODEL_FAMILIES if latencies or not each.family.name.endswith("_duration_us")]
-    texts = [(each.value, each.family.text()) for each in valued]
+    texts = [(each.value, each.family.text(), each.family.name.startswith(OF_REQUESTS)) for each in valued]
     failures, durations, waits, state_text = FAILURES.text(), DURATIONS.text(), WAITS.text(), STATE.text()
     busy_texts = [(each.value, each.family.text()) for each in INSTANCE_FAMILIES]
     first_text: FamilyText | None = None
     for number, model in enumerate(models, 1):
         tags, head, tail = _labels(model)
         labels = f"{head},{tail}"
-        for value, text in texts:
+        nv_head, nv_labels = head, labels
+        if model.gpu_uuid:
+            nv_head = f"{tags}{label_text({'gpu_uuid': model.gpu_uuid})},{head[len(tags) :]}"
+            nv_labels = f"{nv_head},{tail}"
+        for value, text, is_nv in texts:
             known = value(model)
             if known is not None:
-                text.sample(labels, known)
+                text.sample(nv_labels if is_nv else labels, known)
         stats = model.stats
         for reason, count in stats.failures.items():
-            failures.sample(f'{head},reason="{reason.value}",{tail}', count)
+            failures.sample(f'{nv_head},reason="{reason.value}",{tail}', count)
         durations.histogram(labels, _EDGES, stats.request_buckets, stats.request_ns / NS_PER_S)
         if stats.has_queue:
             _add_waits(waits, head, tail, stats)
@@ -84,7 +90,8 @@ def render(
                 text.sample(of_instance, of(instance) or 0)
         if first_responses and stats.first_response_buckets:
             first_text = first_text or FIRST_RESPONSES.text()
-            first_text.histogram(labels, _EDGES_MS, stats.first_response_buckets, stats.first_response_ns / NS_PER_MS)
+            first_ms = stats.first_response_ns / NS_PER_MS
+            first_text.histogram(nv_labels, _EDGES_MS, stats.first_response_buckets, first_ms)
         if number % MODELS_PER_STEP == 0:
             yield
     for number, sample in enumerate(states, 1):
@@ -95,7 +102,8 @@ def render(
             yield
 
     parts: list[bytes] = []
-    of_models = [*(text for _, text in (*texts, *busy_texts)), failures, durations, waits, state_text]
+    of_instances = (text for _, text in busy_texts)
+    of_models = [*(text for _, text, _ in texts), *of_instances, failures, durations, waits, state_text]
     if first_text is not None:
         of_models.append(first_text)
     for text in of_models:

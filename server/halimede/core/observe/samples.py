@@ -20,13 +20,17 @@ class InstanceSample:
 
 @dataclass(slots=True)
 class ModelSample:
-    """One model version at the time of a scrape. `tags` are the configuration's metric_tags."""
+    """One model version at the time of a scrape. `tags` are the configuration's metric_tags.
+
+    `gpu_uuid` is the device that all instances are on; "" if there is no such device.
+    """
 
     stats: ModelStats
     tags: Mapping[str, str] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     load_seconds: float = 0.0
     instances: Sequence[InstanceSample] = ()
+    gpu_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

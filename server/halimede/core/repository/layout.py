@@ -212,7 +212,7 @@ def _backend_of_platform(config: ModelConfig, directory_name: str) -> str:
             raise _unexpected_pair(config)
         raise InferenceError(
             ErrorCode.INVALID_ARG,
-            f"unexpected platform type '{clip(config.platform)}' for model '{clip(directory_name)}', expected one of "
+            f"unexpected platform type '{clip(config.platform)}' for {clip(directory_name)}; expected one of "
             f"{', '.join((*PLATFORMS, ENSEMBLE_PLATFORM))}, or a 'backend'",
         )
     if config.backend not in ("", expected):

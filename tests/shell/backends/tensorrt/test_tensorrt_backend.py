@@ -12,7 +12,6 @@ from halimede.core.config.model_config import (
     CudaGraphSpec,
     ModelConfig,
     ModelDynamicBatching,
-    ModelInput,
     ModelOutput,
     ModelParameter,
     ModelPriority,
@@ -114,10 +113,8 @@ def test_an_empty_tensor_and_a_scalar(tmp_path):
         given("k", [], ([], [], [])),
         computed("y", [-1, 2], "x * k"),
     )
-    settings = config({"x": (FP32, -1, 2)}, {"y": (FP32, -1, 2)}, max_batch_size=0)
-    scalar = ModelInput("k", FP32, dims=(1,), reshape=ModelTensorReshape())
-    settings = replace(settings, input=(*settings.input, scalar))
-    k = np.array(3, np.float32)
+    settings = config({"x": (FP32, -1, 2), "k": (FP32, 1)}, {"y": (FP32, -1, 2)}, max_batch_size=0)
+    k = floats(3)
     assert compute(tmp_path, content, settings, {"x": np.zeros((0, 2), np.float32), "k": k})["y"].shape == (0, 2)
     assert compute(tmp_path, content, settings, {"x": floats([1, 2]), "k": k})["y"].tolist() == [[3, 6]]
 

@@ -14,7 +14,6 @@ from halimede.core.config.model_config import (
     ModelInput,
     ModelInstanceGroup,
     ModelOutput,
-    ModelTensorReshape,
 )
 from halimede.core.types import DataType, ErrorCode, InferenceError, Placement
 from support.plans import (
@@ -154,7 +153,7 @@ def test_an_engine_of_fixed_shapes_does_not_batch(tmp_path):
     assert (completed.max_batch_size, completed.input, completed.output) == (
         0,
         (ModelInput("x", FP32, dims=(2, 4)),),
-        (ModelOutput("y", FP32, dims=(1,), reshape=ModelTensorReshape()),),
+        (ModelOutput("y", FP32, dims=(1,)),),
     )
 
 

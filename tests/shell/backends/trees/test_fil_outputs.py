@@ -124,7 +124,7 @@ def test_each_disagreement_is_named(binary):
     assert caught.value.code is ErrorCode.INVALID_ARG
     for part in (
         "expects datatype TYPE_FP64 for input 'input__0', model provides TYPE_FP32",
-        "the model expects shape [-1,5] but the model configuration specifies shape [-1,7]",
+        "the model expects 2 dimensions (shape [-1,5]) but the model configuration specifies 2 dimensions",
         "tensor 'output__0'",
         "the file has 5 features, and output__0 has values of dims [ 1 or 2 ]",
     ):
