@@ -44,8 +44,9 @@ class Parts:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         seen, self.seen = self.seen, []
         worst = max(seen, key=lambda each: ("passed", "skipped", "failed").index(each.outcome))
-        # Each report has those of the reports before it.
-        ended(nodeid, worst, sum(each.duration for each in seen), seen[-1].user_properties)
+        # Of the call: at the end there is the CPU time too.
+        figures = [pair for each in seen if each.when == "call" for pair in each.user_properties]
+        ended(nodeid, worst, sum(each.duration for each in seen), figures)
 
 
 def pytest_configure(config: pytest.Config) -> None:

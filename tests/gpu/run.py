@@ -130,7 +130,7 @@ class Run:
         self._events = Events(out / "events.jsonl")
         self._environment = environment_of(site.packages, device, out / "events.jsonl")
         self._python = site.python
-        self._folder = suite.folder
+        self.suite = suite
         self.machine: Mapping[str, Any] = {}
 
     @property
@@ -174,7 +174,12 @@ class Run:
         log = self.out / f"{Path(arguments[0].partition('::')[0]).stem}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
-                command, cwd=self._folder, env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                command,
+                cwd=self.suite.folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
         self._progress.started(self._now_s())
         try:
@@ -310,7 +315,7 @@ def execute(run: Run) -> int:
     print("\n".join(f"{name}: {value}" for name, value in run.machine.items()), flush=True)
     if run.device == "gpu" and not has_gpu:
         run.write()
-        print(f"No GPU is here. Skipped: {', '.join(suite().files)}")
+        print(f"No GPU is here. Skipped: {', '.join(run.suite.files)}")
         return NO_GPU
     try:
         run.tests()

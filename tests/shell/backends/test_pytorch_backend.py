@@ -402,6 +402,41 @@ def test_a_lost_device_asks_for_a_new_process():
     assert isinstance(error, LostInstanceError)
 
 
+class Full:
+    """A program whose device has no memory left."""
+
+    is_writing = is_stateful = False
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def call(self, values):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_emptied"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (
+            RuntimeError("The following operation failed in the TorchScript interpreter.\nCUDA out of memory. Tried"),
+            True,
+        ),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("out of range"), False),
+    ],
+)
+def test_memory_that_pytorch_keeps_is_freed_when_a_device_has_no_more(monkeypatch, error, is_emptied):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    instance = TorchInstance("m_0", NETWORK, Bound(Full(error), {"y": 0}, torch.device("cpu")), TorchOptions())
+    message = refused(lambda: instance.run({"x": X}, ["y"], CONTEXT)).message
+    instance.close()
+    assert str(error).splitlines()[-1] in message
+    assert emptied == [True] * is_emptied
+
+
 def test_settings_of_torchscript_keep_the_answers(version):
     path = script(Network(), version / "m.pt")
     settings = replace(

@@ -171,7 +171,13 @@ def _copy_from_cuda(copied: NDArray[Any], tensor: _DLTensor) -> None:
     def call(function: str, *arguments: Any) -> None:
         status = getattr(cuda, function)(*arguments)
         if status:
-            raise TritonModelException(f"DLPack tensor cannot be copied from its CUDA device: {function} gave {status}")
+            # Its text says whether the context is lost: a copy gets the errors of the kernels before it.
+            text = ctypes.c_char_p()
+            cuda.cuGetErrorString(status, ctypes.byref(text))
+            cause = (text.value or b"unknown error").decode(errors="replace")
+            raise TritonModelException(
+                f"DLPack tensor cannot be copied from its CUDA device: {function} gave {status} ({cause})"
+            )
 
     device, context = ctypes.c_int(), ctypes.c_void_p()
     call("cuInit", 0)

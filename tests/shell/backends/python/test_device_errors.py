@@ -1,0 +1,129 @@
+"""Errors of CUDA: which of them a process survives."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from halimede.backends.python.utils.errors import is_device_lost
+from support.played_driver import cuda_library
+from support.probe import provided
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+OF_CUBLAS = "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"
+RELAUNCHED = "terminated and relaunched"
+
+
+def cuda_errors() -> dict[str, bool]:
+    """The text of each error of the installed CUDA, and whether its manual says that the process has to end."""
+    spec = find_spec("nvidia.cu13") if find_spec("nvidia") else None
+    if spec is None:
+        pytest.skip("CUDA's libraries are not installed here")
+    (folder,) = map(Path, spec.submodule_search_locations or ())
+    (library,) = folder.glob("lib/libcudart.so.*")
+    text_of = ctypes.CDLL(str(library)).cudaGetErrorString
+    text_of.restype = ctypes.c_char_p
+    header = (folder / "include" / "driver_types.h").read_text()
+    found = re.findall(r"/\*\*((?:(?!\*/).)*)\*/\s*cudaError\w+\s*=\s*(\d+)", header, re.DOTALL)
+    return {text_of(int(number)).decode(): RELAUNCHED in re.sub(r"[\s*]+", " ", manual) for manual, number in found}
+
+
+def test_the_errors_that_end_a_process_are_those_of_cudas_manual() -> None:
+    by_manual = {text for text, is_fatal in cuda_errors().items() if is_fatal}
+    assert "an illegal memory access was encountered" in by_manual
+    # The manual is silent on the first two, after which memory cannot be trusted, and no longer returns the third.
+    by_manual |= {"uncorrectable ECC error encountered", "uncorrectable NVLink error detected during the execution"}
+    by_manual.add("unspecified launch failure in prior launch")
+    assert {text for text in cuda_errors() if is_device_lost(RuntimeError(f"CUDA error: {text}"))} == by_manual
+
+
+class PlayedTorch:
+    """PyTorch's view of a device whose context has an error, or none. It counts the waits."""
+
+    def __init__(self, error: str = "", *, is_used: bool = True) -> None:
+        self._error, self._is_used = error, is_used
+        self.waits = 0
+
+    @property
+    def cuda(self) -> SimpleNamespace:
+        return SimpleNamespace(is_initialized=lambda: self._is_used, synchronize=self._synchronize)
+
+    def _synchronize(self) -> None:
+        self.waits += 1
+        if self._error:
+            raise RuntimeError(self._error)
+
+
+@pytest.mark.parametrize(
+    ("error", "torch", "lost"),
+    [
+        (OF_CUBLAS, PlayedTorch(ILLEGAL), True),
+        (OF_CUBLAS, PlayedTorch(), False),
+        (OF_CUBLAS, PlayedTorch(ILLEGAL, is_used=False), False),
+        (OF_CUBLAS, PlayedTorch("CUDA error: out of memory"), False),
+        (OF_CUBLAS, object(), False),
+        (OF_CUBLAS, None, False),
+        (ILLEGAL, None, True),
+    ],
+)
+def test_the_error_of_a_library_may_hide_that_the_context_is_lost(
+    monkeypatch: pytest.MonkeyPatch, error: str, torch: object, lost: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert is_device_lost(RuntimeError(error)) is lost
+
+
+def test_an_error_of_a_models_own_code_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = PlayedTorch(ILLEGAL)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert not is_device_lost(ValueError("no such label"))
+    assert torch.waits == 0
+
+
+COPY = """
+import numpy as np
+from halimede.backends.python.utils import dlpack
+from halimede.backends.python.utils.errors import TritonModelException, is_device_lost
+from halimede.backends.python.utils.tensor import Tensor
+
+class OnDevice:
+    def __dlpack_device__(self):
+        return (2, 0)
+
+    def __dlpack__(self, stream):
+        capsule = ARRAY.__dlpack__()
+        dlpack._described(capsule).device_type = 2
+        return capsule
+
+ARRAY = np.arange(3.0)
+try:
+    print(Tensor.from_dlpack("X", OnDevice()).as_numpy().tolist())
+except TritonModelException as error:
+    print(is_device_lost(error), error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "printed"),
+    [
+        ("0", "[0.0, 1.0, 2.0]"),
+        (
+            "700",
+            "True DLPack tensor cannot be copied from its CUDA device: cuCtxSynchronize gave 700 "
+            "(an illegal memory access was encountered)",
+        ),
+        ("2", "False DLPack tensor cannot be copied from its CUDA device: cuCtxSynchronize gave 2 (another error)"),
+    ],
+)
+def test_a_copy_from_a_device_says_the_error_of_the_kernels_before_it(
+    request: pytest.FixtureRequest, error: str, printed: str
+) -> None:
+    library = provided(request.config, cuda_library)
+    environment = os.environ | {"LD_LIBRARY_PATH": str(library.parent), "PLAYED_CUDA_ERROR": error}
+    assert subprocess.check_output([sys.executable, "-c", COPY], env=environment, text=True).strip() == printed
