@@ -78,13 +78,13 @@ import torch
 import torch.utils.dlpack
 
 def twice(tensor):
-    x = torch.from_dlpack(tensor).to("{TORCH_DEVICE}")
-    if {not ON_CPU}:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            return slow(x)
-    return slow(x)
+    if {ON_CPU}:
+        return slow(tensor)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        return slow(tensor)
 
-def slow(x):
+def slow(tensor):
+    x = torch.from_dlpack(tensor).to("{TORCH_DEVICE}")
     large = torch.zeros(2048, 2048, device=x.device)
     for _ in range({1 if ON_CPU else 100}):
         large = large @ large
@@ -100,8 +100,8 @@ def as_capsule(y):
 import cupy
 
 def twice(tensor):
-    x = cupy.asarray(tensor.as_numpy())
     with cupy.cuda.Stream(non_blocking=True):
+        x = cupy.asarray(tensor.as_numpy())
         large = cupy.zeros((2048, 2048), cupy.float32)
         for _ in range(100):
             large = large @ large

@@ -76,9 +76,15 @@ def test_a_gpu_computes_what_a_cpu_computes(models, version):
     models.export(network, (torch.zeros(2, 8),), version / "e.pt2", dynamic=(rows,))
     (version / "net.py").write_text(MODULE.replace("DEVICE", "'cpu'"))
     torch.save(network.state_dict(), version / "net.pt")
+    # Saved where it was trained.
+    network.to(TORCH_DEVICE)
+    models.trace(network, (torch.zeros(2, 8, device=TORCH_DEVICE),), version / "t.pt")
+    models.export(network, (torch.zeros(2, 8, device=TORCH_DEVICE),), version / "g.pt2", dynamic=(rows,))
     named = models.config({"x": (models.FP32, 8)}, {"y": (models.FP32, 3)})
     by_path = models.config({"ARGS[0]": (models.FP32, 8)}, {"RESULT": (models.FP32, 3)})
-    for path, config in ((version / "s.pt", named), (version / "e.pt2", by_path), (version / "net.py", named)):
+    configs = {"s.pt": named, "t.pt": named, "e.pt2": by_path, "g.pt2": by_path, "net.py": named}
+    for name, config in configs.items():
+        path = version / name
         found = run(models, path, config, {config.input[0].name: X})
         np.testing.assert_allclose(found[config.output[0].name], expected, rtol=1e-2, atol=1e-3)
 
@@ -160,6 +166,7 @@ def test_the_error_of_a_kernel_belongs_to_its_batch_and_the_process_is_replaced(
     (directory / "model.py").write_text(ROWS)
     (directory.parent / "config.pbtxt").write_text(ROWS_CONFIG)
     server = start_server(tmp_path, ["--model-repository", tmp_path / "models"], ready=False)
+    server.answer_limit_s = 80
 
     def ask(row: int) -> int:
         body = {"inputs": [{"name": "n", "datatype": "INT64", "shape": [1, 1], "data": [row]}]}

@@ -20,27 +20,46 @@ OF_CUBLAS = "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgem
 RELAUNCHED = "terminated and relaunched"
 
 
-def cuda_errors() -> dict[str, bool]:
-    """The text of each error of the installed CUDA, and whether its manual says that the process has to end."""
+def cuda_folder() -> Path:
+    """The installed CUDA."""
     spec = find_spec("nvidia.cu13") if find_spec("nvidia") else None
     if spec is None:
         pytest.skip("CUDA's libraries are not installed here")
     (folder,) = map(Path, spec.submodule_search_locations or ())
-    (library,) = folder.glob("lib/libcudart.so.*")
+    return folder
+
+
+def errors_in(header: str, prefix: str) -> list[tuple[str, int, bool]]:
+    """The name and number of each error, and whether its manual says that the process has to end."""
+    text = (cuda_folder() / "include" / header).read_text()
+    found = re.findall(rf"/\*\*((?:(?!\*/).)*)\*/\s*({prefix}\w+)\s*=\s*(\d+)", text, re.DOTALL)
+    return [(name, int(number), RELAUNCHED in re.sub(r"[\s*]+", " ", manual)) for manual, name, number in found]
+
+
+def texts_of_runtime() -> dict[str, bool]:
+    """By text."""
+    (library,) = cuda_folder().glob("lib/libcudart.so.*")
     text_of = ctypes.CDLL(str(library)).cudaGetErrorString
     text_of.restype = ctypes.c_char_p
-    header = (folder / "include" / "driver_types.h").read_text()
-    found = re.findall(r"/\*\*((?:(?!\*/).)*)\*/\s*cudaError\w+\s*=\s*(\d+)", header, re.DOTALL)
-    return {text_of(int(number)).decode(): RELAUNCHED in re.sub(r"[\s*]+", " ", manual) for manual, number in found}
+    return {text_of(number).decode(): is_fatal for _, number, is_fatal in errors_in("driver_types.h", "cudaError")}
 
 
 def test_the_errors_that_end_a_process_are_those_of_cudas_manual() -> None:
-    by_manual = {text for text, is_fatal in cuda_errors().items() if is_fatal}
+    by_manual = {text for text, is_fatal in texts_of_runtime().items() if is_fatal}
     assert "an illegal memory access was encountered" in by_manual
     # The manual is silent on the first two, after which memory cannot be trusted, and no longer returns the third.
     by_manual |= {"uncorrectable ECC error encountered", "uncorrectable NVLink error detected during the execution"}
     by_manual.add("unspecified launch failure in prior launch")
-    assert {text for text in cuda_errors() if is_device_lost(RuntimeError(f"CUDA error: {text}"))} == by_manual
+    assert {text for text in texts_of_runtime() if is_device_lost(RuntimeError(f"CUDA error: {text}"))} == by_manual
+
+
+def test_names_of_the_drivers_errors_are_those_of_its_manual() -> None:
+    names = errors_in("cuda.h", "CUDA_ERROR_")
+    by_manual = {name for name, _, is_fatal in names if is_fatal}
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in by_manual
+    # As above, and a failed assertion, of which the manual says only that no allocation is valid.
+    by_manual |= {"CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_NVLINK_UNCORRECTABLE", "CUDA_ERROR_ASSERT"}
+    assert {name for name, *_ in names if is_device_lost(RuntimeError(f"cuLaunch results in {name}"))} == by_manual
 
 
 class PlayedTorch:

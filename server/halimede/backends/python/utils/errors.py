@@ -28,6 +28,24 @@ CONTEXT_FAULTS = (
     "external entity outside of cuda",
 )
 """Texts of CUDA errors after which the process has to be restarted, by its manual; others, as out of memory, pass."""
+CONTEXT_FAULT_NAMES = (
+    "cuda_error_contained",
+    "cuda_error_ecc_uncorrectable",
+    "cuda_error_nvlink_uncorrectable",
+    "cuda_error_illegal_address",
+    "cuda_error_launch_timeout",
+    "cuda_error_assert",
+    "cuda_error_hardware_stack_error",
+    "cuda_error_illegal_instruction",
+    "cuda_error_misaligned_address",
+    "cuda_error_invalid_address_space",
+    "cuda_error_invalid_pc",
+    "cuda_error_launch_failed",
+    "cuda_error_tensor_memory_leak",
+    "cuda_error_mps_client_terminated",
+    "cuda_error_external_device",
+)
+"""The names of these errors in CUDA's driver, which are all that some libraries say, such as numba."""
 CUDA_LIBRARIES = ("cuda", "cublas", "cudnn", "cufft", "cusolver", "cusparse")
 """What the error of a library that computes with CUDA has in its text."""
 TRACEBACK_LIMIT = 12 << 10
@@ -101,7 +119,7 @@ def is_device_lost(error: BaseException) -> bool:
 
 
 def _names_context_fault(text: str) -> bool:
-    return "cuda" in text and any(fault in text for fault in CONTEXT_FAULTS)
+    return "cuda" in text and any(fault in text for fault in (*CONTEXT_FAULTS, *CONTEXT_FAULT_NAMES))
 
 
 def _error_of_torch() -> str:
