@@ -14,6 +14,13 @@ enum { OK = 0, INVALID_DEVICE = 101, ILLEGAL_ADDRESS = 700 };
 
 int cuInit(unsigned flags) { return flags ? 1 : OK; }
 
+/* The first call of CUDA's runtime library, which says so. It finds nothing else here. */
+int cuDriverGetVersion(int *version) {
+    fputs("the CUDA runtime starts\n", stderr);
+    *version = 13000;
+    return OK;
+}
+
 int cuDeviceGetCount(int *count) {
     *count = 1;
     return OK;
