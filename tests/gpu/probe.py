@@ -1,4 +1,4 @@
-"""Prints what this machine has for the tests on a GPU, as a line of JSON."""
+"""Prints what this machine has for the tests on a GPU, as lines of JSON: an import may hang."""
 
 import json
 import platform
@@ -45,5 +45,7 @@ def attempt(read: Callable[[], Any]) -> Any:
 
 
 if __name__ == "__main__":
-    found = {each.__name__: attempt(each) for each in (devices, driver, torch, onnxruntime, cupy)}
-    print(json.dumps({"python": platform.python_version(), **found}))
+    print(json.dumps({"python": platform.python_version()}), flush=True)
+    for each in (devices, driver, torch, onnxruntime, cupy):
+        found = attempt(each)
+        print(json.dumps({each.__name__: found}), flush=True)

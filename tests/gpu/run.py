@@ -131,7 +131,7 @@ class Run:
         self._environment = environment_of(site.packages, device, out / "events.jsonl")
         self._python = site.python
         self.suite = suite
-        self.machine: Mapping[str, Any] = {}
+        self.machine: dict[str, Any] = {}
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -140,15 +140,17 @@ class Run:
     def probe(self) -> bool:
         """Read what the machine has; whether it has a GPU. The first import of PyTorch may take a minute."""
         command = [self._python, str(HERE / "probe.py")]
-        log = self.out / "probe.log"
-        with log.open("wb") as errors:
+        with (self.out / "probe.log").open("wb") as errors:
             try:
-                done = subprocess.run(
+                printed = subprocess.run(
                     command, env=self._environment, stdout=-1, stderr=errors, timeout=PROBE_LIMIT_S, check=False
-                )
-                self.machine = json.loads(done.stdout.splitlines()[-1])
-            except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
-                self.machine = {"error": f"{type(error).__name__}: see {log.name}"}
+                ).stdout
+            except subprocess.TimeoutExpired as error:
+                printed = error.stdout or b""
+        for line in printed.splitlines():
+            # Libraries may print too, and the last line may be cut.
+            with suppress(ValueError):
+                self.machine.update(json.loads(line))
         return bool(self.machine.get("devices"))
 
     def tests(self) -> None:
@@ -216,14 +218,25 @@ def adopt_orphans() -> None:
 
 def end_orphans() -> None:
     """Kill what a killed test has left: servers and their workers, which hold memory of the GPU."""
-    children = Path("/proc/thread-self/children")
-    while pids := children.read_text().split():
+    while pids := children():
         for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         for pid in pids:
             with suppress(ChildProcessError):
-                os.waitpid(int(pid), 0)
+                os.waitpid(pid, 0)
+
+
+def children() -> list[int]:
+    """The processes whose parent is this one. Not every kernel has a file with them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The name, in parentheses, may have any characters.
+            parent = path.read_text(errors="replace").rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid():
+                found.append(int(path.parent.name))
+    return found
 
 
 def find_python(wanted: tuple[int, int] = PYTHON) -> str | None:

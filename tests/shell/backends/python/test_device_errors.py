@@ -105,7 +105,9 @@ def test_an_error_of_a_models_own_code_does_not_wait_for_the_device(monkeypatch:
     assert torch.waits == 0
 
 
+ON_DEVICE, MANAGED = "2", "13"
 COPY = """
+import sys
 import numpy as np
 from halimede.backends.python.utils import dlpack
 from halimede.backends.python.utils.errors import TritonModelException, is_device_lost
@@ -113,14 +115,14 @@ from halimede.backends.python.utils.tensor import Tensor
 
 class OnDevice:
     def __dlpack_device__(self):
-        return (2, 0)
+        return (KIND, 0)
 
-    def __dlpack__(self, stream):
+    def __dlpack__(self, stream=None):
         capsule = ARRAY.__dlpack__()
-        dlpack._described(capsule).device_type = 2
+        dlpack._described(capsule).device_type = KIND
         return capsule
 
-ARRAY = np.arange(3.0)
+ARRAY, KIND = np.arange(3.0), int(sys.argv[1])
 try:
     print(Tensor.from_dlpack("X", OnDevice()).as_numpy().tolist())
 except TritonModelException as error:
@@ -129,20 +131,25 @@ except TritonModelException as error:
 
 
 @pytest.mark.parametrize(
-    ("error", "printed"),
+    ("kind", "error", "printed"),
     [
-        ("0", "[0.0, 1.0, 2.0]"),
+        (ON_DEVICE, "0", "[0.0, 1.0, 2.0]"),
         (
+            ON_DEVICE,
             "700",
             "True DLPack tensor cannot be copied from its CUDA device: cuCtxSynchronize gave 700 "
             "(an illegal memory access was encountered)",
         ),
-        ("2", "False DLPack tensor cannot be copied from its CUDA device: cuCtxSynchronize gave 2 (another error)"),
+        (
+            MANAGED,
+            "2",
+            "False DLPack tensor cannot be copied from its CUDA device: cuCtxSynchronize gave 2 (another error)",
+        ),
     ],
 )
-def test_a_copy_from_a_device_says_the_error_of_the_kernels_before_it(
-    request: pytest.FixtureRequest, error: str, printed: str
+def test_what_a_device_writes_is_read_when_its_kernels_have_ended(
+    request: pytest.FixtureRequest, kind: str, error: str, printed: str
 ) -> None:
     library = provided(request.config, cuda_library)
     environment = os.environ | {"LD_LIBRARY_PATH": str(library.parent), "PLAYED_CUDA_ERROR": error}
-    assert subprocess.check_output([sys.executable, "-c", COPY], env=environment, text=True).strip() == printed
+    assert subprocess.check_output([sys.executable, "-c", COPY, kind], env=environment, text=True).strip() == printed
