@@ -12,10 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from halimede.backends.api import LostInstanceError, RefusedRequestsError, RunContext
-from halimede.backends.pytorch.instance import TorchInstance
-from halimede.backends.pytorch.loading import Bound
-from halimede.backends.pytorch.options import TorchOptions
+from halimede.backends.api import RefusedRequestsError, RunContext
 from halimede.core.config.model_config import (
     ModelOutput,
     ModelSequenceBatching,
@@ -384,57 +381,6 @@ def test_the_text_of_an_error_is_cut(version):
     )
     message = refused(lambda: run(version / "net.py", NETWORK, {"x": X})).message
     assert (message.endswith("nono..."), 1024 < len(message) < 1200) == (True, True)
-
-
-class Broken:
-    """A program whose device has failed."""
-
-    is_writing = is_stateful = False
-
-    def call(self, values):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def test_a_lost_device_asks_for_a_new_process():
-    instance = TorchInstance("m_0", NETWORK, Bound(Broken(), {"y": 0}, torch.device("cpu")), TorchOptions())
-    error = refused(lambda: instance.run({"x": X}, ["y"], CONTEXT))
-    instance.close()
-    assert isinstance(error, LostInstanceError)
-
-
-class Full:
-    """A program whose device has no memory left."""
-
-    is_writing = is_stateful = False
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def call(self, values):
-        raise self.error
-
-
-@pytest.mark.parametrize(
-    ("error", "is_emptied"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
-        (
-            RuntimeError("The following operation failed in the TorchScript interpreter.\nCUDA out of memory. Tried"),
-            True,
-        ),
-        (RuntimeError("CUDA error: out of memory"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("out of range"), False),
-    ],
-)
-def test_memory_that_pytorch_keeps_is_freed_when_a_device_has_no_more(monkeypatch, error, is_emptied):
-    emptied = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    instance = TorchInstance("m_0", NETWORK, Bound(Full(error), {"y": 0}, torch.device("cpu")), TorchOptions())
-    message = refused(lambda: instance.run({"x": X}, ["y"], CONTEXT)).message
-    instance.close()
-    assert str(error).splitlines()[-1] in message
-    assert emptied == [True] * is_emptied
 
 
 def test_settings_of_torchscript_keep_the_answers(version):

@@ -17,6 +17,12 @@ from support.probe import provided
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 OF_CUBLAS = "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`"
+OF_PYTORCH = """CUDA error: {}
+Search for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda/cuda-runtime-api/ for more information.
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
 RELAUNCHED = "terminated and relaunched"
 
 
@@ -60,6 +66,11 @@ def test_names_of_the_drivers_errors_are_those_of_its_manual() -> None:
     # As above, and a failed assertion, of which the manual says only that no allocation is valid.
     by_manual |= {"CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_NVLINK_UNCORRECTABLE", "CUDA_ERROR_ASSERT"}
     assert {name for name, *_ in names if is_device_lost(RuntimeError(f"cuLaunch results in {name}"))} == by_manual
+
+
+@pytest.mark.parametrize(("what", "lost"), [("out of memory", False), ("device-side assert triggered", True)])
+def test_the_hints_after_each_error_of_pytorch_are_no_fault(what: str, lost: bool) -> None:
+    assert is_device_lost(RuntimeError(OF_PYTORCH.format(what))) is lost
 
 
 class PlayedTorch:

@@ -14,7 +14,8 @@ CONTEXT_FAULTS = (
     "illegal memory access",
     "illegal instruction",
     "misaligned address",
-    "device-side assert",
+    # Every CUDA error of PyTorch ends with a hint on device-side assertions.
+    "device-side assert triggered",
     "unspecified launch failure",
     "hardware stack error",
     "invalid program counter",
