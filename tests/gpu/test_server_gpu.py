@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from halimede.core.types import Device
-from support.calls import load
-from support.gpus import GPU, KIND, instance_group, needs_device, needs_gpu, needs_torch
+from support.calls import load, unload
+from support.gpus import GPU, KIND, TORCH_DEVICE, instance_group, needs_device, needs_gpu, needs_torch
 from support.served import add_python, body, infer, workers
 from support.server import RunningServer, start_server, wait_until
 
@@ -69,6 +69,20 @@ class Takes(torch.nn.Module):
     def forward(self, IN):
         return torch.zeros(int(IN.max()) << 20, dtype=torch.uint8, device=IN.device)[:1].reshape(1, 1).float()
 """
+
+
+HUGE = f"""
+import torch
+
+class Huge(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("memory", torch.empty(1 << 50, dtype=torch.uint8, device="{TORCH_DEVICE}"))
+
+    def forward(self, IN):
+        return IN
+"""
+NO_MEMORY = "out of memory" if KIND == "GPU" else "allocate"
 
 
 @pytest.fixture
@@ -166,6 +180,11 @@ def test_the_memory_of_a_killed_worker_is_given_back(repository: Path, record_pr
         wait_until(lambda: used_bytes(server) - before < 1536 * MIB, "the memory to be free", server, limit_s=30)
         record_property("free after s", round(time.monotonic() - begun, 1))
         wait_until(lambda: infer(server, "taker", 7.0) == (200, [7.0]), "the process that replaces it", server)
+        assert unload(server, "taker") == 200
+        wait_until(lambda: used_bytes(server) - before < 64 * MIB, "the memory of the context to be free", server)
+        # The driver decides which others there are.
+        names = re.findall(r"^(nv_gpu_\w+|nv_energy\w+)\{", server.metrics(), re.MULTILINE)
+        record_property("metrics", " ".join(names))
 
 
 @needs_torch
@@ -181,9 +200,20 @@ def test_a_request_beyond_the_memory_fails_and_the_next_is_answered(repository: 
             500,
             "Failed to process the request(s) for model instance 'takes_0_0'",
         )
-        assert ("out of memory" if KIND == "GPU" else "allocate") in str(error)
+        assert NO_MEMORY in str(error)
         assert infer(server, "takes", 1.0) == (200, [0.0])
         assert workers(server, "takes") == [worker]
+
+
+@needs_torch
+def test_a_model_that_does_not_fit_is_refused_and_another_is_loaded(repository: Path) -> None:
+    add_torch(repository, "huge", HUGE)
+    add_torch(repository, "takes", TAKES)
+    with serving(repository) as server:
+        status, error = load(server, "huge")
+        assert (status, NO_MEMORY in error) == (400, True), error
+        loaded(server, "takes")
+        assert infer(server, "takes", 1.0) == (200, [0.0])
 
 
 @needs_torch
