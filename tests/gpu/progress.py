@@ -84,11 +84,11 @@ class Progress:
     @property
     def results(self) -> tuple[Result, ...]:
         """So far. In place of tests that have no outcome: not run."""
-        missing = (*self._remaining, *self._files[0 if self._is_over and not self._tests else 1 :])
+        missing = (*self._remaining, *self._files[1 if self._tests else 0 :])
         named = [name for name in missing if name not in self._results]
         return (
             *self._results.values(),
-            *(Result(name, Outcome.NOT_RUN, reason="the time of the run was over") for name in named),
+            *(Result(name, Outcome.NOT_RUN, reason="the run ended before it") for name in named),
         )
 
     @property

@@ -37,6 +37,8 @@ POLL_S = 0.1
 MOST_LIMIT_S = 450
 """Of the whole run by default: together with the end of the last test less than 8 minutes."""
 LIMITS = {"test_s": 100.0, "start_s": 60.0}
+END_LIMIT_S = 5
+"""How long a process may take to end after SIGKILL: one that a driver blocks does not end."""
 PR_SET_CHILD_SUBREAPER = 36
 NO_GPU = 2
 """The exit code without a GPU."""
@@ -193,10 +195,13 @@ class Run:
                     process.wait(POLL_S)
         finally:
             process.kill()
-            code = process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_LIMIT_S)
             end_orphans()
             self._read()
-        return self._progress.ended(f"exit code {code}" if code >= 0 else f"signal {-code}", self._now_s())
+        code = process.poll()
+        how = "no end after SIGKILL" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
+        return self._progress.ended(how, self._now_s())
 
     def _read(self) -> None:
         for event in self._events.read():
@@ -218,13 +223,13 @@ def adopt_orphans() -> None:
 
 def end_orphans() -> None:
     """Kill what a killed test has left: servers and their workers, which hold memory of the GPU."""
-    while pids := children():
+    until = time.monotonic() + END_LIMIT_S
+    while (pids := children()) and time.monotonic() < until:
         for pid in pids:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in pids:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(POLL_S / 10)
 
 
 def children() -> list[int]:
