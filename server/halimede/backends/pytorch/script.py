@@ -85,7 +85,7 @@ class Call:
 
 
 def cause_of(error: BaseException) -> str:
-    """The cause in an exception of PyTorch, without its tracebacks of C++ and TorchScript, and without hints on CUDA."""
+    """The cause in an exception of PyTorch, without tracebacks of C++ and TorchScript, and without hints on CUDA."""
     text = str(error).partition("\nException raised from ")[0]
     text = "\n".join(line for line in text.splitlines() if not line.startswith(HINTS)).strip()
     lines = [line for line in text.splitlines() if line.strip()]
