@@ -45,7 +45,7 @@ define lock
     --generate-hashes --no-strip-extras --no-emit-index-url --no-annotate --no-header $(3); } > $(1)
 endef
 
-.PHONY: demo test affected test-all stress gpu check quick coverage mutants bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv python-version
+.PHONY: demo test affected test-all stress gpu gpu-pack check quick coverage mutants bench bench-operator startup load rollouts autoscaling test-keda interop fuzz docs image images locks image-operator cluster cluster-down .venv python-version
 
 demo: $(DEMO)/.stamp  ## train small models in each framework, serve and measure them; serve python models, kill the process of one
 	$(DEMO)/bin/python -m halimede.demo
@@ -63,8 +63,11 @@ stress: .venv  ## tests that measure time or count processes, or those of TESTS,
 	@for _ in 1 2 3 4; do sh -c 'while :; do :; done' & busy="$$busy $$!"; done; trap "kill $$busy" EXIT; \
 	  $(BIN)/python -m pytest -n $(JOBS) $(or $(TESTS),$(SENSITIVE))
 
-gpu: .venv  ## on a machine with an NVIDIA GPU
-	$(BIN)/python -m pytest -m gpu tests/gpu
+gpu:  ## on a machine with an NVIDIA GPU; with build/gpu-pack it needs no network and no .venv
+	@tests/gpu/run.sh
+
+gpu-pack: .venv  ## Python packages for `make gpu` on a machine without network: 30 MB in build/gpu-pack
+	@tests/gpu/run.sh pack
 
 check: .venv  ## lint, types and import contracts, without tests
 	$(BIN)/ruff check

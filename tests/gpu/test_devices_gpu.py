@@ -3,17 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from halimede.core.types import DeviceKind
-from halimede.runtime.devices import read_inventory
+from support.gpus import DEVICES, needs_gpu_or_slice
 from support.served import add_python
 from support.server import start_server, wait_until
 
-DEVICES = read_inventory(None).devices
 MIB = 1 << 20
 
-pytestmark = pytest.mark.skipif(not DEVICES, reason="no GPU here")
+pytestmark = needs_gpu_or_slice
 
 # CUDA's driver interface, because no library for GPUs may be installed.
 TAKE_512_MIB = """
@@ -21,7 +18,8 @@ def initialize(self, args):
     cuda = ctypes.CDLL("libcuda.so.1")
     context, memory = ctypes.c_void_p(), ctypes.c_uint64()
     assert cuda.cuInit(0) == 0
-    assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
     assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(512 << 20)) == 0
 """
 

@@ -20,18 +20,21 @@ from halimede.core.config.model_config import (
 )
 from halimede.core.types import DataType, Device, DeviceKind, InferenceError, InferenceRequest, Placement
 from halimede.core.types.tensor import tensor_from_array
-from halimede.runtime.devices import read_inventory
 from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import BatchDone, BatchItem
+from support.gpus import GPU, KIND, ON_CPU, needs_device, needs_gpu
 
 BACKEND = OnnxRuntimeBackend()
-GPUS = [device for device in read_inventory(None).devices if device.kind is DeviceKind.GPU]
 
-pytestmark = pytest.mark.skipif(
-    not (GPUS and BACKEND.supports_gpu()), reason="no GPU here, or an onnxruntime without CUDAExecutionProvider"
-)
+pytestmark = [
+    needs_device,
+    pytest.mark.skipif(
+        not (ON_CPU or BACKEND.supports_gpu()), reason="the onnxruntime here has no CUDAExecutionProvider"
+    ),
+]
 
+ON_DEVICE = InstanceKind[f"KIND_{KIND}"]
 RNG = np.random.default_rng(7)
 IMAGES = RNG.standard_normal((5, 3, 16, 16)).astype(np.float32)
 CONTEXT = RunContext([""], [5], [BatchItem(1, InferenceRequest("m"), 1, cancelled=False)])
@@ -64,7 +67,7 @@ def small_network() -> onnx.ModelProto:
 
 
 def config(kind: InstanceKind, count: int = 1, **parameters: str) -> ModelConfig:
-    gpus = (GPUS[0].index,) if kind is InstanceKind.KIND_GPU else ()
+    gpus = (GPU.index,) if kind is InstanceKind.KIND_GPU and GPU is not None else ()
     return ModelConfig(
         name="m",
         max_batch_size=8,
@@ -97,18 +100,19 @@ def compute(settings: ModelConfig, source: ModelSource, placement: Placement) ->
 
 
 def on_gpu(name: str = "m_0", ordinal: int = 0) -> Placement:
-    return Placement(name, ordinal, "GPU", GPUS[0])
+    return Placement(name, ordinal, KIND, GPU)
 
 
 def test_a_gpu_computes_what_a_cpu_computes(source):
     cpu = compute(config(InstanceKind.KIND_CPU), source, Placement("m_0", 0, "CPU"))
     tuned = {"cudnn_conv_algo_search": "1", "gpu_mem_limit": str(1 << 30), "arena_extend_strategy": "1"}
     for parameters in ({}, tuned):
-        gpu = compute(config(InstanceKind.KIND_GPU, **parameters), source, on_gpu())
+        gpu = compute(config(ON_DEVICE, **parameters), source, on_gpu())
         np.testing.assert_allclose(gpu["scores"], cpu["scores"], rtol=1e-2, atol=1e-3)
         assert gpu["echo"].tolist() == cpu["echo"].tolist() == [["a"]] * 5
 
 
+@needs_gpu
 def test_a_device_that_is_not_there_is_an_error_and_not_the_cpu(source):
     loaded = BACKEND.load(config(InstanceKind.KIND_GPU), source)
     with pytest.raises((InferenceError, RuntimeError)):
@@ -116,7 +120,7 @@ def test_a_device_that_is_not_there_is_an_error_and_not_the_cpu(source):
 
 
 def test_two_instances_answer_side_by_side_on_one_gpu(source):
-    settings = config(InstanceKind.KIND_GPU, 2)
+    settings = config(ON_DEVICE, 2)
     cpu = compute(config(InstanceKind.KIND_CPU), source, Placement("m_0", 0, "CPU"))["scores"]
 
     async def main() -> list[BatchDone]:

@@ -1,5 +1,7 @@
 """PyTorch on a real GPU. Skipped where there is none, or where the installed torch cannot use it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,20 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halimede.backends.pytorch import PyTorchBackend
 from halimede.core.config.model_config import InstanceKind, ModelInstanceGroup
-from halimede.core.types import DeviceKind, InferenceError, Placement
-from halimede.runtime.devices import read_inventory
+from halimede.core.types import InferenceError, Placement
+from support.gpus import GPU, KIND, TORCH_DEVICE, instance_group, needs_device, needs_gpu, needs_torch
 from support.server import start_server, wait_until
 
-GPUS = [device for device in read_inventory(None).devices if device.kind is DeviceKind.GPU]
-
-pytestmark = [
-    pytest.mark.skipif(
-        not (GPUS and PyTorchBackend().supports_gpu()), reason="no GPU here, or a torch that cannot use one"
-    ),
-    pytest.mark.timeout(900),
-]
+pytestmark = [needs_device, needs_torch]
 
 X = np.random.default_rng(3).standard_normal((5, 8)).astype(np.float32)
 MODULE = """
@@ -53,16 +47,23 @@ def version(tmp_path: Path) -> Path:
     return directory
 
 
-def on_gpu(models: Any, path: Path, config: Any, inputs: dict[str, Any], kind: str = "GPU") -> Any:
-    device = GPUS[0] if kind == "GPU" else None
-    group = ModelInstanceGroup("m", InstanceKind[f"KIND_{kind}"], 1, gpus=(GPUS[0].index,) if kind == "GPU" else ())
+@contextmanager
+def on_gpu(models: Any, path: Path, config: Any, kind: str = KIND) -> Iterator[Any]:
+    """An instance on the device. In inference mode, which its end leaves."""
+    device = GPU if kind == "GPU" else None
+    group = ModelInstanceGroup("m", InstanceKind[f"KIND_{kind}"], 1, gpus=() if device is None else (device.index,))
     loaded = models.BACKEND.load(replace(config, instance_group=(group,)), models.source(path))
     instance = loaded.create_instance(Placement("m_0", 0, kind, device))
     try:
-        return instance.run(inputs, [each.name for each in config.output], models.CONTEXT)
+        yield instance
     finally:
         instance.close()
         loaded.close()
+
+
+def run(models: Any, path: Path, config: Any, inputs: dict[str, Any], kind: str = KIND) -> Any:
+    with on_gpu(models, path, config, kind) as instance:
+        return instance.run(inputs, [each.name for each in config.output], models.CONTEXT)
 
 
 def test_a_gpu_computes_what_a_cpu_computes(models, version):
@@ -75,10 +76,16 @@ def test_a_gpu_computes_what_a_cpu_computes(models, version):
     models.export(network, (torch.zeros(2, 8),), version / "e.pt2", dynamic=(rows,))
     (version / "net.py").write_text(MODULE.replace("DEVICE", "'cpu'"))
     torch.save(network.state_dict(), version / "net.pt")
+    # Saved where it was trained.
+    network.to(TORCH_DEVICE)
+    models.trace(network, (torch.zeros(2, 8, device=TORCH_DEVICE),), version / "t.pt")
+    models.export(network, (torch.zeros(2, 8, device=TORCH_DEVICE),), version / "g.pt2", dynamic=(rows,))
     named = models.config({"x": (models.FP32, 8)}, {"y": (models.FP32, 3)})
     by_path = models.config({"ARGS[0]": (models.FP32, 8)}, {"RESULT": (models.FP32, 3)})
-    for path, config in ((version / "s.pt", named), (version / "e.pt2", by_path), (version / "net.py", named)):
-        found = on_gpu(models, path, config, {config.input[0].name: X})
+    configs = {"s.pt": named, "t.pt": named, "e.pt2": by_path, "g.pt2": by_path, "net.py": named}
+    for name, config in configs.items():
+        path = version / name
+        found = run(models, path, config, {config.input[0].name: X})
         np.testing.assert_allclose(found[config.output[0].name], expected, rtol=1e-2, atol=1e-3)
 
 
@@ -86,10 +93,10 @@ def test_a_model_of_kind_model_chooses_its_device(models, version):
     import torch
 
     network = models.Network()
-    (version / "net.py").write_text(MODULE.replace("DEVICE", "'cuda'"))
+    (version / "net.py").write_text(MODULE.replace("DEVICE", repr(TORCH_DEVICE)))
     torch.save(network.state_dict(), version / "net.pt")
     named = models.config({"x": (models.FP32, 8)}, {"y": (models.FP32, 3)})
-    found = on_gpu(models, version / "net.py", named, {"x": X}, kind="MODEL")
+    found = run(models, version / "net.py", named, {"x": X}, kind="MODEL")
     expected = network(torch.from_numpy(X.copy())).detach().numpy()
     np.testing.assert_allclose(found["y"], expected, rtol=1e-2, atol=1e-3)
 
@@ -103,22 +110,32 @@ def test_bfloat16_passes_through_a_gpu(models, version):
 
     bits = np.array([[0x3F80], [0xC000]], dtype=np.uint16)
     config = models.config({"x": (models.BF16, 1)}, {"y": (models.BF16, 1)})
-    assert on_gpu(models, models.script(Same(), version / "m.pt"), config, {"x": bits})["y"].tolist() == bits.tolist()
+    assert run(models, models.script(Same(), version / "m.pt"), config, {"x": bits})["y"].tolist() == bits.tolist()
+
+
+TAKES = """
+import torch
+
+class M(torch.nn.Module):
+    def forward(self, n):
+        return torch.zeros(int(n.max()) << 30, dtype=torch.uint8, device=n.device)[:1].reshape(1, 1)
+"""
 
 
 def test_a_batch_without_enough_memory_fails_alone(models, version):
-    (version / "net.py").write_text(
-        "import torch\nclass M(torch.nn.Module):\n"
-        "    def forward(self, n):\n"
-        "        return torch.zeros(int(n.max()) << 30, dtype=torch.uint8, device=n.device)[:1].reshape(1, 1)\n"
-    )
+    import torch
+
+    class Takes(torch.nn.Module):
+        def forward(self, n: torch.Tensor) -> torch.Tensor:
+            return torch.zeros([int(n.max().item()) << 30], dtype=torch.uint8, device=n.device)[:1].reshape(1, 1)
+
+    (version / "net.py").write_text(TAKES)
     config = models.config({"n": (models.INT64, 1)}, {"y": (models.DataType.UINT8, 1)})
-    loaded = models.BACKEND.load(config, models.source(version / "net.py"))
-    instance = loaded.create_instance(Placement("m_0", 0, "GPU", GPUS[0]))
-    with pytest.raises(InferenceError, match="out of memory"):
-        instance.run({"n": np.array([[4000]])}, ["y"], models.CONTEXT)
-    assert instance.run({"n": np.array([[1]])}, ["y"], models.CONTEXT)["y"].tolist() == [[0]]
-    instance.close()
+    for path in (version / "net.py", models.script(Takes(), version / "s.pt")):
+        with on_gpu(models, path, config) as instance:
+            with pytest.raises(InferenceError, match="out of memory" if KIND == "GPU" else "allocate"):
+                instance.run({"n": np.array([[1 << 20]])}, ["y"], models.CONTEXT)
+            assert instance.run({"n": np.array([[1]])}, ["y"], models.CONTEXT)["y"].tolist() == [[0]]
 
 
 ROWS = """
@@ -132,22 +149,24 @@ class Rows(torch.nn.Module):
     def forward(self, n):
         return self.table(n).reshape(-1, 2)
 """
-ROWS_CONFIG = """
+ROWS_CONFIG = f"""
 backend: "pytorch"
 runtime: "model.py"
 max_batch_size: 4
-input { name: "n" data_type: TYPE_INT64 dims: 1 }
-output { name: "y" data_type: TYPE_FP32 dims: 2 }
-instance_group { kind: KIND_GPU gpus: 0 }
+input {{ name: "n" data_type: TYPE_INT64 dims: 1 }}
+output {{ name: "y" data_type: TYPE_FP32 dims: 2 }}
+{instance_group()}
 """
 
 
+@needs_gpu
 def test_the_error_of_a_kernel_belongs_to_its_batch_and_the_process_is_replaced(tmp_path):
     directory = tmp_path / "models" / "rows" / "1"
     directory.mkdir(parents=True)
     (directory / "model.py").write_text(ROWS)
     (directory.parent / "config.pbtxt").write_text(ROWS_CONFIG)
     server = start_server(tmp_path, ["--model-repository", tmp_path / "models"], ready=False)
+    server.answer_limit_s = 80
 
     def ask(row: int) -> int:
         body = {"inputs": [{"name": "n", "datatype": "INT64", "shape": [1, 1], "data": [row]}]}

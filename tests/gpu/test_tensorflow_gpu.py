@@ -8,18 +8,11 @@ import numpy as np
 import pytest
 
 from halimede.backends.tensorflow import TensorFlowBackend
-from halimede.core.types import DeviceKind
-from halimede.runtime.devices import read_inventory
-from support.probe import provided
-from support.tensorflow_models import ROWS, built_models, expected
-
-GPUS = [device for device in read_inventory(None).devices if device.kind is DeviceKind.GPU]
+from support.gpus import needs_gpu
 
 pytestmark = [
-    pytest.mark.skipif(
-        not (GPUS and TensorFlowBackend().supports_gpu()), reason="no GPU here, or a TensorFlow without CUDA"
-    ),
-    pytest.mark.timeout(600),
+    needs_gpu,
+    pytest.mark.skipif(not TensorFlowBackend().supports_gpu(), reason="no TensorFlow with CUDA is installed here"),
 ]
 
 # In a process of its own, as an instance: see tests/shell/backends/test_tensorflow_instance.py.
@@ -48,6 +41,10 @@ MIXED = {
 
 @pytest.mark.parametrize("optimization", [{}, {"graph": {"level": 1}}, MIXED], ids=["plain", "xla", "mixed precision"])
 def test_a_gpu_computes_what_a_cpu_computes(request, optimization):
+    # What builds the models has imports that only a machine with TensorFlow has.
+    from support.probe import provided
+    from support.tensorflow_models import ROWS, built_models, expected
+
     folder = provided(request.config, built_models)
     changes = {"instance_group": [{"kind": "KIND_GPU", "count": 1, "gpus": [0]}], "optimization": optimization}
     arguments = [str(folder), "GPU", json.dumps(changes), json.dumps(ROWS.tolist())]

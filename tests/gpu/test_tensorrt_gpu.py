@@ -19,17 +19,16 @@ from halimede.core.config.model_config import (
     OptimizationCuda,
     PinnedMemoryBuffer,
 )
-from halimede.core.types import DataType, DeviceKind, InferenceError, InferenceRequest, Placement
-from halimede.runtime.devices import read_inventory
+from halimede.core.types import DataType, InferenceError, InferenceRequest, Placement
 from halimede.workers.worker import BatchItem
+from support.gpus import GPUS, needs_gpu
 from support.plans import config
 from support.server import start_server
 
 trt = pytest.importorskip("tensorrt", reason="TensorRT is not installed here")
 pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed here")
 
-GPUS = [device for device in read_inventory(None).devices if device.kind is DeviceKind.GPU]
-pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU here")
+pytestmark = needs_gpu
 
 FP32, INT32 = DataType.FP32, DataType.INT32
 BACKEND = TensorRtBackend()

@@ -14,6 +14,7 @@ import support.forked
 from support.forked import Process, run_python, start_python
 from support.server import wait_until
 
+SUPPORT = Path(support.forked.__file__).parent
 FOREVER = "import time; print('runs', flush=True); time.sleep(1000)"
 
 
@@ -33,6 +34,17 @@ def start_forever(folder: Path) -> Process:
 def test_the_exit_code_of_a_process(tmp_path: Path, code: int) -> None:
     process = start(tmp_path, "import sys; sys.exit(int(sys.argv[1]))", str(code))
     assert (process.wait(60), process.poll(), process.returncode) == (code, code, code)
+
+
+NESTED = "from support.forked import run_python; print(run_python('-c', 'pass', limit_s=60))"
+
+
+def test_a_fork_loads_no_library_of_a_folder_that_the_machine_names(tmp_path: Path) -> None:
+    # One of many in a folder such as CUDA's: nothing needs it, and it cannot be loaded.
+    (tmp_path / "libbroken.so.1").write_bytes(b"no library")
+    named = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(SUPPORT.parent)}
+    printed = subprocess.check_output([sys.executable, "-c", NESTED], env=os.environ | named, text=True)
+    assert "returncode=0" in printed
 
 
 def test_an_exception_ends_a_process_as_it_ends_an_interpreter(tmp_path: Path) -> None:

@@ -221,11 +221,13 @@ def become(program: bytes, outputs: list[int]) -> None:
     os.closerange(3, 1 << 20)
     made = json.loads(program)
     os.chdir(made["directory"])
+    known = os.environ.get("LD_LIBRARY_PATH")
     os.environ.clear()
     os.environ.update(made["environment"])
     sys.path[:0] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    if libraries := os.environ.get("LD_LIBRARY_PATH"):
-        # The linker read the variable when the interpreter started. It finds a loaded library by its name.
+    if (libraries := os.environ.get("LD_LIBRARY_PATH", "")) and libraries != known:
+        # The linker read the variable when the interpreter started. It finds a loaded library by its name. A value of
+        # the machine, such as the folder of CUDA's libraries, is known already.
         for library in Path(libraries).glob("*.so*"):
             ctypes.CDLL(str(library))
     kind, text, *sys.argv[1:] = made["arguments"]

@@ -1,4 +1,5 @@
-"""NVIDIA's driver library without GPUs: a real `libnvidia-ml.so.1` whose devices a test writes and changes."""
+"""NVIDIA's driver libraries without GPUs: a real `libnvidia-ml.so.1` whose devices a test writes and changes, and a
+`libcuda.so.1` whose device is the host's memory."""
 
 import os
 from collections.abc import Sequence
@@ -11,19 +12,7 @@ from support.probe import built
 LIBRARY = "libnvidia-ml.so.1"
 DEVICES_FILE = "devices.txt"
 MIB = 1 << 20
-COMPILE = [
-    "cc",
-    "-std=c11",
-    "-shared",
-    "-fPIC",
-    "-O1",
-    "-Wall",
-    "-Werror",
-    f"-Wl,-soname,{LIBRARY}",
-    "-o",
-    f"{{out}}/{LIBRARY}",
-    "nvml.c",
-]
+CUDA_LIBRARY = "libcuda.so.1"
 
 
 @dataclass
@@ -71,8 +60,18 @@ class PlayedDriver:
 
 def library() -> Path:
     """The compiled library. Unavailable without a compiler that is there or can be installed."""
+    return _compiled("nvml", LIBRARY)
+
+
+def cuda_library() -> Path:
+    """CUDA's driver library over a device that does not exist. Unavailable as above."""
+    return _compiled("cuda", CUDA_LIBRARY)
+
+
+def _compiled(name: str, library: str) -> Path:
     install_programs({"cc": "build-essential"})
-    return built("nvml", COMPILE, needs="cc") / LIBRARY
+    command = ["cc", "-std=gnu11", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", f"-Wl,-soname,{library}"]
+    return built(name, [*command, "-o", f"{{out}}/{library}", f"{name}.c"], needs="cc") / library
 
 
 def write_devices(file: Path, devices: Sequence[PlayedGpu | PlayedSlice]) -> None:

@@ -1,5 +1,6 @@
 """Python models in a real server, and its worker processes."""
 
+import os
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -208,6 +209,9 @@ def children(pid: int) -> list[psutil.Process]:
 
 def _children(pid: int) -> list[int]:
     """By the threads that started them; `Process.children` of psutil reads the parent of each process of the machine."""
+    if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
+        # A kernel without these files.
+        return sorted(child.pid for child in psutil.Process(pid).children())
     found = []
     for thread in psutil.Process(pid).threads():
         with suppress(FileNotFoundError, ProcessLookupError):

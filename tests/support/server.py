@@ -50,6 +50,8 @@ class RunningServer:
     process: subprocess.Popen[bytes] | Process
     log_path: Path
     ports: dict[str, int] = field(default_factory=dict)
+    answer_limit_s: float = 30.0
+    """How long an answer may take."""
 
     @property
     def http_port(self) -> int:
@@ -86,7 +88,7 @@ class RunningServer:
     ) -> Answer:
         """Send one HTTP request on a new connection; a body that is neither bytes nor text is sent as JSON."""
         raw = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=self.answer_limit_s)
         try:
             connection.request(method, path, raw or None, headers or {})
             response = connection.getresponse()

@@ -62,16 +62,22 @@ def nvml_devices(nvml: Any, visible: str | None) -> tuple[Device, ...]:  # Any: 
     """The devices of an initialised NVML, reduced to those in `visible` (CUDA_VISIBLE_DEVICES) if it is set."""
     found: list[tuple[int, Device]] = []
     for number in range(nvml.nvmlDeviceGetCount()):
-        gpu = nvml.nvmlDeviceGetHandleByIndex(number)
-        capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))
-        if _mig_enabled(nvml, gpu):
-            for part in _slices(nvml, gpu):
-                device = _device(nvml, DeviceKind.MIG, part, capability)
-                found.append((number, replace(device, profile=_profile(nvml, gpu, part, device.name))))
-        else:
-            found.append((number, _device(nvml, DeviceKind.GPU, gpu, capability)))
+        try:
+            found += [(number, device) for device in _of_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(number))]
+        except nvml.NVMLError as error:
+            # NVML counts GPUs that have failed, and those that this container may not use.
+            log.warning("GPU %d of the driver is not used: %s", number, error)
     chosen = [device for _, device in found] if visible is None else _visible(found, visible)
     return tuple(replace(device, index=index) for index, device in enumerate(chosen))
+
+
+def _of_gpu(nvml: Any, gpu: Any) -> list[Device]:
+    """The GPU, or its slices."""
+    capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))
+    if not _mig_enabled(nvml, gpu):
+        return [_device(nvml, DeviceKind.GPU, gpu, capability)]
+    parts = [(part, _device(nvml, DeviceKind.MIG, part, capability)) for part in _slices(nvml, gpu)]
+    return [replace(device, profile=_profile(nvml, gpu, part, device.name)) for part, device in parts]
 
 
 def _driver_devices(visible: str | None) -> tuple[Device, ...]:
@@ -124,7 +130,10 @@ def _profile(nvml: Any, gpu: Any, part: Any, name: str) -> str:
 
 def _device(nvml: Any, kind: DeviceKind, handle: Any, capability: tuple[int, ...]) -> Device:
     major, minor = capability
-    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    try:
+        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:
+        memory = 0  # a GPU that shares the memory of the machine
     return Device(kind, 0, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory, (major, minor))
 
 

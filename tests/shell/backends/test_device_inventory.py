@@ -18,23 +18,26 @@ class NvmlError(Exception):
 class Handle:
     uuid: str
     name: str
-    memory: int
+    memory: int | None
     mig: bool | None = None
     slices: list["Handle | None"] = field(default_factory=list)
 
 
 class Nvml:
-    """The part of pynvml that is used, over a list of GPUs. `mig` None is a GPU that knows no MIG."""
+    """The part of pynvml that is used, over a list of GPUs, None for one that has failed. `mig` None is a GPU that knows
+    no MIG, `memory` None one without memory of its own."""
 
     NVMLError = NvmlError
 
-    def __init__(self, *gpus: Handle) -> None:
+    def __init__(self, *gpus: Handle | None) -> None:
         self._gpus = gpus
 
     def nvmlDeviceGetCount(self):  # noqa: N802
         return len(self._gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        if self._gpus[index] is None:
+            raise NvmlError("GPU is lost")
         return self._gpus[index]
 
     def nvmlDeviceGetCudaComputeCapability(self, handle):  # noqa: N802
@@ -54,7 +57,7 @@ class Nvml:
         return handle.slices[index]
 
     def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
-        if handle.mig:
+        if handle.mig or handle.memory is None:
             raise NvmlError("Insufficient Permissions")
         return SimpleNamespace(total=handle.memory)
 
@@ -75,6 +78,18 @@ SMALL = Handle("GPU-cc", "T4", 16, False)
 
 def device(kind: DeviceKind, index: int, handle: Handle) -> Device:
     return Device(kind, index, handle.uuid, handle.name, handle.memory, (9, 0))
+
+
+def test_a_gpu_that_has_failed_does_not_hide_the_others(caplog: pytest.LogCaptureFixture):
+    found = nvml_devices(Nvml(BIG, None, SMALL), None)
+    assert found == (device(GPU, 0, BIG), device(GPU, 1, SMALL))
+    assert "GPU 1 of the driver is not used: GPU is lost" in caplog.text
+    # The numbers of CUDA_VISIBLE_DEVICES are the driver's.
+    assert nvml_devices(Nvml(BIG, None, SMALL), "2") == (device(GPU, 0, SMALL),)
+
+
+def test_a_gpu_without_memory_of_its_own_is_used():
+    assert [each.memory_bytes for each in nvml_devices(Nvml(Handle("GPU-dd", "GB10", None)), None)] == [0]
 
 
 def test_whole_gpus_and_the_slices_of_sliced_ones_are_listed():

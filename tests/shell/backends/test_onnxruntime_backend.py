@@ -6,7 +6,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from halimede.backends.api import RefusedRequestsError, RunContext
+from halimede.backends.api import LostInstanceError, RefusedRequestsError, RunContext
+from halimede.backends.onnxruntime.instance import OnnxInstance
 from halimede.backends.onnxruntime.signature import tensors_without_rank
 from halimede.core.config.model_config import (
     Accelerator,
@@ -229,6 +230,34 @@ def test_a_failing_node_is_an_internal_error_without_output(tmp_path, capfd):
     assert error.code is ErrorCode.INTERNAL
     assert error.message.startswith("onnx runtime error 1: Non-zero status code returned while running Reshape node")
     assert capfd.readouterr() == ("", "")
+
+
+class FailingSession:
+    """A session on a GPU, without inputs, whose runs fail."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def get_inputs(self) -> list[object]:
+        return []
+
+    def run(self, *_: object) -> list[np.ndarray]:
+        raise RuntimeError(self.text)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        ("[ONNXRuntimeError] : 1 : FAIL : CUDA failure 700: an illegal memory access was encountered ; GPU=0", True),
+        ("CUDA failure 700: an illegal memory access was encountered ; GPU=0", True),
+        ("[ONNXRuntimeError] : 1 : FAIL : CUDA failure 2: out of memory ; GPU=0", False),
+    ],
+)
+def test_a_lost_device_asks_for_a_new_process(text, is_lost):
+    instance = OnnxInstance(FailingSession(text), ADD_SUB, "")
+    error = refused(lambda: instance.run({}, ["sum"], CONTEXT))
+    assert isinstance(error, LostInstanceError) is is_lost
+    assert "CUDA failure" in error.message
 
 
 def test_autocomplete_completes_the_configuration_from_the_file(tmp_path):

@@ -12,10 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from halimede.backends.api import LostInstanceError, RefusedRequestsError, RunContext
-from halimede.backends.pytorch.instance import TorchInstance
-from halimede.backends.pytorch.loading import Bound
-from halimede.backends.pytorch.options import TorchOptions
+from halimede.backends.api import RefusedRequestsError, RunContext
 from halimede.core.config.model_config import (
     ModelOutput,
     ModelSequenceBatching,
@@ -396,22 +393,6 @@ def test_the_text_of_an_error_is_cut(version):
     )
     message = refused(lambda: run(version / "net.py", NETWORK, {"x": X})).message
     assert (message.endswith("nono..."), 1024 < len(message) < 1200) == (True, True)
-
-
-class Broken:
-    """A program whose device has failed."""
-
-    is_writing = is_stateful = False
-
-    def call(self, values):
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def test_a_lost_device_asks_for_a_new_process():
-    instance = TorchInstance("m_0", NETWORK, Bound(Broken(), {"y": 0}, torch.device("cpu")), TorchOptions())
-    error = refused(lambda: instance.run({"x": X}, ["y"], CONTEXT))
-    instance.close()
-    assert isinstance(error, LostInstanceError)
 
 
 def test_settings_of_torchscript_keep_the_answers(version):

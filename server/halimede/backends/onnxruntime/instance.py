@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.backends.api import RefusedRequestsError, RunContext
-from halimede.backends.onnxruntime.session import DATATYPES, onnx_error, runtime
+from halimede.backends.api import LostInstanceError, RefusedRequestsError, RunContext
+from halimede.backends.onnxruntime.session import DATATYPES, TEXT_LIMIT, onnx_error, runtime
+from halimede.backends.python.utils.errors import is_device_lost
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
@@ -49,7 +50,10 @@ class OnnxInstance:
                 return self._run_values(feed, names)
             return dict(zip(names, self._session.run(names, feed, self._options), strict=True))
         except Exception as error:
-            raise onnx_error(error) from error
+            converted = onnx_error(error)
+            if is_device_lost(error):
+                raise LostInstanceError(ErrorCode.INTERNAL, str(converted)[:TEXT_LIMIT]) from error
+            raise converted from error
 
     def close(self) -> None:
         self._session = None

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 MOST_CAUSE = 1024
 """Maximum characters of PyTorch's error text in an answer."""
+OUT_OF_MEMORY = ("cuda out of memory", "cuda error: out of memory", "status_alloc_failed")
+"""What the texts of errors have that are about a device's memory, the last in those of cuBLAS and cuDNN."""
 
 
 class TorchInstance:
@@ -102,7 +104,13 @@ class TorchInstance:
         text = f"Failed to process the request(s) for model instance '{self._name}', message: {cause}"
         if is_device_lost(error):
             return LostInstanceError(ErrorCode.INTERNAL, text)
-        if isinstance(error, runtime().OutOfMemoryError):
+        if is_out_of_memory(error):
             # Memory that PyTorch keeps for later batches; others may need it, and this instance in larger pieces.
             runtime().cuda.empty_cache()
         return InferenceError(ErrorCode.INTERNAL, text)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the device had no memory. TorchScript and libraries raise other classes than PyTorch's own."""
+    text = str(error).lower()
+    return isinstance(error, runtime().OutOfMemoryError) or any(part in text for part in OUT_OF_MEMORY)

@@ -13,6 +13,15 @@ from halimede.core.types.error import clip
 
 log = logging.getLogger(__name__)
 
+HINTS = (
+    "Search for `cuda",
+    "CUDA kernel errors might be asynchronously reported",
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING",
+    "Compile with `TORCH_USE_CUDA_DSA`",
+    "Device-side assertions were explicitly omitted",
+)
+"""The beginnings of lines that PyTorch writes after every error of CUDA. They say nothing about this one."""
+
 
 class ScriptProgram:
     """A TorchScript module on its device."""
@@ -76,8 +85,9 @@ class Call:
 
 
 def cause_of(error: BaseException) -> str:
-    """The cause in an exception of PyTorch, without its tracebacks of C++ and TorchScript."""
-    text = str(error).partition("\nException raised from ")[0].strip()
+    """The cause in an exception of PyTorch, without tracebacks of C++ and TorchScript, and without hints on CUDA."""
+    text = str(error).partition("\nException raised from ")[0]
+    text = "\n".join(line for line in text.splitlines() if not line.startswith(HINTS)).strip()
     lines = [line for line in text.splitlines() if line.strip()]
     if any(line.startswith("Traceback of TorchScript") for line in lines):
         return lines[-1].strip()

@@ -6,6 +6,8 @@ struct, or read from it: bfloat16 passes through numpy as uint16, booleans (whic
 """
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,8 @@ from halimede.core.types import DataType
 
 CPU = (1, 0)
 _CUDA = 2
-_HOST_READABLE = frozenset({1, 3, 13})
-"""Plain memory, memory pinned by CUDA, memory managed by CUDA."""
+_CUDA_ON_HOST = frozenset({3, 13})
+"""Memory pinned by CUDA, and memory managed by CUDA: the host reads it, and kernels may still write it."""
 
 
 class _DLTensor(ctypes.Structure):
@@ -121,9 +123,14 @@ def take(source: Any) -> tuple[DataType, NDArray[Any]]:
     if tensor.device_type == _CUDA:
         copied: NDArray[Any] = np.empty(shape, carrier)
         if copied.nbytes:
-            _copy_from_cuda(copied, tensor)
+            with _synchronized(tensor.device_id) as call:
+                source = ctypes.c_uint64(tensor.data + tensor.byte_offset)
+                call("cuMemcpyDtoH_v2", ctypes.c_void_p(copied.ctypes.data), source, ctypes.c_size_t(copied.nbytes))
         return datatype, copied
-    if tensor.device_type not in _HOST_READABLE:
+    if tensor.device_type in _CUDA_ON_HOST:
+        with _synchronized(tensor.device_id):
+            pass
+    elif tensor.device_type != CPU[0]:
         raise TritonModelException(
             f"DLPack tensor is on a device of type {tensor.device_type}; only CPU and CUDA are supported."
         )
@@ -161,8 +168,13 @@ def _is_contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
     return True
 
 
-def _copy_from_cuda(copied: NDArray[Any], tensor: _DLTensor) -> None:
-    """Copy with the driver's own library, because the process may have no other CUDA library."""
+@contextmanager
+def _synchronized(device_id: int) -> Iterator[Callable[..., None]]:
+    """Within, the device has ended its work; yields what calls functions of CUDA's driver. TritonModelException.
+
+    By the driver's own library, because the process may have no other CUDA library. A raw capsule does not state which
+    stream fills the memory.
+    """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -171,19 +183,23 @@ def _copy_from_cuda(copied: NDArray[Any], tensor: _DLTensor) -> None:
     def call(function: str, *arguments: Any) -> None:
         status = getattr(cuda, function)(*arguments)
         if status:
-            raise TritonModelException(f"DLPack tensor cannot be copied from its CUDA device: {function} gave {status}")
+            # Its text says whether the context is lost: a copy gets the errors of the kernels before it.
+            text = ctypes.c_char_p()
+            cuda.cuGetErrorString(status, ctypes.byref(text))
+            cause = (text.value or b"unknown error").decode(errors="replace")
+            raise TritonModelException(
+                f"DLPack tensor cannot be copied from its CUDA device: {function} gave {status} ({cause})"
+            )
 
     device, context = ctypes.c_int(), ctypes.c_void_p()
     call("cuInit", 0)
-    call("cuDeviceGet", ctypes.byref(device), tensor.device_id)
+    call("cuDeviceGet", ctypes.byref(device), device_id)
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     try:
         call("cuCtxPushCurrent_v2", context)
         try:
-            # A raw capsule does not state which stream fills the memory.
             call("cuCtxSynchronize")
-            source = ctypes.c_uint64(tensor.data + tensor.byte_offset)
-            call("cuMemcpyDtoH_v2", ctypes.c_void_p(copied.ctypes.data), source, ctypes.c_size_t(copied.nbytes))
+            yield call
         finally:
             cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
     finally:

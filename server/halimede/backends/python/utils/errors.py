@@ -1,6 +1,7 @@
 """TritonError and TritonModelException, and the conversion of a model's exceptions to error texts."""
 
 import os
+import sys
 import traceback
 from collections.abc import Iterable, Sequence
 
@@ -13,14 +14,41 @@ CONTEXT_FAULTS = (
     "illegal memory access",
     "illegal instruction",
     "misaligned address",
-    "device-side assert",
+    # Every CUDA error of PyTorch ends with a hint on device-side assertions.
+    "device-side assert triggered",
     "unspecified launch failure",
     "hardware stack error",
     "invalid program counter",
     "uncorrectable ecc error",
+    "uncorrectable nvlink error",
     "the launch timed out",
+    "global/shared address space",
+    "over nvlink or a hardware error",
+    "tensor memory not completely freed",
+    "mps client has been terminated",
+    "external entity outside of cuda",
 )
 """Texts of CUDA errors after which the process has to be restarted, by its manual; others, as out of memory, pass."""
+CONTEXT_FAULT_NAMES = (
+    "cuda_error_contained",
+    "cuda_error_ecc_uncorrectable",
+    "cuda_error_nvlink_uncorrectable",
+    "cuda_error_illegal_address",
+    "cuda_error_launch_timeout",
+    "cuda_error_assert",
+    "cuda_error_hardware_stack_error",
+    "cuda_error_illegal_instruction",
+    "cuda_error_misaligned_address",
+    "cuda_error_invalid_address_space",
+    "cuda_error_invalid_pc",
+    "cuda_error_launch_failed",
+    "cuda_error_tensor_memory_leak",
+    "cuda_error_mps_client_terminated",
+    "cuda_error_external_device",
+)
+"""The names of these errors in CUDA's driver, which are all that some libraries say, such as numba."""
+CUDA_LIBRARIES = ("cuda", "cublas", "cudnn", "cufft", "cusolver", "cusparse")
+"""What the error of a library that computes with CUDA has in its text."""
 TRACEBACK_LIMIT = 12 << 10
 """Maximum number of characters of a traceback, its last ones: less than the limit for a line from a worker process."""
 
@@ -79,12 +107,38 @@ def code_of(error: BaseException) -> ErrorCode:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """Whether it shows that CUDA's context is corrupt, so that this process can no longer use the device."""
-    try:
-        text = str(error).lower()
-    except BaseException:  # noqa: BLE001  the model's own __str__
+    """Whether it shows that CUDA's context is corrupt, so that this process can no longer use the device.
+
+    A kernel fails after its call has returned. A call in between may get the error of another library, such as cuBLAS's
+    CUBLAS_STATUS_EXECUTION_FAILED, which has many causes. So after an error of such a library PyTorch is asked, if the
+    process uses CUDA by it: a corrupt context answers every call with its first error.
+    """
+    text = _lower_text(error)
+    if not any(library in text for library in CUDA_LIBRARIES):
         return False
-    return "cuda" in text and any(fault in text for fault in CONTEXT_FAULTS)
+    return _names_context_fault(text) or _names_context_fault(_error_of_torch())
+
+
+def _names_context_fault(text: str) -> bool:
+    return "cuda" in text and any(fault in text for fault in (*CONTEXT_FAULTS, *CONTEXT_FAULT_NAMES))
+
+
+def _error_of_torch() -> str:
+    """The text of the error that PyTorch gets from its device; "" if there is none, or it does not use CUDA."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except Exception as error:  # noqa: BLE001  whatever a model has imported under this name
+        return _lower_text(error)
+    return ""
+
+
+def _lower_text(error: BaseException) -> str:
+    try:
+        return str(error).lower()
+    except BaseException:  # noqa: BLE001  the model's own __str__
+        return ""
 
 
 def inference_error(error: TritonError) -> InferenceError:
