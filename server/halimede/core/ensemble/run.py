@@ -20,6 +20,7 @@ decoupled steps are cancelled, because their models may answer forever.
 from dataclasses import dataclass
 
 from halimede.core.ensemble.graph import Graph, Step
+from halimede.core.ensemble.rows import passed_shape, with_one_row
 from halimede.core.ensemble.scopes import Absent, Scope, Scopes
 from halimede.core.ensemble.sequence import SequenceParameters, sequence_after, sequence_of
 from halimede.core.ensemble.when import is_met
@@ -82,6 +83,7 @@ class EnsembleRun:
         "_calls",
         "_failure",
         "_graph",
+        "_has_many_rows",
         "_is_over",
         "_last_call",
         "_plan",
@@ -112,6 +114,8 @@ class EnsembleRun:
         self._scopes = Scopes(self._plan)
         self._calls: dict[int, _Pending] = {}
         self._last_call = 0
+        # Whether a call of several rows was made.
+        self._has_many_rows = False
         self._failure: InferenceError | None = None
         self._answer: InferenceResponse | None = None
         self._is_over = False
@@ -302,7 +306,14 @@ class EnsembleRun:
         shown = []
         for key, value in inputs.items():
             if isinstance(value, Tensor):
-                shown.append(_shown_as(value, key, step.ranks[key], step.batches))
+                shape, fit = value.shape, step.fits[key]
+                if fit.differs:
+                    shape = passed_shape(fit, shape)
+                elif len(shape) != fit.rank and not self._has_many_rows:
+                    shape = with_one_row(fit, shape)
+                shown.append(Tensor(key, value.datatype, shape, value.data))
+        if step.batches and shown and shown[0].shape and shown[0].shape[0] > 1:
+            self._has_many_rows = True
         request = InferenceRequest(
             step.model,
             "" if step.version < 0 else str(step.version),
@@ -332,7 +343,9 @@ class EnsembleRun:
             sequence = home.sequences.get(name, sequence)
             self._scopes.use(scope, name)
             if isinstance(value, Tensor):
-                outputs.append(_shown_as(value, name, graph.ranks[name], graph.batches))
+                fit = graph.fits[name]
+                shape = passed_shape(fit, value.shape) if fit.differs else value.shape
+                outputs.append(Tensor(name, value.datatype, shape, value.data))
         response = InferenceResponse(graph.name, "", self._template.id, outputs, final=not graph.decoupled)
         if outputs:
             number, start, end = sequence or sequence_of(self._template)
@@ -408,14 +421,3 @@ class EnsembleRun:
             self._is_over = True
             name, request_id = self._graph.name, self._template.id
             self._actions.append(GiveAnswer(InferenceResponse(name, "", request_id, error=self._failure)))
-
-
-def _shown_as(tensor: Tensor, name: str, rank: int, batches: bool) -> Tensor:
-    """The tensor under another name, over the same bytes. A batch dimension of 1 is added or removed to fit `rank`."""
-    shape = tensor.shape
-    if len(shape) != rank:
-        if batches and len(shape) == rank - 1:
-            shape = (1, *shape)
-        elif not batches and len(shape) == rank + 1 and shape[0] == 1:
-            shape = shape[1:]
-    return Tensor(name, tensor.datatype, shape, tensor.data)
