@@ -36,14 +36,16 @@ class ModelLifecycle:
         *,
         services: ModelServices,
         retry_count: int = 0,
-        unload_wait_secs: float = 5.0,
+        unload_wait_secs: float = 60.0,
+        slot_wait_secs: float = 5.0,
         close_timeout_secs: float = 7.0,
         read_limit_secs: float = READ_LIMIT_SECS,
         table: RequestTable | None = None,
     ) -> None:
-        """An unload waits up to `unload_wait_secs` for a load in progress: most loads end within it, and then both
-        calls succeed. Instances and model may take `close_timeout_secs` to close after the last request; processes are
-        killed earlier. A read of the repository fails after `read_limit_secs` without an answer of the file system."""
+        """An unload waits up to `unload_wait_secs` for a load in progress, so that both calls succeed, and up to
+        `slot_wait_secs` for one that waits for a load slot. Instances and model may take `close_timeout_secs` to close
+        after the last request; processes are killed earlier. A read of the repository fails after `read_limit_secs`
+        without an answer of the file system."""
         self.records = Records()
         self.has_unreadable_repository = False
         """Whether a repository could not be read at the start. The server then does not know what it should serve."""
@@ -54,7 +56,7 @@ class ModelLifecycle:
         self._reader = RepositoryReader(repository, left_behind, read_limit_secs)
         self._closing = Closing(left_behind, close_timeout_secs)
         self._ensembles = Ensembles(self.records, self.table, services, self._closing)
-        builder = Builder(options, load_threads, self.table, services, self._closing, left_behind)
+        builder = Builder(options, load_threads, self.table, services, self._closing, left_behind, slot_wait_secs)
         self._loader = Loader(
             *(self.records, self._reader, builder, self._ensembles, self._closing, left_behind, services),
             retry_count=retry_count,
@@ -112,7 +114,8 @@ class ModelLifecycle:
     async def unload(self, name: str, *, with_steps: bool = False) -> None:
         """Stop serving the model. Its instances are freed when the last accepted request is answered.
 
-        A load in progress has `unload_wait_secs` to finish; then it fails, with every load that waits behind it.
+        A load in progress has `unload_wait_secs` to finish; then it fails, with every load that waits behind it. A load
+        that waits for a slot fails earlier, and one that waits before another try fails at once.
         `with_steps` also unloads the models of an ensemble's steps, except those that were loaded by name or that other
         ensembles use.
         """

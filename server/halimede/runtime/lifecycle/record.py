@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from halimede.core.config.model_view import ModelView
@@ -17,7 +17,8 @@ from halimede.runtime.prepare import PreparedModel
 class UnloadRequests:
     """The unloads that wait for a model's lock.
 
-    While an unload waits, a failed load is not tried again. After its time limit it stops waiting for the load.
+    While an unload waits, a failed load is not tried again. After its time limit it stops waiting for the load, and
+    earlier for one that has not begun.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,14 @@ class UnloadRequests:
         """Set while an unload waits."""
         self.give_up = asyncio.Event()
         """Set while an unload has waited too long."""
+
+    async def waited(self, limit_secs: float | None = None) -> None:
+        """Return once an unload has waited too long; with `limit_secs`, once one has waited for so long from now on."""
+        if limit_secs is not None:
+            await self.asked.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_secs):
+                await self.give_up.wait()
 
     @contextmanager
     def waiting(self, limit_secs: float) -> Iterator[None]:
