@@ -13,7 +13,7 @@ from halimede.core.inventory import Inventory
 from halimede.core.observe import kv_cache, metrics_page
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.observe.samples import InstanceSample, ModelSample
-from halimede.core.repository.layout import requested_name_problem
+from halimede.core.repository.layout import load_name_problem, no_name_problem
 from halimede.core.types import (
     DeviceReport,
     DeviceState,
@@ -195,7 +195,7 @@ class CoreServer:
         )
 
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter], *, for_model: bool = False) -> None:
-        self._require_control(name)
+        self._require_control(load_name_problem(name))
         if parameters:
             key = clip(next(iter(parameters)))
             text = f"load parameter '{key}' is not supported yet: models are loaded from the repository"
@@ -204,7 +204,8 @@ class CoreServer:
         self._sampler.sample_soon()
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        self._require_control(name)
+        # As in Triton, any other name is that of an unknown model, whose unload succeeds.
+        self._require_control(no_name_problem(name))
         await self._finish(self._lifecycle.unload(name, with_steps=unload_dependents))
 
     def render_metrics(self) -> Generator[None, None, list[bytes]]:
@@ -235,7 +236,7 @@ class CoreServer:
                 raise STOPPING from None
             raise
 
-    def _require_control(self, name: str) -> None:
+    def _require_control(self, name_problem: str | None) -> None:
         if self._control_mode is not ModelControlMode.EXPLICIT:
             # Scripts search for the first part, which is Triton's text in every mode but explicit.
             text = (
@@ -243,8 +244,8 @@ class CoreServer:
                 "start with --model-control-mode=explicit"
             )
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
-        if problem := requested_name_problem(name):
-            raise InferenceError(ErrorCode.INVALID_ARG, problem)
+        if name_problem:
+            raise InferenceError(ErrorCode.INVALID_ARG, name_problem)
         if self._draining:
             raise STOPPING
 

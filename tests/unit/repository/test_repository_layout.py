@@ -7,9 +7,10 @@ from halimede.core.repository.layout import (
     detect_backend,
     duplicate_problem,
     is_model_directory,
+    load_name_problem,
     model_filename,
     no_model_warnings,
-    requested_name_problem,
+    no_name_problem,
     version_directories,
 )
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
@@ -226,13 +227,15 @@ def test_duplicate_model_names_its_repositories() -> None:
 
 def test_names_in_load_and_unload_calls():
     empty = "Model name cannot be empty. Please enter a valid name to deploy."
-    outside = "model name must not contain path traversal characters"
-    assert {name: requested_name_problem(name) for name in ("m", "", " \t", "a/b", "a..b", "..")} == {
-        "m": None,
-        **dict.fromkeys(("", " \t"), empty),
-        **dict.fromkeys(("a/b", "a..b", ".."), outside),
-    }
-    assert requested_name_problem("a\0b") == "model name 'a\\x00b' must be valid UTF-8 without control characters"
+    for problem in (load_name_problem, no_name_problem):
+        assert {name: problem(name) for name in ("m", "a..1", "..data", "", " \t")} == {
+            **dict.fromkeys(("m", "a..1", "..data")),
+            **dict.fromkeys(("", " \t"), empty),
+        }
+    for name in ("a/b", "/", "..", " ..\t"):
+        text = f"invalid model name '{name}', model name must not contain path traversal characters"
+        assert (load_name_problem(name), no_name_problem(name)) == (text, None)
+    assert load_name_problem("a\0b") == "model name 'a\\x00b' must be valid UTF-8 without control characters"
 
 
 def test_warnings_of_a_repository_without_a_model():

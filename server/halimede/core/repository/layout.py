@@ -23,10 +23,11 @@ __all__ = [
     "is_model_directory",
     "is_source_name",
     "is_version",
+    "load_name_problem",
     "model_filename",
     "model_name_problem",
     "no_model_warnings",
-    "requested_name_problem",
+    "no_name_problem",
     "version_directories",
 ]
 
@@ -261,12 +262,17 @@ def duplicate_problem(places: Sequence[str]) -> str:
     return f"{SEVERAL_PLACES}: {', '.join(places)}"
 
 
-def requested_name_problem(name: str) -> str | None:
-    """The problem of a name in a call to load or unload a model; None for a valid name."""
-    if not name.strip():
-        return "Model name cannot be empty. Please enter a valid name to deploy."
-    if "/" in name or ".." in name:
-        return "model name must not contain path traversal characters"
+def no_name_problem(name: str) -> str | None:
+    """The problem of an empty name in a call to load or unload a model; None for another name."""
+    return None if name.strip() else "Model name cannot be empty. Please enter a valid name to deploy."
+
+
+def load_name_problem(name: str) -> str | None:
+    """The problem of a name in a call to load a model; None for a valid name. The first texts are Triton's."""
+    if problem := no_name_problem(name):
+        return problem
+    if "/" in name or name.strip() == "..":
+        return f"invalid model name '{clip(name)}', model name must not contain path traversal characters"
     return model_name_problem(name)
 
 
