@@ -86,21 +86,6 @@ def test_versions(stage: Stage) -> None:
     assert server.post("/v2/models/versioned/versions/1/infer", b"{}").status == 404
 
 
-@pytest.mark.parametrize("mode", ["none", "explicit"])
-def test_without_repository_and_exit_on_error_the_server_is_not_ready(start: Start, tmp_path: Path, mode: str) -> None:
-    missing = tmp_path / "nowhere"
-    server = start(
-        *("--model-repository", missing, f"--model-control-mode={mode}", "--exit-on-error=false"),
-        "--strict-readiness=false",
-        ready=False,
-    )
-    wait_until(lambda: "Started HTTPService" in server.log, "the end of the start", server)
-    assert f"repository path is not a valid directory: {missing}" in server.log
-    health = [server.get(f"/v2/health/{what}").status for what in ("live", "ready")]
-    assert (health, index(server)) == ([200, 400], {})
-    assert server.stop() == 0
-
-
 def test_invalid_model_names_are_refused(stage: Stage) -> None:
     server = stage.server
     empty = "Model name cannot be empty. Please enter a valid name to deploy."

@@ -88,7 +88,10 @@ class CoreServer:
         return f"<CoreServer models={len(self._lifecycle.records)} in_flight={len(self._lifecycle.table.by_ticket)}>"
 
     async def start(self, names: Sequence[str] | None) -> list[str]:
-        """Load the models to begin with (None: all); returns the names of those that failed. Ready from then on."""
+        """Load the models to begin with (None: all); returns the names of those that failed. Ready from then on.
+
+        InferenceError if a repository cannot be read.
+        """
         failed = await self._lifecycle.load_all(names)
         self._sampler.sample_soon()
         self._started = True
@@ -124,7 +127,7 @@ class CoreServer:
         return True
 
     def is_ready(self) -> bool:
-        if self._draining or not self._started or self._lifecycle.has_unreadable_repository:
+        if self._draining or not self._started:
             return False
         return not self._strict_readiness or self._lifecycle.all_ready()
 
@@ -266,7 +269,7 @@ class CoreServer:
         text = str(_version_number(version)) if version else ""
         record = self._lifecycle.records.get(name)
         shown = clip(name)
-        if record is None:
+        if record is None or not (record.status.is_known() or record.loading):
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' is not found")
         if text in record.serving:
             return record.serving[text]

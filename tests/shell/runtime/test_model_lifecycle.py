@@ -104,6 +104,34 @@ async def states(lifecycle: ModelLifecycle) -> list[tuple[str, str]]:
 
 
 @in_a_loop
+async def test_repository_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    with pytest.raises(InferenceError, match=f"repository path is not a valid directory: {missing}"):
+        await lifecycle_of(missing).load_all(None)
+
+
+@in_a_loop
+async def test_folder_that_is_no_model_does_not_prevent_readiness(repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    (repository / "notes" / "1").mkdir(parents=True)
+    server = BareServer(repository)
+    assert await server.core.start(None) == ["notes"]
+    assert server.core.is_ready()
+    state, reason = (await server.states())["notes"]
+    assert state == "UNAVAILABLE"
+    assert reason.startswith("Invalid model name: Could not determine backend for model 'notes' with no backend")
+    with pytest.raises(InferenceError, match="Request for unknown model: 'notes' is not found"):
+        server.core.model("notes")
+    await server.core.close()
+    # With a configuration, even an empty one, it is a model that should serve.
+    (repository / "notes" / "config.pbtxt").touch()
+    server = BareServer(repository)
+    assert await server.core.start(None) == ["notes"]
+    assert not server.core.is_ready()
+    await server.core.close()
+
+
+@in_a_loop
 async def test_failed_load_is_retried_and_logged(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
     break_model(repository)
     lifecycle = lifecycle_of(repository, retry_count=5)
