@@ -139,7 +139,7 @@ class CoreServer:
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
         record = self._lifecycle.records.get(name)
-        if record is None:
+        if record is None or record.is_unknown():
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{clip(name)}' is not found")
         serving = record.serving.get(version and str(_version_number(version)))
         return serving is not None and await serving.version.executor.is_ready()
@@ -269,7 +269,7 @@ class CoreServer:
         text = str(_version_number(version)) if version else ""
         record = self._lifecycle.records.get(name)
         shown = clip(name)
-        if record is None or not (record.status.is_known() or record.loading):
+        if record is None or record.is_unknown():
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' is not found")
         if text in record.serving:
             return record.serving[text]

@@ -122,6 +122,8 @@ async def test_folder_that_is_no_model_does_not_prevent_readiness(repository: Pa
     assert reason.startswith("Invalid model name: Could not determine backend for model 'notes' with no backend")
     with pytest.raises(InferenceError, match="Request for unknown model: 'notes' is not found"):
         server.core.model("notes")
+    with pytest.raises(InferenceError, match="Request for unknown model: 'notes' is not found"):
+        await server.core.is_model_ready("notes")
     await server.core.close()
     # With a configuration, even an empty one, it is a model that should serve.
     (repository / "notes" / "config.pbtxt").touch()

@@ -127,6 +127,10 @@ class ModelRecord:
         """Whether all versions serve, each with a running instance. A reload does not change this, even if it fails."""
         return bool(self.versions) and all(version.executor.is_available() for version in self.versions.values())
 
+    def is_unknown(self) -> bool:
+        """Whether requests are answered as for a model that does not exist: the folder is no model, or was not read."""
+        return not (self.loading or self.status.is_known())
+
     def refuses(self) -> bool:
         """Whether a version refuses requests: none of its instances will come up soon. A load makes new ones."""
         return any(version.executor.refusal is not None for version in self.versions.values())
