@@ -216,6 +216,8 @@ class Ensemble:
                 if isinstance(action, CallStep):
                     self._call(running, action)
                 elif isinstance(action, GiveAnswer):
+                    for name in action.missing:
+                        log.debug("Composing models did not output tensor %s", name, extra={"model": self._name})
                     self._answer(running, action.response)
                 elif isinstance(action, Acknowledge):
                     running.held.append(action.call)

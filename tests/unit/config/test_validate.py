@@ -305,10 +305,10 @@ def test_an_ensemble_needs_steps_and_nothing_of_its_own():
 
 def test_platform_and_ensemble_scheduling_go_together():
     assert problems(platform="ensemble") == [
-        ("ensemble_scheduling", "ensemble scheduling must be set for ensemble 'm' whose platform is ensemble")
+        ("ensemble_scheduling", "ensemble scheduling must be set for ensemble m whose platform is ensemble")
     ]
     assert problems(ensemble_scheduling=ModelEnsembling((STEP,))) == [
-        ("ensemble_scheduling", "ensemble scheduling cannot be set for 'm' whose platform is not ensemble")
+        ("ensemble_scheduling", "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble")
     ]
 
 

@@ -138,7 +138,7 @@ def test_missing_output_is_absent_for_the_next_step_and_the_client():
 
 def test_an_answer_without_outputs_has_no_parameters():
     play = Player(graph([(A, {"IN": "x"}, {"OUT": "y"})]))
-    assert play.answer(1) == [GiveAnswer(InferenceResponse("e", ""))]
+    assert play.answer(1) == [GiveAnswer(InferenceResponse("e", ""), missing=("y",))]
 
 
 def test_model_is_called_without_a_required_input_and_refuses_the_call():
@@ -188,7 +188,7 @@ def test_condition_may_use_request_parameters():
 
 def test_when_every_output_is_skipped_the_answer_is_empty():
     made = graph([(A, {"IN": "x"}, {"OUT": "y"}, "x > 5")])
-    assert Player(made).last == [GiveAnswer(InferenceResponse("e", ""))]
+    assert Player(made).last == [GiveAnswer(InferenceResponse("e", ""), missing=("y",))]
 
 
 def test_undecidable_condition_is_an_error_that_names_the_condition():

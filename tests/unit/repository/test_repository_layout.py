@@ -192,7 +192,6 @@ def test_configuration_takes_precedence_over_files_and_suffix(
         ("onnxruntime_onnx", "tensorrt"),
         ("tensorrt_plan", "onnxruntime"),
         ("nonsense", "pytorch"),
-        ("ensemble", "python"),
     ],
 )
 def test_platform_and_backend_may_not_contradict_each_other(platform: str, backend: str):
@@ -202,6 +201,33 @@ def test_platform_and_backend_may_not_contradict_each_other(platform: str, backe
     assert raised.value == InferenceError(
         ErrorCode.INVALID_ARG, f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            ModelConfig(platform="ensemble", backend="python"),
+            "Ensemble model 'm' must have platform type 'ensemble' and empty backend type",
+        ),
+        (
+            ModelConfig("e", platform="ensemble", backend="ensemble", ensemble_scheduling=ModelEnsembling()),
+            "Ensemble model 'e' must have platform type 'ensemble' and empty backend type",
+        ),
+        (
+            ModelConfig(backend="python", ensemble_scheduling=ModelEnsembling()),
+            "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
+        ),
+        (
+            ModelConfig(platform="onnxruntime_onnx", ensemble_scheduling=ModelEnsembling()),
+            "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
+        ),
+    ],
+)
+def test_an_ensemble_has_no_backend_and_no_other_platform(config: ModelConfig, text: str):
+    with pytest.raises(InferenceError) as raised:
+        detect_backend(config, "m", ())
+    assert raised.value == InferenceError(ErrorCode.INVALID_ARG, text)
 
 
 def test_an_unknown_platform_alone_is_an_error():

@@ -51,7 +51,10 @@ class Acknowledge:
 
 @dataclass(slots=True)
 class GiveAnswer:
+    """`missing` are the requested outputs that no step made."""
+
     response: InferenceResponse
+    missing: tuple[str, ...] = ()
 
 
 RunAction = CallStep | CancelCall | Acknowledge | GiveAnswer
@@ -117,7 +120,7 @@ class EnsembleRun:
         # Whether a call of several rows was made.
         self._has_many_rows = False
         self._failure: InferenceError | None = None
-        self._answer: InferenceResponse | None = None
+        self._answer: GiveAnswer | None = None
         self._is_over = False
         self._actions: list[RunAction] = []
 
@@ -336,6 +339,7 @@ class EnsembleRun:
         """Make the answer of the scope from the outputs, which are known."""
         graph = self._graph
         outputs = []
+        missing: tuple[str, ...] = ()
         sequence = None
         for name in self._plan.outputs:
             home = self._scopes.home(scope, name)
@@ -346,14 +350,17 @@ class EnsembleRun:
                 fit = graph.fits[name]
                 shape = passed_shape(fit, value.shape) if fit.differs else value.shape
                 outputs.append(Tensor(name, value.datatype, shape, value.data))
+            else:
+                missing = (*missing, name)
         response = InferenceResponse(graph.name, "", self._template.id, outputs, final=not graph.decoupled)
         if outputs:
             number, start, end = sequence or sequence_of(self._template)
             response.parameters = {"sequence_id": number, "sequence_start": start, "sequence_end": end}
+        answer = GiveAnswer(response, missing)
         if graph.decoupled:
-            self._actions.append(GiveAnswer(response))
+            self._actions.append(answer)
         else:
-            self._answer = response
+            self._answer = answer
 
     # Ends of scopes.
 
@@ -378,10 +385,10 @@ class EnsembleRun:
 
     def _finish(self) -> None:
         self._is_over = True
-        response, self._answer = self._answer, None
-        if response is None and self._marks_end():
+        answer, self._answer = self._answer, None
+        if answer is None and self._marks_end():
             return
-        self._actions.append(GiveAnswer(response or InferenceResponse(self._graph.name, "", self._template.id)))
+        self._actions.append(answer or GiveAnswer(InferenceResponse(self._graph.name, "", self._template.id)))
 
     def _marks_end(self) -> bool:
         """Mark the last answer of a decoupled ensemble as final if it was not sent yet; return whether it was."""

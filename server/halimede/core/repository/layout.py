@@ -150,7 +150,7 @@ def detect_backend(config: ModelConfig, directory_name: str, files: Collection[s
     of them gives a backend, or if platform and backend contradict each other.
     """
     if config.platform == ENSEMBLE_PLATFORM or config.ensemble_scheduling is not None:
-        return _as_ensemble(config)
+        return _as_ensemble(config, clip(config.name or directory_name))
     if config.platform:
         return _with_filename(replace(config, backend=_backend_of_platform(config, directory_name)), files)
     if config.backend:
@@ -197,9 +197,14 @@ def _hint_at_file(files: Collection[str]) -> str:
     return ""
 
 
-def _as_ensemble(config: ModelConfig) -> ModelConfig:
-    if config.platform not in ("", ENSEMBLE_PLATFORM) or config.backend not in ("", ENSEMBLE_PLATFORM):
-        raise _unexpected_pair(config)
+def _as_ensemble(config: ModelConfig, name: str) -> ModelConfig:
+    if config.platform == ENSEMBLE_PLATFORM:
+        if config.backend:
+            text = f"Ensemble model '{name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
+    elif config.platform or config.backend not in ("", ENSEMBLE_PLATFORM):
+        text = f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE_PLATFORM}"
+        raise InferenceError(ErrorCode.INVALID_ARG, text)
     return replace(config, platform=ENSEMBLE_PLATFORM, backend="")
 
 
