@@ -23,7 +23,6 @@ from support.server import RunningServer, wait_until
 
 FAILED = "Failed to process the request(s) for model instance"
 ERROR = "Model {} - Error when running inference: {}"
-NOT_READY = "Failed for execute the inference request. Model '{}' is not ready. {}"
 
 
 def test_errors_of_a_called_model_reach_the_caller_and_its_client(stage: Stage) -> None:
@@ -60,11 +59,11 @@ def test_an_invalid_call_fails_with_the_reason(stage: Stage) -> None:
     )
     calls = {
         "ask('nowhere', row(1))": "NOT_FOUND: "
-        + ERROR.format("nowhere", NOT_READY.format("nowhere", "Request for unknown model: 'nowhere' is not found")),
+        + ERROR.format("nowhere", "Request for unknown model: 'nowhere' is not found"),
         "ask('unloaded', row(1))": "NOT_FOUND: "
-        + ERROR.format("unloaded", NOT_READY.format("unloaded", "Request for unknown model: 'unloaded' is not found")),
+        + ERROR.format("unloaded", "Request for unknown model: 'unloaded' is not found"),
         "ask('same', row(1), model_version=7)": "NOT_FOUND: "
-        + ERROR.format("same", NOT_READY.format("same", "Request for unknown model: 'same' version 7 is not found")),
+        + ERROR.format("same", "Request for unknown model: 'same' version 7 is not found"),
         "ask('same', row(1), outputs=['X'])": "INVALID_ARG: " + ERROR.format("same", unexpected.format("output", "X")),
         "ask('same', tensor(np.float32([[1]]), 'X'))": "INVALID_ARG: "
         + ERROR.format("same", unexpected.format("input", "X")),
@@ -101,7 +100,7 @@ return last
 """
     last = str(run(server, code))
     assert last.startswith("UNAVAILABLE: ")
-    assert "model 'doomed' is not ready" in last
+    assert "Failed for execute the inference request. Model 'doomed' is not ready. " in last
     assert "exit code 7" in last
 
 

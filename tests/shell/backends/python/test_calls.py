@@ -183,11 +183,29 @@ def test_output_is_passed_on_without_a_copy(host):
     [
         # The error text of the called model is passed on unchanged.
         (failed(ErrorCode.NOT_FOUND, "no such row"), "NOT_FOUND: no such row"),
-        (failed(ErrorCode.UNAVAILABLE, "model 'other' is not ready: dead"), "UNAVAILABLE: model 'other' is not ready: dead"),
+        (failed(ErrorCode.UNAVAILABLE, "no rows now"), "UNAVAILABLE: no rows now"),
         (
-            failed(ErrorCode.NOT_FOUND, "it is unknown", ""),
-            "NOT_FOUND: Model other - Error when running inference: Failed for execute the inference request."
-            " Model 'other' is not ready. it is unknown",
+            failed(ErrorCode.UNAVAILABLE, "model 'other' is not ready: dead"),
+            "UNAVAILABLE: Model other - Error when running inference: Failed for execute the inference request."
+            " Model 'other' is not ready. dead",
+        ),
+        (
+            failed(ErrorCode.NOT_FOUND, "Request for unknown model: 'other' is not found", ""),
+            "NOT_FOUND: Model other - Error when running inference: Request for unknown model: 'other' is not found",
+        ),
+        (
+            failed(ErrorCode.UNAVAILABLE, "Request for unknown model: 'other' is loading", ""),
+            "UNAVAILABLE: Model other - Error when running inference: Failed for execute the inference request."
+            " Model 'other' is not ready. Request for unknown model: 'other' is loading",
+        ),
+        (
+            failed(ErrorCode.UNAVAILABLE, "ensemble 'other' is not ready: dead", ""),
+            "UNAVAILABLE: Model other - Error when running inference: Failed for execute the inference request."
+            " Model 'other' is not ready. ensemble 'other' is not ready: dead",
+        ),
+        (
+            failed(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size", ""),
+            "UNAVAILABLE: Model other - Error when running inference: Exceeds maximum queue size",
         ),
         (
             failed(ErrorCode.INVALID_ARG, "unexpected inference output 'X'", ""),
