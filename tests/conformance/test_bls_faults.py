@@ -8,6 +8,7 @@ import pytest
 from support.background import in_background
 from support.calling import (
     CALLS,
+    COUNT,
     COUNT_METHODS,
     PATIENT,
     add_async_script,
@@ -162,8 +163,22 @@ return first
     else:
         first, last, is_soon = found  # type: ignore[misc]
         assert (first, is_soon) == ([[0]], True)
-        assert str(last).startswith("CANCELLED")
+        assert last == []
     wait_until(lambda: stage.notes("count") == ["cancelled"], "the model to see it", server)
+
+
+def test_cancelled_call_delivers_what_its_model_still_sends(stage: Stage) -> None:
+    """More answers than a model may send before its caller takes some."""
+    stage.deploy("count", COUNT, methods=COUNT_METHODS.replace("break", ""), decoupled=True, max_batch_size=0)
+    add_script(stage)
+    code = """
+responses = ask("count", tensor(np.float32([100, 0]))).exec(decoupled=True)
+first = next(responses)
+responses.cancel()
+return [outcome(each) for each in (first, *responses)]
+"""
+    assert run(stage.server, code) == [*([[number]] for number in range(100)), []]
+    assert set(stage.notes("count")) == {"cancelled"}
 
 
 def test_a_slow_caller_holds_back_the_called_model(stage: Stage) -> None:

@@ -147,8 +147,9 @@ class CoreServer:
     def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
         return self._admission.infer(request, on_response, caller)
 
-    def cancel(self, ticket: int) -> None:
-        self._admission.cancel(ticket)
+    def cancel(self, ticket: int, *, reads_on: bool = False) -> None:
+        """See `server.Server`. `reads_on`: a model's code reads what a decoupled model still sends."""
+        self._admission.cancel(ticket, reads_on=reads_on)
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
         self._admission.acknowledge(ticket, responses)

@@ -325,7 +325,7 @@ def test_cancelled_iterator_still_yields_responses_until_the_end(host):
     responses = request().exec(decoupled=True)
     next(responses)
     assert responses.cancel() is None
-    assert calls[0].cancelled
+    assert (calls[0].cancelled, calls[0].is_read_on) == (True, True)
     assert [content_of(each) for each in responses] == [[[1.0]], []]
     responses.cancel()
 

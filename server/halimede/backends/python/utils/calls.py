@@ -75,7 +75,7 @@ class ResponseIterator:
     def cancel(self) -> None:
         """Stop the call; responses that the model still sends can be iterated to the end."""
         if (call := self._call) is not None:
-            call.cancel()
+            call.cancel(reads_on=True)
 
     async def _wait_for_another(self) -> None:
         if self._call is not None:
@@ -152,7 +152,7 @@ class _Refused:
     async def receive_async(self) -> CoreResponse | None:
         return self.receive()
 
-    def cancel(self) -> None:
+    def cancel(self, *, reads_on: bool = False) -> None:
         """No effect: the call is already over."""
 
 
