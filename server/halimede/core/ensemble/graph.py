@@ -30,8 +30,8 @@ class Step:
     """One call of a model. `inputs` and `outputs` map the model's tensors to the ensemble's.
 
     `version` -1 is the highest at the time of the call. `tensors` are those that the step waits for, each once. `fits`
-    has the shapes that the model's inputs expect, and `batches` is whether the model does. `scope` is the scope in
-    which the step runs, and `opens` that of its outputs, which differs only for a decoupled step.
+    has the shapes that the model's inputs expect. `scope` is the scope in which the step runs, and `opens` that of its
+    outputs, which differs only for a decoupled step.
     """
 
     index: int
@@ -42,7 +42,6 @@ class Step:
     when: Condition | None
     tensors: tuple[str, ...]
     decoupled: bool
-    batches: bool
     fits: Mapping[str, Fit]
     optional: frozenset[str]
     scope: int
@@ -83,6 +82,7 @@ class Graph:
     steps: tuple[Step, ...]
     decoupled: bool
     max_inflight_requests: int
+    batches: bool
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     fits: Mapping[str, Fit]
@@ -148,6 +148,7 @@ def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
         steps=tuple(sorted(graph_steps, key=lambda step: step.index)),
         decoupled=any(step.decoupled for step in graph_steps),
         max_inflight_requests=ensemble.max_inflight_requests if ensemble is not None else 0,
+        batches=config.max_batch_size > 0,
         inputs=tuple(tensor.name for tensor in config.input),
         outputs=tuple(tensor.name for tensor in config.output),
         fits={
@@ -227,7 +228,6 @@ def _make_step(
         when=condition,
         tensors=tuple(dict.fromkeys([*step.input_map.values(), *named])),
         decoupled=decoupled,
-        batches=member.max_batch_size > 0,
         fits={
             name: make_fit(inputs[name].dims, batches=member.max_batch_size > 0, made_in_batches=batching[tensor])
             for name, tensor in step.input_map.items()

@@ -86,12 +86,12 @@ class EnsembleRun:
         "_calls",
         "_failure",
         "_graph",
-        "_has_many_rows",
         "_is_over",
         "_last_call",
         "_plan",
         "_request",
         "_scopes",
+        "_shape",
         "_template",
     )
 
@@ -115,10 +115,9 @@ class EnsembleRun:
             request.sequence_end,
         )
         self._scopes = Scopes(self._plan)
+        self._shape = request.inputs[0].shape if request.inputs else ()
         self._calls: dict[int, _Pending] = {}
         self._last_call = 0
-        # Whether a call of several rows was made.
-        self._has_many_rows = False
         self._failure: InferenceError | None = None
         self._answer: GiveAnswer | None = None
         self._is_over = False
@@ -312,11 +311,9 @@ class EnsembleRun:
                 shape, fit = value.shape, step.fits[key]
                 if fit.differs:
                     shape = passed_shape(fit, shape)
-                elif len(shape) != fit.rank and not self._has_many_rows:
+                elif len(shape) != fit.rank and self._has_one_row():
                     shape = with_one_row(fit, shape)
                 shown.append(Tensor(key, value.datatype, shape, value.data))
-        if step.batches and shown and shown[0].shape and shown[0].shape[0] > 1:
-            self._has_many_rows = True
         request = InferenceRequest(
             step.model,
             "" if step.version < 0 else str(step.version),
@@ -334,6 +331,9 @@ class EnsembleRun:
         scope.calls += 1
         self._calls[self._last_call] = _Pending(step, scope, sequence)
         self._actions.append(CallStep(self._last_call, step.index, request))
+
+    def _has_one_row(self) -> bool:
+        return not self._graph.batches or self._shape[:1] == (1,)
 
     def _give(self, scope: Scope) -> None:
         """Make the answer of the scope from the outputs, which are known."""
