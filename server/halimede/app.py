@@ -199,6 +199,7 @@ class App:
             settings.model_load_thread_count,
             services=services,
             retry_count=settings.model_load_retry_count,
+            unload_wait_secs=settings.unload_wait_secs,
             table=RequestTable(
                 memory=memory,
                 max_state_bytes=settings.max_sequence_state_size,

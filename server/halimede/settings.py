@@ -68,6 +68,8 @@ class Settings:
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 16
     model_load_retry_count: int = 0
+    unload_wait_secs: float = 60.0
+    """How long an unload waits for a load of the model that is in progress (`--unload-wait-secs`)."""
     min_supported_compute_capability: tuple[int, int] = (6, 0)
     process_per_device: bool = False
     """Whether instances on whole GPUs run in worker processes too (`--process-per-device`)."""

@@ -99,6 +99,8 @@ def python_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     repository.mkdir()
     add_python(repository, "bystander")
     arguments = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=bystander"]
+    # Some tests unload models that hang while they load.
+    arguments += ["--unload-wait-secs=5"]
     running = start_server(tmp_path_factory.mktemp("log"), arguments, forked=False)
     yield Stage(running, repository)
     assert running.process.poll() is None, f"the server died\n{running.log}"

@@ -242,8 +242,5 @@ pb_utils.unload_model("late")
 return before, during
 """
     before, during = run(server, code)  # type: ignore[misc]
-    assert before.startswith(
-        "NOT_FOUND: Model late - Error when running inference: Failed for execute the inference request. Model 'late' is not"
-        " ready."
-    )
-    assert during == (True, [[[1]]])
+    error = "NOT_FOUND: Model late - Error when running inference: Request for unknown model: 'late' is not found"
+    assert (before, during) == (error, (True, [[[1]]]))

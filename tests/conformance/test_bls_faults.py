@@ -8,6 +8,7 @@ import pytest
 from support.background import in_background
 from support.calling import (
     CALLS,
+    COUNT,
     COUNT_METHODS,
     PATIENT,
     add_async_script,
@@ -23,7 +24,6 @@ from support.server import RunningServer, wait_until
 
 FAILED = "Failed to process the request(s) for model instance"
 ERROR = "Model {} - Error when running inference: {}"
-NOT_READY = "Failed for execute the inference request. Model '{}' is not ready. {}"
 
 
 def test_errors_of_a_called_model_reach_the_caller_and_its_client(stage: Stage) -> None:
@@ -60,11 +60,11 @@ def test_an_invalid_call_fails_with_the_reason(stage: Stage) -> None:
     )
     calls = {
         "ask('nowhere', row(1))": "NOT_FOUND: "
-        + ERROR.format("nowhere", NOT_READY.format("nowhere", "Request for unknown model: 'nowhere' is not found")),
+        + ERROR.format("nowhere", "Request for unknown model: 'nowhere' is not found"),
         "ask('unloaded', row(1))": "NOT_FOUND: "
-        + ERROR.format("unloaded", NOT_READY.format("unloaded", "Request for unknown model: 'unloaded' is not found")),
+        + ERROR.format("unloaded", "Request for unknown model: 'unloaded' is not found"),
         "ask('same', row(1), model_version=7)": "NOT_FOUND: "
-        + ERROR.format("same", NOT_READY.format("same", "Request for unknown model: 'same' version 7 is not found")),
+        + ERROR.format("same", "Request for unknown model: 'same' version 7 is not found"),
         "ask('same', row(1), outputs=['X'])": "INVALID_ARG: " + ERROR.format("same", unexpected.format("output", "X")),
         "ask('same', tensor(np.float32([[1]]), 'X'))": "INVALID_ARG: "
         + ERROR.format("same", unexpected.format("input", "X")),
@@ -101,7 +101,7 @@ return last
 """
     last = str(run(server, code))
     assert last.startswith("UNAVAILABLE: ")
-    assert "model 'doomed' is not ready" in last
+    assert "Failed for execute the inference request. Model 'doomed' is not ready. " in last
     assert "exit code 7" in last
 
 
@@ -163,8 +163,22 @@ return first
     else:
         first, last, is_soon = found  # type: ignore[misc]
         assert (first, is_soon) == ([[0]], True)
-        assert str(last).startswith("CANCELLED")
+        assert last == []
     wait_until(lambda: stage.notes("count") == ["cancelled"], "the model to see it", server)
+
+
+def test_cancelled_call_delivers_what_its_model_still_sends(stage: Stage) -> None:
+    """More answers than a model may send before its caller takes some."""
+    stage.deploy("count", COUNT, methods=COUNT_METHODS.replace("break", ""), decoupled=True, max_batch_size=0)
+    add_script(stage)
+    code = """
+responses = ask("count", tensor(np.float32([100, 0]))).exec(decoupled=True)
+first = next(responses)
+responses.cancel()
+return [outcome(each) for each in (first, *responses)]
+"""
+    assert run(stage.server, code) == [*([[number]] for number in range(100)), []]
+    assert set(stage.notes("count")) == {"cancelled"}
 
 
 def test_a_slow_caller_holds_back_the_called_model(stage: Stage) -> None:

@@ -35,6 +35,12 @@ for request in requests:
 """
 
 
+WORDS = """
+words = pb_utils.Tensor("OUT", np.array(["a", "b", "c"], object))
+return [pb_utils.InferenceResponse([words]) for request in requests]
+"""
+
+
 def write_models(models: Path) -> None:
     add_plus(models, "plus")
     add_identity(models, "ident", dims="4")
@@ -78,6 +84,9 @@ def write_models(models: Path) -> None:
     add_ensemble(models, "reshaped_one", chain("unbatched"), **shapes)
     add_ensemble(models, "reshaped_in", chain("reshaped", "plus"))
     add_ensemble(models, "waiting", chain("ident", "slow"))
+    add_python(models, "words", WORDS, datatype="BYTES")
+    texts = {"inputs": Tensors(datatype="BYTES", dims="-1"), "outputs": Tensors(["OUT"], "BYTES", "-1")}
+    add_ensemble(models, "texts", chain("words"), **texts)
     add_ensemble(models, "tight", chain("ident", "narrow"))
     add_ensemble(models, "capped", chain("ident", "slow"), max_inflight_requests=1)
 
@@ -290,6 +299,14 @@ def test_a_disconnected_client_ends_the_running_step(server: RunningServer) -> N
         wait_until(lambda: executing(server, "slow") == 1, "the second step to run", server)
     wait_until(lambda: executing(server, "waiting") == 0, "the end of the request", server)
     assert canceled(server, "waiting") == before + 1
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_output_has_the_shape_that_its_step_made(server: RunningServer, rows: int) -> None:
+    text = triton.InferInput("IN", [rows, 1], "BYTES").set_data_from_numpy(np.full((rows, 1), "x", object))
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        shapes = {name: client.infer(name, [text]).as_numpy("OUT").shape for name in ("words", "texts")}
+    assert shapes == {"words": (3,), "texts": (3,)}
 
 
 def test_the_batch_dimension_is_added_and_removed_between_steps(server: RunningServer) -> None:

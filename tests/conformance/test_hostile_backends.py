@@ -32,6 +32,7 @@ def shared(backend: FaultyBackend, tmp_path_factory: pytest.TempPathFactory) -> 
     repository = tmp_path_factory.mktemp("models")
     add_scaled(repository, "scaled", 2)
     explicit = ["--model-repository", repository, "--model-control-mode=explicit", "--load-model=scaled"]
+    explicit.append("--unload-wait-secs=5")
     running = start_server(tmp_path_factory.mktemp("log"), explicit, environment=dict(backend.environment))
     yield Stage(running, repository)
     assert running.stop() == 0, running.log
@@ -134,7 +135,7 @@ def test_unloading_a_model_that_hangs_at_the_start_lets_the_server_begin(
     start: Start, backend: FaultyBackend, repository: Path
 ) -> None:
     backend.add_model(repository, "hung", faults={"load": "hang"})
-    server = start("--load-model=scaled", "--load-model=hung", ready=False)
+    server = start("--load-model=scaled", "--load-model=hung", "--unload-wait-secs=1", ready=False)
     wait_until(lambda: backend.events("hung") == ["load hung"], "the hang", server)
     assert ready(server) == 400
     assert unload(server, "hung") == 200

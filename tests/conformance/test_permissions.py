@@ -152,35 +152,23 @@ def test_one_model_that_cannot_be_read_leaves_the_others_serving(tmp_path: Path)
         server.kill()
 
 
-def test_a_repository_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
-    """It may contain models, so that a server without them is not ready."""
+@pytest.mark.parametrize("exits", ["true", "false"])
+def test_a_repository_that_cannot_be_read_ends_the_start(tmp_path: Path, exits: str) -> None:
+    """It may contain models, and a server without them would never be ready."""
     add_simple(tmp_path / "models")
     expected = forbid(tmp_path / "models", 0o700)
-    message = refused(f"--model-repository={tmp_path}/models")
+    message = refused(f"--model-repository={tmp_path}/models", f"--exit-on-error={exits}")
     assert f"Error: --model-repository: repository '{tmp_path}/models' cannot be read: {expected}" in message
-
-
-def test_a_server_with_an_unreadable_repository_is_not_ready(tmp_path: Path) -> None:
-    add_simple(tmp_path / "models")
-    expected = forbid(tmp_path / "models", 0o700)
-    server = serve(tmp_path, f"--model-repository={tmp_path}/models", "--exit-on-error=false", ready=False)
-    try:
-        wait_until(lambda: "failed to load all models" in server.log, "the end of the loads", server)
-        assert expected in server.log
-        assert [server.get(f"/v2/health/{state}").status for state in ("live", "ready")] == [200, 400]
-    finally:
-        server.kill()
 
 
 def test_a_model_of_an_unreadable_repository(tmp_path: Path) -> None:
     """A model that is loaded by name is not reported as missing."""
     add_simple(tmp_path / "models", "named")
-    expected = forbid(tmp_path / "models", 0o600)
-    control = ("--model-control-mode=explicit", "--load-model=named", "--exit-on-error=false")
-    server = serve(tmp_path, f"--model-repository={tmp_path}/models", *control, ready=False)
-    text = f"Poll failed for model directory 'named': 'named': it cannot be read: {expected}"
+    server = serve(tmp_path, f"--model-repository={tmp_path}/models", "--model-control-mode=explicit")
     try:
-        wait_until(lambda: text in server.log, text, server)
+        expected = forbid(tmp_path / "models", 0o600)
+        text = f"failed to load 'named', failed to poll from model repository: 'named': it cannot be read: {expected}"
+        assert load(server, "named") == (500, text)
     finally:
         server.kill()
 

@@ -142,13 +142,12 @@ def test_junk_is_ignored_with_one_warning_each(start: Start, repository: Path) -
         "loop": "it is a loop of links",
         "README.md": "it is not a directory",
         "empty": "there is neither a config.pbtxt nor a version directory, such as '1', in it",
-        "a..b": "model name 'a..b' must not be '.' or contain '..'",
     }
     (repository / "nowhere").symlink_to(repository / "not there")
     (repository / "loop").symlink_to(repository / "loop")
     (repository / "README.md").write_text("Our models.")
     (repository / "empty").mkdir()
-    (repository / "a..b" / "1").mkdir(parents=True)
+    add_scaled(repository, "a..b", 3)
     for name in (".git", "lost+found", "..data"):
         (repository / name).mkdir()
     versions = {
@@ -163,8 +162,8 @@ def test_junk_is_ignored_with_one_warning_each(start: Start, repository: Path) -
     (repository / "scaled" / "6").write_text("")
     server = start("--model-repository", repository, "--model-control-mode=explicit", "--load-model=*")
 
-    assert index(server) == {("scaled", "1"): ("READY", "")}
-    assert scaled(server) == 2
+    assert index(server) == {("scaled", "1"): ("READY", ""), ("a..b", "1"): ("READY", "")}
+    assert (scaled(server), scaled(server, "a..b")) == (2, 3)
     expected = [
         *(f"ignoring '{name}' in '{repository}': {why}" for name, why in junk.items()),
         *(f"ignoring version directory '{name}': {why}" for name, why in versions.items()),

@@ -133,7 +133,7 @@ PROVOKED = {
     "statistics of an unknown model": lambda s: s.get("/v2/models/n/stats"),
     "load: no such model, or a wrong configuration": lambda s: s.post("/v2/repository/models/n/load"),
     "load: the name is empty or blank": lambda s: s.post("/v2/repository/models/%20/load"),
-    "load: the name has a `/` or `..` in it": lambda s: s.post("/v2/repository/models/..%2Fn/load"),
+    "load: the name is `..` or has a `/` in it": lambda s: s.post("/v2/repository/models/..%2Fn/load"),
     "load: the model file is broken": lambda s: s.post("/v2/repository/models/bad/load"),
     "a python model raises an exception": ask_python("raises"),
     "a python model returns no list": ask_python("number"),

@@ -170,6 +170,10 @@ def test_every_mistake_is_reported() -> None:
     [
         ("", "--model-repository must be specified"),
         (".", "Unexpected argument: . (a directory; use --model-repository for a repository)"),
+        (
+            "--model-repository /no/where --exit-on-error=false",
+            "--model-repository: repository path is not a valid directory: /no/where",
+        ),
         ("/no/where.onnx", "Unexpected argument: /no/where.onnx (neither a flag nor a model file)"),
         (
             "--model-repository . pyproject.toml",

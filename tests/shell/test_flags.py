@@ -47,7 +47,8 @@ MISSING = """
 OURS = (
     "-h --version --watch --drain-delay --grpc-max-input-size --grpc-stall-timeout-secs "
     "--grpc-message-timeout-secs --log-access --server-version --process-per-device --allow-pickle --frontend-processes "
-    "--http-cors-origin --trusted-proxies --hang-timeout-secs --max-sequence-state-size --max-sequence-id-size"
+    "--http-cors-origin --trusted-proxies --hang-timeout-secs --max-sequence-state-size --max-sequence-id-size "
+    "--unload-wait-secs"
 )
 
 
@@ -76,6 +77,7 @@ EFFECTS: dict[str, tuple[str, object]] = {
     "--watch": ("watch", True),
     "--model-load-thread-count=3": ("model_load_thread_count", 3),
     "--model-load-retry-count=2": ("model_load_retry_count", 2),
+    "--unload-wait-secs=0.5": ("unload_wait_secs", 0.5),
     "--disable-auto-complete-config": ("disable_auto_complete_config", True),
     "--strict-model-config=true": ("disable_auto_complete_config", True),
     "--min-supported-compute-capability=7.5": ("min_supported_compute_capability", (7, 5)),

@@ -62,6 +62,7 @@ class PlayedProcess:
     open: list[int] = field(default_factory=list)
     executed: list[int] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
+    asked_to_cancel: list[int] = field(default_factory=list)
     acknowledged: list[tuple[int, int]] = field(default_factory=list)
     stopped: bool = False
     says_ready: bool = True
@@ -90,6 +91,9 @@ class PlayedProcess:
 
     def cancel(self, key: int) -> None:
         self.cancelled.append(key)
+
+    def ask_cancel(self, key: int) -> None:
+        self.asked_to_cancel.append(key)
 
     def forget(self, seat: int) -> None:
         """No effect: there are no states."""

@@ -37,6 +37,7 @@ class FakeCall:
     def __init__(self, request: InferenceRequest, answers: Iterable[InferenceResponse]) -> None:
         self.request = request
         self.cancelled = False
+        self.is_read_on = False
         self._answers = iter(answers)
         self._lock = threading.Lock()
 
@@ -48,8 +49,9 @@ class FakeCall:
         await asyncio.sleep(0)
         return self.receive()
 
-    def cancel(self) -> None:
+    def cancel(self, *, reads_on: bool = False) -> None:
         self.cancelled = True
+        self.is_read_on = reads_on
 
 
 @dataclass

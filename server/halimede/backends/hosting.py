@@ -92,8 +92,11 @@ class Call(Protocol):
     async def receive_async(self) -> InferenceResponse | None:
         """The same, without blocking the running loop."""
 
-    def cancel(self) -> None:
-        """Stop the call: its responses are not needed. The final one still comes, at the latest when the model ends."""
+    def cancel(self, *, reads_on: bool = False) -> None:
+        """Stop the call: its responses are not needed. The final one still comes, at the latest when the model ends.
+
+        `reads_on`: what a decoupled model still sends is needed, also if it ignores that the call is cancelled.
+        """
 
 
 class Host(Protocol):

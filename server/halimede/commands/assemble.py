@@ -34,8 +34,8 @@ def assemble(
     `server_version` is the default of its flag."""
     problems = list(given.problems)
     fields = _fields(given, problems)
-    if fields.get("exit_on_error", True):
-        problems += _repository_problems(fields)
+    # Also with --exit-on-error=false, which is about models: a server without its repository would never be ready.
+    problems += _repository_problems(fields)
     if given.positional:
         file, *unexpected = given.positional
         if os.path.isfile(file) or _is_model_directory(file):

@@ -179,6 +179,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured("--model-config-name", CONFIG_NAME, "Prefer configs/NAME.pbtxt to config.pbtxt."),
         _honoured("--model-load-thread-count", COUNT, "How many models load in parallel."),
         _honoured("--model-load-retry-count", COUNT_OR_NONE, "How often a failed load is tried again."),
+        _honoured("--unload-wait-secs", SECONDS_OR_NONE, "How long an unload waits for a load of the model to end."),
         _not_yet(
             "--model-load-gpu-limit",
             DEVICE_FRACTION,

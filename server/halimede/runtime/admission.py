@@ -78,10 +78,10 @@ class Admission:
             self._submit(ticket, model, request, checked, on_response, received_ns, caller)
         return ticket
 
-    def cancel(self, ticket: int) -> None:
+    def cancel(self, ticket: int, *, reads_on: bool = False) -> None:
         flight = self._table.by_ticket.get(ticket)
         if flight is not None:
-            flight.requests.executor.cancel(ticket)
+            flight.requests.executor.cancel(ticket, reads_on=reads_on)
         elif (answer := self._checking.pop(ticket, None)) is not None:
             # A check on a thread cannot be stopped: the request's bytes and its thread count until the check ends.
             answer(CANCELLED)

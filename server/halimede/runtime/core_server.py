@@ -13,7 +13,7 @@ from halimede.core.inventory import Inventory
 from halimede.core.observe import kv_cache, metrics_page
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.observe.samples import InstanceSample, ModelSample
-from halimede.core.repository.layout import requested_name_problem
+from halimede.core.repository.layout import load_name_problem, no_name_problem
 from halimede.core.types import (
     DeviceReport,
     DeviceState,
@@ -88,7 +88,10 @@ class CoreServer:
         return f"<CoreServer models={len(self._lifecycle.records)} in_flight={len(self._lifecycle.table.by_ticket)}>"
 
     async def start(self, names: Sequence[str] | None) -> list[str]:
-        """Load the models to begin with (None: all); returns the names of those that failed. Ready from then on."""
+        """Load the models to begin with (None: all); returns the names of those that failed. Ready from then on.
+
+        InferenceError if a repository cannot be read.
+        """
         failed = await self._lifecycle.load_all(names)
         self._sampler.sample_soon()
         self._started = True
@@ -124,7 +127,7 @@ class CoreServer:
         return True
 
     def is_ready(self) -> bool:
-        if self._draining or not self._started or self._lifecycle.has_unreadable_repository:
+        if self._draining or not self._started:
             return False
         return not self._strict_readiness or self._lifecycle.all_ready()
 
@@ -136,7 +139,7 @@ class CoreServer:
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
         record = self._lifecycle.records.get(name)
-        if record is None:
+        if record is None or record.is_unknown():
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{clip(name)}' is not found")
         serving = record.serving.get(version and str(_version_number(version)))
         return serving is not None and await serving.version.executor.is_ready()
@@ -144,8 +147,9 @@ class CoreServer:
     def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
         return self._admission.infer(request, on_response, caller)
 
-    def cancel(self, ticket: int) -> None:
-        self._admission.cancel(ticket)
+    def cancel(self, ticket: int, *, reads_on: bool = False) -> None:
+        """See `server.Server`. `reads_on`: a model's code reads what a decoupled model still sends."""
+        self._admission.cancel(ticket, reads_on=reads_on)
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
         self._admission.acknowledge(ticket, responses)
@@ -195,7 +199,7 @@ class CoreServer:
         )
 
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter], *, for_model: bool = False) -> None:
-        self._require_control(name)
+        self._require_control(load_name_problem(name))
         if parameters:
             key = clip(next(iter(parameters)))
             text = f"load parameter '{key}' is not supported yet: models are loaded from the repository"
@@ -204,7 +208,8 @@ class CoreServer:
         self._sampler.sample_soon()
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        self._require_control(name)
+        # As in Triton, any other name is that of an unknown model, whose unload succeeds.
+        self._require_control(no_name_problem(name))
         await self._finish(self._lifecycle.unload(name, with_steps=unload_dependents))
 
     def render_metrics(self) -> Generator[None, None, list[bytes]]:
@@ -235,7 +240,7 @@ class CoreServer:
                 raise STOPPING from None
             raise
 
-    def _require_control(self, name: str) -> None:
+    def _require_control(self, name_problem: str | None) -> None:
         if self._control_mode is not ModelControlMode.EXPLICIT:
             # Scripts search for the first part, which is Triton's text in every mode but explicit.
             text = (
@@ -243,8 +248,8 @@ class CoreServer:
                 "start with --model-control-mode=explicit"
             )
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
-        if problem := requested_name_problem(name):
-            raise InferenceError(ErrorCode.INVALID_ARG, problem)
+        if name_problem:
+            raise InferenceError(ErrorCode.INVALID_ARG, name_problem)
         if self._draining:
             raise STOPPING
 
@@ -265,7 +270,7 @@ class CoreServer:
         text = str(_version_number(version)) if version else ""
         record = self._lifecycle.records.get(name)
         shown = clip(name)
-        if record is None:
+        if record is None or record.is_unknown():
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' is not found")
         if text in record.serving:
             return record.serving[text]

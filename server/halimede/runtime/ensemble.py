@@ -150,8 +150,8 @@ class Ensemble:
         self._running[flight.key] = running
         self._act(running, run.begin)
 
-    def cancel(self, key: int) -> None:
-        """Cancel the calls under way, and make no further calls."""
+    def cancel(self, key: int, *, reads_on: bool = False) -> None:  # noqa: ARG002
+        """Cancel the calls under way, and make no further calls, which what a step still sends would need."""
         running = self._running.get(key)
         if running is None or running.flight.cancelled:
             return
@@ -216,6 +216,8 @@ class Ensemble:
                 if isinstance(action, CallStep):
                     self._call(running, action)
                 elif isinstance(action, GiveAnswer):
+                    for name in action.missing:
+                        log.debug("Composing models did not output tensor %s", name, extra={"model": self._name})
                     self._answer(running, action.response)
                 elif isinstance(action, Acknowledge):
                     running.held.append(action.call)

@@ -74,7 +74,8 @@ def _backend(entry: ModelEntry, config: ModelConfig) -> str:
 def _wrong_as_written(entry: ModelEntry, parsed: ParsedConfig) -> list[Problem]:
     """Problems that no completion can fix: those of fields that the file itself sets.
 
-    They are found before the backend completes the configuration, so that one load reports all problems of a file.
+    They are found before the backend completes the configuration, so that one load reports all problems of a file. The
+    scheduling of an ensemble is never completed either. It has no line, so that it comes first, as in Triton.
     """
     config = parsed.config
     # The model file may set fields that are left out. The largest batch size stands for the one that it may set.
@@ -82,7 +83,8 @@ def _wrong_as_written(entry: ModelEntry, parsed: ParsedConfig) -> list[Problem]:
     if config.ensemble_scheduling is not None and not config.backend:
         completed = replace(completed, platform=config.platform or ENSEMBLE_PLATFORM)
     reported = {problem.path for problem in (*parsed.problems, *check_support(config, _backend(entry, config))[0])}
-    return [p for p in validate(completed, entry.name) if p.path in parsed.locations and p.path not in reported]
+    written = {*parsed.locations, "ensemble_scheduling"} - reported
+    return [problem for problem in validate(completed, entry.name) if problem.path in written]
 
 
 def raise_problems(entry: ModelEntry, filename: str, problems: Sequence[Problem]) -> None:

@@ -52,14 +52,14 @@ from halimede.core.config.validate import undeclared, validate
 from halimede.core.config.versions import select_versions
 from halimede.core.inventory import Inventory
 from halimede.core.repository.layout import ENSEMBLE_PLATFORM, detect_backend, model_filename
-from halimede.core.repository.load_errors import ConfigError, NoVersionError, VersionError
+from halimede.core.repository.load_errors import ConfigError, NoModelError, NoVersionError, VersionError
 from halimede.core.schedule.policy import NO_HOLD, StartHold
 from halimede.core.schedule.strategy import BatchingStrategy
 from halimede.core.types import Device, ErrorCode, InferenceError, Placement, Problem
 from halimede.runtime.file_checks import check_alone, check_artifact, check_native
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
 from halimede.runtime.model_file import raise_problems, read_model_config
-from halimede.runtime.repository import ModelEntry, read_labels
+from halimede.runtime.repository import ModelEntry, config_filename, read_labels
 from halimede.runtime.strategies import find_strategy, make_strategy, strategy_libraries
 from halimede.workers.abandon import Abandon
 from halimede.workers.launcher import Launcher
@@ -172,7 +172,7 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         versions = _versions(entry, config)
         check_alone(entry)
         origin = _backend_origin(config)
-        config = detect_backend(config, entry.name, entry.first_files())
+        config = _with_backend(entry, config)
         stages.append(Stage(origin, config))
         if config.ensemble_scheduling is not None or config.platform == ENSEMBLE_PLATFORM:
             return _plan_ensemble(entry, filename, stages, versions, locations, notes)
@@ -392,6 +392,16 @@ def _labels(entry: ModelEntry, config: ModelConfig) -> Mapping[str, tuple[str, .
         return read_labels(entry, {o.name: o.label_filename for o in config.output if o.label_filename})
     except (OSError, ValueError) as error:
         raise ConfigError(ErrorCode.INVALID_ARG, f"a label file cannot be read: {error}") from error
+
+
+def _with_backend(entry: ModelEntry, config: ModelConfig) -> ModelConfig:
+    """With the backend that the configuration or the files say."""
+    try:
+        return detect_backend(config, entry.name, entry.first_files())
+    except InferenceError as error:
+        if config_filename(entry) is not None:
+            raise
+        raise NoModelError(error.code, error.message) from error
 
 
 def _backend_origin(config: ModelConfig) -> str:

@@ -136,11 +136,21 @@ class Pump:
         elif scheduler.may_expire:
             self._alarm.set(scheduler.wake_at())
 
-    def cancel(self, key: int) -> None:
-        """Drop a queued request; notify the worker if the request executes or is open."""
+    def cancel(self, key: int, *, reads_on: bool = False) -> None:
+        """Drop a queued request; notify the worker if the request executes or is open.
+
+        With `reads_on`, a request that executes continues, and its model may ignore the cancellation, as in Triton. Not
+        those of sequences: their later requests are cancelled too.
+        """
         flight = self._requests.find(key)
         if flight is None or flight.cancelled:
             return
+        if reads_on and self._requests.stats.decoupled and not self._scheduler.follows_outcomes:
+            worker = self._places.worker_of(flight)
+            if worker is not None:
+                if self._instances.is_up(worker):
+                    worker.ask_cancel(key)
+                return
         flight.cancelled = True
         if self._scheduler.try_cancel(key):
             if flight.opened is not None and self._instances.is_up(flight.opened.worker):

@@ -55,8 +55,9 @@ class Executor(Protocol):
         request that fits no sequence; nothing has begun then.
         """
 
-    def cancel(self, key: int) -> None:
-        """The client has disconnected: the final response may come early."""
+    def cancel(self, key: int, *, reads_on: bool = False) -> None:
+        """The client has disconnected, or `reads_on` what a decoupled model still sends: the final response may come
+        early."""
 
     def try_refuse(self, key: int, error: InferenceError) -> bool:
         """Finish a queued request with an error; False when it is not queued."""

@@ -54,7 +54,7 @@ class NoModels:
         on_response(InferenceResponse(request.model_name, "", request.id, error=_not_up()))
         return 0
 
-    def cancel(self, ticket: int) -> None:
+    def cancel(self, ticket: int, *, reads_on: bool = False) -> None:
         """Nothing is under way."""
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:

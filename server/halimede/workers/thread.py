@@ -106,6 +106,9 @@ class ThreadWorker:
     def cancel(self, key: int) -> None:
         """No effect: the instance reads the flags of its items."""
 
+    def ask_cancel(self, key: int) -> None:
+        """No effect: models on threads are not decoupled."""
+
     def forget(self, seat: int) -> None:
         if self._runner is not None:
             self._runner.forget(seat)

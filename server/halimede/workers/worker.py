@@ -135,6 +135,9 @@ class Worker(Protocol):
     def cancel(self, key: int) -> None:
         """Cancel a request that is executing: its client has disconnected. Its item's `cancelled` is already set."""
 
+    def ask_cancel(self, key: int) -> None:
+        """Let a decoupled model see that a request is cancelled, and send what it still answers."""
+
     def forget(self, seat: int) -> None:
         """Drop the state of a seat: its sequence has ended, and none of its requests is executing. No effect between
         WorkerDown and WorkerUp."""

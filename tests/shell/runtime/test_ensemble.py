@@ -40,6 +40,18 @@ async def test_a_request_passes_all_steps_and_gets_one_answer() -> None:
 
 
 @run_on_loop
+async def test_log_names_outputs_that_no_step_made(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    bench = Bench("a")
+    bench.submit(1)
+    bench.server.take().answer()
+    assert caplog.messages == []
+    bench.submit(2)
+    bench.server.take().end()
+    assert caplog.messages == ["Composing models did not output tensor OUT"]
+
+
+@run_on_loop
 async def test_the_first_error_is_the_answer_after_the_other_branch_has_ended() -> None:
     bench = Bench("a", "b", side_by_side=True)
     bench.submit(1)

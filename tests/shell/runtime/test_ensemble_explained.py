@@ -44,6 +44,16 @@ def test_explain_config_reports_misfits_and_exits_with_one(tmp_path: Path) -> No
         assert text in result.stderr, name
 
 
+def test_ensemble_without_scheduling_is_reported_before_the_name_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "e" / "1").mkdir(parents=True)
+    (tmp_path / "e" / "config.pbtxt").write_text('name: "other" platform: "ensemble"')
+    problems = [line for line in explain(tmp_path / "e").stderr.splitlines() if "config.pbtxt" in line]
+    assert [problem.partition("config.pbtxt")[2] for problem in problems] == [
+        ": ensemble scheduling must be set for ensemble other whose platform is ensemble",
+        ":1:1: unexpected directory name 'e' for model 'other', directory name must equal model name",
+    ]
+
+
 def test_problems_of_the_model_of_a_step_have_a_place(tmp_path: Path) -> None:
     add_identity(tmp_path, "step", extra="nonsense: 1")
     add_ensemble(tmp_path, "e", chain("step"))

@@ -14,6 +14,7 @@ from halimede.core.inventory import Inventory
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.fetch.store_repository import StoreRepository
+from halimede.runtime.core_server import STOPPING
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.lifecycle.left_behind import MAX_LEFT_BEHIND
 from halimede.runtime.prepare import LoadOptions
@@ -56,7 +57,12 @@ def in_a_loop(scenario: Callable[..., Coroutine[None, None, None]]) -> Callable[
 
 
 def lifecycle_of(
-    repository: Path, *, load_threads: int = 4, retry_count: int = 0, unload_wait_secs: float = UNLOAD_WAIT_SECS
+    repository: Path,
+    *,
+    load_threads: int = 4,
+    retry_count: int = 0,
+    unload_wait_secs: float = UNLOAD_WAIT_SECS,
+    slot_wait_secs: float = 5.0,
 ) -> ModelLifecycle:
     return ModelLifecycle(
         ModelRepository((repository,)),
@@ -65,13 +71,19 @@ def lifecycle_of(
         services=ModelServices(CustomMetrics()),
         retry_count=retry_count,
         unload_wait_secs=unload_wait_secs,
+        slot_wait_secs=slot_wait_secs,
     )
 
 
 def test_default_time_limits() -> None:
     parameters = inspect.signature(ModelLifecycle).parameters
     limits = {name: parameter.default for name, parameter in parameters.items() if name.endswith("_secs")}
-    assert limits == {"unload_wait_secs": 5.0, "close_timeout_secs": 7.0, "read_limit_secs": 30.0}
+    assert limits == {
+        "unload_wait_secs": 60.0,
+        "slot_wait_secs": 5.0,
+        "close_timeout_secs": 7.0,
+        "read_limit_secs": 30.0,
+    }
     assert inspect.signature(StoreRepository).parameters["limit_secs"].default == 30.0
 
 
@@ -89,6 +101,36 @@ def break_model(repository: Path) -> None:
 
 async def states(lifecycle: ModelLifecycle) -> list[tuple[str, str]]:
     return [(entry.state.value if entry.state else "", entry.reason) for entry in await lifecycle.index(False)]
+
+
+@in_a_loop
+async def test_repository_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    with pytest.raises(InferenceError, match=f"repository path is not a valid directory: {missing}"):
+        await lifecycle_of(missing).load_all(None)
+
+
+@in_a_loop
+async def test_folder_that_is_no_model_does_not_prevent_readiness(repository: Path) -> None:
+    add_scaled(repository, "scaled", 2)
+    (repository / "notes" / "1").mkdir(parents=True)
+    server = BareServer(repository)
+    assert await server.core.start(None) == ["notes"]
+    assert server.core.is_ready()
+    state, reason = (await server.states())["notes"]
+    assert state == "UNAVAILABLE"
+    assert reason.startswith("Invalid model name: Could not determine backend for model 'notes' with no backend")
+    with pytest.raises(InferenceError, match="Request for unknown model: 'notes' is not found"):
+        server.core.model("notes")
+    with pytest.raises(InferenceError, match="Request for unknown model: 'notes' is not found"):
+        await server.core.is_model_ready("notes")
+    await server.core.close()
+    # With a configuration, even an empty one, it is a model that should serve.
+    (repository / "notes" / "config.pbtxt").touch()
+    server = BareServer(repository)
+    assert await server.core.start(None) == ["notes"]
+    assert not server.core.is_ready()
+    await server.core.close()
 
 
 @in_a_loop
@@ -214,6 +256,42 @@ async def test_a_load_that_waits_for_a_slot_can_be_unloaded(repository: Path, fa
     faulty.release("hung")
     await until(lambda: "closed_model hung" in faulty.events("hung"))
     await lifecycle.close()
+
+
+@in_a_loop
+async def test_unload_waits_long_for_a_load_but_not_for_its_slot(repository: Path, faulty: FaultyBackend) -> None:
+    for name in ("loading", "waiting"):
+        faulty.add_model(repository, name, faults={"load": "hang"})
+    lifecycle = lifecycle_of(repository, load_threads=1, unload_wait_secs=60, slot_wait_secs=0.1)
+    loads = {"loading": asyncio.create_task(lifecycle.load("loading"))}
+    await until(lambda: faulty.events("loading") == ["load loading"])
+    loads["waiting"] = asyncio.create_task(lifecycle.load("waiting"))
+    await until(lambda: "waiting" in lifecycle.records and lifecycle.records["waiting"].loading)
+    unloading = asyncio.create_task(lifecycle.unload("loading"))
+    async with asyncio.timeout(20):
+        await lifecycle.unload("waiting")
+        with pytest.raises(InferenceError, match="no version is available"):
+            await loads["waiting"]
+        assert not loads["loading"].done()
+        faulty.release("loading")
+        assert await asyncio.gather(loads["loading"], unloading) == [None, None]
+    await lifecycle.close()
+    assert ("UNAVAILABLE", "unloaded") in await states(lifecycle)
+
+
+@in_a_loop
+async def test_stop_ends_a_load_and_the_unload_that_waits_for_it(repository: Path, faulty: FaultyBackend) -> None:
+    faulty.add_model(repository, "hung", faults={"load": "hang"})
+    server = BareServer(repository)
+    calls = [asyncio.create_task(server.load("hung"))]
+    await until(lambda: faulty.events("hung") == ["load hung"])
+    calls.append(asyncio.create_task(server.unload("hung")))
+    await until(lambda: server.lifecycle.records["hung"].unloads.count == 1)
+    server.core.begin_drain()
+    async with asyncio.timeout(20):
+        assert await asyncio.gather(*calls, return_exceptions=True) == [STOPPING, STOPPING]
+    faulty.release("hung")
+    await until(lambda: "closed_model hung" in faulty.events("hung"))
 
 
 @in_a_loop

@@ -101,6 +101,27 @@ def test_a_request_cancelled_while_it_runs_ends_with_its_batch() -> None:
     run_on_loop(scenario)
 
 
+def test_a_cancelled_request_whose_client_reads_on_continues() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        bench.submit(1, 2)
+        worker = bench.workers[0]
+        for key in (1, 2):
+            bench.pump.cancel(key, reads_on=True)
+        # The second one was queued.
+        assert (bench.answers, worker.asked_to_cancel) == ([(2, CANCELLED, True)], [1])
+        worker.send(1, outputs())
+        worker.finish()
+        worker.send(1, outputs())
+        assert bench.answers[1:] == [(1, "ok", False)] * 2
+        # Nobody reads it any more.
+        bench.pump.cancel(1)
+        assert (bench.answers[3:], worker.cancelled) == ([(1, CANCELLED, True)], [1])
+        await bench.pump.close()
+
+    run_on_loop(scenario)
+
+
 def test_acknowledgements_go_to_the_worker_of_the_request() -> None:
     async def scenario() -> None:
         bench = Bench(workers=2, preferred_batch_size=(1,))

@@ -8,7 +8,9 @@ import pytest
 from halimede.core.types import InferenceRequest
 from halimede.workers.child.channel import Channel
 from halimede.workers.child.requests import OpenRequests
+from halimede.workers.frames.kinds import KEY, FrameKind
 from halimede.workers.worker import BatchItem
+from support.child_channel import Server
 
 
 @pytest.fixture
@@ -33,6 +35,21 @@ def test_a_request_stays_open_between_its_executions(requests: OpenRequests) -> 
     requests.add([item(1)], begun_ns=9)
     assert requests.open == {1: opened}
     assert (opened.begun_ns, opened.cancelled, opened.unacknowledged_bytes) == (9, True, 100)
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_answers_are_sent_while_the_client_of_a_cancelled_request_reads_on(server: Server, is_early: bool) -> None:
+    requests = server.requests
+    if not is_early:
+        requests.add([item(1)], begun_ns=5)
+    server.send(FrameKind.ASK_CANCEL, KEY.pack(1))
+    server.channel.poll()
+    requests.add([item(1)] if is_early else [], begun_ns=5)
+    assert (requests.is_cancelled(1), requests.wait_for_room(1)) == (True, True)
+    server.cancel(1)
+    server.send(FrameKind.ASK_CANCEL, KEY.pack(1))
+    server.channel.poll()
+    assert (requests.is_cancelled(1), requests.wait_for_room(1)) == (True, False)
 
 
 def test_another_request_at_its_seat_ends_it(requests: OpenRequests) -> None:

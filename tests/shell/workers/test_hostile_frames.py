@@ -139,6 +139,9 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         f"more than {MAX_CALLS} inferences at a time",
     ),
     "half a number of a call to cancel": (raw(FrameKind.CANCEL_CALL, bytes(3)), "an unexpected CANCEL_CALL frame"),
+    "half a number of a call that may stop": (
+        raw(FrameKind.ASK_CANCEL_CALL, bytes(3)), "an unexpected ASK_CANCEL_CALL frame"
+    ),
     "answers taken without a number": (raw(FrameKind.TAKEN, bytes(7)), "an unexpected TAKEN frame"),
     "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
     "half an answer about a segment": (raw(FrameKind.MAPPED, bytes(2)), "an unexpected MAPPED frame"),

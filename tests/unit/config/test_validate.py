@@ -305,10 +305,10 @@ def test_an_ensemble_needs_steps_and_nothing_of_its_own():
 
 def test_platform_and_ensemble_scheduling_go_together():
     assert problems(platform="ensemble") == [
-        ("ensemble_scheduling", "ensemble scheduling must be set for ensemble 'm' whose platform is ensemble")
+        ("ensemble_scheduling", "ensemble scheduling must be set for ensemble m whose platform is ensemble")
     ]
     assert problems(ensemble_scheduling=ModelEnsembling((STEP,))) == [
-        ("ensemble_scheduling", "ensemble scheduling cannot be set for 'm' whose platform is not ensemble")
+        ("ensemble_scheduling", "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble")
     ]
 
 
@@ -354,7 +354,7 @@ def test_a_response_cache_needs_one_answer_per_request_and_no_state():
     ]
 
 
-@pytest.mark.parametrize("name", ["m", "resnet-50.onnx", "a b", "モデル", "-", "x" * 255])
+@pytest.mark.parametrize("name", ["m", "resnet-50.onnx", "a b", "a..b", "..data", "モデル", "-", "x" * 255])
 def test_names_that_a_model_may_have(name: str):
     assert model_name_problem(name) is None
 
@@ -364,9 +364,8 @@ def test_names_that_a_model_may_have(name: str):
     [
         ("", "a model name must not be empty"),
         ("a/b", "model name 'a/b' must not contain '/'"),
-        (".", "model name '.' must not be '.' or contain '..'"),
-        ("..", "model name '..' must not be '.' or contain '..'"),
-        ("..data", "model name '..data' must not be '.' or contain '..'"),
+        (".", "model name '.' must not be '.' or '..'"),
+        ("..", "model name '..' must not be '.' or '..'"),
         ("a\0b", "model name 'a\\x00b' must be valid UTF-8 without control characters"),
         ("a\x85", "model name 'a\\x85' must be valid UTF-8 without control characters"),
         ("\udcff", "model name '\\udcff' must be valid UTF-8 without control characters"),

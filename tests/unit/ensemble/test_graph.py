@@ -6,6 +6,7 @@ import pytest
 
 from halimede.core.config.model_config import ModelConfig, ModelTensorReshape
 from halimede.core.ensemble.graph import MAX_PLANS, make_graph, members_of
+from halimede.core.ensemble.rows import make_fit
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from support.graphs import ensemble, graph, model
 
@@ -212,7 +213,7 @@ def reshaped(batch: int, inner: tuple[int, ...] = (4, 1, 2)) -> ModelConfig:
 @pytest.mark.parametrize("members", [0, 8])
 def test_steps_are_compared_with_the_inner_shape_of_the_ensemble(batch, members):
     made = make_graph(reshaped(batch), [model("a", dims=(4, 1, 2), batch=members)])
-    assert made.ranks == {"y": 4 if batch else 3}
+    assert made.fits == {"y": make_fit((4, 1, 2), batches=batch > 0, made_in_batches=members > 0)}
 
 
 def test_reshape_mismatch_shows_the_shape_for_the_step():

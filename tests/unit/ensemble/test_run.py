@@ -138,7 +138,7 @@ def test_missing_output_is_absent_for_the_next_step_and_the_client():
 
 def test_an_answer_without_outputs_has_no_parameters():
     play = Player(graph([(A, {"IN": "x"}, {"OUT": "y"})]))
-    assert play.answer(1) == [GiveAnswer(InferenceResponse("e", ""))]
+    assert play.answer(1) == [GiveAnswer(InferenceResponse("e", ""), missing=("y",))]
 
 
 def test_model_is_called_without_a_required_input_and_refuses_the_call():
@@ -188,7 +188,7 @@ def test_condition_may_use_request_parameters():
 
 def test_when_every_output_is_skipped_the_answer_is_empty():
     made = graph([(A, {"IN": "x"}, {"OUT": "y"}, "x > 5")])
-    assert Player(made).last == [GiveAnswer(InferenceResponse("e", ""))]
+    assert Player(made).last == [GiveAnswer(InferenceResponse("e", ""), missing=("y",))]
 
 
 def test_undecidable_condition_is_an_error_that_names_the_condition():
@@ -236,10 +236,11 @@ def test_step_decided_together_with_an_error_is_not_called():
         (0, (4,), (4,)),
         # Neither can be fixed: the model's own check reports the problem.
         (0, (2, 4), (2, 4)),
+        (8, (3,), (3,)),
         (8, (1, 1, 4), (1, 1, 4)),
     ],
 )
-def test_a_batch_dimension_of_one_is_added_or_removed(batches, given, seen):
+def test_row_dimension_changes_between_ensemble_and_step(batches, given, seen):
     step = model("a", batch=batches, dims=(4,))
     made = graph([(step, {"IN": "x"}, {"OUT": "y"})], dims=(4,), batch=8 if len(given) > 1 else 0)
     data = np.arange(float(np.prod(given)), dtype="<f4").tobytes()
@@ -249,14 +250,50 @@ def test_a_batch_dimension_of_one_is_added_or_removed(batches, given, seen):
     assert sent.data is data
 
 
-def test_an_answer_has_the_shapes_of_the_ensemble():
-    step = model("a", batch=0, dims=(4,))
-    play = Player(
-        graph([(step, {"IN": "x"}, {"OUT": "y"})], dims=(4,)),
-        InferenceRequest("e", inputs=[Tensor("x", DataType.FP32, (1, 4), bytes(16))]),
-    )
-    play.answer(1, Tensor("OUT", DataType.FP32, (4,), bytes(16)))
-    assert [t.shape for t in play.response.outputs] == [(1, 4)]
+def floats(name, *shape):
+    return Tensor(name, DataType.FP32, shape, bytes(4 * int(np.prod(shape))))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    ("batch", "of_step", "made", "shown"),
+    [
+        # Both batch, or neither does: the client gets what the step made.
+        (8, 8, (3,), (3,)),
+        (8, 8, (1, 3), (1, 3)),
+        (0, 0, (1, 3), (1, 3)),
+        # Only the ensemble batches: a row is added to a shape that fits without one.
+        (8, 0, (3,), (1, 3)),
+        (8, 0, (2, 3), (2, 3)),
+        # Only the step batches: its row is removed, unless the shape fits with it or there are several rows.
+        (0, 8, (1, 3), (3,)),
+        (0, 8, (3,), (3,)),
+        (0, 8, (2, 3), (2, 3)),
+    ],
+)
+def test_answer_has_the_rows_of_its_step(rows, batch, of_step, made, shown):
+    step = model("a", batch=of_step, dims=(-1,))
+    ensemble = graph([(step, {"IN": "x"}, {"OUT": "y"})], dims=(-1,), batch=batch)
+    play = Player(ensemble, InferenceRequest("e", inputs=[floats("x", rows, 4)]))
+    play.answer(1, floats("OUT", *made))
+    assert [t.shape for t in play.response.outputs] == [shown]
+
+
+@pytest.mark.parametrize(
+    ("rows", "made", "seen"),
+    [
+        (1, (4,), (1, 4)),
+        # The step refuses these, as in Triton: nothing says to which row they belong.
+        (2, (4,), (4,)),
+        (1, (3,), (3,)),
+    ],
+)
+def test_row_is_added_between_steps_only_for_requests_of_one_row(rows, made, seen):
+    one, other = model("a", dims=(4,)), model("b", dims=(4,))
+    chain = graph([(one, {"IN": "x"}, {"OUT": "m"}), (other, {"IN": "m"}, {"OUT": "y"})], dims=(4,))
+    play = Player(chain, InferenceRequest("e", inputs=[floats("x", rows, 4)]))
+    play.answer(1, floats("OUT", *made))
+    assert [t.shape for t in play.requests[0].inputs] == [seen]
 
 
 # --- memory ---

@@ -166,7 +166,7 @@ def test_condition_is_evaluated_once_per_answer():
     made = graph([(MANY, {"IN": "x"}, {"OUT": "m"}), (A, {"IN": "m"}, {"OUT": "y"}, "m > 1")])
     play = Player(made)
     play.answer(1, tensor("OUT", 1.0), final=False)
-    assert play.last == [GiveAnswer(InferenceResponse("e", "", final=False)), Acknowledge(1)]
+    assert play.last == [GiveAnswer(InferenceResponse("e", "", final=False), missing=("y",)), Acknowledge(1)]
     play.answer(1, tensor("OUT", 2.0), final=False)
     assert play.called == [(2, 1)]
 

@@ -7,9 +7,10 @@ from halimede.core.repository.layout import (
     detect_backend,
     duplicate_problem,
     is_model_directory,
+    load_name_problem,
     model_filename,
     no_model_warnings,
-    requested_name_problem,
+    no_name_problem,
     version_directories,
 )
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError
@@ -191,7 +192,6 @@ def test_configuration_takes_precedence_over_files_and_suffix(
         ("onnxruntime_onnx", "tensorrt"),
         ("tensorrt_plan", "onnxruntime"),
         ("nonsense", "pytorch"),
-        ("ensemble", "python"),
     ],
 )
 def test_platform_and_backend_may_not_contradict_each_other(platform: str, backend: str):
@@ -201,6 +201,33 @@ def test_platform_and_backend_may_not_contradict_each_other(platform: str, backe
     assert raised.value == InferenceError(
         ErrorCode.INVALID_ARG, f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            ModelConfig(platform="ensemble", backend="python"),
+            "Ensemble model 'm' must have platform type 'ensemble' and empty backend type",
+        ),
+        (
+            ModelConfig("e", platform="ensemble", backend="ensemble", ensemble_scheduling=ModelEnsembling()),
+            "Ensemble model 'e' must have platform type 'ensemble' and empty backend type",
+        ),
+        (
+            ModelConfig(backend="python", ensemble_scheduling=ModelEnsembling()),
+            "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
+        ),
+        (
+            ModelConfig(platform="onnxruntime_onnx", ensemble_scheduling=ModelEnsembling()),
+            "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
+        ),
+    ],
+)
+def test_an_ensemble_has_no_backend_and_no_other_platform(config: ModelConfig, text: str):
+    with pytest.raises(InferenceError) as raised:
+        detect_backend(config, "m", ())
+    assert raised.value == InferenceError(ErrorCode.INVALID_ARG, text)
 
 
 def test_an_unknown_platform_alone_is_an_error():
@@ -226,13 +253,15 @@ def test_duplicate_model_names_its_repositories() -> None:
 
 def test_names_in_load_and_unload_calls():
     empty = "Model name cannot be empty. Please enter a valid name to deploy."
-    outside = "model name must not contain path traversal characters"
-    assert {name: requested_name_problem(name) for name in ("m", "", " \t", "a/b", "a..b", "..")} == {
-        "m": None,
-        **dict.fromkeys(("", " \t"), empty),
-        **dict.fromkeys(("a/b", "a..b", ".."), outside),
-    }
-    assert requested_name_problem("a\0b") == "model name 'a\\x00b' must be valid UTF-8 without control characters"
+    for problem in (load_name_problem, no_name_problem):
+        assert {name: problem(name) for name in ("m", "a..1", "..data", "", " \t")} == {
+            **dict.fromkeys(("m", "a..1", "..data")),
+            **dict.fromkeys(("", " \t"), empty),
+        }
+    for name in ("a/b", "/", "..", " ..\t"):
+        text = f"invalid model name '{name}', model name must not contain path traversal characters"
+        assert (load_name_problem(name), no_name_problem(name)) == (text, None)
+    assert load_name_problem("a\0b") == "model name 'a\\x00b' must be valid UTF-8 without control characters"
 
 
 def test_warnings_of_a_repository_without_a_model():

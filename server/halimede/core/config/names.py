@@ -12,8 +12,8 @@ def model_name_problem(name: str) -> str | None:
     problem = None
     if "/" in name:
         problem = "must not contain '/'"
-    elif name == "." or ".." in name:
-        problem = "must not be '.' or contain '..'"
+    elif name in (".", ".."):
+        problem = "must not be '.' or '..'"
     elif is_unprintable(name):
         problem = "must be valid UTF-8 without control characters"
     elif len(name.encode()) > 255:

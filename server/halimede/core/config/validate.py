@@ -152,13 +152,13 @@ def _ensemble(config: ModelConfig) -> Iterator[Problem]:
     if ensemble is None:
         if config.platform == "ensemble":
             yield Problem(
-                f"ensemble scheduling must be set for ensemble '{name}' whose platform is ensemble",
+                f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble",
                 "ensemble_scheduling",
             )
         return
     path = "ensemble_scheduling"
     if config.platform != "ensemble":
-        yield Problem(f"ensemble scheduling cannot be set for '{name}' whose platform is not ensemble", path)
+        yield Problem(f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble", path)
     if config.instance_group:
         yield Problem(f"instance group should not be specified for ensemble '{name}'", "instance_group")
     if config.optimization is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from halimede.core.config.condition import Condition, parse_condition
 from halimede.core.config.dataflow import check_dataflow
 from halimede.core.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput
+from halimede.core.ensemble.rows import Fit, make_fit, match
 from halimede.core.ensemble.when import kind_problems
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
@@ -28,9 +29,9 @@ _SHOWN_PROBLEMS = 16
 class Step:
     """One call of a model. `inputs` and `outputs` map the model's tensors to the ensemble's.
 
-    `version` -1 is the highest at the time of the call. `tensors` are those that the step waits for, each once. `ranks`
-    has the number of dimensions of each of the model's inputs, with the batch dimension if the model `batches`. `scope`
-    is the scope in which the step runs, and `opens` that of its outputs, which differs only for a decoupled step.
+    `version` -1 is the highest at the time of the call. `tensors` are those that the step waits for, each once. `fits`
+    has the shapes that the model's inputs expect. `scope` is the scope in which the step runs, and `opens` that of its
+    outputs, which differs only for a decoupled step.
     """
 
     index: int
@@ -41,8 +42,7 @@ class Step:
     when: Condition | None
     tensors: tuple[str, ...]
     decoupled: bool
-    batches: bool
-    ranks: Mapping[str, int]
+    fits: Mapping[str, Fit]
     optional: frozenset[str]
     scope: int
     opens: int
@@ -76,7 +76,7 @@ class RequestPlan:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A valid ensemble. `ranks` has the number of dimensions of each output before the ensemble's own `reshape`."""
+    """A valid ensemble. `fits` has the shape that each output should have before the ensemble's own `reshape`."""
 
     name: str
     steps: tuple[Step, ...]
@@ -85,7 +85,7 @@ class Graph:
     batches: bool
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    ranks: Mapping[str, int]
+    fits: Mapping[str, Fit]
     _plans: dict[tuple[str, ...], RequestPlan] = field(default_factory=dict, repr=False, compare=False)
 
     def plan(self, outputs: tuple[str, ...]) -> RequestPlan:
@@ -126,6 +126,7 @@ def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
         if condition is not None
         for problem in kind_problems(condition, _datatypes(config, steps, members))
     ]
+    batching = _batching(config, steps, members)
     scopes = _Scopes()
     graph_steps = []
     for i in _order(config, steps, conditions):
@@ -135,7 +136,7 @@ def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
         if scope is None:
             found.append(_merges(config, members[i].name))
             scope = 0
-        step = _make_step(i, steps[i], members[i], condition, scope)
+        step = _make_step(i, steps[i], members[i], batching, condition, scope)
         scopes.by_tensor.update(dict.fromkeys(step.outputs.values(), step.opens))
         graph_steps.append(step)
     if scopes.of([output.name for output in config.output]) is None:
@@ -150,7 +151,12 @@ def make_graph(config: ModelConfig, members: Sequence[ModelConfig]) -> Graph:
         batches=config.max_batch_size > 0,
         inputs=tuple(tensor.name for tensor in config.input),
         outputs=tuple(tensor.name for tensor in config.output),
-        ranks={tensor.name: len(_inner(tensor)) + (config.max_batch_size > 0) for tensor in config.output},
+        fits={
+            tensor.name: make_fit(
+                _inner(tensor), batches=config.max_batch_size > 0, made_in_batches=batching[tensor.name]
+            )
+            for tensor in config.output
+        },
     )
 
 
@@ -192,7 +198,22 @@ def _order(config: ModelConfig, steps: Sequence[EnsembleStep], conditions: Seque
     return make_flow(inputs, makers(inputs, [tuple(step.output_map.values()) for step in steps]), needs).order
 
 
-def _make_step(index: int, step: EnsembleStep, member: ModelConfig, condition: Condition | None, scope: int) -> Step:
+def _batching(config: ModelConfig, steps: Sequence[EnsembleStep], members: Sequence[ModelConfig]) -> Mapping[str, bool]:
+    """Whether what makes each tensor batches: the ensemble for its inputs, else the model of a step."""
+    batching = {tensor.name: config.max_batch_size > 0 for tensor in config.input}
+    for step, member in zip(steps, members, strict=True):
+        batching.update(dict.fromkeys(step.output_map.values(), member.max_batch_size > 0))
+    return batching
+
+
+def _make_step(
+    index: int,
+    step: EnsembleStep,
+    member: ModelConfig,
+    batching: Mapping[str, bool],
+    condition: Condition | None,
+    scope: int,
+) -> Step:
     inputs = {tensor.name: tensor for tensor in member.input}
     named = condition.tensors if condition is not None else ()
     policy = member.model_transaction_policy
@@ -207,8 +228,10 @@ def _make_step(index: int, step: EnsembleStep, member: ModelConfig, condition: C
         when=condition,
         tensors=tuple(dict.fromkeys([*step.input_map.values(), *named])),
         decoupled=decoupled,
-        batches=member.max_batch_size > 0,
-        ranks={name: len(_shape(member, inputs[name])) for name in step.input_map},
+        fits={
+            name: make_fit(inputs[name].dims, batches=member.max_batch_size > 0, made_in_batches=batching[tensor])
+            for name, tensor in step.input_map.items()
+        },
         optional=frozenset(name for name in step.input_map if inputs[name].optional),
         scope=scope,
         opens=index + 1 if decoupled else scope,
@@ -313,19 +336,11 @@ def _disagreement(name: str, tensor: str, declared: Sequence[_Declared]) -> Iter
 
 def _shapes_fit(one: _Declared, other: _Declared) -> bool:
     """Whether a tensor can have both shapes, with a batch dimension of 1 added or removed if needed."""
-    return _match(one.shape, other.shape) or (one.batches != other.batches and _match(one.dims, other.dims))
-
-
-def _match(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
+    return match(one.shape, other.shape) or (one.batches != other.batches and match(one.dims, other.dims))
 
 
 def _text(shape: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, shape))}]"
-
-
-def _shape(config: ModelConfig, tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
-    return (-1, *tensor.dims) if config.max_batch_size > 0 else tensor.dims
 
 
 def _datatypes(

@@ -20,6 +20,7 @@ decoupled steps are cancelled, because their models may answer forever.
 from dataclasses import dataclass
 
 from halimede.core.ensemble.graph import Graph, Step
+from halimede.core.ensemble.rows import passed_shape, with_one_row
 from halimede.core.ensemble.scopes import Absent, Scope, Scopes
 from halimede.core.ensemble.sequence import SequenceParameters, sequence_after, sequence_of
 from halimede.core.ensemble.when import is_met
@@ -50,7 +51,10 @@ class Acknowledge:
 
 @dataclass(slots=True)
 class GiveAnswer:
+    """`missing` are the requested outputs that no step made."""
+
     response: InferenceResponse
+    missing: tuple[str, ...] = ()
 
 
 RunAction = CallStep | CancelCall | Acknowledge | GiveAnswer
@@ -87,6 +91,7 @@ class EnsembleRun:
         "_plan",
         "_request",
         "_scopes",
+        "_shape",
         "_template",
     )
 
@@ -110,10 +115,11 @@ class EnsembleRun:
             request.sequence_end,
         )
         self._scopes = Scopes(self._plan)
+        self._shape = request.inputs[0].shape if request.inputs else ()
         self._calls: dict[int, _Pending] = {}
         self._last_call = 0
         self._failure: InferenceError | None = None
-        self._answer: InferenceResponse | None = None
+        self._answer: GiveAnswer | None = None
         self._is_over = False
         self._actions: list[RunAction] = []
 
@@ -302,7 +308,12 @@ class EnsembleRun:
         shown = []
         for key, value in inputs.items():
             if isinstance(value, Tensor):
-                shown.append(_shown_as(value, key, step.ranks[key], step.batches))
+                shape, fit = value.shape, step.fits[key]
+                if fit.differs:
+                    shape = passed_shape(fit, shape)
+                elif len(shape) != fit.rank and self._has_one_row():
+                    shape = with_one_row(fit, shape)
+                shown.append(Tensor(key, value.datatype, shape, value.data))
         request = InferenceRequest(
             step.model,
             "" if step.version < 0 else str(step.version),
@@ -321,10 +332,14 @@ class EnsembleRun:
         self._calls[self._last_call] = _Pending(step, scope, sequence)
         self._actions.append(CallStep(self._last_call, step.index, request))
 
+    def _has_one_row(self) -> bool:
+        return not self._graph.batches or self._shape[:1] == (1,)
+
     def _give(self, scope: Scope) -> None:
         """Make the answer of the scope from the outputs, which are known."""
         graph = self._graph
         outputs = []
+        missing: tuple[str, ...] = ()
         sequence = None
         for name in self._plan.outputs:
             home = self._scopes.home(scope, name)
@@ -332,15 +347,20 @@ class EnsembleRun:
             sequence = home.sequences.get(name, sequence)
             self._scopes.use(scope, name)
             if isinstance(value, Tensor):
-                outputs.append(_shown_as(value, name, graph.ranks[name], graph.batches))
+                fit = graph.fits[name]
+                shape = passed_shape(fit, value.shape) if fit.differs else value.shape
+                outputs.append(Tensor(name, value.datatype, shape, value.data))
+            else:
+                missing = (*missing, name)
         response = InferenceResponse(graph.name, "", self._template.id, outputs, final=not graph.decoupled)
         if outputs:
             number, start, end = sequence or sequence_of(self._template)
             response.parameters = {"sequence_id": number, "sequence_start": start, "sequence_end": end}
+        answer = GiveAnswer(response, missing)
         if graph.decoupled:
-            self._actions.append(GiveAnswer(response))
+            self._actions.append(answer)
         else:
-            self._answer = response
+            self._answer = answer
 
     # Ends of scopes.
 
@@ -365,10 +385,10 @@ class EnsembleRun:
 
     def _finish(self) -> None:
         self._is_over = True
-        response, self._answer = self._answer, None
-        if response is None and self._marks_end():
+        answer, self._answer = self._answer, None
+        if answer is None and self._marks_end():
             return
-        self._actions.append(GiveAnswer(response or InferenceResponse(self._graph.name, "", self._template.id)))
+        self._actions.append(answer or GiveAnswer(InferenceResponse(self._graph.name, "", self._template.id)))
 
     def _marks_end(self) -> bool:
         """Mark the last answer of a decoupled ensemble as final if it was not sent yet; return whether it was."""
@@ -408,14 +428,3 @@ class EnsembleRun:
             self._is_over = True
             name, request_id = self._graph.name, self._template.id
             self._actions.append(GiveAnswer(InferenceResponse(name, "", request_id, error=self._failure)))
-
-
-def _shown_as(tensor: Tensor, name: str, rank: int, batches: bool) -> Tensor:
-    """The tensor under another name, over the same bytes. A batch dimension of 1 is added or removed to fit `rank`."""
-    shape = tensor.shape
-    if len(shape) != rank:
-        if batches and len(shape) == rank - 1:
-            shape = (1, *shape)
-        elif not batches and len(shape) == rank + 1 and shape[0] == 1:
-            shape = shape[1:]
-    return Tensor(name, tensor.datatype, shape, tensor.data)

@@ -23,10 +23,11 @@ __all__ = [
     "is_model_directory",
     "is_source_name",
     "is_version",
+    "load_name_problem",
     "model_filename",
     "model_name_problem",
     "no_model_warnings",
-    "requested_name_problem",
+    "no_name_problem",
     "version_directories",
 ]
 
@@ -149,7 +150,7 @@ def detect_backend(config: ModelConfig, directory_name: str, files: Collection[s
     of them gives a backend, or if platform and backend contradict each other.
     """
     if config.platform == ENSEMBLE_PLATFORM or config.ensemble_scheduling is not None:
-        return _as_ensemble(config)
+        return _as_ensemble(config, clip(config.name or directory_name))
     if config.platform:
         return _with_filename(replace(config, backend=_backend_of_platform(config, directory_name)), files)
     if config.backend:
@@ -196,9 +197,14 @@ def _hint_at_file(files: Collection[str]) -> str:
     return ""
 
 
-def _as_ensemble(config: ModelConfig) -> ModelConfig:
-    if config.platform not in ("", ENSEMBLE_PLATFORM) or config.backend not in ("", ENSEMBLE_PLATFORM):
-        raise _unexpected_pair(config)
+def _as_ensemble(config: ModelConfig, name: str) -> ModelConfig:
+    if config.platform == ENSEMBLE_PLATFORM:
+        if config.backend:
+            text = f"Ensemble model '{name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
+            raise InferenceError(ErrorCode.INVALID_ARG, text)
+    elif config.platform or config.backend not in ("", ENSEMBLE_PLATFORM):
+        text = f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE_PLATFORM}"
+        raise InferenceError(ErrorCode.INVALID_ARG, text)
     return replace(config, platform=ENSEMBLE_PLATFORM, backend="")
 
 
@@ -261,12 +267,17 @@ def duplicate_problem(places: Sequence[str]) -> str:
     return f"{SEVERAL_PLACES}: {', '.join(places)}"
 
 
-def requested_name_problem(name: str) -> str | None:
-    """The problem of a name in a call to load or unload a model; None for a valid name."""
-    if not name.strip():
-        return "Model name cannot be empty. Please enter a valid name to deploy."
-    if "/" in name or ".." in name:
-        return "model name must not contain path traversal characters"
+def no_name_problem(name: str) -> str | None:
+    """The problem of an empty name in a call to load or unload a model; None for another name."""
+    return None if name.strip() else "Model name cannot be empty. Please enter a valid name to deploy."
+
+
+def load_name_problem(name: str) -> str | None:
+    """The problem of a name in a call to load a model; None for a valid name. The first texts are Triton's."""
+    if problem := no_name_problem(name):
+        return problem
+    if "/" in name or name.strip() == "..":
+        return f"invalid model name '{clip(name)}', model name must not contain path traversal characters"
     return model_name_problem(name)
 
 

@@ -16,6 +16,11 @@ class ConfigError(InferenceError):
         self.problems = problems or (message,)
 
 
+class NoModelError(ConfigError):
+    """There is no configuration, and the files do not say for which backend the model is. The server is ready without
+    such a folder, as in Triton."""
+
+
 class NoVersionError(ConfigError):
     """The version policy finds no version to serve."""
 

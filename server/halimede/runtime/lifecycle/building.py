@@ -33,6 +33,7 @@ class Builder:
         services: ModelServices,
         closing: Closing,
         left_behind: LeftBehind,
+        slot_wait_secs: float,
     ) -> None:
         self._options = options
         self._slots = asyncio.Semaphore(load_threads)
@@ -40,11 +41,14 @@ class Builder:
         self._services = services
         self._closing = closing
         self._left_behind = left_behind
+        self._slot_wait_secs = slot_wait_secs
 
     @asynccontextmanager
     async def slot(self, record: ModelRecord) -> AsyncIterator[None]:
         """Wait for one of the load slots. Raises LeftBehindError."""
-        await self._left_behind.unless_unloaded(record, self._slots.acquire(), self._free_slot)
+        await self._left_behind.unless_unloaded(
+            record, self._slots.acquire(), self._free_slot, limit_secs=self._slot_wait_secs
+        )
         try:
             yield
         finally:

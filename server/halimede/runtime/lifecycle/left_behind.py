@@ -44,18 +44,18 @@ class LeftBehind:
         discard: Discard[T] | None = None,
         *,
         ends_by_cancelling: bool = False,
+        limit_secs: float | None = None,
     ) -> T:
         """The result or error of `work`. Raises LeftBehindError if an unload has waited for it too long.
 
-        Then, and if this call is cancelled, `work` is cancelled. If that does not end it, it continues in the
-        background and `discard` gets its result.
+        With `limit_secs`, an unload waits no longer than this. After the error, and if this call is cancelled, `work`
+        is cancelled. If that does not end it, it continues in the background and `discard` gets its result.
         """
-        give_up = record.unloads.give_up
-        if give_up.is_set():
+        if record.unloads.give_up.is_set():
             work.close()
             raise LeftBehindError
         task = asyncio.get_running_loop().create_task(work)
-        giving_up = asyncio.get_running_loop().create_task(give_up.wait())
+        giving_up = asyncio.get_running_loop().create_task(record.unloads.waited(limit_secs))
         try:
             await asyncio.wait((task, giving_up), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:

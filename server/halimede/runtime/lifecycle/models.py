@@ -5,9 +5,10 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from halimede.core.observe.samples import StateSample
+from halimede.core.repository.load_errors import NoModelError
 from halimede.core.repository.plan import is_used
 from halimede.core.repository.status import ModelStatus, should_serve
-from halimede.core.types import InferenceError, ModelIndexEntry, ModelReadyState
+from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
 from halimede.runtime.ensemble import Inferences
 from halimede.runtime.lifecycle.building import Builder
 from halimede.runtime.lifecycle.closing import Closing
@@ -36,17 +37,17 @@ class ModelLifecycle:
         *,
         services: ModelServices,
         retry_count: int = 0,
-        unload_wait_secs: float = 5.0,
+        unload_wait_secs: float = 60.0,
+        slot_wait_secs: float = 5.0,
         close_timeout_secs: float = 7.0,
         read_limit_secs: float = READ_LIMIT_SECS,
         table: RequestTable | None = None,
     ) -> None:
-        """An unload waits up to `unload_wait_secs` for a load in progress: most loads end within it, and then both
-        calls succeed. Instances and model may take `close_timeout_secs` to close after the last request; processes are
-        killed earlier. A read of the repository fails after `read_limit_secs` without an answer of the file system."""
+        """An unload waits up to `unload_wait_secs` for a load in progress, so that both calls succeed, and up to
+        `slot_wait_secs` for one that waits for a load slot. Instances and model may take `close_timeout_secs` to close
+        after the last request; processes are killed earlier. A read of the repository fails after `read_limit_secs`
+        without an answer of the file system."""
         self.records = Records()
-        self.has_unreadable_repository = False
-        """Whether a repository could not be read at the start. The server then does not know what it should serve."""
         self.table = table or RequestTable()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
         self._unload_wait_secs = unload_wait_secs
@@ -54,7 +55,7 @@ class ModelLifecycle:
         self._reader = RepositoryReader(repository, left_behind, read_limit_secs)
         self._closing = Closing(left_behind, close_timeout_secs)
         self._ensembles = Ensembles(self.records, self.table, services, self._closing)
-        builder = Builder(options, load_threads, self.table, services, self._closing, left_behind)
+        builder = Builder(options, load_threads, self.table, services, self._closing, left_behind, slot_wait_secs)
         self._loader = Loader(
             *(self.records, self._reader, builder, self._ensembles, self._closing, left_behind, services),
             retry_count=retry_count,
@@ -72,20 +73,17 @@ class ModelLifecycle:
     async def load_all(self, names: Sequence[str] | None) -> list[str]:
         """Load the named models, or all models of the repositories for None, in parallel.
 
-        Returns the repositories that cannot be read, and the models that failed.
+        Returns the models that failed. InferenceError if a repository cannot be read.
         """
-        unreadable = await self._reader.unreadable()
-        self.has_unreadable_repository = bool(unreadable)
-        for problem in unreadable.values():
-            log.error("%s", problem)
+        if unreadable := await self._reader.unreadable():
+            raise InferenceError(ErrorCode.UNAVAILABLE, "; ".join(unreadable.values()))
         if names is None:
             listing = await self._reader.scan()
             names = listing.names
             for warning in listing.warnings:
                 log.warning("%s", warning)
         results = await asyncio.gather(*(self._load_at_start(name) for name in names))
-        failed = [name for name, loaded in zip(names, results, strict=True) if not loaded]
-        return [*map(str, unreadable), *failed]
+        return [name for name, loaded in zip(names, results, strict=True) if not loaded]
 
     async def load(self, name: str, *, for_model: bool = False) -> None:
         """Load or reload one model; no effect if it is loaded and unchanged. Raises InferenceError with the root cause.
@@ -112,7 +110,8 @@ class ModelLifecycle:
     async def unload(self, name: str, *, with_steps: bool = False) -> None:
         """Stop serving the model. Its instances are freed when the last accepted request is answered.
 
-        A load in progress has `unload_wait_secs` to finish; then it fails, with every load that waits behind it.
+        A load in progress has `unload_wait_secs` to finish; then it fails, with every load that waits behind it. A load
+        that waits for a slot fails earlier, and one that waits before another try fails at once.
         `with_steps` also unloads the models of an ensemble's steps, except those that were loaded by name or that other
         ensembles use.
         """
@@ -186,7 +185,10 @@ class ModelLifecycle:
         record.status.wanted = True
         try:
             await self.load(name)
-        except InferenceError:
+        except InferenceError as error:
+            if isinstance(error.__cause__, NoModelError):
+                # The record stays, so that the index says why.
+                record.status.wanted = False
             # The server must not exit for a model that a client unloads while the server starts.
             return bool(record.unloads.count)
         return True

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from halimede.core.config.model_view import ModelView
@@ -17,7 +17,8 @@ from halimede.runtime.prepare import PreparedModel
 class UnloadRequests:
     """The unloads that wait for a model's lock.
 
-    While an unload waits, a failed load is not tried again. After its time limit it stops waiting for the load.
+    While an unload waits, a failed load is not tried again. After its time limit it stops waiting for the load, and
+    earlier for one that has not begun.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,14 @@ class UnloadRequests:
         """Set while an unload waits."""
         self.give_up = asyncio.Event()
         """Set while an unload has waited too long."""
+
+    async def waited(self, limit_secs: float | None = None) -> None:
+        """Return once an unload has waited too long; with `limit_secs`, once one has waited for so long from now on."""
+        if limit_secs is not None:
+            await self.asked.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_secs):
+                await self.give_up.wait()
 
     @contextmanager
     def waiting(self, limit_secs: float) -> Iterator[None]:
@@ -117,6 +126,10 @@ class ModelRecord:
     def is_ready(self) -> bool:
         """Whether all versions serve, each with a running instance. A reload does not change this, even if it fails."""
         return bool(self.versions) and all(version.executor.is_available() for version in self.versions.values())
+
+    def is_unknown(self) -> bool:
+        """Whether requests are answered as for a model that does not exist: the folder is no model, or was not read."""
+        return not (self.loading or self.status.is_known())
 
     def refuses(self) -> bool:
         """Whether a version refuses requests: none of its instances will come up soon. A load makes new ones."""

@@ -53,8 +53,8 @@ class _Record:
     __slots__ = (
         "answers",
         "batch",
+        "cancellation",
         "has_ended",
-        "is_cancelled",
         "is_dropped",
         "number",
         "request",
@@ -70,7 +70,7 @@ class _Record:
         self.answers: list[InferenceResponse] = []
         self.has_ended = False
         """The final answer has arrived."""
-        self.is_cancelled = False
+        self.cancellation: FrameKind | None = None
         self.is_dropped = False
         """The handle was collected: answers are dropped."""
         self.unacknowledged = 0
@@ -141,8 +141,7 @@ class Calls:
             raise InferenceError(ErrorCode.INVALID_ARG, text) from error
         record.number = number
         self._channel.send(frame)
-        if record.is_cancelled:
-            self._send_cancel(record)
+        self._send_cancellation(record)
         return True
 
     def _send_delayed(self, record: _Record) -> bool:
@@ -212,19 +211,19 @@ class Calls:
                 self._channel.send(encode_frame(FrameKind.TAKEN, TAKEN.pack(record.number, count)))
         return response
 
-    def cancel(self, record: _Record) -> None:
+    def cancel(self, record: _Record, *, reads_on: bool) -> None:
         """See `hosting.Call.cancel`."""
         with self._lock:
             request, record.request = record.request, None
         if request is not None:
             self._end(record, InferenceError(ErrorCode.CANCELLED, "request was cancelled"))
             return
-        record.is_cancelled = True
-        self._send_cancel(record)
+        record.cancellation = FrameKind.ASK_CANCEL_CALL if reads_on else FrameKind.CANCEL_CALL
+        self._send_cancellation(record)
 
-    def _send_cancel(self, record: _Record) -> None:
-        if record.number and not record.has_ended:
-            self._channel.send(encode_frame(FrameKind.CANCEL_CALL, CALL.pack(record.number)))
+    def _send_cancellation(self, record: _Record) -> None:
+        if record.cancellation is not None and record.number and not record.has_ended:
+            self._channel.send(encode_frame(record.cancellation, CALL.pack(record.number)))
 
     def _end(self, record: _Record, error: InferenceError) -> None:
         """End a call that was not sent with an error."""
@@ -320,6 +319,6 @@ class InferenceCall:
             await calls.wait_async(record)
         return response
 
-    def cancel(self) -> None:
+    def cancel(self, *, reads_on: bool = False) -> None:
         """See `hosting.Call`."""
-        self._calls.cancel(self._record)
+        self._calls.cancel(self._record, reads_on=reads_on)

@@ -19,16 +19,22 @@ answer of any size may always be sent."""
 
 
 class OpenRequest:
-    """`begun_ns` is when the execution of the request began, in monotonic nanoseconds."""
+    """`begun_ns` is when the execution of the request began, in monotonic nanoseconds. Answers of a request that is
+    `cancelled` are dropped, unless its client `reads_on`."""
 
-    __slots__ = ("begun_ns", "cancelled", "unacknowledged", "unacknowledged_bytes")
+    __slots__ = ("begun_ns", "cancelled", "reads_on", "unacknowledged", "unacknowledged_bytes")
 
     def __init__(self, begun_ns: int) -> None:
         self.begun_ns = begun_ns
         self.cancelled = False
+        self.reads_on = True
         self.unacknowledged: deque[int] | None = None
         """The sizes in bytes of the answers that the client has not received."""
         self.unacknowledged_bytes = 0
+
+    def cancel(self, *, reads_on: bool) -> None:
+        self.cancelled = True
+        self.reads_on &= reads_on
 
     def is_full(self) -> bool:
         """Whether the next answer has to wait."""
@@ -43,13 +49,14 @@ class OpenRequests:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.open: dict[int, OpenRequest] = {}
-        self.cancelled_early: dict[int, None] = {}
-        """Keys of CANCEL frames that were read before the EXECUTE frame of their request was decoded."""
+        self.cancelled_early: dict[int, bool] = {}
+        """Keys of requests that were cancelled before their EXECUTE frame was decoded, and whether clients read on."""
         self._rescheduled: dict[int, int] = {}
         """By seat, the key of the request that is executed again. It stays open: its model may respond to it any time.
         If another request comes to the seat, the server has ended it."""
         self._counting = threading.Lock()
         channel.handle(FrameKind.CANCEL, self._on_cancel)
+        channel.handle(FrameKind.ASK_CANCEL, self._on_ask_cancel)
         channel.handle(FrameKind.CREDIT, self._on_credit)
 
     def add(self, requests: Iterable[HostedRequest], begun_ns: int) -> None:
@@ -60,7 +67,7 @@ class OpenRequests:
                 continue
             opened[each.key] = request = OpenRequest(begun_ns)
             if early and each.key in early:
-                request.cancelled = True
+                request.cancel(reads_on=early[each.key])
 
     def keep(self, request: HostedRequest) -> None:
         """The model wants to execute this request again."""
@@ -89,13 +96,13 @@ class OpenRequests:
         return request.cancelled
 
     def wait_for_room(self, key: int) -> bool:
-        """Wait until another answer of this request may be sent; False once it is cancelled. ServerGoneError."""
+        """Wait until another answer of this request may be sent; False once nobody reads it. ServerGoneError."""
         request = self.open.get(key)
         if request is None:
             return False
-        if request.is_full() and not request.cancelled:
-            self._channel.wait_for(lambda: request.cancelled or not request.is_full())
-        return not request.cancelled
+        if request.is_full() and request.reads_on:
+            self._channel.wait_for(lambda: not (request.reads_on and request.is_full()))
+        return request.reads_on
 
     def count(self, key: int, size_bytes: int) -> None:
         """Count an answer that the client has not received."""
@@ -108,15 +115,22 @@ class OpenRequests:
                 request.unacknowledged_bytes += size_bytes
 
     def _on_cancel(self, body: memoryview) -> None:
+        self._cancel(body, reads_on=False)
+
+    def _on_ask_cancel(self, body: memoryview) -> None:
+        self._cancel(body, reads_on=True)
+
+    def _cancel(self, body: memoryview, *, reads_on: bool) -> None:
         (key,) = KEY.unpack(body)
         if key not in self.open:
-            self.cancelled_early[key] = None
-            if len(self.cancelled_early) > _MAX_EARLY:
-                self.cancelled_early.pop(next(iter(self.cancelled_early)), None)
+            early = self.cancelled_early
+            early[key] = reads_on and early.get(key, True)
+            if len(early) > _MAX_EARLY:
+                early.pop(next(iter(early)), None)
         # The main thread may have added it since the check above.
         request = self.open.get(key)
         if request is not None:
-            request.cancelled = True
+            request.cancel(reads_on=reads_on)
 
     def _on_credit(self, body: memoryview) -> None:
         key, count = CREDIT.unpack(body)

@@ -86,6 +86,8 @@ class FrameKind(IntEnum):
     """A front-end process is to reopen its log file."""
     FORGET = 19
     """A seat whose sequence has ended: its state is to be dropped."""
+    ASK_CANCEL = 20
+    """A request's key. Its model is to see that it is cancelled, and what the model still answers is wanted."""
 
     STARTED = 32
     """JSON: properties of the runner, or the result of the task in START."""
@@ -120,6 +122,8 @@ class FrameKind(IntEnum):
     """A front-end process has no connection left."""
     STATE_FREED = 49
     """Bytes of states of sequences that the worker no longer keeps."""
+    ASK_CANCEL_CALL = 50
+    """The number of an INFER whose model may stop. Its caller still reads the answers."""
 
 
 HEADER = struct.Struct("<II")
@@ -167,6 +171,7 @@ LIMITS = {
     FrameKind.STOPPED: 0,
     FrameKind.INFER: MAX_ANSWER_BYTES + MAX_CONTROL_BYTES,
     FrameKind.CANCEL_CALL: CALL.size,
+    FrameKind.ASK_CANCEL_CALL: CALL.size,
     FrameKind.TAKEN: TAKEN.size,
     FrameKind.MAPPED: MAPPED.size,
     FrameKind.INFERS: MAX_INFERS_BYTES,

@@ -97,7 +97,7 @@ class _NoOwner:
     def on_answered(self) -> None:
         """Never called: calls are refused."""
 
-    def on_cancel_call(self, ticket: int) -> None:
+    def on_cancel_call(self, ticket: int, *, reads_on: bool = False) -> None:
         """Never called: calls are refused."""
 
     def on_taken(self, ticket: int, responses: int) -> None:

@@ -15,8 +15,8 @@ class Models(Protocol):
     def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
         """Start an inference for the code of an instance; returns its ticket."""
 
-    def cancel(self, ticket: int) -> None:
-        """Cancel the inference: its caller no longer needs it."""
+    def cancel(self, ticket: int, *, reads_on: bool = False) -> None:
+        """Cancel the inference: its caller no longer needs it, or `reads_on` what a decoupled model still sends."""
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
         """The caller has received `responses` more of its responses."""

@@ -147,6 +147,10 @@ class ProcessWorker:
             if (batch := self._requests.cancelled_batch(key)) is not None:
                 connection.calls.cancel_of(batch)
 
+    def ask_cancel(self, key: int) -> None:
+        if self._life is not None and key in self._requests:
+            self._life.connection.batches.ask_cancel(key)
+
     def forget(self, seat: int) -> None:
         if self._life is not None:
             self._life.connection.states.forget(seat)

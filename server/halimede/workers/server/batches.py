@@ -222,6 +222,9 @@ class SentBatches:
     def cancel(self, key: int) -> None:
         self._channel.send(encode_frame(FrameKind.CANCEL, KEY.pack(key)))
 
+    def ask_cancel(self, key: int) -> None:
+        self._channel.send(encode_frame(FrameKind.ASK_CANCEL, KEY.pack(key)))
+
     def acknowledge(self, key: int, responses: int) -> None:
         self._channel.send(encode_frame(FrameKind.CREDIT, CREDIT.pack(key, responses)))
 

@@ -33,8 +33,8 @@ class CallOwner(Protocol):
     def on_answered(self) -> None:
         """The model's code was sent an answer."""
 
-    def on_cancel_call(self, ticket: int) -> None:
-        """Cancel an inference: its caller no longer needs it."""
+    def on_cancel_call(self, ticket: int, *, reads_on: bool = False) -> None:
+        """Cancel an inference: its caller no longer needs it, or `reads_on` what a decoupled model still sends."""
 
     def on_taken(self, ticket: int, responses: int) -> None:
         """The model's code has received `responses` more answers, none of them final."""
@@ -84,6 +84,7 @@ class Calls:
         self._answers = AnswerSender(channel, memory, tasks, f"the process of model '{model}'")
         channel.handle(FrameKind.INFER, self._on_infer)
         channel.handle(FrameKind.CANCEL_CALL, self._on_cancel)
+        channel.handle(FrameKind.ASK_CANCEL_CALL, self._on_ask_cancel)
         channel.handle(FrameKind.TAKEN, self._on_taken)
 
     def __len__(self) -> int:
@@ -126,6 +127,12 @@ class Calls:
         call = self._in_flight.get(number)
         if call is not None:
             self._owner.on_cancel_call(call.ticket)
+
+    def _on_ask_cancel(self, body: memoryview) -> None:
+        (number,) = unpack(CALL, body, FrameKind.ASK_CANCEL_CALL)
+        call = self._in_flight.get(number)
+        if call is not None:
+            self._owner.on_cancel_call(call.ticket, reads_on=True)
 
     def _on_taken(self, body: memoryview) -> None:
         number, responses = unpack(TAKEN, body, FrameKind.TAKEN)

@@ -191,11 +191,29 @@ def test_output_is_passed_on_without_a_copy(host):
     [
         # The error text of the called model is passed on unchanged.
         (failed(ErrorCode.NOT_FOUND, "no such row"), "NOT_FOUND: no such row"),
-        (failed(ErrorCode.UNAVAILABLE, "model 'other' is not ready: dead"), "UNAVAILABLE: model 'other' is not ready: dead"),
+        (failed(ErrorCode.UNAVAILABLE, "no rows now"), "UNAVAILABLE: no rows now"),
         (
-            failed(ErrorCode.NOT_FOUND, "it is unknown", ""),
-            "NOT_FOUND: Model other - Error when running inference: Failed for execute the inference request."
-            " Model 'other' is not ready. it is unknown",
+            failed(ErrorCode.UNAVAILABLE, "model 'other' is not ready: dead"),
+            "UNAVAILABLE: Model other - Error when running inference: Failed for execute the inference request."
+            " Model 'other' is not ready. dead",
+        ),
+        (
+            failed(ErrorCode.NOT_FOUND, "Request for unknown model: 'other' is not found", ""),
+            "NOT_FOUND: Model other - Error when running inference: Request for unknown model: 'other' is not found",
+        ),
+        (
+            failed(ErrorCode.UNAVAILABLE, "Request for unknown model: 'other' is loading", ""),
+            "UNAVAILABLE: Model other - Error when running inference: Failed for execute the inference request."
+            " Model 'other' is not ready. Request for unknown model: 'other' is loading",
+        ),
+        (
+            failed(ErrorCode.UNAVAILABLE, "ensemble 'other' is not ready: dead", ""),
+            "UNAVAILABLE: Model other - Error when running inference: Failed for execute the inference request."
+            " Model 'other' is not ready. ensemble 'other' is not ready: dead",
+        ),
+        (
+            failed(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size", ""),
+            "UNAVAILABLE: Model other - Error when running inference: Exceeds maximum queue size",
         ),
         (
             failed(ErrorCode.INVALID_ARG, "unexpected inference output 'X'", ""),
@@ -315,7 +333,7 @@ def test_cancelled_iterator_still_yields_responses_until_the_end(host):
     responses = request().exec(decoupled=True)
     next(responses)
     assert responses.cancel() is None
-    assert calls[0].cancelled
+    assert (calls[0].cancelled, calls[0].is_read_on) == (True, True)
     assert [content_of(each) for each in responses] == [[[1.0]], []]
     responses.cancel()
 

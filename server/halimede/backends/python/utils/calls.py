@@ -21,7 +21,8 @@ from halimede.backends.python.utils.session import current
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest
 from halimede.core.types import InferenceResponse as CoreResponse
 
-_NOT_READY = (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE)
+_UNKNOWN = "Request for unknown model: "
+"""How the server's texts for a model that cannot be called begin, also for one that is loading."""
 
 _AT_END = "Iteration is done for the responses."
 
@@ -74,7 +75,7 @@ class ResponseIterator:
     def cancel(self) -> None:
         """Stop the call; responses that the model still sends can be iterated to the end."""
         if (call := self._call) is not None:
-            call.cancel()
+            call.cancel(reads_on=True)
 
     async def _wait_for_another(self) -> None:
         if self._call is not None:
@@ -151,7 +152,7 @@ class _Refused:
     async def receive_async(self) -> CoreResponse | None:
         return self.receive()
 
-    def cancel(self) -> None:
+    def cancel(self, *, reads_on: bool = False) -> None:
         """No effect: the call is already over."""
 
 
@@ -163,12 +164,21 @@ def _only(received: CoreResponse | None, model: str) -> InferenceResponse:
 
 def _response_of(received: CoreResponse, model: str) -> InferenceResponse:
     error = received.error
-    if error is None or received.model_version:
+    if error is None:
         return response_of(received)
     text = error.message
-    if error.code in _NOT_READY:
-        text = f"Failed for execute the inference request. Model '{model}' is not ready. {text}"
+    if _is_not_ready(error):
+        reason = text.removeprefix(f"model '{model}' is not ready: ")
+        text = f"Failed for execute the inference request. Model '{model}' is not ready. {reason}"
+    elif received.model_version:
+        return response_of(received)
     return response_of(replace(received, error=InferenceError(error.code, _prefixed(text, model))))
+
+
+def _is_not_ready(error: InferenceError) -> bool:
+    """Whether the called model is known and not ready. A full queue or a stop of the server have the same code."""
+    text = error.message
+    return error.code is ErrorCode.UNAVAILABLE and (text.startswith(_UNKNOWN) or " is not ready: " in text)
 
 
 def _prefixed(text: str, model: str) -> str:
