@@ -30,6 +30,12 @@ def test_a_directory_that_is_a_model_file_needs_no_repository(tmp_path: Path) ->
     assert "a directory; use --model-repository for a repository" in complaint(str(tmp_path))
 
 
+def test_the_folder_of_a_model_is_told_from_a_repository(tmp_path: Path) -> None:
+    (tmp_path / "double" / "1").mkdir(parents=True)
+    text = complaint(str(tmp_path / "double"))
+    assert f"(a model's folder; serve the folder above: --model-repository={tmp_path})" in text
+
+
 def test_value_follows_an_equals_sign_or_a_space() -> None:
     behind_sign = settings("--model-repository=.", "--id=a", "--http-port=1", "--allow-grpc=false")
     behind_space = settings("--model-repository", ".", "--id", "a", "--http-port", "1", "--allow-grpc", "false")
@@ -161,7 +167,7 @@ def test_every_mistake_is_reported() -> None:
         'Bad option: "--nonsense".',
         "--allow-client-shm=true is not supported yet: shared memory cannot be registered; expected false",
         "--model-repository: repository path is not a valid directory: /no/where",
-        "Unexpected argument: explicit (neither a flag nor a model file)",
+        "Unexpected argument: explicit (no such file or directory)",
         "Unexpected argument: more",
     ]
 
@@ -171,7 +177,8 @@ def test_every_mistake_is_reported() -> None:
     [
         ("", "--model-repository must be specified"),
         (".", "Unexpected argument: . (a directory; use --model-repository for a repository)"),
-        ("/no/where.onnx", "Unexpected argument: /no/where.onnx (neither a flag nor a model file)"),
+        ("/dev/null", "Unexpected argument: /dev/null (neither a flag nor a model file)"),
+        ("/no/where.onnx", "Unexpected argument: /no/where.onnx (no such file or directory)"),
         (
             "--model-repository . pyproject.toml",
             "--model-repository and the model file pyproject.toml exclude each other",

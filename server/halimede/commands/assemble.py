@@ -102,9 +102,24 @@ def _is_model_directory(path: str) -> bool:
         return False
 
 
+def _is_folder_of_model(path: str) -> bool:
+    # Imported here, because it imports numpy, and other mistakes must be quick.
+    from halimede.core.repository.layout import is_model_directory
+
+    try:
+        return is_model_directory(os.listdir(path))
+    except OSError:
+        return False
+
+
 def _no_model_file(text: str) -> str:
     if os.path.isdir(text):
+        if _is_folder_of_model(text):
+            above = os.path.dirname(os.path.abspath(text))
+            return f"Unexpected argument: {text} (a model's folder; serve the folder above: --model-repository={above})"
         return f"Unexpected argument: {text} (a directory; use --model-repository for a repository)"
+    if not os.path.exists(text):
+        return f"Unexpected argument: {text} (no such file or directory)"
     return f"Unexpected argument: {text} (neither a flag nor a model file)"
 
 

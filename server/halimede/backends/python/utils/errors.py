@@ -125,12 +125,15 @@ def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
 def full_traceback(error: BaseException, directories: Sequence[str] = ()) -> str:
     """The traceback for the log, from the first frame in one of the model's own `directories`, if there is one.
 
+    Of a file that cannot be compiled no frame is shown: all are those of the server, and the error names the file.
     Never raises; a long traceback is cut at the beginning.
     """
     try:
-        begin = error.__traceback__
-        while begin is not None and not begin.tb_frame.f_code.co_filename.startswith(tuple(directories)):
+        begin, own = error.__traceback__, tuple(directories)
+        while begin is not None and not begin.tb_frame.f_code.co_filename.startswith(own):
             begin = begin.tb_next
+        if begin is None and isinstance(error, SyntaxError):
+            return "".join(traceback.format_exception_only(error))
         text = "".join(traceback.format_exception(type(error), error, begin or error.__traceback__))
     except BaseException:  # noqa: BLE001  the model's own __str__, or no memory left
         return f"{type(error).__name__} (its traceback cannot be shown)"
