@@ -4,6 +4,7 @@ import os
 import signal
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NoReturn
 
 import click
@@ -37,11 +38,12 @@ class ServeCommand(click.Command):
         if VERSION in given.values:
             click.echo(f"{ctx.find_root().info_name} {__version__}")
             ctx.exit()
-        version = TRITON_VERSION if ctx.info_name == "tritonserver" else __version__
+        is_tritonserver = ctx.info_name == "tritonserver"
+        version = TRITON_VERSION if is_tritonserver else __version__
         settings, problems = assemble(given, os.environ, server_version=version)
         if problems:
             raise click.UsageError("\nError: ".join(problems), ctx)
-        ctx.params["settings"] = settings
+        ctx.params["settings"] = replace(settings, has_start_tables=is_tritonserver)
         return []
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature

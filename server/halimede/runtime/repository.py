@@ -161,7 +161,11 @@ class ModelRepository:
                     continue
                 models.append(name)
                 found.setdefault(name, []).append(str(root / name))
-            warnings += ignored if models or self._fills_later(root) else no_model_warnings(root, names, ignored)
+            if models or self._fills_later(root):
+                warnings += ignored
+            else:
+                # Absolute, because the text may name the folder above.
+                warnings += no_model_warnings(Path(os.path.abspath(root)), names, ignored)
         duplicates = {name: duplicate_problem(places) for name, places in found.items() if len(places) > 1}
         return Listing(tuple(sorted(found)), tuple(warnings), duplicates)
 

@@ -8,6 +8,7 @@ from halimede.core.observe.samples import StateSample
 from halimede.core.repository.plan import is_used
 from halimede.core.repository.status import ModelStatus, should_serve
 from halimede.core.types import InferenceError, ModelIndexEntry, ModelReadyState
+from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import Inferences
 from halimede.runtime.lifecycle.building import Builder
 from halimede.runtime.lifecycle.closing import Closing
@@ -23,6 +24,8 @@ from halimede.runtime.requests import RequestTable
 from halimede.runtime.services import ModelServices
 
 log = logging.getLogger(__name__)
+
+NS_PER_SEC = 1_000_000_000
 
 
 class ModelLifecycle:
@@ -49,6 +52,9 @@ class ModelLifecycle:
         """Whether a repository could not be read at the start. The server then does not know what it should serve."""
         self.table = table or RequestTable()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
+        self.load_secs: dict[str, float] = {}
+        """How long the load of each model took at the start, with its wait for others."""
+        self._loading_since_ns: dict[str, int] = {}
         self._unload_wait_secs = unload_wait_secs
         left_behind = LeftBehind()
         self._reader = RepositoryReader(repository, left_behind, read_limit_secs)
@@ -78,11 +84,14 @@ class ModelLifecycle:
         self.has_unreadable_repository = bool(unreadable)
         for problem in unreadable.values():
             log.error("%s", problem)
+        warnings: Sequence[str]
         if names is None:
             listing = await self._reader.scan()
-            names = listing.names
-            for warning in listing.warnings:
-                log.warning("%s", warning)
+            names, warnings = listing.names, listing.warnings
+        else:
+            warnings = await self._warnings_without_models()
+        for warning in warnings:
+            log.warning("%s", warning)
         results = await asyncio.gather(*(self._load_at_start(name) for name in names))
         failed = [name for name, loaded in zip(names, results, strict=True) if not loaded]
         return [*map(str, unreadable), *failed]
@@ -180,15 +189,32 @@ class ModelLifecycle:
         """All versions, serving and retired."""
         return [*serving_versions(self.records), *self._closing.versions]
 
+    async def _warnings_without_models(self) -> Sequence[str]:
+        """The warnings about repositories without any model: most likely another folder was meant."""
+        try:
+            listing = await self._reader.scan()
+        except InferenceError:
+            return ()  # the index reports it
+        return () if listing.names else listing.warnings
+
+    def loading(self) -> list[tuple[str, float]]:
+        """The models that still load at the start, each with its seconds so far."""
+        now = monotonic_ns()
+        return [(name, (now - since) / NS_PER_SEC) for name, since in self._loading_since_ns.items()]
+
     async def _load_at_start(self, name: str) -> bool:
         # Wanted from the start, so that the server is not ready before it serves.
         record = self.records.obtain(name)
         record.status.wanted = True
+        since = self._loading_since_ns[name] = monotonic_ns()
         try:
             await self.load(name)
         except InferenceError:
             # The server must not exit for a model that a client unloads while the server starts.
             return bool(record.unloads.count)
+        finally:
+            del self._loading_since_ns[name]
+        self.load_secs[name] = (monotonic_ns() - since) / NS_PER_SEC
         return True
 
     def _unload(self, record: ModelRecord) -> None:
