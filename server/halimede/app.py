@@ -318,7 +318,8 @@ class App:
                 log.info("Started %s at %s", service, self._places[service])
         if self._terminal is not None:
             self._terminal.end_with_summary(self._places, index, self._lifecycle.load_secs)
-        watching = asyncio.ensure_future(watch(self._lifecycle)) if self._settings.watch else None
+        is_whole = self._settings.model_control_mode is ModelControlMode.NONE
+        watching = asyncio.ensure_future(watch(self._lifecycle, is_whole=is_whole)) if self._settings.watch else None
         await stopping
         if watching is not None:
             watching.cancel()

@@ -201,6 +201,12 @@ class ModelRepository:
         except (OSError, LookupError):
             return None
 
+    def is_gone(self, name: str) -> bool:
+        """Whether no repository has an entry of this name. False if one cannot be read: its volume may return."""
+        return self._file is None and not any(
+            repository_problem(root) or _directory_problem(root / name) != NOT_THERE for root in self._roots
+        )
+
 
 def check_readable(path: Path) -> None:
     """Raise PermissionError, with the way to fix it, for a file or folder that exists and cannot be read."""

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from halimede.core.observe.samples import StateSample
+from halimede.core.repository.changes import ABSENT
 from halimede.core.repository.plan import is_used
 from halimede.core.repository.status import ModelStatus, should_serve
 from halimede.core.types import InferenceError, ModelIndexEntry, ModelReadyState
@@ -105,12 +106,18 @@ class ModelLifecycle:
         await self._loader.load(name, for_model=for_model)
         self.records[name].status.asked = True
 
-    async def read_sources(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    async def read_sources(self, *, is_whole: bool) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """By name, the fingerprints of the files of all wanted models: the current ones and those at their load. The
-        latter leave out models whose load failed."""
-        wanted = [record for record in self.records.values() if record.status.wanted]
-        found = await self._reader.sources([record.name for record in wanted])
-        return found, {record.name: record.sources for record in wanted if record.versions}
+        latter leave out models whose load failed.
+
+        If the server serves `is_whole` repositories, also those of models that are new, ABSENT at their load, and of
+        models that are gone, which are ABSENT now.
+        """
+        wanted = {record.name: record for record in self.records.values() if record.status.wanted}
+        names = [*wanted, *(await self._reader.scan()).names] if is_whole else [*wanted]
+        found = await self._reader.sources(list(dict.fromkeys(names)), find_gone=is_whole)
+        loaded = {name: record.sources for name, record in wanted.items() if record.versions}
+        return found, {name: ABSENT for name in found if name not in wanted} | loaded
 
     async def reload(self, name: str) -> None:
         """Reload a model whose files have changed, unless it was unloaded meanwhile. Raises InferenceError."""
