@@ -21,6 +21,8 @@ CONTEXT_FAULTS = (
     "the launch timed out",
 )
 """Texts of CUDA errors after which the process has to be restarted, by its manual; others, as out of memory, pass."""
+NO_DEBUGGER = "a served model has no terminal for a debugger; run it by `halimede debug MODEL_DIR REQUEST.json`"
+"""For a breakpoint() in a served model."""
 TRACEBACK_LIMIT = 12 << 10
 """Maximum number of characters of a traceback, its last ones: less than the limit for a line from a worker process."""
 
@@ -110,7 +112,8 @@ def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
     """
     name = type(error).__name__
     try:
-        text = str(error)
+        # The debugger has read the end of its input.
+        text = str(error) or (NO_DEBUGGER if name == "BdbQuit" else "")
         for attribute in ("filename", "filename2", "path"):
             path = getattr(error, attribute, None)
             if isinstance(path, str) and os.path.isabs(path):
