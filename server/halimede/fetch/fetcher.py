@@ -19,7 +19,7 @@ from halimede.fetch.cache import Cache, CachedContent, content_digest, file_hash
 from halimede.fetch.credentials import has_credentials, read_credentials
 from halimede.fetch.digest import listing_name
 from halimede.fetch.download import FILES, Download, full_disk_reported
-from halimede.fetch.errors import ChangedError, FetchError
+from halimede.fetch.errors import ChangedError, FetchError, cause_of
 from halimede.fetch.layout import (
     FILES_OF_VERSION,
     UNSEEN,
@@ -78,7 +78,7 @@ def _file_errors_reported() -> Iterator[None]:
         with full_disk_reported("the models"):
             yield
     except OSError as error:
-        text = f"{error.filename or 'the file system'}: {error.strerror}"
+        text = f"{error.filename or 'the file system'}: {cause_of(error)}"
         raise FetchError(FetchExit.BAD_PLAN, text) from error
 
 
@@ -135,7 +135,7 @@ class Fetcher:
             try:
                 bundle = Path(model.ca_bundle).read_bytes()
             except OSError as error:
-                raise FetchError(FetchExit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {error.strerror}") from None
+                raise FetchError(FetchExit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {cause_of(error)}") from None
         return open_source(model.uri, credentials, self._environment, bundle, self._s3, self._retries)
 
     def _fetch_one(self, model: PlannedModel) -> FetchedModel:
@@ -194,7 +194,11 @@ class Fetcher:
             own = read_own(layout.config, self._read_small(source, file, where), where)
         config = make_config(own, model.config, model.name, model.format).config
         versions = selected_versions(layout, config, where)
-        wanted = tuple(file for file in files if not is_of_other_version(file.path, layout, versions))
+        wanted = tuple(
+            file
+            for file in files
+            if layout.target(file.path) is not None and not is_of_other_version(file.path, layout, versions)
+        )
         return source, wanted, None
 
     def _read_small(self, source: Source, file: RemoteFile, where: str) -> bytes:
@@ -284,7 +288,9 @@ class Fetcher:
             targets = {f"{layout.into}{single_file(content.single, model.format, where, look)}": only}
         else:
             layout = folder_layout(set(content.paths), where)
-            targets = {f"{layout.into}{path}": path for path in content.paths}
+            targets = {at: path for path in content.paths if (at := layout.target(path)) is not None}
+            if layout.root:
+                log.info("model '%s': its files are in %s", model.name, f"{where.rstrip('/')}/{layout.root}")
         made = self._config(model, layout, content)
         versions = selected_versions(layout, made.config, where)
         wanted = {at: path for at, path in targets.items() if not is_of_other_version(path, layout, versions)}

@@ -18,6 +18,7 @@ KEYS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
 
 def test_files_are_sorted_and_folders_markers_are_left_out() -> None:
     listed = [RemoteFile("b", 1), RemoteFile("1", 0), RemoteFile("", 0), RemoteFile("1/x", 2), RemoteFile("B", 0)]
+    listed += [RemoteFile("__MACOSX/1/x", 1), RemoteFile("1/._x", 1), RemoteFile("1/.DS_Store", 1)]
 
     assert safe_tree(listed, "here") == (RemoteFile("1/x", 2), RemoteFile("B", 0), RemoteFile("b", 1))
 

@@ -37,8 +37,8 @@ MAX_VERSION = 2**63 - 1
 _OTHER_DIRECTORIES = frozenset({"configs", "warmup", "initial_state", "__pycache__"})
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
 
-NOT_MODELS = frozenset({"lost+found"})
-"""Names that file systems use for other purposes; they are ignored, like hidden names."""
+NOT_MODELS = frozenset({"lost+found", "__MACOSX"})
+"""Names that file systems and archives use for other purposes; they are ignored, like hidden names."""
 
 
 @dataclass(frozen=True, slots=True)
