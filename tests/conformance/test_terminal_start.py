@@ -84,6 +84,25 @@ def test_an_option_shows_the_whole_log_on_a_terminal(begin: Begin) -> None:
     assert re.search(r"\| ident +\| 1 +\| READY +\|", server.shown)
 
 
+def test_a_program_named_tritonserver_shows_the_whole_log_on_a_terminal(begin: Begin) -> None:
+    named = "import sys; sys.argv[0] = 'tritonserver'; from halimede.commands.serve import serve; serve()"
+    server = begin(program=["-c", named])
+    wait_until(lambda: '"Started HTTPService at' in server.shown, "the last line of the start")
+    assert re.search(r"\| ident +\| 1 +\| READY +\|", server.shown)
+
+
+def test_a_models_own_folder_is_warned_of_in_mode_explicit(models: Path) -> None:
+    server = TerminalServer(
+        "--model-control-mode=explicit", "--model-repository", models / "ident", environment={"NO_COLOR": "1"}
+    )
+    text = f"looks like a model itself; give the folder above as the repository: '{models}'"
+    try:
+        wait_until(lambda: text in " ".join(server.shown.split()), "the warning")
+        assert "  no model is loaded\n\nwarning: there is no model in repository" in server.shown
+    finally:
+        server.kill()
+
+
 @pytest.mark.large
 def test_a_terminal_names_each_5_s_what_still_loads(models: Path, begin: Begin) -> None:
     add_identity(models, "slow", 'parameters { key: "creation_delay_sec" value { string_value: "6" } }')

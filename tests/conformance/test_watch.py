@@ -82,6 +82,11 @@ def test_new_version_is_served(server: RunningServer, repository: Path) -> None:
 
 def test_editor_files_and_unloaded_models_cause_no_reload(server: RunningServer, repository: Path) -> None:
     log_start = len(server.log)
+    # Clients decide in this control mode: a new model is not loaded, and one that is gone is served.
+    add_python(repository, "unasked", TIMES.format(1))
+    add_python(repository, "gone", TIMES.format(6))
+    assert load(server, "gone") == (200, "")
+    (repository / "gone").rename(repository.parent / "gone")
     unload(server, "m")
     wait_until(lambda: "successfully unloaded 'm'" in server.log[log_start:], "the unload", server)
     version = repository / "other" / "1"
@@ -97,6 +102,8 @@ def test_editor_files_and_unloaded_models_cause_no_reload(server: RunningServer,
     answers(server, 8, "late")
     assert starts(repository, "other") == 1
     assert infer(server, "m", 1)[0] == 404
+    assert not is_loaded(server, "unasked")
+    assert infer(server, "gone", 1) == (200, [6])
 
 
 def test_requests_are_answered_while_a_model_is_loaded_again(server: RunningServer, repository: Path) -> None:

@@ -7,23 +7,35 @@ import signal
 import struct
 import termios
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.forked import start_python
-from support.server import LOOPBACK, halimede
+from support.server import LOOPBACK
 
 
 class TerminalServer:
     """A process of `halimede serve` whose standard error is a terminal; all that it writes there is kept."""
 
-    def __init__(self, *arguments: str | Path, columns: int = 80, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str | Path,
+        columns: int = 80,
+        environment: dict[str, str] | None = None,
+        program: Sequence[str] = ("-m", "halimede", "serve"),
+    ) -> None:
+        """`program` is what Python runs; the arguments follow."""
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
         variables = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "TERM")}
-        program = [*halimede(), "serve", *LOOPBACK, *arguments]
         with os.fdopen(theirs, "wb") as terminal:
             self.process = start_python(
-                *program, stdout=terminal, stderr=terminal, environment={**variables, **(environment or {})}
+                *program,
+                *LOOPBACK,
+                *arguments,
+                stdout=terminal,
+                stderr=terminal,
+                environment={**variables, **(environment or {})},
             )
         self._shown = bytearray()
         self._reader = threading.Thread(target=self._read)

@@ -1,6 +1,7 @@
 """Pure decisions of a fetch: meanings of responses, pauses, secrets, and valid plans."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.repository.file_kinds import FileKind, Look
 from halimede.fetch.digest import folder_digest, listing_name
-from halimede.fetch.errors import FetchError, cause_of
+from halimede.fetch.errors import MAX_CAUSE_CHARS, FetchError, cause_of
 from halimede.fetch.layout import Layout, archive_root, check_files, folder_layout, models_in, single_file
 from halimede.fetch.plan import read_plan
+from halimede.fetch.proxy import through_proxy
 from halimede.fetch.report import MAX_FAILURE_BYTES, FetchedModel, done_lines, failure_text, success_text
 from halimede.fetch.retry import LONGEST_PAUSE_SECS, pause_secs
 from halimede.fetch.secrets import Secrets
@@ -280,6 +282,27 @@ def test_an_error_without_a_text_of_the_system_has_its_class_and_text() -> None:
         == "OSError: Tunnel failed: https://h/x?... refused"
     )
     assert cause_of(TimeoutError()) == "TimeoutError"
+    assert cause_of(OSError("x" * 1000)) == "OSError: " + "x" * MAX_CAUSE_CHARS
+
+
+@pytest.mark.parametrize(
+    ("variables", "address", "text"),
+    [
+        ({"https_proxy": "http://me:secret@10.0.0.1:3128/"}, "https://h/x", ", through the proxy http://10.0.0.1:3128"),
+        ({"https_proxy": "http://10.0.0.1:3128"}, "http://h/x", ""),
+        ({"all_proxy": "10.0.0.1:3128"}, "http://h/x", ", through the proxy http://10.0.0.1:3128"),
+        ({"http_proxy": "http://10.0.0.1:3128", "no_proxy": "h"}, "http://h/x", ""),
+        ({"http_proxy": "http://10.0.0.1:3128"}, "", ""),
+    ],
+)
+def test_the_environment_says_through_which_proxy_requests_go(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], address: str, text: str
+) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert through_proxy(address) == text
 
 
 def test_people_read_where_the_models_are_and_how_to_serve_them() -> None:
