@@ -149,7 +149,7 @@ def test_junk_is_ignored_with_one_warning_each(start: Start, repository: Path) -
     (repository / "README.md").write_text("Our models.")
     (repository / "empty").mkdir()
     (repository / "a..b" / "1").mkdir(parents=True)
-    for name in (".git", "lost+found", "..data"):
+    for name in (".git", "lost+found", "..data", "__MACOSX"):
         (repository / name).mkdir()
     versions = {
         "02": "a version has no leading zeros",

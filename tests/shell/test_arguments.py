@@ -36,6 +36,13 @@ def test_the_folder_of_a_model_is_told_from_a_repository(tmp_path: Path) -> None
     assert f"(a model's folder; serve the folder above: --model-repository={tmp_path})" in text
 
 
+def test_the_only_model_in_a_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model.onnx").touch()
+    assert f"for a repository, or give the model in it: {tmp_path / 'onnx'})" in complaint(str(tmp_path))
+    assert settings(str(tmp_path / "onnx")) == Settings(model_file=tmp_path / "onnx")
+
+
 def test_value_follows_an_equals_sign_or_a_space() -> None:
     behind_sign = settings("--model-repository=.", "--id=a", "--http-port=1", "--allow-grpc=false")
     behind_space = settings("--model-repository", ".", "--id", "a", "--http-port", "1", "--allow-grpc", "false")

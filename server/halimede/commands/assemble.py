@@ -96,20 +96,21 @@ def _repository_problems(fields: Mapping[str, Any]) -> Iterator[str]:
 
 def _is_model_directory(path: str) -> bool:
     """Whether this directory is the file of a model, such as a SavedModel."""
+    return os.path.isdir(path) and is_served_alone(_listed(path))
+
+
+def _listed(path: str) -> list[str]:
     try:
-        return os.path.isdir(path) and is_served_alone(os.listdir(path))
+        return sorted(os.listdir(path))
     except OSError:
-        return False
+        return []
 
 
 def _is_folder_of_model(path: str) -> bool:
     # Imported here, because it imports numpy, and other mistakes must be quick.
     from halimede.core.repository.layout import is_model_directory
 
-    try:
-        return is_model_directory(os.listdir(path))
-    except OSError:
-        return False
+    return is_model_directory(_listed(path))
 
 
 def _no_model_file(text: str) -> str:
@@ -117,7 +118,9 @@ def _no_model_file(text: str) -> str:
         if _is_folder_of_model(text):
             above = os.path.dirname(os.path.abspath(text))
             return f"Unexpected argument: {text} (a model's folder; serve the folder above: --model-repository={above})"
-        return f"Unexpected argument: {text} (a directory; use --model-repository for a repository)"
+        inside = [each for name in _listed(text) if _is_model_directory(each := os.path.join(text, name))]
+        hint = f", or give the model in it: {inside[0]}" if len(inside) == 1 else ""
+        return f"Unexpected argument: {text} (a directory; use --model-repository for a repository{hint})"
     if not os.path.exists(text):
         return f"Unexpected argument: {text} (no such file or directory)"
     return f"Unexpected argument: {text} (neither a flag nor a model file)"
