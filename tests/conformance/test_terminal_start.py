@@ -105,7 +105,7 @@ def test_a_models_own_folder_is_warned_of_in_mode_explicit(models: Path) -> None
 
 @pytest.mark.large
 def test_a_terminal_names_each_5_s_what_still_loads(models: Path, begin: Begin) -> None:
-    add_identity(models, "slow", 'parameters { key: "creation_delay_sec" value { string_value: "6" } }')
+    add_identity(models, "slow", extra='parameters { key: "creation_delay_sec" value { string_value: "6" } }')
     broken(models)
     server = begin(environment={"NO_COLOR": "1"})
     wait_until(lambda: "still loading: slow (5 s)\n" in server.shown, "a line for the model that loads")

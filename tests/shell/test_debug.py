@@ -142,7 +142,9 @@ given = pb_utils.Tensor("IN", np.full((1, 4), value(requests[0]), np.float32))
 answer = pb_utils.InferenceRequest(model_name="other", requested_output_names=["OUT"], inputs=[given]).EXEC()
 if answer.has_error():
     return [pb_utils.InferenceResponse(error=answer.error())]
-return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", answer.output_tensors()[0].as_numpy()[:, :1])])]
+numbers = answer.output_tensors()[0].as_numpy()
+numbers += 1
+return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", numbers[:, :1])])]
 """
 
 
@@ -160,7 +162,7 @@ def test_other_models_of_the_repository_are_served_for_its_calls(model: Path, ho
     add_scaled(model.parent, "other", 3.0)
     done = debug(model, write_request(model.parent, 5), write_request(model.parent, 6, name="second.json"))
     assert done.returncode == 0, done.stderr
-    assert [json.loads(line)["outputs"][0]["data"] for line in done.stdout.splitlines()] == [[15.0], [18.0]]
+    assert [json.loads(line)["outputs"][0]["data"] for line in done.stdout.splitlines()] == [[16.0], [19.0]]
 
 
 def test_a_call_of_a_model_that_is_not_there_fails(model: Path) -> None:
@@ -173,7 +175,7 @@ def test_a_call_of_a_model_that_is_not_there_fails(model: Path) -> None:
 def test_each_answer_of_a_model_that_is_called_arrives_and_it_can_be_unloaded(model: Path) -> None:
     count = """
 sender = requests[0].get_response_sender()
-for number in range(3):
+for number in range(40):
     sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full((1, 1), number, np.float32))]))
 sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
@@ -191,7 +193,7 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([answers]))]
     add_python(model.parent, "other", count, decoupled=True)
     done = debug(model, write_request(model.parent, 1))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["outputs"][0]["data"] == [0.0, 1.0, 2.0]
+    assert json.loads(done.stdout)["outputs"][0]["data"] == [float(number) for number in range(40)]
 
 
 def test_unexpected_outputs_give_a_warning_or_an_error(model: Path) -> None:

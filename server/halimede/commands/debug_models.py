@@ -135,9 +135,10 @@ class OtherCall:
         self._has_ended = False
 
     def on_response(self, response: InferenceResponse) -> None:
-        """Called on the loop's thread. The tensors are copied, because their memory is reused after this call."""
+        """Called on the loop's thread, the only one that may free memory of other models' answers. So they are copied,
+        to memory that the model may write to, as in a worker."""
         for tensor in response.outputs:
-            tensor.data = bytes(tensor.data)
+            tensor.data = memoryview(bytearray(tensor.data))
         self._answers.put(response)
 
     def receive(self) -> InferenceResponse | None:
