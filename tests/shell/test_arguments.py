@@ -39,6 +39,7 @@ def test_the_folder_of_a_model_is_told_from_a_repository(tmp_path: Path) -> None
 def test_the_only_model_in_a_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "model.onnx").touch()
+    (tmp_path / "config.json").touch()
     assert f"for a repository, or give the model in it: {tmp_path / 'onnx'})" in complaint(str(tmp_path))
     assert settings(str(tmp_path / "onnx")) == Settings(model_file=tmp_path / "onnx")
 

@@ -279,7 +279,8 @@ class Fetcher:
         self._cache.spoil(entry)
         return None
 
-    def _place(self, model: PlannedModel, content: Content, *, link: bool) -> None:
+    def _place(self, model: PlannedModel, content: Content, *, link: bool) -> list[str]:
+        """Make the model's directory. Returns the paths of the content that are in it."""
         where = model.uri.display
         if content.single is not None:
             layout = FILES_OF_VERSION
@@ -305,6 +306,7 @@ class Fetcher:
             versions=() if versions else (1,),
             link=link,
         )
+        return list(wanted.values())
 
     def _config(self, model: PlannedModel, layout: Layout, content: Content) -> MadeConfig:
         own: ParsedConfig | None = None
@@ -336,9 +338,9 @@ class Fetcher:
             digest = content_digest({path: file_hash(content.locate(path)) for path in content.paths}, single)
             if digest != model.digest:
                 raise _wrong_digest(model, digest)
-        self._place(model, content, link=True)
-        size = sum(content.locate(path).stat().st_size for path in content.paths)
-        return FetchedModel(model.name, digest, size, len(content.paths), _now(), cached=False)
+        linked = self._place(model, content, link=True)
+        size = sum(content.locate(path).stat().st_size for path in linked)
+        return FetchedModel(model.name, digest, size, len(linked), _now(), cached=False)
 
     def _unchanged(self, model: PlannedModel, name: str) -> FetchedModel | None:
         """The record of the model's directory, if a fetch would make the same again: then this is a restart."""

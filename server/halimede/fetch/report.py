@@ -13,8 +13,8 @@ MAX_FAILURE_BYTES = 1500
 
 @dataclass(frozen=True, slots=True)
 class FetchedModel:
-    """`digest` is None for a mounted model for which none was requested; `files` and `size_bytes` then count the files
-    found. `fetched_at` is RFC 3339. `cached` means that no content was downloaded."""
+    """`digest` is None for a mounted model for which none was requested; `files` and `size_bytes` then count the
+    linked files. `fetched_at` is RFC 3339. `cached` means that no content was downloaded."""
 
     name: str
     digest: str | None

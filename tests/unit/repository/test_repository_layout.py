@@ -240,7 +240,7 @@ def test_warnings_of_a_repository_without_a_model():
         "there is no model in repository '/models': a model is a folder with a version in it, such as "
         "'/models/MODEL/1/model.onnx'"
     ]
-    assert len(no_model_warnings(PurePath("/models"), ["x"], ["ignoring 'x'"])) == 2
+    assert len(no_model_warnings(PurePath("/models"), ["x", "config.json"], ["ignoring 'x'"])) == 2
     assert no_model_warnings(PurePath("/models/resnet"), ["1", "config.pbtxt", "x"], ["ignoring '1'"]) == [
         "there is no model in repository '/models/resnet': it contains '1', 'config.pbtxt' and looks like a model "
         "itself; give the folder above as the repository: '/models'"

@@ -116,7 +116,8 @@ def is_model_directory(names: Iterable[str]) -> bool:
 def no_model_warnings(repository: PurePath, names: Iterable[str], ignored: Sequence[str]) -> list[str]:
     """Warnings about a repository without a model. `names` are its entries, `ignored` is why they are not models."""
     names = list(names)
-    signs = sorted(name for name in names if is_model_directory((name,)))
+    # Models of other tools, such as those of Hugging Face, have a config.json.
+    signs = sorted(name for name in names if is_model_directory((name,)) and name != "config.json")
     if signs:
         listed = ", ".join(f"'{clip(name)}'" for name in signs[:3])
         return [
