@@ -309,7 +309,7 @@ class _Reader:
     def _meant(self, target: ValueType, node: Node) -> str:
         """The member of an enum that the word most likely means, as a hint: TYPE_FP32 for FP32."""
         word = node.text.upper() if isinstance(node, Scalar) else ""
-        meant = [name for name in target.members if word and name.endswith(f"_{word}")]
+        meant = [name for name in target.members if word and f"_{name}".endswith(f"_{word}")]
         return f"; did you mean {meant[0]}?" if len(meant) == 1 else ""
 
     def _report_mismatch(self, expected: str, node: Node, path: str, hint: str = "") -> None:
