@@ -174,6 +174,7 @@ def test_a_call_of_a_model_that_is_not_there_fails(model: Path) -> None:
 
 def test_each_answer_of_a_model_that_is_called_arrives_and_it_can_be_unloaded(model: Path) -> None:
     count = """
+print("counting")
 sender = requests[0].get_response_sender()
 for number in range(40):
     sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full((1, 1), number, np.float32))]))
@@ -194,6 +195,7 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([answers]))]
     done = debug(model, write_request(model.parent, 1))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["outputs"][0]["data"] == [float(number) for number in range(40)]
+    assert "counting" in done.stderr
 
 
 def test_unexpected_outputs_give_a_warning_or_an_error(model: Path) -> None:
