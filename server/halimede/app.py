@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, NoReturn
 import uvloop
 
 from halimede.core.accounts import MemoryBounds
-from halimede.core.inventory import Inventory
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.policy import StartHold
@@ -39,7 +38,6 @@ from halimede.log import (
     configure,
     dropped_lines,
     log_access,
-    log_table,
     reopen,
     shutdown,
 )
@@ -57,17 +55,16 @@ from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.runtime.watcher import watch
 from halimede.settings import ModelControlMode, Settings
-from halimede.startup import (
-    AGENTS,
-    BACKENDS,
-    MODELS,
-    OPTIONS,
-    backend_rows,
-    failed_loads,
-    model_rows,
-    option_rows,
-    unknown_settings_in,
+from halimede.start_report import (
+    GRPC,
+    HTTP,
+    LOADING_INTERVAL_SECS,
+    METRICS,
+    TerminalStart,
+    begin_on_terminal,
+    log_tables,
 )
+from halimede.startup import failed_loads, unknown_settings_in
 from halimede.termination import write_message
 from halimede.workers.launcher import Launcher
 from halimede.workers.memory_group import memory_bounds
@@ -102,20 +99,24 @@ def run(settings: Settings) -> NoReturn:
     """Serve until a signal, and end the process: exit code 0 after a complete stop, else 1."""
     # CUDA orders devices by speed by default, the inventory by bus, like nvidia-smi. Set this before CUDA is opened.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    terminal = None
     try:
         configure(settings)
+        terminal = begin_on_terminal(settings)
         for notice in (*settings.notices, *unknown_settings_in(settings)):
             log.warning("%s", notice)
         memory = memory_bounds()
         keep_large_buffers(memory)
         raise_open_files()
-        code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(settings, memory))
+        code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(settings, memory, terminal))
     except (InferenceError, OSError) as error:
         log.error("%s", error)
         code = 1
     except Exception:
         log.exception("the server failed")
         code = 1
+    if terminal is not None:
+        terminal.end()
     _end(code)
 
 
@@ -153,8 +154,8 @@ def _warn_of_few_files(front_ends: int) -> None:
         )
 
 
-async def _serve(settings: Settings, memory: MemoryBounds) -> int:
-    app = App(settings, memory)
+async def _serve(settings: Settings, memory: MemoryBounds, terminal: TerminalStart | None) -> int:
+    app = App(settings, memory, terminal)
     try:
         return await app.serve()
     finally:
@@ -164,8 +165,9 @@ async def _serve(settings: Settings, memory: MemoryBounds) -> int:
 class App:
     """One server process: its front ends and one core."""
 
-    def __init__(self, settings: Settings, memory: MemoryBounds) -> None:
+    def __init__(self, settings: Settings, memory: MemoryBounds, terminal: TerminalStart | None = None) -> None:
         self._settings = settings
+        self._terminal = terminal
         self._memory = memory
         self._stop = asyncio.Event()
         self._inventory = read_inventory(settings.device_list, settings.min_supported_compute_capability)
@@ -232,18 +234,18 @@ class App:
         self._places: dict[str, str] = {}
         """Address and port of each listening service."""
 
-    async def _start(self) -> list[str]:
-        """Listen, load the models and log the start-up tables; returns what could not be loaded."""
+    async def _start(self) -> tuple[list[str], Sequence[ModelIndexEntry]]:
+        """Listen, load the models and log the start-up tables; returns what could not be loaded, and the index."""
         await self._listen()
         failed = await self._load()
         index = await self._index()
-        self._log_startup_tables(index)
+        if self._terminal is None:
+            log_tables(self._settings, index, self._core.metadata(), self._inventory)
         if self._settings.allow_http or self._settings.allow_grpc:
             _warn_of_few_files(self._fronts.count if self._fronts is not None else 0)
         if failed and self._settings.exit_on_error:
-            log.error("creating server: Internal - failed to load all models: %s", ", ".join(failed))
             write_message(failed_loads(index))
-        return failed
+        return failed, index
 
     async def _listen(self) -> None:
         """Bind every port and start to answer: live, but not yet ready."""
@@ -254,9 +256,9 @@ class App:
         access_log = access_log_of(settings)
         if self._fronts is not None:
             if settings.allow_http:
-                self._places["HTTPService"] = _place(settings.http_address, self._fronts.bind_http())
+                self._places[HTTP] = _place(settings.http_address, self._fronts.bind_http())
             if settings.allow_grpc:
-                self._places["GRPCInferenceService"] = _place(settings.grpc_address, self._fronts.bind_grpc())
+                self._places[GRPC] = _place(settings.grpc_address, self._fronts.bind_grpc())
         else:
             await self._listen_here(access_log)
         if settings.allow_metrics:
@@ -267,7 +269,7 @@ class App:
                 # Successful scrapes are not logged.
                 self._metrics.log_access(AccessLog(admits_access, log_access))
             port = await self._metrics.start(settings.metrics_address, settings.metrics_port)
-            self._places["Metrics Service"] = _place(settings.metrics_address, port)
+            self._places[METRICS] = _place(settings.metrics_address, port)
         if self._grpc is not None:
             self._grpc.start()
         if self._fronts is not None:
@@ -282,11 +284,11 @@ class App:
         if settings.allow_http:
             self._http = make_http(settings, self._core, turns, access_log, self._memory)
             port = await self._http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
-            self._places["HTTPService"] = _place(settings.http_address, port)
+            self._places[HTTP] = _place(settings.http_address, port)
         if settings.allow_grpc:
             self._grpc = make_grpc(settings, self._core, turns, access_log, self._memory)
             port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
-            self._places["GRPCInferenceService"] = _place(settings.grpc_address, port)
+            self._places[GRPC] = _place(settings.grpc_address, port)
 
     async def serve(self) -> int:
         """Start, serve until a signal, drain; 1 if a model failed under `--exit-on-error` or time ran out. OSError and
@@ -301,18 +303,24 @@ class App:
             await asyncio.wait((starting,), timeout=CLOSE_SECS)
             # No delay before the server was ever ready: no client was sent here.
             return await self._drain(self._settings.drain_delay_secs if self._core.is_ready() else 0)
-        failed = starting.result()
+        failed, index = starting.result()
         if failed and self._settings.exit_on_error:
             stopping.cancel()
             await self._drain(delay_secs=0)
+            # The last line says why, because that is where people look.
+            causes = failed_loads(index).replace("\n", "; ")
+            log.error("creating server: Internal - failed to load all models: %s", causes or ", ".join(failed))
             return 1
         if failed:
             log.error("Internal: failed to load all models")
         # Scripts wait for these lines before they send requests.
-        for service in ("GRPCInferenceService", "HTTPService", "Metrics Service"):
+        for service in (GRPC, HTTP, METRICS):
             if service in self._places:
                 log.info("Started %s at %s", service, self._places[service])
-        watching = asyncio.ensure_future(watch(self._lifecycle)) if self._settings.watch else None
+        if self._terminal is not None:
+            self._terminal.end_with_summary(self._places, index, self._lifecycle.load_secs)
+        is_whole = self._settings.model_control_mode is ModelControlMode.NONE
+        watching = asyncio.ensure_future(watch(self._lifecycle, is_whole=is_whole)) if self._settings.watch else None
         await stopping
         if watching is not None:
             watching.cancel()
@@ -341,7 +349,17 @@ class App:
     async def _load(self) -> list[str]:
         # The memory of devices is read before the first load, to know later what the models need.
         await run_in_thread("first-sample", partial(self._sampler.wait_first, FIRST_SAMPLE_SECS))
-        return await self._core.start(self._startup_models())
+        showing = asyncio.ensure_future(self._show_loading(self._terminal)) if self._terminal is not None else None
+        try:
+            return await self._core.start(self._startup_models())
+        finally:
+            if showing is not None:
+                showing.cancel()
+
+    async def _show_loading(self, terminal: TerminalStart) -> None:
+        while True:
+            await asyncio.sleep(LOADING_INTERVAL_SECS)
+            terminal.show_loading(self._lifecycle.loading())
 
     def _startup_models(self) -> Sequence[str] | None:
         names = self._settings.load_model
@@ -356,16 +374,6 @@ class App:
         except InferenceError as error:
             log.error("the repository index is not known: %s", error)
             return ()
-
-    def _log_startup_tables(self, index: Sequence[ModelIndexEntry]) -> None:
-        """Triton's start-up output, in its order."""
-        settings = self._settings
-        log_table(log, AGENTS, [])
-        log_table(log, BACKENDS, backend_rows(settings))
-        log_table(log, MODELS, model_rows(index))
-        if settings.allow_metrics:
-            _log_measured_devices(settings, self._inventory)
-        log_table(log, OPTIONS, option_rows(settings, self._core.metadata()))
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -389,6 +397,8 @@ class App:
         if self._stop.is_set():
             log.warning("signal %d again: stopping at once", number)
             _end(1, FAST_EXIT_SECS)
+        if self._terminal is not None:
+            self._terminal.end()
         log.info("Signal (%d) received.", number)
         self._stop.set()
 
@@ -483,11 +493,3 @@ def _ignore() -> None:
 
 def _place(address: str, port: int) -> str:
     return address if address.startswith(UNIX) else f"{address}:{port}"
-
-
-def _log_measured_devices(settings: Settings, inventory: Inventory) -> None:
-    if settings.allow_gpu_metrics:
-        for device in inventory.devices:
-            log.info("Collecting metrics for GPU %d: %s", device.index, device.name)
-    if settings.allow_cpu_metrics:
-        log.info("Collecting CPU metrics")

@@ -1,5 +1,6 @@
 """The command `halimede`: a name, a version, and the subcommands that installed packages bring."""
 
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, distribution, entry_points
 
 import click
@@ -27,6 +28,17 @@ class EntryPointGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"entry point {found.name} of {COMMANDS} is {found.value}, which is not a click command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", ctx) from None
 
 
 @click.group(cls=EntryPointGroup, context_settings={"help_option_names": ["-h", "--help"]})

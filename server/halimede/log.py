@@ -93,19 +93,19 @@ def configure(settings: Settings) -> None:
 
 def shutdown(timeout_s: float = EXIT_FLUSH_S) -> None:
     """Write the lines logged so far, for at most `timeout_s`. After a timeout, later calls do not wait."""
-    for handler in _handlers():
+    for handler in handlers():
         handler.writer.flush(timeout_s)
 
 
 def reopen() -> None:
     """Reopen the log file now if its path leads to another file or to none."""
-    for handler in _handlers():
+    for handler in handlers():
         handler.writer.reopen()
 
 
 def dropped_lines() -> int:
     """Number of lines dropped since the start, because the queue was full or they could not be written."""
-    return sum(handler.writer.dropped for handler in _handlers())
+    return sum(handler.writer.dropped for handler in handlers())
 
 
 def log_table(logger: logging.Logger, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -115,12 +115,12 @@ def log_table(logger: logging.Logger, header: tuple[str, ...], rows: list[tuple[
 
 def admits_access(kind: LineKind) -> bool:
     """Whether the access log takes a line of this kind now."""
-    return any(handler.admit(kind) for handler in _handlers())
+    return any(handler.admit(kind) for handler in handlers())
 
 
 def log_access(access: Access) -> None:
     """Log a request that ended. Call it only after `admits_access` returned True."""
-    for handler in _handlers():
+    for handler in handlers():
         handler.writer.offer(access_line(access, time.time_ns() // 1000, os.getpid()))
 
 
@@ -139,8 +139,9 @@ class LogHandler(logging.Handler):
     def __init__(self, writer: "LogWriter", wanted: frozenset[Severity], *, on_terminal: bool = False) -> None:
         super().__init__()
         self.writer = writer
+        self.deliver: Callable[[LogLine], None] = writer.offer
         self._wanted = wanted
-        self._on_terminal = on_terminal
+        self.on_terminal = on_terminal
 
     def createLock(self) -> None:  # noqa: N802  # logging's name
         """No lock: a long traceback on one thread must not delay the others."""
@@ -150,8 +151,8 @@ class LogHandler(logging.Handler):
         file = clip(record.filename, MAX_FIELD_BYTES)
         kind = LineKind(_severity(record.levelno), file, record.lineno, _field(record, "model"))
         if self.admit(kind):
-            in_lines = self._on_terminal and getattr(record, "in_lines", False) is True
-            self.writer.offer(_line(record, kind, in_lines=in_lines))
+            in_lines = self.on_terminal and getattr(record, "in_lines", False) is True
+            self.deliver(_line(record, kind, in_lines=in_lines))
 
     def admit(self, kind: LineKind) -> bool:
         """Whether a line of this kind is to be rendered. A line that is left out costs almost no time."""
@@ -368,7 +369,7 @@ def _install(settings: Settings, output: LogOutput) -> None:
     threading.excepthook = _log_end_of_thread
 
 
-def _handlers() -> list[LogHandler]:
+def handlers() -> list[LogHandler]:
     return [handler for handler in logging.getLogger().handlers if isinstance(handler, LogHandler)]
 
 

@@ -63,6 +63,8 @@ class Settings:
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     load_model: tuple[str, ...] = ()
     model_config_name: str = ""
+    has_start_tables: bool = False
+    """Whether the log has Triton's tables also on a terminal, because the program is named `tritonserver`."""
     watch: bool = False
     """Whether models are reloaded when their files change."""
     disable_auto_complete_config: bool = False

@@ -45,6 +45,15 @@ def test_an_exception_in_execute_fails_its_batch_with_the_cause(stage: Stage) ->
     assert "raising/1/model.py" in traceback[0]
 
 
+def test_a_breakpoint_in_a_served_model_names_the_command_to_debug_it(stage: Stage) -> None:
+    cases = {-1: "breakpoint()", -2: "import pdb\npdb.set_trace()\nvalue(requests[0])"}
+    stage.deploy("stopping", choosing(cases))
+    text = "a served model has no terminal for a debugger; run it by `halimede debug MODEL_DIR REQUEST.json`"
+    assert infer(stage.server, "stopping", -1) == (500, failed("stopping_0_0", f"RuntimeError: {text}"))
+    assert infer(stage.server, "stopping", -2) == (500, failed("stopping_0_0", f"BdbQuit: {text}"))
+    assert infer(stage.server, "stopping", 3) == (200, [3])
+
+
 MISTAKES = {
     -1: ("return []", "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
          "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0"),

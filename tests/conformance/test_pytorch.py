@@ -210,7 +210,7 @@ def test_a_module_that_crashes_costs_one_batch(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("model", "problem"),
     [
-        ("weights", "it has weights without a program; save the model with torch.jit.save or torch.export.save"),
+        ("weights", "model.pt has weights alone (a state_dict), written by torch.save, without the model's code"),
         ("truncated", "it is incomplete; copy it again"),
     ],
 )

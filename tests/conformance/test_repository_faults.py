@@ -148,7 +148,7 @@ def test_junk_is_ignored_with_one_warning_each(start: Start, repository: Path) -
     (repository / "README.md").write_text("Our models.")
     (repository / "empty").mkdir()
     add_scaled(repository, "a..b", 3)
-    for name in (".git", "lost+found", "..data"):
+    for name in (".git", "lost+found", "..data", "__MACOSX"):
         (repository / name).mkdir()
     versions = {
         "02": "a version has no leading zeros",

@@ -8,7 +8,7 @@ import pytest
 
 from support.calls import load, unload
 from support.models import add_scaled
-from support.served import Stage, add_python, infer, notes_file, write_model
+from support.served import Stage, add_python, infer, is_loaded, notes_file, write_model
 from support.server import RunningServer, Start, start_server, wait_until
 
 TIMES = "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', value(r) * np.full((1, 1), {}, np.float32))]) for r in requests]"
@@ -82,6 +82,11 @@ def test_new_version_is_served(server: RunningServer, repository: Path) -> None:
 
 def test_editor_files_and_unloaded_models_cause_no_reload(server: RunningServer, repository: Path) -> None:
     log_start = len(server.log)
+    # Clients decide in this control mode: a new model is not loaded, and one that is gone is served.
+    add_python(repository, "unasked", TIMES.format(1))
+    add_python(repository, "gone", TIMES.format(6))
+    assert load(server, "gone") == (200, "")
+    (repository / "gone").rename(repository.parent / "gone")
     unload(server, "m")
     wait_until(lambda: "successfully unloaded 'm'" in server.log[log_start:], "the unload", server)
     version = repository / "other" / "1"
@@ -97,6 +102,8 @@ def test_editor_files_and_unloaded_models_cause_no_reload(server: RunningServer,
     answers(server, 8, "late")
     assert starts(repository, "other") == 1
     assert infer(server, "m", 1)[0] == 404
+    assert not is_loaded(server, "unasked")
+    assert infer(server, "gone", 1) == (200, [6])
 
 
 def test_requests_are_answered_while_a_model_is_loaded_again(server: RunningServer, repository: Path) -> None:
@@ -124,3 +131,27 @@ def test_model_file_without_a_repository_is_watched(tmp_path: Path, start: Start
     assert factor() == 2.0
     file.write_bytes((tmp_path / "b" / "1" / "model.onnx").read_bytes())
     wait_until(lambda: factor() == 3.0, "the new file", server, 30)
+
+
+def test_models_that_are_added_and_removed_are_loaded_and_unloaded(tmp_path: Path, start: Start) -> None:
+    repository = tmp_path / "models"
+    add_scaled(repository, "kept", 2.0)
+    add_scaled(repository, "removed", 2.0)
+    server = start("--model-repository", repository, "--watch")
+    add_scaled(tmp_path, "added", 3.0)
+    (tmp_path / "added").rename(repository / "added")
+    wait_until(lambda: is_loaded(server, "added"), "the new model", server, 30)
+    (repository / "removed").rename(tmp_path / "removed")
+    wait_until(lambda: not is_loaded(server, "removed"), "the unload", server, 30)
+    assert is_loaded(server, "kept")
+    assert server.get("/v2/health/ready").status == 200
+    # A new model that cannot be loaded does not make the server unready, and is tried again when it changes.
+    (repository / "wrong" / "1").mkdir(parents=True)
+    (repository / "wrong" / "config.pbtxt").write_text("max_batchsize: 1")
+    failed = "model 'wrong' was not loaded; the next change of its files starts another load"
+    wait_until(lambda: failed in server.log, "the failed load", server, 30)
+    assert server.get("/v2/health/ready").status == 200
+    (repository / "wrong").rename(tmp_path / "wrong")
+    (tmp_path / "removed").rename(repository / "wrong")
+    wait_until(lambda: is_loaded(server, "wrong"), "the corrected model", server, 30)
+    assert server.log.count(failed) == 1

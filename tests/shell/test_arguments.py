@@ -30,6 +30,20 @@ def test_a_directory_that_is_a_model_file_needs_no_repository(tmp_path: Path) ->
     assert "a directory; use --model-repository for a repository" in complaint(str(tmp_path))
 
 
+def test_the_folder_of_a_model_is_told_from_a_repository(tmp_path: Path) -> None:
+    (tmp_path / "double" / "1").mkdir(parents=True)
+    text = complaint(str(tmp_path / "double"))
+    assert f"(a model's folder; serve the folder above: --model-repository={tmp_path})" in text
+
+
+def test_the_only_model_in_a_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "model.onnx").touch()
+    (tmp_path / "config.json").touch()
+    assert f"for a repository, or give the model in it: {tmp_path / 'onnx'})" in complaint(str(tmp_path))
+    assert settings(str(tmp_path / "onnx")) == Settings(model_file=tmp_path / "onnx")
+
+
 def test_value_follows_an_equals_sign_or_a_space() -> None:
     behind_sign = settings("--model-repository=.", "--id=a", "--http-port=1", "--allow-grpc=false")
     behind_space = settings("--model-repository", ".", "--id", "a", "--http-port", "1", "--allow-grpc", "false")
@@ -160,7 +174,7 @@ def test_every_mistake_is_reported() -> None:
         "--http-port: Invalid option value. Got x; expected an integer",
         'Bad option: "--nonsense".',
         "--model-repository: repository path is not a valid directory: /no/where",
-        "Unexpected argument: explicit (neither a flag nor a model file)",
+        "Unexpected argument: explicit (no such file or directory)",
         "Unexpected argument: more",
     ]
 
@@ -174,7 +188,8 @@ def test_every_mistake_is_reported() -> None:
             "--model-repository /no/where --exit-on-error=false",
             "--model-repository: repository path is not a valid directory: /no/where",
         ),
-        ("/no/where.onnx", "Unexpected argument: /no/where.onnx (neither a flag nor a model file)"),
+        ("/dev/null", "Unexpected argument: /dev/null (neither a flag nor a model file)"),
+        ("/no/where.onnx", "Unexpected argument: /no/where.onnx (no such file or directory)"),
         (
             "--model-repository . pyproject.toml",
             "--model-repository and the model file pyproject.toml exclude each other",

@@ -80,7 +80,8 @@ def test_mistakes_end_the_command_with_code_2_and_are_all_reported() -> None:
 def test_an_unknown_subcommand_is_named() -> None:
     done = halimede("server")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "No such command 'server'" in done.stderr
+    assert done.stderr.endswith("Error: No such command 'server'. Did you mean 'serve'?\n")
+    assert halimede("model").stderr.endswith("Error: No such command 'model'.\n")
 
 
 def test_another_distribution_adds_a_subcommand(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.forked import run_python
-from support.models import add_simple
+from support.models import add_scaled, add_simple
 from support.served import add_python, parameter
 
 DEBUG = [str(Path(sys.executable).parent / "halimede"), "debug"]
@@ -127,20 +127,75 @@ def test_failures_show_the_models_frames_and_set_the_exit_code(model: Path) -> N
     assert done.stderr.endswith("message: ValueError: boom\n")
 
 
-def test_calls_to_a_server_fail_but_metrics_are_accepted(model: Path) -> None:
-    execute = """
-answer = pb_utils.InferenceRequest(model_name="other", requested_output_names=["OUT"], inputs=[]).exec()
-return [pb_utils.InferenceResponse(error=answer.error())]
-"""
+def test_metrics_are_accepted(model: Path) -> None:
     metrics = """
 def initialize(self, args):
     family = pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER)
     family.Metric(labels={}).increment(1)
 """
-    add(model, execute, methods=metrics)
-    done = debug(model, write_request(model.parent, 1))
+    add(model, methods=metrics)
+    assert debug(model, write_request(model.parent, 1)).returncode == 0
+
+
+CALL = """
+given = pb_utils.Tensor("IN", np.full((1, 4), value(requests[0]), np.float32))
+answer = pb_utils.InferenceRequest(model_name="other", requested_output_names=["OUT"], inputs=[given]).EXEC()
+if answer.has_error():
+    return [pb_utils.InferenceResponse(error=answer.error())]
+numbers = answer.output_tensors()[0].as_numpy()
+numbers += 1
+return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", numbers[:, :1])])]
+"""
+
+
+def calling(how: str) -> str:
+    if how == "def":
+        return CALL.replace("EXEC", "exec")
+    return CALL.replace("pb_utils.InferenceRequest(model", "await pb_utils.InferenceRequest(model").replace(
+        "EXEC", "async_exec"
+    )
+
+
+@pytest.mark.parametrize("how", ["def", "async def"])
+def test_other_models_of_the_repository_are_served_for_its_calls(model: Path, how: str) -> None:
+    add(model, calling(how), how=how)
+    add_scaled(model.parent, "other", 3.0)
+    done = debug(model, write_request(model.parent, 5), write_request(model.parent, 6, name="second.json"))
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["outputs"][0]["data"] for line in done.stdout.splitlines()] == [[16.0], [19.0]]
+
+
+def test_a_call_of_a_model_that_is_not_there_fails(model: Path) -> None:
+    add(model, calling("def"))
+    done = debug(model, write_request(model.parent, 5))
     assert (done.returncode, done.stdout) == (1, "")
-    assert "model 'other' cannot be called: halimede debug runs one model without a server" in done.stderr
+    assert "failed to load 'other'" in done.stderr
+
+
+def test_each_answer_of_a_model_that_is_called_arrives_and_it_can_be_unloaded(model: Path) -> None:
+    count = """
+print("counting")
+sender = requests[0].get_response_sender()
+for number in range(40):
+    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full((1, 1), number, np.float32))]))
+sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    execute = """
+assert pb_utils.is_model_ready("other") and not pb_utils.is_model_ready("another")
+given = pb_utils.Tensor("IN", np.ones((1, 1), np.float32))
+call = pb_utils.InferenceRequest(model_name="other", requested_output_names=["OUT"], inputs=[given])
+answers = [each.output_tensors()[0].as_numpy()[0, 0] for each in call.exec(decoupled=True) if each.output_tensors()]
+pb_utils.unload_model("other")
+assert not pb_utils.is_model_ready("other")
+assert next(iter(call.exec(decoupled=True))).has_error()
+return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([answers]))])]
+"""
+    add(model, execute)
+    add_python(model.parent, "other", count, decoupled=True)
+    done = debug(model, write_request(model.parent, 1))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["outputs"][0]["data"] == [float(number) for number in range(40)]
+    assert "counting" in done.stderr
 
 
 def test_unexpected_outputs_give_a_warning_or_an_error(model: Path) -> None:

@@ -1,5 +1,6 @@
 """The tables that the server prints once its models are loaded."""
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,10 +8,14 @@ import pytest
 
 import halimede.backends.identity
 from halimede import __version__, termination
+from halimede.core.observe.log_lines import LogLine, Severity, render_default
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
+from halimede.log import PACKAGE, LogHandler, LogOutput, LogWriter
 from halimede.settings import ModelControlMode, Settings
+from halimede.start_report import MOST_KEPT, TerminalStart
 from halimede.startup import backend_rows, failed_loads, model_rows, option_rows, unknown_settings_in
 from halimede.termination import MAX_BYTES, write_message
+from halimede.workers.output import log as prints_log
 
 
 def test_options_have_the_names_of_tritons_table() -> None:
@@ -111,3 +116,25 @@ def test_termination_message_is_short_and_in_the_kubelets_file(monkeypatch: pyte
     log.touch()
     write_message("é" * MAX_BYTES)
     assert log.read_bytes() == "é".encode() * (MAX_BYTES // 2)
+
+
+def test_a_start_at_a_terminal_keeps_a_bounded_number_of_problems(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    handler = LogHandler(LogWriter(LogOutput(log), render_default), frozenset(Severity), on_terminal=True)
+    levels = {each: each.level for each in (logging.getLogger(PACKAGE), prints_log)}
+    try:
+        start = TerminalStart(handler)
+        for number in range(MOST_KEPT + 1):
+            handler.deliver(LogLine(0, Severity.WARNING, 1, "f.py", 1, f"number {number}"))
+        handler.flush()
+        assert log.read_text().endswith(f'f.py:1] "number {MOST_KEPT}"\n')
+        assert log.read_text().count("\n") == 1
+        start.end()
+        handler.deliver(LogLine(0, Severity.WARNING, 1, "f.py", 1, "as usual"))
+        handler.flush()
+        lines = log.read_text().splitlines()
+        assert [lines[1].endswith("warning:\x1b[0m number 0"), len(lines)] == [True, MOST_KEPT + 2]
+        assert lines[-1].endswith('f.py:1] "as usual"')
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)

@@ -97,15 +97,34 @@ def _repository_problems(fields: Mapping[str, Any]) -> Iterator[str]:
 
 def _is_model_directory(path: str) -> bool:
     """Whether this directory is the file of a model, such as a SavedModel."""
+    return os.path.isdir(path) and is_served_alone(_listed(path))
+
+
+def _listed(path: str) -> list[str]:
     try:
-        return os.path.isdir(path) and is_served_alone(os.listdir(path))
+        return sorted(os.listdir(path))
     except OSError:
-        return False
+        return []
+
+
+def _is_folder_of_model(path: str) -> bool:
+    # Imported here, because it imports numpy, and other mistakes must be quick.
+    from halimede.core.repository.layout import is_model_directory
+
+    # Models of other tools, such as those of Hugging Face, have a config.json.
+    return is_model_directory(name for name in _listed(path) if name != "config.json")
 
 
 def _no_model_file(text: str) -> str:
     if os.path.isdir(text):
-        return f"Unexpected argument: {text} (a directory; use --model-repository for a repository)"
+        if _is_folder_of_model(text):
+            above = os.path.dirname(os.path.abspath(text))
+            return f"Unexpected argument: {text} (a model's folder; serve the folder above: --model-repository={above})"
+        inside = [each for name in _listed(text) if _is_model_directory(each := os.path.join(text, name))]
+        hint = f", or give the model in it: {inside[0]}" if len(inside) == 1 else ""
+        return f"Unexpected argument: {text} (a directory; use --model-repository for a repository{hint})"
+    if not os.path.exists(text):
+        return f"Unexpected argument: {text} (no such file or directory)"
     return f"Unexpected argument: {text} (neither a flag nor a model file)"
 
 

@@ -1,6 +1,7 @@
 """`halimede debug`: run one python model in this process, at this terminal, with requests from files.
 
-There is no server, no worker process and no time limit, so that `breakpoint()` and debuggers work as in any program.
+The model has no server, no worker process and no time limit, so that `breakpoint()` and debuggers work as in any
+program. Other models that it calls are served from the same repository.
 The model gets requests as from a server, one in each batch, and its responses are checked and printed as a server sends
 them. Responses go to standard output; the model's log lines, and errors, go to standard error.
 """
@@ -9,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,8 @@ import click
 if TYPE_CHECKING:
     from halimede.backends.hosting import BatchReply, Call, HostedRequest, Reply, Runner
     from halimede.backends.service_calls import ResultT_co, ServiceCall
+    from halimede.commands.debug_models import OtherModels
+    from halimede.commands.explain_config import ModelFlags
     from halimede.core.config.model_view import ModelView
     from halimede.core.types import InferenceRequest
     from halimede.runtime.prepare import LoadOptions, LoadPlan
@@ -37,14 +41,18 @@ class Request:
 
 @dataclass(slots=True)
 class Terminal:
-    """A `hosting.Host` without a server: prints responses, ignores metric updates, and cannot reach other models."""
+    """A `hosting.Host` without a server: prints responses, and ignores metric updates. `start_others` starts the other
+    models of the repository when the first of them is called."""
 
     states: "HeldStates"
+    start_others: "Callable[[], OtherModels]"
     sent: "list[Reply]" = field(default_factory=list)
     """Responses sent by a response sender."""
     is_over: threading.Event = field(default_factory=threading.Event)
     """Set when a response sender has sent its last response."""
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    _others: "OtherModels | None" = None
+    _starting: threading.Lock = field(default_factory=threading.Lock)
 
     def is_cancelled(self, request: "HostedRequest") -> bool:  # noqa: ARG002 - no client exists
         return False
@@ -62,9 +70,8 @@ class Terminal:
         self.log("ERROR", f"a server would replace this process: {why}")
 
     def call(self, call: "ServiceCall[ResultT_co]") -> Any:
-        """Accept declarations of metrics. InferenceError for all else. Any: the result is of the call's own type."""
+        """Accept declarations of metrics; other models do the rest. Any: the result is of the call's own type."""
         from halimede.backends import service_calls
-        from halimede.core.types import ErrorCode, InferenceError
 
         match call:
             case service_calls.NewMetricFamily() | service_calls.NewMetric():
@@ -73,13 +80,21 @@ class Terminal:
                 return 0.0
             case service_calls.DeleteMetricFamily():
                 return None
-        raise InferenceError(ErrorCode.UNSUPPORTED, f"'{call.NAME}' needs a server; halimede debug runs one model")
+        return self._other_models().call(call)
 
     def infer(self, request: "InferenceRequest") -> "Call":
-        from halimede.core.types import ErrorCode, InferenceError
+        return self._other_models().infer(request)
 
-        text = f"model '{request.model_name}' cannot be called: halimede debug runs one model without a server"
-        raise InferenceError(ErrorCode.UNSUPPORTED, text)
+    def close(self) -> None:
+        """End the other models, if they were started."""
+        if self._others is not None:
+            self._others.close()
+
+    def _other_models(self) -> "OtherModels":
+        with self._starting:
+            if self._others is None:
+                self._others = self.start_others()
+            return self._others
 
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         """Ignore the update: there is no metrics page."""
@@ -97,7 +112,7 @@ def run(model: Path, files: tuple[Path, ...]) -> int:
     from halimede.workers.states import HeldStates
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    host = Terminal(HeldStates())
+    host = Terminal(HeldStates(), lambda: _other_models(model))
     try:
         entry, plan, options = _planned(model)
         if plan.backend is None:
@@ -114,18 +129,32 @@ def run(model: Path, files: tuple[Path, ...]) -> int:
         return max([_answer(runner, host, view, file) for file in files])
     finally:
         runner.close()
+        host.close()
+
+
+def _other_models(model: Path) -> "OtherModels":
+    from halimede.commands.debug_models import OtherModels
+    from halimede.commands.explain_config import find_model
+
+    repository, entry = find_model(model, "")
+    return OtherModels(repository, _flags(), entry.name)
+
+
+def _flags() -> "ModelFlags":
+    from halimede.commands.explain_config import DEFAULT_BACKEND_DIRECTORY, ModelFlags
+
+    return ModelFlags((), Path(DEFAULT_BACKEND_DIRECTORY), autocomplete=True, config_name="", allow_pickle=True)
 
 
 def _planned(model: Path) -> "tuple[ModelEntry, LoadPlan, LoadOptions]":
     """The model, its complete configuration, and the options it was planned with. InferenceError, OSError."""
     from halimede.backends.python.backend import PythonBackend
-    from halimede.commands.explain_config import DEFAULT_BACKEND_DIRECTORY, ModelFlags, find_model
+    from halimede.commands.explain_config import find_model
     from halimede.runtime.prepare import plan_model
     from halimede.workers.abandon import Abandon
 
     _, entry = find_model(model, "")
-    flags = ModelFlags((), Path(DEFAULT_BACKEND_DIRECTORY), autocomplete=True, config_name="", allow_pickle=True)
-    with flags.load_options() as options:
+    with _flags().load_options() as options:
         plan = plan_model(entry, options, Abandon())
     if plan.backend is not None and not isinstance(plan.backend, PythonBackend):
         raise click.UsageError(f"'{entry.name}' is a model of backend '{plan.config.backend}', not a python model")
@@ -210,7 +239,7 @@ def debug(ctx: click.Context, model: Path, requests: tuple[Path, ...]) -> None:
     """Run a python model in this process, for debuggers.
 
     The model is initialized, answers the request in each file (the JSON body of an infer call), and is finalized.
-    breakpoint() opens the debugger at this terminal, and there are no time limits. The model cannot call other models.
-    Exits with 1 if a request failed.
+    breakpoint() opens the debugger at this terminal, and there are no time limits. Other models of the repository are
+    served for its calls, and loaded when they are first called. Exits with 1 if a request failed.
     """
     ctx.exit(run(model, requests))

@@ -39,7 +39,7 @@ def run(
     # Imported here, so that --help and a mistyped flag answer quickly, without the libraries of stores.
     from halimede.fetch.errors import FetchError
     from halimede.fetch.fetcher import fetch_plan
-    from halimede.fetch.report import failure_text, success_text
+    from halimede.fetch.report import done_lines, failure_text, success_text
     from halimede.fetch.retry import RetryPolicy
     from halimede.fetch.secrets import Secrets
 
@@ -68,6 +68,7 @@ def run(
         message = failure_text(secrets.hide(f"{type(error).__name__}: {error}"))
         code = UNEXPECTED
     else:
+        click.echo("\n".join(done_lines(fetched, into)), err=True)
         write_message(success_text(fetched), termination_log)
         return 0
     click.echo(f"Error: {message}", err=True)
@@ -99,14 +100,14 @@ def _keep_failure(into: Path, code: "FetchExit", message: str) -> None:
 
 
 def _read(plan_file: str) -> "FetchPlan":
-    from halimede.fetch.errors import FetchError
+    from halimede.fetch.errors import FetchError, cause_of
     from halimede.fetch.plan import read_plan
     from halimede_spec.fetch_exit import FetchExit
 
     try:
         plan, problems = read_plan(Path(plan_file).read_bytes())
     except OSError as error:
-        raise FetchError(FetchExit.BAD_PLAN, f"the plan {plan_file}: {error.strerror}") from None
+        raise FetchError(FetchExit.BAD_PLAN, f"the plan {plan_file}: {cause_of(error)}") from None
     if problems:
         raise FetchError(FetchExit.BAD_PLAN, "\n".join(["the plan cannot be used:", *problems]))
     return plan

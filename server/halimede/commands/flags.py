@@ -174,7 +174,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "the repository is not polled, because mode poll is not supported yet",
         ),
         _honoured(
-            "--watch", BOOLEAN, "Reload a model when its files change; the old one serves until the new one is ready."
+            "--watch", BOOLEAN, "Reload models whose files change; in mode none, also load new and unload removed ones."
         ),
         _honoured("--model-config-name", CONFIG_NAME, "Prefer configs/NAME.pbtxt to config.pbtxt."),
         _honoured("--model-load-thread-count", COUNT, "How many models load in parallel."),

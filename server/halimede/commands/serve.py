@@ -4,6 +4,7 @@ import os
 import signal
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NoReturn
 
 import click
@@ -34,7 +35,8 @@ class ServeCommand(click.Command):
         if HELP in given.values:
             click.echo(self.get_help(ctx))
             ctx.exit()
-        version = TRITON_VERSION if ctx.info_name == "tritonserver" else __version__
+        is_tritonserver = ctx.info_name == "tritonserver"
+        version = TRITON_VERSION if is_tritonserver else __version__
         if VERSION in given.values:
             # The one that clients see.
             reported = given.values.get(BY_NAME["--server-version"], [version])[-1]
@@ -44,7 +46,7 @@ class ServeCommand(click.Command):
         settings, problems = assemble(given, os.environ, server_version=version)
         if problems:
             raise click.UsageError("\nError: ".join(problems), ctx)
-        ctx.params["settings"] = settings
+        ctx.params["settings"] = replace(settings, has_start_tables=is_tritonserver)
         return []
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature

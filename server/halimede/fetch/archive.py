@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Protocol, Self
 
-from halimede.fetch.errors import FetchError
-from halimede.fetch.tree import MAX_FILES
+from halimede.fetch.errors import FetchError, cause_of
+from halimede.fetch.layout import how_to_pack
+from halimede.fetch.tree import MAX_FILES, is_litter
 from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.uri import path_problem
 
@@ -42,7 +43,7 @@ def unpack(archive: Path, folder: Path, where: str, *, max_files: int = MAX_FILE
             _untar(archive, unpacking)
         unpacking.make_links()
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        text = f"{where} is not a complete archive: {type(error).__name__}"
+        text = f"{where} is not a complete archive: {cause_of(error)}; {how_to_pack(where)}"
         raise FetchError(FetchExit.NOT_A_MODEL, text) from None
 
 
@@ -70,7 +71,9 @@ MAX_EXTENSION_BYTES = 1 << 20
 def _untar(archive: Path, unpacking: "_Unpacking") -> None:
     with tarfile.open(archive, "r|gz", tarinfo=_Member) as tar:
         for member in tar:
-            if member.isdir():
+            if is_litter(member.name):
+                unpacking.skip(member.size)
+            elif member.isdir():
                 unpacking.folder(member.name)
             elif member.isreg():
                 content = tar.extractfile(member)
@@ -90,6 +93,8 @@ def _unzip(archive: Path, unpacking: "_Unpacking") -> None:
         unpacking.check_count(len(opened.filelist))
         for member in opened.infolist():
             mode = member.external_attr >> 16
+            if is_litter(member.filename):
+                continue
             if member.is_dir():
                 unpacking.folder(member.filename)
             elif stat.S_IFMT(mode) not in (0, stat.S_IFREG):
@@ -122,12 +127,14 @@ class _Unpacking:
         path = self._new(name)
         with self._open(self._folder / path, name) as file:
             while piece := content.read(PIECE_BYTES):
-                self._left_bytes -= len(piece)
-                if self._left_bytes < 0:
-                    text = f"{self._where} unpacks to more than {self._limit_bytes} bytes, {MAX_RATIO} times its size"
-                    raise FetchError(FetchExit.NOT_A_MODEL, text)
+                self._take(len(piece))
                 file.write(piece)
         self._files.add(path)
+
+    def skip(self, size: int) -> None:
+        """Leave out a member of a stream, whose bytes are unpacked all the same."""
+        self._count_one()
+        self._take(size)
 
     def link(self, name: str, target: str) -> None:
         self._links.append((name, target))
@@ -168,6 +175,12 @@ class _Unpacking:
             raise self.refused(name, "is not a valid file name")
         return path
 
+    def _take(self, size: int) -> None:
+        self._left_bytes -= size
+        if self._left_bytes < 0:
+            text = f"{self._where} unpacks to more than {self._limit_bytes} bytes, {MAX_RATIO} times its size"
+            raise FetchError(FetchExit.NOT_A_MODEL, text)
+
     def _count_one(self) -> None:
         self._count += 1
         self.check_count(self._count)
@@ -188,7 +201,8 @@ class _Unpacking:
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """The paths of all files below the directory, with `/`."""
+    """The paths of all files of a model below the directory, with `/`."""
     for root, _, names in os.walk(folder):
         below = os.path.relpath(root, folder)
-        yield from (name if below == "." else f"{below}/{name}" for name in names)
+        paths = (name if below == "." else f"{below}/{name}" for name in names)
+        yield from (path for path in paths if not is_litter(path))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from halimede.fetch.errors import FetchError
+from halimede.fetch.errors import FetchError, cause_of
 from halimede_spec.fetch_exit import FetchExit
 
 KEYS = (
@@ -50,7 +50,7 @@ def read_credentials(folder: str) -> dict[str, str]:
     except UnicodeDecodeError:
         raise FetchError(FetchExit.AUTH, f"the credentials in {folder} are not UTF-8") from None
     except OSError as error:
-        raise FetchError(FetchExit.AUTH, f"the credentials in {folder} cannot be read: {error.strerror}") from None
+        raise FetchError(FetchExit.AUTH, f"the credentials in {folder} cannot be read: {cause_of(error)}") from None
     return found
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from halimede.fetch.errors import FetchError, TransientError
+from halimede.fetch.errors import FetchError, TransientError, cause_of
 from halimede.fetch.retry import AbortedError, RetryPolicy
 from halimede.fetch.source import Source
 from halimede.fetch.tree import RemoteFile
@@ -204,7 +204,7 @@ def full_disk_reported(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise FetchError(FetchExit.NO_SPACE, f"{what}: the disk is full: {error.strerror}") from None
+            raise FetchError(FetchExit.NO_SPACE, f"{what}: the disk is full: {cause_of(error)}") from None
         raise
 
 

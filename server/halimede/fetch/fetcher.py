@@ -19,7 +19,7 @@ from halimede.fetch.cache import Cache, CachedContent, content_digest, file_hash
 from halimede.fetch.credentials import has_credentials, read_credentials
 from halimede.fetch.digest import listing_name
 from halimede.fetch.download import FILES, Download, full_disk_reported
-from halimede.fetch.errors import ChangedError, FetchError
+from halimede.fetch.errors import ChangedError, FetchError, cause_of
 from halimede.fetch.layout import (
     FILES_OF_VERSION,
     UNSEEN,
@@ -78,7 +78,7 @@ def _file_errors_reported() -> Iterator[None]:
         with full_disk_reported("the models"):
             yield
     except OSError as error:
-        text = f"{error.filename or 'the file system'}: {error.strerror}"
+        text = f"{error.filename or 'the file system'}: {cause_of(error)}"
         raise FetchError(FetchExit.BAD_PLAN, text) from error
 
 
@@ -135,7 +135,7 @@ class Fetcher:
             try:
                 bundle = Path(model.ca_bundle).read_bytes()
             except OSError as error:
-                raise FetchError(FetchExit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {error.strerror}") from None
+                raise FetchError(FetchExit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {cause_of(error)}") from None
         return open_source(model.uri, credentials, self._environment, bundle, self._s3, self._retries)
 
     def _fetch_one(self, model: PlannedModel) -> FetchedModel:
@@ -194,7 +194,11 @@ class Fetcher:
             own = read_own(layout.config, self._read_small(source, file, where), where)
         config = make_config(own, model.config, model.name, model.format).config
         versions = selected_versions(layout, config, where)
-        wanted = tuple(file for file in files if not is_of_other_version(file.path, layout, versions))
+        wanted = tuple(
+            file
+            for file in files
+            if layout.target(file.path) is not None and not is_of_other_version(file.path, layout, versions)
+        )
         return source, wanted, None
 
     def _read_small(self, source: Source, file: RemoteFile, where: str) -> bytes:
@@ -275,7 +279,8 @@ class Fetcher:
         self._cache.spoil(entry)
         return None
 
-    def _place(self, model: PlannedModel, content: Content, *, link: bool) -> None:
+    def _place(self, model: PlannedModel, content: Content, *, link: bool) -> list[str]:
+        """Make the model's directory. Returns the paths of the content that are in it."""
         where = model.uri.display
         if content.single is not None:
             layout = FILES_OF_VERSION
@@ -284,7 +289,9 @@ class Fetcher:
             targets = {f"{layout.into}{single_file(content.single, model.format, where, look)}": only}
         else:
             layout = folder_layout(set(content.paths), where)
-            targets = {f"{layout.into}{path}": path for path in content.paths}
+            targets = {at: path for path in content.paths if (at := layout.target(path)) is not None}
+            if layout.root:
+                log.info("model '%s': its files are in %s", model.name, f"{where.rstrip('/')}/{layout.root}")
         made = self._config(model, layout, content)
         versions = selected_versions(layout, made.config, where)
         wanted = {at: path for at, path in targets.items() if not is_of_other_version(path, layout, versions)}
@@ -299,6 +306,7 @@ class Fetcher:
             versions=() if versions else (1,),
             link=link,
         )
+        return list(wanted.values())
 
     def _config(self, model: PlannedModel, layout: Layout, content: Content) -> MadeConfig:
         own: ParsedConfig | None = None
@@ -330,9 +338,9 @@ class Fetcher:
             digest = content_digest({path: file_hash(content.locate(path)) for path in content.paths}, single)
             if digest != model.digest:
                 raise _wrong_digest(model, digest)
-        self._place(model, content, link=True)
-        size = sum(content.locate(path).stat().st_size for path in content.paths)
-        return FetchedModel(model.name, digest, size, len(content.paths), _now(), cached=False)
+        linked = self._place(model, content, link=True)
+        size = sum(content.locate(path).stat().st_size for path in linked)
+        return FetchedModel(model.name, digest, size, len(linked), _now(), cached=False)
 
     def _unchanged(self, model: PlannedModel, name: str) -> FetchedModel | None:
         """The record of the model's directory, if a fetch would make the same again: then this is a restart."""

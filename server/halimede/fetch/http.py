@@ -10,7 +10,8 @@ from email.message import Message
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from halimede.fetch.errors import ChangedError, FetchError, TransientError
+from halimede.fetch.errors import MAX_CAUSE_CHARS, ChangedError, FetchError, TransientError, cause_of
+from halimede.fetch.proxy import through_proxy
 from halimede.fetch.store_errors import OTHER_NAME, UNTRUSTED, classify_status, code_in, raise_classified
 from halimede.fetch.tree import RemoteFile
 from halimede_spec.fetch_exit import FetchExit
@@ -34,6 +35,7 @@ class HttpSource:
         self._read_secs = read_secs
         self._authorization = _authorization(credentials)
         self._opener = _opener(uri, ca_bundle, self._authorization)
+        self._by = through_proxy(uri.address)
         self.is_ranged = False
 
     def single(self) -> RemoteFile | None:
@@ -90,29 +92,35 @@ class HttpSource:
             if error.code == 416:
                 error.close()
                 raise _NoSuchRangeError from None
-            raise_classified(classify_status(error.code, _code_of(error)), self._uri.display)
+            code, text = _code_of(error)
+            by = through_proxy(error.url)
+            # Only a proxy's own text is shown: a server's may be anything.
+            said = f": {text}" if by and text else ""
+            raise_classified(classify_status(error.code, code), self._uri.display, f"{by}{said}")
         except urllib.error.URLError as error:
-            raise TransientError(f"the server cannot be reached: {_words(error.reason)}") from None
+            raise TransientError(f"the server cannot be reached{self._by}: {_words(error.reason)}") from None
         except (OSError, http.client.HTTPException) as error:
-            raise TransientError(f"the server cannot be reached: {_words(error)}") from None
+            raise TransientError(f"the server cannot be reached{self._by}: {_words(error)}") from None
 
 
-def _code_of(error: urllib.error.HTTPError) -> str:
-    """The error code of a store that refuses a presigned address."""
+def _code_of(error: urllib.error.HTTPError) -> tuple[str, str]:
+    """The error code of a store that refuses a presigned address, and the first line of the body, or of the status."""
     try:
         with error:
-            return code_in(error.read(_MAX_ERROR_BYTES).decode(errors="replace"))
+            body = error.read(_MAX_ERROR_BYTES).decode(errors="replace")
     except (OSError, http.client.HTTPException):
-        return ""
+        body = ""
+    line = body.strip().partition("\n")[0]
+    return code_in(body), (line if line and not line.startswith("<") else str(error.reason))[:MAX_CAUSE_CHARS]
 
 
 def _words(error: object) -> str:
-    """The operating system's error text, but not a library's, which may contain an address."""
+    """The error's text."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return OTHER_NAME if error.verify_code in _OTHER_NAME_CODES else UNTRUSTED
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    return getattr(error, "strerror", None) or type(error).__name__
+    return cause_of(error)
 
 
 def _authorization(credentials: Mapping[str, str]) -> str:

@@ -3,8 +3,9 @@
 Each is converted to the layout of a model repository: configuration, labels and similar files, and numbered versions.
 """
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from halimede.core.config.files import config_file
@@ -51,11 +52,17 @@ _ACCEPTED = (
 class Layout:
     """`config` is the configuration's path; "" for a model without one. `versions` are the existing versions. A layout
     without versions is an ensemble's or invalid. `into` is where the files of a flat layout belong, which are all of
-    version 1; "" if the files have their places."""
+    version 1; "" if the files have their places. `root` is the folder, with a slash, that has them; "" for the one of
+    the URI."""
 
     versions: tuple[int, ...]
     config: str = ""
     into: str = ""
+    root: str = ""
+
+    def target(self, path: str) -> str | None:
+        """The path in the model's directory; None for a file that is not of the model."""
+        return f"{self.into}{path.removeprefix(self.root)}" if path.startswith(self.root) else None
 
     @property
     def is_flat(self) -> bool:
@@ -69,8 +76,21 @@ def is_archive(name: str) -> bool:
     return name.lower().endswith(ARCHIVES)
 
 
+def how_to_pack(archive: str, folder: str = "MODEL_FOLDER") -> str:
+    """How to make this archive of a model's folder."""
+    name, source = shlex.quote(archive.rpartition("/")[2]), shlex.quote(folder)
+    if name.lower().endswith(".zip"):
+        return f'pack the folder of one model by: (cd {source} && zip -r "$OLDPWD"/{name} .)'
+    return f"pack the folder of one model by: tar -czf {name} -C {source} ."
+
+
 def folder_layout(paths: Collection[str], where: str) -> Layout:
-    """The layout of a directory with these files; NOT_A_MODEL if it is not a model, or contains several."""
+    """The layout of a directory with these files; NOT_A_MODEL if it is not a model, or contains several.
+
+    If it is no model, and only one folder in it has the files of a version, such as `onnx/` in a folder of Hugging
+    Face, these are the model. A whole model's folder in it is refused: the directory looks like a repository, to which
+    models may be added.
+    """
     tops = _tops(paths)
     if _is_model(tops):
         try:
@@ -87,11 +107,17 @@ def folder_layout(paths: Collection[str], where: str) -> Layout:
         return FILES_OF_VERSION
     if _is_saved_model(tops):
         return Layout((1,), into=f"1/{_SAVED_MODEL}/")
-    if models := models_in(paths):
-        text = f"{where} holds several models: {named(models)}; use the folder of one, such as {models[0]}/"
-        raise FetchError(FetchExit.NOT_A_MODEL, text)
+    models = models_in(paths)
+    if len(models) == 1 and not _is_model(_tops(tops[models[0]])):
+        return replace(folder_layout(tops[models[0]], where), root=f"{models[0]}/")
+    is_packed = is_archive(where)
+    if models:
+        found = "the folder of a model" if len(models) == 1 else f"several models: {named(models)}"
+        of_one = how_to_pack(where, models[0]) if is_packed else f"use the URI of one: {where.rstrip('/')}/{models[0]}/"
+        raise FetchError(FetchExit.NOT_A_MODEL, f"{where} holds {found}; {of_one}")
     found = named(sorted(tops)) if tops else "nothing"
-    raise FetchError(FetchExit.NOT_A_MODEL, f"{where} is not a model: it holds {found}; {_ACCEPTED}")
+    accepted = how_to_pack(where) if is_packed else _ACCEPTED
+    raise FetchError(FetchExit.NOT_A_MODEL, f"{where} is not a model: it holds {found}; {accepted}")
 
 
 def models_in(paths: Iterable[str]) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from halimede.fetch.errors import ChangedError, FetchError
 from halimede.fetch.http import HttpSource
+from halimede.fetch.proxy import through_proxy
 from halimede.fetch.retry import RetryPolicy
-from halimede.fetch.store_errors import classify_text, raise_classified
+from halimede.fetch.store_errors import classify_text, raise_classified, said_by_proxy, server_in
 from halimede.fetch.tree import MAX_FILES, RemoteFile
 from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.fetch_plan import S3Defaults
@@ -213,10 +214,13 @@ def store_errors_converted(where: str, endpoint: str = "") -> Iterator[None]:
         key = _key_of(str(error))
         raise FetchError(FetchExit.NOT_A_MODEL, f"{where} has objects that cannot be files: {key}") from None
     except (BaseError, OSError) as error:
-        classified = classify_text(type(error).__name__, str(error), endpoint)
+        text = str(error)
+        classified = classify_text(type(error).__name__, text, endpoint)
+        if by := through_proxy(server_in(text) or endpoint):
+            by += said_by_proxy(text)
     else:
         return
-    raise_classified(classified, where)
+    raise_classified(classified, where, by)
 
 
 def _key_of(text: str) -> str:

@@ -69,6 +69,7 @@ _BY_STATUS = {
 _STATUS = re.compile(r"status code: (\d{3})")
 _SERVER = re.compile(r"\b(?:GET|HEAD|POST|PUT) (https?://[\w.:\[\]-]{1,300})(?=[/?\s])")
 """Scheme, host and port of the requested address, but not the rest, which may contain a signature."""
+_SAID = re.compile(r"status code: \d{3} ([^\n]{1,300})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _IDENTITY = (
     "token request",
@@ -94,7 +95,8 @@ def classify_text(kind: str, text: str, endpoint: str = "") -> Classified:
 
     The text may contain addresses with signatures, so only known words from it go into the reason.
     """
-    server = f" {found[1]}" if (found := _SERVER.search(text)) else f" {endpoint}" if endpoint else ""
+    named = server_in(text) or endpoint
+    server = f" {named}" if named else ""
     if any(each in text for each in _IDENTITY):
         if any(each in text for each in _TRANSPORT):
             reason = f"the service{server} that gives credentials cannot be reached{_cause(text)}"
@@ -133,12 +135,25 @@ _CAUSES = {
     "Connection reset": "the connection was cut",
     "ConnectionReset": "the connection was cut",
     "IncompleteMessage": "the connection was cut",
+    "TunnelUnsuccessful": "the proxy refuses to connect to it",
+    "ProxyAuthRequired": "the proxy requires a user and a password",
     "UnexpectedEof": "the connection was cut",
 }
 
 
 def _cause(text: str) -> str:
     return next((f": {words}" for sign, words in _CAUSES.items() if sign in text), "")
+
+
+def server_in(text: str) -> str:
+    """Scheme, host and port of the address that an error of the object store library names; "" without one."""
+    return found[1] if (found := _SERVER.search(text)) else ""
+
+
+def said_by_proxy(text: str) -> str:
+    """What a proxy answered instead of the store, as `: text`; "" for the XML of a store, or nothing."""
+    found = _SAID.search(text)
+    return f": {found[1].rstrip(': ')}" if found and "<" not in found[1] else ""
 
 
 def _first_line(text: str) -> str:
@@ -151,12 +166,12 @@ def code_in(body: str) -> str:
     return found[1] if found else ""
 
 
-def raise_classified(classified: Classified, where: str) -> None:
-    """Raise the error for a failed response; `where` names what failed."""
+def raise_classified(classified: Classified, where: str, by: str = "") -> None:
+    """Raise the error for a failed response; `where` names what failed, `by` what was between."""
     match classified.action:
         case OnError.RETRY:
-            raise TransientError(classified.reason)
+            raise TransientError(f"{classified.reason}{by}")
         case OnError.START_ANEW:
             raise ChangedError
         case OnError.FAIL:
-            raise FetchError(classified.code, f"{where}: {classified.reason}")
+            raise FetchError(classified.code, f"{where}: {classified.reason}{by}")

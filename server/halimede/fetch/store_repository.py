@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from halimede.core.repository.layout import NOT_MODELS, model_name_problem
+from halimede.core.repository.layout import NOT_MODELS, is_model_directory, is_version, model_name_problem
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.fetch.credentials import secrets_of_environment
 from halimede.fetch.downloads import Downloads
-from halimede.fetch.errors import FetchError
+from halimede.fetch.errors import FetchError, cause_of
 from halimede.fetch.fetcher import Fetcher
 from halimede.fetch.layout import models_in
 from halimede.fetch.repository import FetchedRepository
@@ -63,14 +63,17 @@ class StoreRepository(ModelRepository):
     def scan(self, progress: ReadProgress = UNWATCHED) -> Listing:
         """List directories, and the current contents of stores; InferenceError if a store cannot be listed."""
         local = super().scan(progress)
-        names = set(local.names)
+        names, warnings = set(local.names), [*local.warnings]
         for uri in self._stores.values():
             try:
                 with _own_limit(progress, uri), self._file_errors_hidden():
-                    names |= self._list(uri)
+                    paths = self._list(uri)
             except FetchError as error:
                 raise InferenceError(ErrorCode.UNAVAILABLE, self._secrets.hide(error.message)) from None
-        return replace(local, names=tuple(sorted(names)))
+            found = {name for name in models_in(paths) if not name.startswith(".") and name not in NOT_MODELS}
+            warnings += _likely_mistake(uri, paths, found)
+            names |= found
+        return replace(local, names=tuple(sorted(names)), warnings=tuple(warnings))
 
     def find(self, name: str, progress: ReadProgress = UNWATCHED) -> ModelEntry:
         """Fetch the model and return its directory; LookupError if no store has it, OSError if one fails."""
@@ -87,12 +90,11 @@ class StoreRepository(ModelRepository):
     def _fills_later(self, root: Path) -> bool:
         return root in self._stores
 
-    def _list(self, uri: Uri) -> set[str]:
+    def _list(self, uri: Uri) -> list[str]:
         retries = RetryPolicy(self._limit_secs)
         source = open_source(uri, None, self._environment, None, S3Defaults(), retries)
         files = safe_tree(retries.try_until_done(uri.display, source.listing), uri.display)
-        names = models_in(file.path for file in files)
-        return {each for each in names if not each.startswith(".") and each not in NOT_MODELS}
+        return [file.path for file in files]
 
     def _fetch(self, name: str, repository: FetchedRepository, uri: Uri) -> None:
         fetcher = Fetcher(repository, None, S3Defaults(), self._environment, RetryPolicy(self._limit_secs))
@@ -111,8 +113,22 @@ class StoreRepository(ModelRepository):
             yield
         except OSError as error:
             raise FetchError(
-                FetchExit.NO_SPACE, f"{error.filename or self._downloads.folder}: {error.strerror}"
+                FetchExit.NO_SPACE, f"{error.filename or self._downloads.folder}: {cause_of(error)}"
             ) from None
+
+
+def _likely_mistake(uri: Uri, paths: list[str], found: set[str]) -> list[str]:
+    """A warning about a store without models, or one that is a model: most likely another folder was meant."""
+    signs = sorted({top for path in paths if is_model_directory((top := path.partition("/")[0],))})
+    # The folder of a version is found as a model with the number as its name.
+    if signs and all(map(is_version, found)):
+        text = f"contains '{signs[0]}' and looks like a model itself; give the folder above as the repository"
+    elif not found:
+        example = f"{uri.display.rstrip('/')}/MODEL/1/model.onnx"
+        text = f"contains no model: a model is a folder with a version in it, such as {example}"
+    else:
+        return []
+    return [f"repository '{uri.display}' {text}"]
 
 
 @contextmanager

@@ -34,8 +34,8 @@ def safe_tree(listed: Iterable[RemoteFile], where: str) -> tuple[RemoteFile, ...
             raise FetchError(
                 FetchExit.NOT_A_MODEL, f"{where} holds more than {MAX_FILES} objects: use the folder of one model"
             )
-        if not each.path:
-            continue  # the directory's own marker
+        if not each.path or is_litter(each.path):
+            continue  # the directory's own marker, or no file of the model
         if problem := path_problem(each.path):
             problems.append(f"{_quoted(each.path)} {problem}")
         elif each.path in files:
@@ -51,6 +51,11 @@ def safe_tree(listed: Iterable[RemoteFile], where: str) -> tuple[RemoteFile, ...
     if problems:
         raise FetchError(FetchExit.NOT_A_MODEL, f"{where} has objects that cannot be files: {named(problems, '; ')}")
     return tuple(files[path] for path in sorted(files, key=str.encode))
+
+
+def is_litter(path: str) -> bool:
+    """Whether macOS has put this file beside those of the model."""
+    return any(part in ("__MACOSX", ".DS_Store") or part.startswith("._") for part in path.split("/"))
 
 
 def named(items: Iterable[str], separator: str = ", ") -> str:

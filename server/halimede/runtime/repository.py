@@ -161,7 +161,11 @@ class ModelRepository:
                     continue
                 models.append(name)
                 found.setdefault(name, []).append(str(root / name))
-            warnings += ignored if models or self._fills_later(root) else no_model_warnings(root, names, ignored)
+            if models or self._fills_later(root):
+                warnings += ignored
+            else:
+                # Absolute, because the text may name the folder above.
+                warnings += no_model_warnings(Path(os.path.abspath(root)), names, ignored)
         duplicates = {name: duplicate_problem(places) for name, places in found.items() if len(places) > 1}
         return Listing(tuple(sorted(found)), tuple(warnings), duplicates)
 
@@ -196,6 +200,12 @@ class ModelRepository:
             return ModelRepository.find(self, name).sources
         except (OSError, LookupError):
             return None
+
+    def is_gone(self, name: str) -> bool:
+        """Whether no repository has an entry of this name. False if one cannot be read: its volume may return."""
+        return self._file is None and not any(
+            repository_problem(root) or _directory_problem(root / name) != NOT_THERE for root in self._roots
+        )
 
 
 def check_readable(path: Path) -> None:

@@ -132,8 +132,11 @@ def test_a_pickle_that_is_too_large_to_look_into_is_not_read(tmp_path):
 def test_a_pickle_of_a_module_is_named_by_its_class():
     module = b"\x80\x02cmy.net\nNet\nq\x00)\x81q\x01.ctorch.nn.modules.linear\nLinear\n"
     assert "class my.net.Net" in describe_pickle(module)
-    assert "class torch.nn.modules.linear.Linear" in describe_pickle(b"\x80\x02ctorch.nn.modules.linear\nLinear\n.")
+    # Protocol 2 looks for sets in Python 2's module.
+    layer = b"\x80\x02ctorch.nn.modules.linear\nLinear\nc__builtin__\nset\n."
+    assert "class torch.nn.modules.linear.Linear" in describe_pickle(layer)
     assert "state_dict" in describe_pickle(b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n.")
+    assert "state_dict" in describe_pickle(b"\x80\x02ccollections\nOrderedDict\ncnumpy.core.multiarray\nscalar\n.")
     # Damaged: what comes before the damage counts.
     assert "class a.B" in describe_pickle(b"\x80\x02ca\nB\n\xff\xff")
 

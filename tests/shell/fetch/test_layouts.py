@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from halimede.fetch.store_repository import StoreRepository
+from halimede_spec.uri import parse_uri
 from shell.fetch.conftest import Store
-from support.stores import COMMAND, Fetch, tree
+from support.stores import COMMAND, Fetch, WebServer, tree
 
 
 def test_only_the_latest_version_and_common_files_are_fetched(store: Store) -> None:
@@ -91,6 +93,30 @@ def test_format_names_the_single_file_and_its_backend(store: Store) -> None:
     }
 
 
+def test_the_only_folder_with_a_models_files_is_version_one(store: Store) -> None:
+    store.put(
+        {
+            "digits/README.md": b"# A model of Hugging Face",
+            "digits/config.json": b"{}",
+            "digits/model.safetensors": b"weights",
+            "digits/onnx/model.onnx": b"onnx",
+            "digits/onnx/model.onnx_data": b"data",
+            "digits/onnx/._model.onnx": b"of macOS",
+            "digits/__MACOSX/onnx/model.onnx": b"of macOS",
+        }
+    )
+
+    fetched = store.fetch()
+
+    assert (fetched.code, tree(store.models)) == (
+        0,
+        {"digits/1/model.onnx": b"onnx", "digits/1/model.onnx_data": b"data"},
+    ), fetched.log
+    assert store.gets("digits/model.safetensors") == 0
+    assert f"model 'digits': 2 files, 8 bytes, in {store.models}/digits\n" in fetched.log
+    assert fetched.log.endswith(f"Serve them by: halimede serve --model-repository {store.models}\n")
+
+
 def test_a_saved_models_folder_is_version_one(store: Store) -> None:
     store.put({"digits/saved_model.pb": b"graph", "digits/variables/variables.index": b"x"})
 
@@ -164,8 +190,9 @@ def test_an_ensembles_folder_in_a_store_needs_no_version(store: Store) -> None:
         (
             {"digits/a/1/model.onnx": b"", "digits/b/model.py": b"", "digits/c/config.pbtxt": b"x"},
             {},
-            "holds several models: a, b, c; use the folder of one, such as a/",
+            "holds several models: a, b, c; use the URI of one: s3://",
         ),
+        ({"digits/a/1/model.onnx": b"x"}, {}, "/digits/ holds the folder of a model; use the URI of one: s3://"),
         ({"digits/readme.md": b"x"}, {}, "is not a model: it holds readme.md; use a model's folder"),
         (
             {"digits/config.pbtxt": b"max_batch_size: 1", "digits/model.onnx": b"x"},
@@ -272,3 +299,24 @@ def test_wrong_digest_leaves_nothing_and_names_both(store: Store) -> None:
     assert (fetched.code, tree(store.models)) == (12, {})
     assert fetched.report == f"{store.uri('digits/model.onnx')} has the digest {found}, but {wanted} was requested"
     assert store.fetch("digits/model.onnx", digest=found, process="again").code == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "text"),
+    [
+        ("models/one", "contains '1' and looks like a model itself; give the folder above as the repository"),
+        ("other", "contains no model: a model is a folder with a version in it, such as {uri}/MODEL/1/model.onnx"),
+        ("models", ""),
+    ],
+)
+def test_a_repository_that_is_another_folder_than_meant_is_warned_of(folder: str, text: str) -> None:
+    with WebServer({}).running() as web:
+        web.put("bucket", {"models/one/1/model.onnx": b"x", "other/readme": b"x"})
+        uri = f"s3://{web.url}/bucket/{folder}"
+        repository = StoreRepository((), (parse_uri(uri),), "", {})
+        try:
+            warnings = repository.scan().warnings
+        finally:
+            repository.close()
+
+    assert warnings == ((f"repository '{uri}' {text.format(uri=uri)}",) if text else ())

@@ -5,11 +5,24 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from shell.fetch.conftest import Store
-from support.stores import COMMAND, KEY, SECRET, Asked, Fault, Fetch, numbered_bytes, s3_error, tree, write_credentials
+from support.stores import (
+    COMMAND,
+    KEY,
+    SECRET,
+    Asked,
+    Fault,
+    Fetch,
+    Proxy,
+    numbered_bytes,
+    s3_error,
+    tree,
+    write_credentials,
+)
 
 MB = 1 << 20
 
@@ -322,3 +335,39 @@ def test_no_output_contains_a_secret(store: Store, rule: Callable[[Asked], Fault
     for hidden in (SECRET, token, "AKIASECRETSECRETSECR", "Signature="):
         assert hidden not in fetched.report + fetched.log
     assert 0 < len(fetched.report.encode()) <= 1500
+
+
+@pytest.mark.parametrize(
+    ("uri", "code", "text"),
+    [
+        (
+            "http://models.test/m.onnx",
+            10,
+            "http://models.test/m.onnx: access was denied (403), through the proxy {proxy}: blocked by policy 7",
+        ),
+        (
+            "https://models.test/m.onnx",
+            15,
+            "the server cannot be reached, through the proxy {proxy}: OSError: Tunnel connection failed: 501 Unsupported "
+            "method ('CONNECT')",
+        ),
+        (
+            "s3://http://models.test/bucket/m/",
+            10,
+            "access was denied (403), through the proxy {proxy}: Forbidden: blocked by policy 7",
+        ),
+        (
+            "s3://https://models.test/bucket/m/",
+            15,
+            "the store https://models.test cannot be reached: the proxy refuses to connect to it, through the proxy {proxy}",
+        ),
+    ],
+)
+def test_an_error_of_a_proxy_has_its_text_and_its_address(tmp_path: Path, uri: str, code: int, text: str) -> None:
+    plan = {"models": [{"name": "digits", "uri": uri}]}
+    with Proxy("http://127.0.0.1", lambda _: Fault(403, b"blocked by policy 7\n")).running() as proxy:
+        through = proxy.url.replace("http://", "http://user:pass@")
+        environment = {"http_proxy": through, "https_proxy": through}
+        fetched = Fetch(tmp_path, plan, timeout=1).run(environment)
+
+    assert (fetched.code, text.format(proxy=proxy.url) in fetched.report) == (code, True), fetched.report

@@ -237,8 +237,18 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "many": ("m.tgz", many_members, "holds more than 100000 files"),
     "cut": ("m.tgz", lambda: tar(("1/model.onnx", os.urandom(MB)))[:-1000], "is not a complete archive"),
     "no archive": ("m.tgz", lambda: b"<html>", "is not a complete archive"),
-    "no zip": ("m.zip", lambda: b"<html>", "is not a complete archive"),
-    "several": ("m.tgz", lambda: tar(("a/1/model.onnx", b"x"), ("b/model.py", b"y")), "holds several models: a, b"),
+    "no zip": (
+        "m.zip",
+        lambda: b"<html>",
+        "is not a complete archive: BadZipFile: File is not a zip file; pack the folder of one model by: (cd MODEL_FOLDER "
+        '&& zip -r "$OLDPWD"/m.zip .)',
+    ),
+    "several": (
+        "m.tgz",
+        lambda: tar(("a/1/model.onnx", b"x"), ("b/model.py", b"y")),
+        "holds several models: a, b; pack the folder of one model by: tar -czf m.tgz -C a .",
+    ),
+    "litter": ("m.tgz", lambda: tar(("1/._x", bytes(65 * MB))), "unpacks to more than 67108864 bytes"),
     "nothing": ("m.tgz", tar, "is not a model: it holds nothing"),
 }
 LARGE = {"many": pytest.mark.large, "zip bomb": pytest.mark.large}
@@ -253,6 +263,16 @@ def test_invalid_archives_are_refused(run: Run, tmp_path: Path, case: str) -> No
     assert (fetched.code, text in fetched.report) == (14, True), fetched.report
     assert tree(tmp_path / "models") == {}
     assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("name", ["m.tgz", "m.zip"])
+def test_what_macos_adds_to_an_archive_is_left_out(run: Run, tmp_path: Path, name: str) -> None:
+    members = [("digits/1/model.onnx", b"x"), ("digits/1/._model.onnx", b"y"), ("__MACOSX/digits/._1", b"z")]
+    content = zipped(*members) if name.endswith("zip") else tar(*members)
+    with WebServer({f"/{name}": Served(content)}).running() as web:
+        fetched = run(f"{web.url}/{name}")
+
+    assert (fetched.code, tree(tmp_path / "models")) == (0, {"digits/1/model.onnx": b"x"}), fetched.report
 
 
 @pytest.mark.parametrize("name", ["m.tgz", "m.zip"])

@@ -70,3 +70,20 @@ def test_loops_of_links_end(version: Path) -> None:
     (version / "up").symlink_to("../..")
     (version / "model.py").touch()
     assert find(version).versions == {1: ("model.py", "self", "up")}
+
+
+def test_a_model_is_gone_if_no_readable_repository_has_an_entry_of_its_name(tmp_path: Path) -> None:
+    roots = tmp_path / "one", tmp_path / "two"
+    for root in roots:
+        root.mkdir()
+    (roots[0] / "linked").symlink_to("nowhere")
+    (roots[1] / "m").mkdir()
+    repository = ModelRepository(roots)
+    assert [repository.is_gone(name) for name in ("m", "linked", "removed")] == [False, False, True]
+    # The volume may return.
+    roots[0].rename(tmp_path / "elsewhere")
+    assert not repository.is_gone("removed")
+    (tmp_path / "m.onnx").touch()
+    alone = ModelRepository((), tmp_path / "m.onnx")
+    (tmp_path / "m.onnx").unlink()
+    assert not alone.is_gone("m")

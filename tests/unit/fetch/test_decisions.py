@@ -1,7 +1,9 @@
 """Pure decisions of a fetch: meanings of responses, pauses, secrets, and valid plans."""
 
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,10 +12,11 @@ from hypothesis import strategies as st
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.repository.file_kinds import FileKind, Look
 from halimede.fetch.digest import folder_digest, listing_name
-from halimede.fetch.errors import FetchError
+from halimede.fetch.errors import MAX_CAUSE_CHARS, FetchError, cause_of
 from halimede.fetch.layout import Layout, archive_root, check_files, folder_layout, models_in, single_file
 from halimede.fetch.plan import read_plan
-from halimede.fetch.report import MAX_FAILURE_BYTES, FetchedModel, failure_text, success_text
+from halimede.fetch.proxy import through_proxy
+from halimede.fetch.report import MAX_FAILURE_BYTES, FetchedModel, done_lines, failure_text, success_text
 from halimede.fetch.retry import LONGEST_PAUSE_SECS, pause_secs
 from halimede.fetch.secrets import Secrets
 from halimede.fetch.store_errors import Classified, OnError, classify_status, classify_text
@@ -249,6 +252,69 @@ def test_layouts_are_recognized() -> None:
     assert [
         archive_root(paths) for paths in ({"a/config.pbtxt"}, {"1/model.onnx"}, {"a/x", "b/x"}, {"model.py"}, {"a"})
     ] == ["a/", "", "", "", ""]
+
+
+def test_the_only_folder_with_a_models_files_is_the_model() -> None:
+    hugging_face = {"README.md", "config.json", "onnx/model.onnx", "onnx/model.onnx_data"}
+    layout = folder_layout(hugging_face, "s3://b/bge/")
+    assert layout == Layout((1,), into="1/", root="onnx/")
+    assert [layout.target(path) for path in sorted(hugging_face)] == [None, None, "1/model.onnx", "1/model.onnx_data"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "where", "text"),
+    [
+        ({"a/1/model.onnx"}, "s3://b/m", "s3://b/m holds the folder of a model; use the URI of one: s3://b/m/a/"),
+        ({"a/model.onnx", "b/model.py"}, "s3://b/m/", "holds several models: a, b; use the URI of one: s3://b/m/a/"),
+        ({"x"}, "http://h/m.tgz", "it holds x; pack the folder of one model by: tar -czf m.tgz -C MODEL_FOLDER ."),
+    ],
+)
+def test_a_folder_of_models_is_refused_with_what_to_use(paths: set[str], where: str, text: str) -> None:
+    with pytest.raises(FetchError) as raised:
+        folder_layout(paths, where)
+    assert raised.value.message.endswith(text)
+
+
+def test_an_error_without_a_text_of_the_system_has_its_class_and_text() -> None:
+    assert cause_of(OSError(2, "No such file")) == "No such file"
+    assert (
+        cause_of(OSError("Tunnel failed: https://h/x?signature=1 refused"))
+        == "OSError: Tunnel failed: https://h/x?... refused"
+    )
+    assert cause_of(TimeoutError()) == "TimeoutError"
+    assert cause_of(OSError("x" * 1000)) == "OSError: " + "x" * MAX_CAUSE_CHARS
+
+
+@pytest.mark.parametrize(
+    ("variables", "address", "text"),
+    [
+        ({"https_proxy": "http://me:secret@10.0.0.1:3128/"}, "https://h/x", ", through the proxy http://10.0.0.1:3128"),
+        ({"https_proxy": "http://10.0.0.1:3128"}, "http://h/x", ""),
+        ({"all_proxy": "10.0.0.1:3128"}, "http://h/x", ", through the proxy http://10.0.0.1:3128"),
+        ({"http_proxy": "http://10.0.0.1:3128", "no_proxy": "h"}, "http://h/x", ""),
+        ({"http_proxy": "http://10.0.0.1:3128"}, "", ""),
+    ],
+)
+def test_the_environment_says_through_which_proxy_requests_go(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], address: str, text: str
+) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert through_proxy(address) == text
+
+
+def test_people_read_where_the_models_are_and_how_to_serve_them() -> None:
+    models = [
+        FetchedModel("a", None, 3, 1, "", cached=True),
+        FetchedModel("b", None, 12_345_678, 2, "", cached=False),
+    ]
+    assert done_lines(models, Path("my models")) == [
+        "model 'a': 1 file, 3 bytes, in my models/a (nothing was downloaded)",
+        "model 'b': 2 files, 12.3 MB, in my models/b",
+        "Serve them by: halimede serve --model-repository 'my models'",
+    ]
 
 
 UNKNOWN = FileKind.UNKNOWN

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halimede.fetch.archive import files_below
 from halimede.fetch.errors import FetchError
 from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
 from halimede_spec.fetch_exit import FetchExit
@@ -18,8 +19,16 @@ KEYS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
 
 def test_files_are_sorted_and_folders_markers_are_left_out() -> None:
     listed = [RemoteFile("b", 1), RemoteFile("1", 0), RemoteFile("", 0), RemoteFile("1/x", 2), RemoteFile("B", 0)]
+    listed += [RemoteFile("__MACOSX/1/x", 1), RemoteFile("1/._x", 1), RemoteFile("1/.DS_Store", 1)]
 
     assert safe_tree(listed, "here") == (RemoteFile("1/x", 2), RemoteFile("B", 0), RemoteFile("b", 1))
+
+
+def test_mounted_files_of_macos_are_left_out(tmp_path: Path) -> None:
+    for path in ("1/model.onnx", "1/._model.onnx", "__MACOSX/x", ".DS_Store"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    assert list(files_below(tmp_path)) == ["1/model.onnx"]
 
 
 def test_invalid_keys_are_named_up_to_a_limit() -> None:

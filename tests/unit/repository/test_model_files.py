@@ -25,6 +25,8 @@ def test_each_other_kind_is_a_problem_with_advice(backend: str, kind: FileKind) 
     problem = file_problem(backend, "m.bin", Look(kind))
     if kind in (*TAKES[backend], FileKind.UNKNOWN):
         assert problem is None
+    elif (backend, kind) == ("pytorch", FileKind.TORCH_SAVE):
+        assert problem is None, "the backend says whether it has weights or a whole module"
     else:
         assert problem is not None
         assert problem.startswith(f"'m.bin' is {kind.value}, and the backend '{backend}' loads ")
@@ -52,10 +54,10 @@ def test_backends_of_others_load_what_they_like() -> None:
             "pull' where it was cloned, and copy the file again",
         ),
         (
-            *("pytorch", "model.pt", Look(FileKind.TORCH_SAVE)),
-            "'model.pt' is a checkpoint of torch.save, which is a pickle, and the backend 'pytorch' loads a TorchScript "
-            "archive, an archive of torch.export or a package of AOTInductor: it has weights without a program; save "
-            "the model with torch.jit.save or torch.export.save",
+            *("onnxruntime", "model.onnx", Look(FileKind.TORCH_SAVE)),
+            "'model.onnx' is a checkpoint of torch.save, which is a pickle, and the backend 'onnxruntime' loads an ONNX "
+            "model, a directory with an ONNX model or a model in ONNX Runtime's own format: save the model with "
+            "torch.jit.save or torch.export.save",
         ),
         (
             *("pytorch", "model.pt", Look(FileKind.ZIP, "it lacks its directory")),
@@ -77,8 +79,8 @@ def test_the_text_says_what_the_file_is_and_what_would_be_right(
 
 def test_pickles_are_wanted_where_the_backend_unpickles_them() -> None:
     for kind in (FileKind.PICKLE, FileKind.TORCH_SAVE, FileKind.COMPRESSED):
-        assert file_problem("pytorch", "model.pth", Look(kind), ("*.pth",)) is None
-        assert file_problem("pytorch", "model.pth", Look(kind), ("*.pkl",)) is not None
+        assert file_problem("openvino", "model.pth", Look(kind), ("*.pth",)) is None
+        assert file_problem("openvino", "model.pth", Look(kind), ("*.pkl",)) is not None
     assert file_problem("pytorch", "model.pth", Look(FileKind.HTML), ("*.pth",)) is not None
 
 

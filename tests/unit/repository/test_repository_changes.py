@@ -1,6 +1,6 @@
 """When a model whose files have changed is due for a reload."""
 
-from halimede.core.repository.changes import Changes
+from halimede.core.repository.changes import ABSENT, Changes
 
 SETTLE = 100
 
@@ -70,3 +70,15 @@ def test_models_are_independent_and_forgotten_when_they_are_removed():
     assert changes.due({"m": "b", "n": "a"}, {"m": "a", "n": "a"}, 60) == []
     assert changes.due({"n": "a"}, {"n": "a"}, 200) == []
     assert changes.due({"m": "b", "n": "a"}, {"m": "b", "n": "a"}, 400) == []
+
+
+def test_a_new_model_is_due_when_its_files_are_unchanged():
+    looks = Checks(loaded=ABSENT)
+    assert looks.check(*"abbbb") == [False, False, False, True, False]
+    # Its load has failed. The model is due again when its files change.
+    assert looks.check(*"bccc") == [False, False, False, True]
+
+
+def test_a_model_whose_directory_is_replaced_is_not_unloaded():
+    assert Checks().check("a", ABSENT, "a", "a") == [False] * 4
+    assert Checks().check("a", ABSENT, ABSENT, ABSENT, ABSENT) == [False, False, False, True, False]

@@ -269,11 +269,18 @@ def test_warnings_of_a_repository_without_a_model():
         "there is no model in repository '/models': a model is a folder with a version in it, such as "
         "'/models/MODEL/1/model.onnx'"
     ]
-    assert len(no_model_warnings(PurePath("/models"), ["x"], ["ignoring 'x'"])) == 2
+    assert len(no_model_warnings(PurePath("/models"), ["x", "config.json"], ["ignoring 'x'"])) == 2
     assert no_model_warnings(PurePath("/models/resnet"), ["1", "config.pbtxt", "x"], ["ignoring '1'"]) == [
         "there is no model in repository '/models/resnet': it contains '1', 'config.pbtxt' and looks like a model "
         "itself; give the folder above as the repository: '/models'"
     ]
+    assert no_model_warnings(PurePath("/models/resnet/1"), ["model.py"], ["ignoring 'model.py'"]) == [
+        "there is no model in repository '/models/resnet/1': it contains 'model.py' and looks like a version of a "
+        "model; give the folder of all models as the repository: '/models'"
+    ]
+    assert no_model_warnings(PurePath("/resnet"), ["model.py"], ["ignoring 'model.py'"])[-1].endswith(
+        "such as '/resnet/MODEL/1/model.py'"
+    )
 
 
 def test_a_model_directory_has_a_configuration_or_a_version() -> None:

@@ -27,9 +27,12 @@ HOW_TO_EXPORT = (
     "torch.jit.trace(model, example).save('model.pt')"
 )
 HOW_TO_USE_CODE = (
-    'or serve the weights with their code: write runtime: "model.py" in config.pbtxt, and put the class of the model '
-    "into model.py beside it"
+    "or serve the weights, saved by torch.save(model.state_dict(), 'model.pt'), with their code: write "
+    'runtime: "model.py" in config.pbtxt, and put the class of the model into model.py beside it'
 )
+
+_NO_MODULES = ("torch.", "torch._", "collections.", "builtins.", "__builtin__.", "numpy.")
+"""Prefixes of what a pickle of weights or of a module of PyTorch names besides classes of the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +116,7 @@ def _saved(file: zipfile.ZipFile, entry: str) -> str:
 
 def describe_pickle(data: bytes) -> str:
     """What a pickle of torch.save holds, by the classes that it names. Nothing of it is executed."""
-    classes = [
-        name for name in _globals(data) if not name.startswith(("torch.", "torch._", "collections.", "builtins."))
-    ]
+    classes = [name for name in _globals(data) if not name.startswith(_NO_MODULES)]
     modules = [name for name in _globals(data) if name.startswith("torch.nn.modules.")]
     found = [*classes, *modules]
     if found:

@@ -261,7 +261,7 @@ class _Reader:
             return message
         value = self._scalar(target, node) if isinstance(node, Scalar) else None
         if value is None:
-            self._report_mismatch(self._expected(target), node, path)
+            self._report_mismatch(self._expected(target), node, path, self._meant(target, node))
         return value
 
     def _scalar(self, target: ValueType, scalar: Scalar) -> object | None:
@@ -306,7 +306,13 @@ class _Reader:
             return
         self.problems.append(Problem(f"{printable(path)}: {message}", path, node.line, node.column))
 
-    def _report_mismatch(self, expected: str, node: Node, path: str) -> None:
+    def _meant(self, target: ValueType, node: Node) -> str:
+        """The member of an enum that the word most likely means, as a hint: TYPE_FP32 for FP32."""
+        word = node.text.upper() if isinstance(node, Scalar) else ""
+        meant = [name for name in target.members if word and f"_{name}".endswith(f"_{word}")]
+        return f"; did you mean {meant[0]}?" if len(meant) == 1 else ""
+
+    def _report_mismatch(self, expected: str, node: Node, path: str, hint: str = "") -> None:
         match node:
             case ListNode():
                 found = "a list"
@@ -318,7 +324,7 @@ class _Reader:
                 found = "nothing"
             case _:
                 found = printable(node.text)
-        self._report(f"expected {expected}, found {found}", path, node)
+        self._report(f"expected {expected}, found {found}{hint}", path, node)
 
     def _report_unknown(self, message: MessageType, field_node: FieldNode, path: str) -> None:
         name = printable(field_node.name)

@@ -73,6 +73,8 @@ class LogLine:
     version: str = ""
     trace: str = ""
     table: LogTable | None = None
+    is_plain: bool = False
+    """Whether the text formats show only the message, as it is, even if it has several lines."""
     fields: Mapping[str, str | float] = field(default_factory=dict)
     """Additional fields in the JSON format; in the text formats the message contains them."""
 
@@ -120,7 +122,7 @@ def quote(text: str) -> str:
     text of their escapes, because strict readers refuse them even as escapes."""
     if not text.isprintable():
         text = text.encode("utf-8", "backslashreplace").decode()
-    return _printable(json.dumps(text, ensure_ascii=False))
+    return printable(json.dumps(text, ensure_ascii=False))
 
 
 def clip(text: str, limit_bytes: int) -> str:
@@ -233,15 +235,17 @@ def _time(line: LogLine) -> datetime:
 
 
 def _render_text(head: str, line: LogLine) -> str:
-    head = f"{head} {line.process} {_printable(line.file)}:{line.line}] "
+    if line.is_plain:
+        return line.message
+    head = f"{head} {line.process} {printable(line.file)}:{line.line}] "
     # Triton puts a table below the head of its line, and an empty line after it.
     text = f"{head}{quote(line.message)}" if line.table is None else f"{head}\n{_drawn(line.table)}\n"
-    return text + "".join(f"\n  {_printable(each)}" for each in line.trace.splitlines())
+    return text + "".join(f"\n  {printable(each)}" for each in line.trace.splitlines())
 
 
 def _drawn(table: LogTable) -> str:
     """The table drawn as Triton draws tables, so that scripts find the same columns."""
-    cells = [table.header, *(tuple(_printable(cell) for cell in row) for row in table.rows)]
+    cells = [table.header, *(tuple(printable(cell) for cell in row) for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
     drawn = [
@@ -259,7 +263,7 @@ def _quoted_bytes(text: str) -> int:
     return len(quote(text).encode()) - 2
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """`text` with unprintable characters as JSON escapes: controls, line and paragraph separators, bidirectional text
     marks, lone surrogates."""
     if text.isprintable():

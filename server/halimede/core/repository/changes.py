@@ -2,11 +2,15 @@
 
 A fingerprint represents all files of a model. A model is due when its fingerprint differs from the loaded one and has
 been unchanged for a while, so that files are not read while they are written. Each fingerprint is due once, even if
-its load fails: the next attempt follows the next change of the files.
+its load fails: the next attempt follows the next change of the files. ABSENT stands for a model without files, or
+without a load: so a new model is due, and one whose directory was removed.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+ABSENT = ""
+"""The fingerprint of a model whose directory is gone, or that was never loaded."""
 
 
 @dataclass(slots=True)
@@ -26,7 +30,7 @@ class Changes:
         self._seen: dict[str, _Seen] = {}
 
     def due(self, found: Mapping[str, str], loaded: Mapping[str, str], now_ns: int) -> list[str]:
-        """The models to load now; both mappings are fingerprints by name.
+        """The models to load now, or to unload if they are ABSENT in `found`; both mappings are fingerprints by name.
 
         `found` has all watched models; others are forgotten. A model that is not in `loaded` is due when it changes
         after it was first found.

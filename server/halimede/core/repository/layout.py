@@ -38,8 +38,8 @@ MAX_VERSION = 2**63 - 1
 _OTHER_DIRECTORIES = frozenset({"configs", "warmup", "initial_state", "__pycache__"})
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
 
-NOT_MODELS = frozenset({"lost+found"})
-"""Names that file systems use for other purposes; they are ignored, like hidden names."""
+NOT_MODELS = frozenset({"lost+found", "__MACOSX"})
+"""Names that file systems and archives use for other purposes; they are ignored, like hidden names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,22 @@ def is_model_directory(names: Iterable[str]) -> bool:
 
 def no_model_warnings(repository: PurePath, names: Iterable[str], ignored: Sequence[str]) -> list[str]:
     """Warnings about a repository without a model. `names` are its entries, `ignored` is why they are not models."""
-    signs = sorted(name for name in names if is_model_directory((name,)))
+    names = list(names)
+    # Models of other tools, such as those of Hugging Face, have a config.json.
+    signs = sorted(name for name in names if is_model_directory((name,)) and name != "config.json")
     if signs:
         listed = ", ".join(f"'{clip(name)}'" for name in signs[:3])
         return [
             f"there is no model in repository '{repository}': it contains {listed} and looks like a model itself; give "
             f"the folder above as the repository: '{repository.parent}'"
         ]
-    example = repository / "MODEL" / "1" / "model.onnx"
+    files = sorted(set(names) & {artifact.filename for artifact in DEFAULT_ARTIFACTS})
+    if files and is_version(repository.name):
+        return [
+            f"there is no model in repository '{repository}': it contains '{files[0]}' and looks like a version of a "
+            f"model; give the folder of all models as the repository: '{repository.parent.parent}'"
+        ]
+    example = repository / "MODEL" / "1" / (files[0] if files else "model.onnx")
     text = (
         f"there is no model in repository '{repository}': a model is a folder with a version in it, such as '{example}'"
     )

@@ -50,7 +50,7 @@ _ADVICE: Mapping[FileKind, str] = {
     FileKind.EMPTY_DIRECTORY: "copy the model into it",
     FileKind.LFS_POINTER: "run 'git lfs pull' where it was cloned, and copy the file again",
     FileKind.HTML: "the download of the model failed, and this is the page that was saved instead",
-    FileKind.TORCH_SAVE: "it has weights without a program; save the model with torch.jit.save or torch.export.save",
+    FileKind.TORCH_SAVE: "save the model with torch.jit.save or torch.export.save",
     FileKind.SAVED_MODEL_FILE: "give the whole directory, as model.savedmodel",
     FileKind.TFLITE: "convert it to ONNX, or give it to the backend openvino",
     FileKind.KERAS: "export the model as a SavedModel, with model.export in Keras",
@@ -68,6 +68,8 @@ _ADVICE: Mapping[FileKind, str] = {
 _EXECUTABLE = frozenset({FileKind.PICKLE, FileKind.TORCH_SAVE, FileKind.TORCH_EXPORT})
 """Kinds whose loaders unpickle: torch.export keeps weights and constants as pickles that may name any function.
 TorchScript does not belong here: its reader takes only data and the archive's own classes from its pickles."""
+_SAID_BY_BACKEND: Mapping[str, frozenset[FileKind]] = {"pytorch": frozenset({FileKind.TORCH_SAVE})}
+"""Kinds whose load the backend itself refuses, with more detail: whether a pickle has weights or a whole module."""
 NO_MODELS = frozenset({FileKind.EMPTY, FileKind.LFS_POINTER, FileKind.HTML})
 """Kinds that are no model of any backend."""
 _UNCLEAR = frozenset({FileKind.COMPRESSED, FileKind.ZIP, FileKind.UNKNOWN})
@@ -102,7 +104,7 @@ def file_problem(backend: str, filename: str, look: Look, patterns: Collection[s
     `patterns` are those of the files that the backend unpickles. A file of an unknown format is left to its runtime.
     """
     takes = TAKES.get(backend)
-    if takes is None or look.kind is FileKind.UNKNOWN:
+    if takes is None or look.kind is FileKind.UNKNOWN or look.kind in _SAID_BY_BACKEND.get(backend, ()):
         return None
     named = f"'{clip(filename)}'"
     if look.kind is FileKind.ZIP and look.fault and (set(takes) & set(_ARCHIVES) or unpickled(filename, patterns)):

@@ -5,10 +5,12 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from halimede.core.observe.samples import StateSample
+from halimede.core.repository.changes import ABSENT
 from halimede.core.repository.load_errors import NoModelError
 from halimede.core.repository.plan import is_used
 from halimede.core.repository.status import ModelStatus, should_serve
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
+from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import Inferences
 from halimede.runtime.lifecycle.building import Builder
 from halimede.runtime.lifecycle.closing import Closing
@@ -24,6 +26,8 @@ from halimede.runtime.requests import RequestTable
 from halimede.runtime.services import ModelServices
 
 log = logging.getLogger(__name__)
+
+NS_PER_SEC = 1_000_000_000
 
 
 class ModelLifecycle:
@@ -50,6 +54,9 @@ class ModelLifecycle:
         self.records = Records()
         self.table = table or RequestTable()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
+        self.load_secs: dict[str, float] = {}
+        """How long the load of each model took at the start, with its wait for others."""
+        self._loading_since_ns: dict[str, int] = {}
         self._unload_wait_secs = unload_wait_secs
         left_behind = LeftBehind()
         self._reader = RepositoryReader(repository, left_behind, read_limit_secs)
@@ -77,11 +84,14 @@ class ModelLifecycle:
         """
         if unreadable := await self._reader.unreadable():
             raise InferenceError(ErrorCode.UNAVAILABLE, "; ".join(unreadable.values()))
+        warnings: Sequence[str]
         if names is None:
             listing = await self._reader.scan()
-            names = listing.names
-            for warning in listing.warnings:
-                log.warning("%s", warning)
+            names, warnings = listing.names, listing.warnings
+        else:
+            warnings = await self._warnings_without_models()
+        for warning in warnings:
+            log.warning("%s", warning)
         results = await asyncio.gather(*(self._load_at_start(name) for name in names))
         return [name for name, loaded in zip(names, results, strict=True) if not loaded]
 
@@ -94,12 +104,18 @@ class ModelLifecycle:
         await self._loader.load(name, for_model=for_model)
         self.records[name].status.asked = True
 
-    async def read_sources(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    async def read_sources(self, *, is_whole: bool) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """By name, the fingerprints of the files of all wanted models: the current ones and those at their load. The
-        latter leave out models whose load failed."""
-        wanted = [record for record in self.records.values() if record.status.wanted]
-        found = await self._reader.sources([record.name for record in wanted])
-        return found, {record.name: record.sources for record in wanted if record.versions}
+        latter leave out models whose load failed.
+
+        If the server serves `is_whole` repositories, also those of models that are new, ABSENT at their load, and of
+        models that are gone, which are ABSENT now.
+        """
+        wanted = {record.name: record for record in self.records.values() if record.status.wanted}
+        names = [*wanted, *(await self._reader.scan()).names] if is_whole else [*wanted]
+        found = await self._reader.sources(list(dict.fromkeys(names)), find_gone=is_whole)
+        loaded = {name: record.sources for name, record in wanted.items() if record.versions}
+        return found, {name: ABSENT for name in found if name not in wanted} | loaded
 
     async def reload(self, name: str) -> None:
         """Reload a model whose files have changed, unless it was unloaded meanwhile. Raises InferenceError."""
@@ -179,10 +195,24 @@ class ModelLifecycle:
         """All versions, serving and retired."""
         return [*serving_versions(self.records), *self._closing.versions]
 
+    async def _warnings_without_models(self) -> Sequence[str]:
+        """The warnings about repositories without any model: most likely another folder was meant."""
+        try:
+            listing = await self._reader.scan()
+        except InferenceError:
+            return ()  # the index reports it
+        return () if listing.names else listing.warnings
+
+    def loading(self) -> list[tuple[str, float]]:
+        """The models that still load at the start, each with its seconds so far."""
+        now = monotonic_ns()
+        return [(name, (now - since) / NS_PER_SEC) for name, since in self._loading_since_ns.items()]
+
     async def _load_at_start(self, name: str) -> bool:
         # Wanted from the start, so that the server is not ready before it serves.
         record = self.records.obtain(name)
         record.status.wanted = True
+        since = self._loading_since_ns[name] = monotonic_ns()
         try:
             await self.load(name)
         except InferenceError as error:
@@ -191,6 +221,9 @@ class ModelLifecycle:
                 record.status.wanted = False
             # The server must not exit for a model that a client unloads while the server starts.
             return bool(record.unloads.count)
+        finally:
+            del self._loading_since_ns[name]
+        self.load_secs[name] = (monotonic_ns() - since) / NS_PER_SEC
         return True
 
     def _unload(self, record: ModelRecord) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from halimede.core.hangs import Silence, check_interval_ns
+from halimede.core.repository.changes import ABSENT
 from halimede.core.repository.load_errors import ConfigError, LeftBehindError
 from halimede.core.types import ErrorCode, InferenceError, shortage_of
 from halimede.runtime.clock import monotonic_ns
@@ -63,9 +64,18 @@ class RepositoryReader:
             self._next_listing = asyncio.get_running_loop().create_task(self._list_in_turn())
         return await _answered(self._result(self._next_listing, self._listed))
 
-    async def sources(self, names: Sequence[str]) -> dict[str, str]:
-        """By name, the current fingerprints of the sources of these models, without those that cannot be read."""
-        reading = self._read_in_thread("read-sources", lambda: {name: self._repository.sources(name) for name in names})
+    async def sources(self, names: Sequence[str], *, find_gone: bool) -> dict[str, str]:
+        """By name, the current fingerprints of the sources of these models, without those that cannot be read.
+        `find_gone`: with ABSENT for models whose directory is gone."""
+
+        def read() -> dict[str, str | None]:
+            found = {name: self._repository.sources(name) for name in names}
+            gone = [
+                name for name, each in found.items() if find_gone and each is None and self._repository.is_gone(name)
+            ]
+            return found | dict.fromkeys(gone, ABSENT)
+
+        reading = self._read_in_thread("read-sources", read)
         return {name: sources for name, sources in (await reading).items() if sources is not None}
 
     async def read(self, record: ModelRecord) -> ModelEntry:

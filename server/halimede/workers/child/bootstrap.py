@@ -42,6 +42,8 @@ def main(descriptor: int, entry: str) -> NoReturn:
     sys.argv = [""]
     # SIGINT ends the process instead of raising an exception in the model's code.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = _refuse_breakpoint
     for stream in (sys.stdout, sys.stderr):
         # Output of a model is visible at once, is not lost if it is killed, and never fails because of its characters.
         if isinstance(stream, TextIOWrapper):
@@ -75,6 +77,12 @@ def end(code: int) -> NoReturn:
     with suppress(BaseException):
         sys.stderr.flush()
     os._exit(code & 0xFF)
+
+
+def _refuse_breakpoint(*_args: object, **_more: object) -> NoReturn:
+    from halimede.backends.python.utils.errors import NO_DEBUGGER
+
+    raise RuntimeError(NO_DEBUGGER)
 
 
 def _provide_package() -> None:

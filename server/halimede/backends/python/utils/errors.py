@@ -49,6 +49,8 @@ CONTEXT_FAULT_NAMES = (
 """The names of these errors in CUDA's driver, which are all that some libraries say, such as numba."""
 CUDA_LIBRARIES = ("cuda", "cublas", "cudnn", "cufft", "cusolver", "cusparse")
 """What the error of a library that computes with CUDA has in its text."""
+NO_DEBUGGER = "a served model has no terminal for a debugger; run it by `halimede debug MODEL_DIR REQUEST.json`"
+"""For a breakpoint() in a served model."""
 TRACEBACK_LIMIT = 12 << 10
 """Maximum number of characters of a traceback, its last ones: less than the limit for a line from a worker process."""
 
@@ -164,7 +166,8 @@ def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
     """
     name = type(error).__name__
     try:
-        text = str(error)
+        # The debugger has read the end of its input.
+        text = str(error) or (NO_DEBUGGER if name == "BdbQuit" else "")
         for attribute in ("filename", "filename2", "path"):
             path = getattr(error, attribute, None)
             if isinstance(path, str) and os.path.isabs(path):
@@ -179,12 +182,15 @@ def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
 def full_traceback(error: BaseException, directories: Sequence[str] = ()) -> str:
     """The traceback for the log, from the first frame in one of the model's own `directories`, if there is one.
 
+    Of a file that cannot be compiled no frame is shown: all are those of the server, and the error names the file.
     Never raises; a long traceback is cut at the beginning.
     """
     try:
-        begin = error.__traceback__
-        while begin is not None and not begin.tb_frame.f_code.co_filename.startswith(tuple(directories)):
+        begin, own = error.__traceback__, tuple(directories)
+        while begin is not None and not begin.tb_frame.f_code.co_filename.startswith(own):
             begin = begin.tb_next
+        if begin is None and isinstance(error, SyntaxError):
+            return "".join(traceback.format_exception_only(error))
         text = "".join(traceback.format_exception(type(error), error, begin or error.__traceback__))
     except BaseException:  # noqa: BLE001  the model's own __str__, or no memory left
         return f"{type(error).__name__} (its traceback cannot be shown)"

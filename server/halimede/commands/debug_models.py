@@ -1,0 +1,157 @@
+"""The other models that a model calls under `halimede debug`: a server without ports, on a thread of its own.
+
+It starts with the first call, and loads a model when it is first called, each model in the way in which it is served.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import uvloop
+
+from halimede.backends.service_calls import IsModelReady, LoadModel, ServiceCall, ServiceResult, UnloadModel
+from halimede.core.observe.custom_metrics import CustomMetrics
+from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse
+from halimede.core.types.caller import Caller
+from halimede.runtime.core_server import CoreServer
+from halimede.runtime.lifecycle import ModelLifecycle
+from halimede.runtime.sampler import make_sampler
+from halimede.runtime.services import ModelServices
+from halimede.settings import ModelControlMode, Settings
+from halimede.workers.output import log as prints_log
+
+if TYPE_CHECKING:
+    from halimede.commands.explain_config import ModelFlags
+    from halimede.runtime.repository import ModelRepository
+
+T = TypeVar("T")
+
+CLOSE_SECS = 5.0
+
+
+class OtherModels:
+    """The models of the repository, for the model `own` of it. Any thread may call."""
+
+    def __init__(self, repository: "ModelRepository", flags: "ModelFlags", own: str) -> None:
+        """Raises InferenceError if the device list cannot be read."""
+        self._repository = repository
+        self._owner = f"{own}#debug"
+        self._context = flags.load_options()
+        self._options = self._context.__enter__()
+        self._unloaded: set[str] = set()
+        """Names that the model has unloaded: a call does not load them again."""
+        self._services = ModelServices(CustomMetrics())
+        # What other models print is shown, as in a server.
+        prints_log.setLevel(logging.INFO)
+        self._loop = uvloop.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="other-models", daemon=True).start()
+        self._core, self._lifecycle = self._run(self._make())
+
+    def infer(self, request: InferenceRequest) -> "OtherCall":
+        """See `hosting.Host`."""
+        call = OtherCall(self._loop, self._core)
+        asyncio.run_coroutine_threadsafe(self._infer(request, call), self._loop)
+        return call
+
+    def call(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
+        """Load, unload or check a model. InferenceError."""
+        return self._run(self._perform(call))
+
+    def close(self) -> None:
+        """Unload all models, and end their processes."""
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._context.__exit__(None, None, None)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _make(self) -> tuple[CoreServer, ModelLifecycle]:
+        settings = Settings()
+        sampler = make_sampler(settings.metrics_interval_ms, self._options.inventory, cpu=False, gpu=False)
+        lifecycle = ModelLifecycle(
+            self._repository, self._options, settings.model_load_thread_count, services=self._services
+        )
+        core = CoreServer(
+            lifecycle,
+            sampler,
+            server_id=settings.id,
+            control_mode=ModelControlMode.EXPLICIT,
+            strict_readiness=settings.strict_readiness,
+            metrics_config=settings.metrics_config,
+            dropped_log_lines=lambda: 0,
+            custom_metrics=self._services.metrics,
+            inventory=self._options.inventory,
+        )
+        self._services.models = core
+        await core.start(())
+        return core, lifecycle
+
+    async def _infer(self, request: InferenceRequest, call: "OtherCall") -> None:
+        try:
+            await self._load(request.model_name)
+        except InferenceError as error:
+            call.on_response(InferenceResponse(request.model_name, "", request.id, error=error))
+        else:
+            call.ticket = self._core.infer(request, call.on_response, Caller(1))
+
+    async def _perform(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
+        match call:
+            case LoadModel(model_name):
+                self._unloaded.discard(model_name)
+            case UnloadModel(model_name):
+                self._unloaded.add(model_name)
+            case IsModelReady(model_name):
+                try:
+                    await self._load(model_name)
+                except InferenceError:
+                    return False
+        return await self._services.call(self._owner, call)
+
+    async def _load(self, name: str) -> None:
+        record = self._lifecycle.records.get(name)
+        if name not in self._unloaded and (record is None or not record.serving):
+            await self._core.load_model(name, {}, for_model=True)
+
+    async def _close(self) -> None:
+        self._core.begin_drain()
+        try:
+            await asyncio.wait_for(self._core.close(), CLOSE_SECS)
+        except TimeoutError:
+            self._core.abort()
+
+
+class OtherCall:
+    """Implements `hosting.Call`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, core: CoreServer) -> None:
+        self.ticket = 0
+        self._loop = loop
+        self._core = core
+        self._answers: SimpleQueue[InferenceResponse] = SimpleQueue()
+        self._has_ended = False
+
+    def on_response(self, response: InferenceResponse) -> None:
+        """Called on the loop's thread, the only one that may free memory of other models' answers. So they are copied,
+        to memory that the model may write to, as in a worker."""
+        for tensor in response.outputs:
+            tensor.data = memoryview(bytearray(tensor.data))
+        self._answers.put(response)
+
+    def receive(self) -> InferenceResponse | None:
+        if self._has_ended:
+            return None
+        response = self._answers.get()
+        self._has_ended = response.final
+        if not response.final:
+            self._loop.call_soon_threadsafe(self._core.acknowledge, self.ticket)
+        return response
+
+    async def receive_async(self) -> InferenceResponse | None:
+        return await asyncio.to_thread(self.receive)
+
+    def cancel(self, *, reads_on: bool = False) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._core.cancel(self.ticket, reads_on=reads_on))
