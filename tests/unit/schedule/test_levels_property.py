@@ -172,7 +172,7 @@ class SlowLevels:
             return batch, None
         if marked:
             return batch[:marked], None
-        is_ready = is_closed or not delay or rows >= max(preferred) or any(one.late_since for one in batch)
+        is_ready = is_closed or not delay or rows >= max(preferred)
         return (batch, None) if is_ready else ([], None)
 
     def wake_at(self) -> int | None:
