@@ -205,7 +205,8 @@ class DynamicBatchScheduler:
         """Take back a lent batch. False if it has begun: then `completed` for the batch before it will come."""
         if self.take_back(slot):
             del self._lent[slot]
-            self._barred.add(slot)
+            if not batch.grows:
+                self._barred.add(slot)
             self._queue.take_back(batch)
             return True
         return False

@@ -218,7 +218,7 @@ class LevelQueue:
         """The next batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
         requests = self._full()
         self._forming = None
-        batch = Batch([request.pending.key for request in requests], slot)
+        batch = Batch([request.pending.key for request in requests], lent_to=slot)
         for request in requests:
             self._order.remove(request)
             request.batch = batch

@@ -13,9 +13,11 @@ their timeouts. A batch is cut from the front of this order, never around a requ
 - Otherwise they run if the batch is closed or full, or without a max_queue_delay.
 - Otherwise the batch waits for more requests, until the delay of its oldest one is over.
 
-A batch that neither arrivals nor time can change can be lent to a busy instance: it lies ready there, and begins
-when the instance is free. Its requests stay in the queue until then: bounds, deadlines and cancellation hold for them.
-What has to leave the queue before is reclaimed first: the batch is the front of the queue again, and is cut anew.
+A batch that is closed or has a preferred size can be lent to a busy instance: it lies ready there, and begins when the
+instance is free. Its requests stay in the queue until then: bounds, deadlines and cancellation hold for them. What has
+to leave the queue before is reclaimed first: the batch is the front of the queue again, and is cut anew. So is a batch
+when a larger preferred size is reached. One that may become larger still is lent again only with at least twice the
+rows, so that no request is sent often. Batches with late requests are not lent, because arrivals come before these.
 
 A request whose timeout expires is rejected, or (DELAY) is late.
 """
@@ -39,7 +41,10 @@ class Batch:
     """A batch that is lent, or that did not run. `eq=False`: batches are compared by identity."""
 
     keys: list[int]
+    rows: int = 0
     lent_to: Slot | None = None
+    grows: bool = False
+    """Whether it was lent although it may become larger."""
     overtaken: int = 0
     """How many batches that were lent later have begun before it."""
     is_returned: bool = False
@@ -62,7 +67,17 @@ class QueuedRequest:
 class Front:
     """The first requests of the order, which may run as one batch. One object for each queue, which is formed again."""
 
-    __slots__ = ("compatible", "count", "has_late", "is_closed", "is_formed", "marked", "oldest", "rows")
+    __slots__ = (
+        "compatible",
+        "count",
+        "has_late",
+        "is_closed",
+        "is_formed",
+        "marked",
+        "marked_rows",
+        "oldest",
+        "rows",
+    )
 
     def __init__(self) -> None:
         self.is_formed = False
@@ -74,6 +89,8 @@ class Front:
         """When the first of them to arrive was enqueued."""
         self.marked = 0
         """The number of requests up to the last preferred size; 0 for none."""
+        self.marked_rows = 0
+        """That preferred size."""
         self.has_late = False
         """Whether a late request joins it, or closes it: then arrivals change it."""
         self.is_closed = False
@@ -100,6 +117,10 @@ class BatchQueue:
         self._on_time: OrderedDict[int, QueuedRequest] = OrderedDict()
         self._late: OrderedDict[int, QueuedRequest] = OrderedDict()
         self._front = Front()
+        self._growing: Batch | None = None
+        """A lent batch that may become larger by the requests at the front."""
+        self._grown_rows = 0
+        """Only a batch of more rows is lent although it may become larger, until another batch begins."""
         self._deadlines = Deadlines[int]()
         self.reclaim: Callable[[Batch, Slot], bool] = not_lent
         """Takes back a lent batch, whose requests are the front of the queue again; False if it has begun."""
@@ -140,6 +161,8 @@ class BatchQueue:
                 self._join(front, (queued,))
         if self.may_expire and (timeout_ns := self._policy.timeout_ns(pending.timeout_us)):
             self._deadlines.add(pending.key, now_ns + timeout_ns)
+        if (growing := self._growing) is not None and growing.rows + self._form().rows in self._preferred:
+            self._reclaim_growing()
 
     def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
         """Return a batch that did not run. It is the first in the queue.
@@ -166,6 +189,7 @@ class BatchQueue:
         else:
             keys = self._cut(self._ready(now_ns))
         self._forget(keys)
+        self._grown_rows = 0
         return tuple(keys)
 
     @property
@@ -178,24 +202,33 @@ class BatchQueue:
         front = self._front
         if not front.is_formed:
             self._form()
-        if not front.is_closed or front.has_late:
+        if front.has_late or not (front.is_closed or front.marked):
             return False
-        return not self._delay or front.marked in {0, front.count}
+        return self._is_whole(front) or (self._growing is None and front.marked_rows > self._grown_rows)
 
     def lend(self, slot: Slot) -> Batch:
         """The next batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
         if self._returned:
             batch = self._returned.popleft()
         else:
-            batch = Batch(self._cut(self._ready(AT_ONCE)))
+            grows = not self._is_whole(self._front)
+            batch = Batch(self._cut(self._ready(AT_ONCE)), grows=grows)
             for key in batch.keys:
-                self.queued[key].batch = batch
+                queued = self.queued[key]
+                queued.batch = batch
+                batch.rows += queued.pending.batch_size
+            if grows:
+                self._growing = batch
         batch.lent_to, batch.overtaken = slot, 0
         return batch
 
     def take_back(self, batch: Batch) -> None:
         """A lent batch did not begin: its requests are the front of the queue."""
         batch.lent_to = None
+        if batch.grows:
+            self._grown_rows = 2 * batch.rows - 1
+        if batch is self._growing:
+            self._growing = None
         if batch.is_returned:
             self._returned.appendleft(batch)
             return
@@ -208,6 +241,9 @@ class BatchQueue:
     def begin(self, batch: Batch) -> None:
         """A lent batch has begun: its requests leave the queue, if they have not."""
         self._forget([key for key in batch.keys if key in self.queued])
+        self._grown_rows = 0
+        if batch is self._growing:
+            self._growing = None
 
     def ready_at(self) -> int | None:
         """When `pop_ready` has a batch if nothing else happens: AT_ONCE, a time, or None for never."""
@@ -258,6 +294,7 @@ class BatchQueue:
         for each in (self.queued, self._returned, self._on_time, self._late, self._deadlines):
             each.clear()
         self._front.is_formed = False
+        self._growing = None
         self._size_bytes = 0
         return keys
 
@@ -266,7 +303,7 @@ class BatchQueue:
         front = self._front
         if front.is_formed:
             return front
-        front.count = front.rows = front.marked = 0
+        front.count = front.rows = front.marked = front.marked_rows = 0
         front.is_closed = front.has_late = False
         front.is_formed = True
         self._join(front, self._on_time.values())
@@ -291,7 +328,7 @@ class BatchQueue:
                 front.oldest = queued.enqueued_at
             count += 1
             if rows in preferred:
-                front.marked = count
+                front.marked, front.marked_rows = count, rows
             if rows >= enough:
                 front.is_closed = True
                 break
@@ -306,6 +343,16 @@ class BatchQueue:
         if front.marked and not (self._delay and is_over):
             return front.marked
         return front.count if front.is_closed or is_over else 0
+
+    def _is_whole(self, front: Front) -> bool:
+        """Whether neither arrivals nor time can change the next batch, if it has no late requests."""
+        return front.is_closed and (not self._delay or front.marked in {0, front.count})
+
+    def _reclaim_growing(self) -> None:
+        """Reclaim the batch that may become larger, to cut it anew, unless it has begun."""
+        growing, self._growing = self._growing, None
+        if growing is not None and growing.lent_to is not None:
+            self.reclaim(growing, growing.lent_to)
 
     def _cut(self, count: int) -> list[int]:
         """Take so many requests from the front of the order; their keys."""
@@ -328,6 +375,7 @@ class BatchQueue:
         """Remove a request from the order, or from its batch that did not run."""
         key, batch = queued.pending.key, queued.batch
         if batch is None:
+            self._reclaim_growing()
             self._front.is_formed = False
             if self._on_time.pop(key, None) is None:
                 del self._late[key]
