@@ -129,6 +129,12 @@ def test_a_queue_timeout_fires_at_its_deadline_not_with_the_next_batch(server: R
     assert first.result(30).status == 200
 
 
+def test_a_timeout_of_few_microseconds_is_over_beside_an_idle_instance(server: RunningServer) -> None:
+    for timeout_us in range(1, 6):
+        late = server.post("/v2/models/impatient/infer", json.dumps({**ONES, "parameters": {"timeout": timeout_us}}))
+        assert (late.status, late.error) == (503, "Request timeout expired")
+
+
 def test_a_single_request_waits_for_the_configured_queue_delay(server: RunningServer) -> None:
     begun = time.monotonic()
     assert infer(server, "delayed").status == 200

@@ -30,7 +30,7 @@ class Fifo:
         self.waiting[pending.key] = pending
         return 1
 
-    def try_start(self, batch_size: int) -> Slot | None:
+    def try_start(self, batch_size: int, timeout_us: int = 0) -> Slot | None:
         return None
 
     def poll(self, now_ns: int) -> list[Action]:

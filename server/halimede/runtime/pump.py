@@ -126,7 +126,7 @@ class Pump:
             request.sequence_id, request.sequence_start, request.sequence_end = flight.key, True, False
         if self._requests.count == 1:
             # Alone in the model: no other request exists to share a batch with.
-            slot = scheduler.try_start(flight.rows)
+            slot = scheduler.try_start(flight.rows, flight.request.timeout_us)
             if slot is not None:
                 self._execute(slot, [flight], flight.queued_ns)
                 return

@@ -1,11 +1,14 @@
 """Queue timeouts of the dynamic batcher."""
 
+from dataclasses import replace
+
 import pytest
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Action, Execute, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.levels import LevelQueue
+from halimede.core.schedule.policy import BatchPolicy, Priorities
 from support.scheduling import arrive, busy_scheduler, expired, finish_all, pending
 
 
@@ -132,6 +135,32 @@ def test_a_delayed_request_runs_when_a_preferred_size_is_reached():
 
     assert [arrive(scheduler, pending(key), 110) for key in (2, 3)] == [[], []]
     assert arrive(scheduler, pending(4), 120) == [Execute(Slot(0), (2, 3, 4, 1))]
+
+
+SHORT = BatchPolicy(max_batch_size=4, allow_timeout_override=True, pick_up_ns=5_000)
+LEVELS = Priorities(2, 2, {1: replace(SHORT, allow_timeout_override=False)})
+
+
+@pytest.mark.parametrize("levels", [None, LEVELS], ids=["one level", "levels"])
+@pytest.mark.parametrize(("timeout_us", "is_over"), [(0, False), (1, True), (5, True), (6, False)])
+def test_a_timeout_of_a_few_microseconds_is_over_beside_an_idle_instance(
+    timeout_us: int, is_over: bool, levels: Priorities | None
+):
+    queue = None if levels is None else LevelQueue(SHORT, levels)
+    scheduler = DynamicBatchScheduler(SHORT, 1, queue)
+    assert (scheduler.try_start(1, timeout_us) is None) == is_over
+    if is_over:
+        assert arrive(scheduler, pending(1, timeout_us=timeout_us), 7) == [expired(1)]
+        assert arrive(scheduler, pending(2), 7) == [Execute(Slot(0), (2,))]
+
+
+def test_a_short_timeout_of_the_policy_delays_each_request():
+    policy = replace(DELAYING, default_timeout_ns=5_000, pick_up_ns=5_000, max_queue_delay_ns=300)
+    scheduler = DynamicBatchScheduler(policy, instances=1)
+    assert scheduler.try_start(4) is None
+    for key in (1, 2):
+        assert arrive(scheduler, pending(key), key) == []
+    assert scheduler.poll(301) == [Execute(Slot(0), (1, 2))]
 
 
 def test_the_rest_of_a_waiting_batch_runs_if_it_has_a_preferred_size():

@@ -70,6 +70,8 @@ class SlowScheduler:
         if self.policy.allow_timeout_override and pending.timeout_us > 0:
             asked = pending.timeout_us * US
             timeout = asked if timeout == 0 else min(asked, timeout)
+        if timeout and timeout <= self.policy.pick_up_ns:
+            return now
         return now + timeout if timeout else None
 
     def poll(self, now: int) -> list[Action]:
@@ -240,6 +242,7 @@ def policy(draws: Draws) -> BatchPolicy:
         timeout_action=draws.pick(tuple(TimeoutAction)),
         default_timeout_ns=draws.pick((0, 7 * US, 30 * US)),
         allow_timeout_override=draws.pick((False, True)),
+        pick_up_ns=draws.pick((0, 5 * US)),
     )
 
 
@@ -314,13 +317,13 @@ class Both:
 
     def start_or_enqueue(self, arrival: Enqueue) -> None:
         if self.model.everyone() or not self.model.free:
-            assert self.batcher.try_start(arrival.rows) is None
+            assert self.batcher.try_start(arrival.rows, arrival.timeout_us) is None
             self.handle(arrival)
             return
-        instance = self.batcher.try_start(arrival.rows)
+        instance = self.batcher.try_start(arrival.rows, arrival.timeout_us)
         if instance is None:
             self.handle(arrival)
-            if not self.expects_others:
+            if not self.expects_others and not self.policy.expires_at_once(arrival.timeout_us):
                 assert self.model.poll(self.now) == [], "it would not have been started by a poll either"
             return
         pending = self.arrived(arrival)

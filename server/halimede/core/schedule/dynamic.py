@@ -83,8 +83,10 @@ class DynamicBatchScheduler:
             return 1
         return 0 if len(self._queue.queued) >= expected else 2
 
-    def try_start(self, batch_size: int) -> Slot | None:
-        if self._expected.requests > 1 or not self._free or self._begins_at or self._queue.would_hold(batch_size):
+    def try_start(self, batch_size: int, timeout_us: int = 0) -> Slot | None:
+        if self._expected.requests > 1 or not self._free or self._begins_at:
+            return None
+        if self._queue.would_hold(batch_size, timeout_us):
             return None
         slot = self._free.popleft()
         self._begin(slot, 1)

@@ -104,14 +104,14 @@ class LevelQueue:
         """When the oldest request arrived; None if the queue is empty."""
         return next((request.enqueued_at for request in self.queued.values()), None)
 
-    def would_hold(self, rows: int) -> bool:
-        """Whether a request of `rows` rows would wait here, for earlier requests or for a larger batch.
-
-        A strategy sees every request, so all are queued for it.
-        """
+    def would_hold(self, rows: int, timeout_us: int) -> bool:
+        """As `BatchQueue.would_hold`. True if the request would expire in any level, or if a strategy must see it."""
         if self.queued or self._strategy is not None:
             return True
-        return self._policy.max_queue_delay_ns > 0 and rows < self._enough and rows not in self._preferred
+        if self._policy.max_queue_delay_ns > 0 and rows < self._enough and rows not in self._preferred:
+            return True
+        policies = (self._policy, *self._priorities.policies.values())
+        return self.may_expire and any(policy.expires_at_once(timeout_us) for policy in policies)
 
     def push(self, pending: Pending, now_ns: int, is_idle: bool) -> None:  # noqa: ARG002  as `BatchQueue.push`
         """Add a request, or raise UNAVAILABLE when its level is full.
@@ -134,8 +134,8 @@ class LevelQueue:
         self._size_bytes = size_bytes
         self._rows += pending.batch_size
         if self.may_expire:
-            if timeout_ns := policy.timeout_ns(pending.timeout_us):
-                self._deadlines.add(key, now_ns + timeout_ns)
+            if (deadline := policy.deadline(pending.timeout_us, now_ns)) is not None:
+                self._deadlines.add(key, deadline)
             if level > 1 and self._priorities.aging_ns:
                 self._moves.add(key, now_ns + self._priorities.aging_ns)
         forming = self._forming

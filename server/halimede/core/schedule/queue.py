@@ -130,9 +130,11 @@ class BatchQueue:
         # A dictionary keeps the order of insertion, which is the order of arrival.
         return next((queued.enqueued_at for queued in self.queued.values()), None)
 
-    def would_hold(self, rows: int) -> bool:
-        """Whether a request of `rows` rows would wait here, for earlier requests or for a larger batch."""
-        return bool(self.queued) or (self._delay > 0 and rows < self._enough and rows not in self._preferred)
+    def would_hold(self, rows: int, timeout_us: int) -> bool:
+        """Whether a request of `rows` rows would wait here, for earlier requests or for a larger batch, or expire."""
+        if self.queued or (self._delay > 0 and rows < self._enough and rows not in self._preferred):
+            return True
+        return self.may_expire and self._policy.expires_at_once(timeout_us)
 
     def push(self, pending: Pending, now_ns: int, is_idle: bool) -> None:
         """Add a request, or raise UNAVAILABLE when the queue is full. `is_idle` means that an instance is free.
@@ -159,8 +161,8 @@ class BatchQueue:
                 front.rows = rows
             else:
                 self._join(front, (queued,))
-        if self.may_expire and (timeout_ns := self._policy.timeout_ns(pending.timeout_us)):
-            self._deadlines.add(pending.key, now_ns + timeout_ns)
+        if self.may_expire and (deadline := self._policy.deadline(pending.timeout_us, now_ns)) is not None:
+            self._deadlines.add(pending.key, deadline)
         if (growing := self._growing) is not None and growing.rows + self._form().rows in self._preferred:
             self._reclaim_growing()
 

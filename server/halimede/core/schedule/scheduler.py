@@ -102,8 +102,10 @@ class Scheduler(Protocol):
         Returns when to poll, in turns.
         """
 
-    def try_start(self, batch_size: int) -> Slot | None:
+    def try_start(self, batch_size: int, timeout_us: int = 0) -> Slot | None:
         """Take a slot for a request of `batch_size` rows that is not queued; the slot is busy until `completed`.
+
+        `timeout_us` is the request's own timeout; 0 for none.
 
         A slot is returned if `enqueue` and an immediate `poll` would execute the request alone and no other request
         is expected to join it. None changes nothing.

@@ -129,7 +129,7 @@ class SequenceScheduler:
         acts = self._due or self._hold is not None or slot in self._places.ready or slot in self._places.lendable
         return 1 if acts else None
 
-    def try_start(self, batch_size: int) -> Slot | None:  # noqa: ARG002
+    def try_start(self, batch_size: int, timeout_us: int = 0) -> Slot | None:  # noqa: ARG002
         """None: a request has a sequence, which only `enqueue` gets."""
         return None
 
