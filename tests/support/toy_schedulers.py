@@ -19,6 +19,7 @@ class Fifo:
     may_expire = False
     follows_outcomes = False
     is_iterative = False
+    has_null_rows = False
     depth = 1
     """Number of batches that a slot has at a time."""
 

@@ -58,7 +58,7 @@ class Pump:
         self._refusal: InferenceError | None = None
         self._instances = Instances()
         self._batches = RunningBatches()
-        self._answers = BatchAnswers(requests, self._batches, checker)
+        self._answers = BatchAnswers(requests, self._batches, checker, has_null_rows=scheduler.has_null_rows)
         self._places = RequestPlaces(requests, scheduler, self._instances, self._batches)
         self._turn_end = TurnEnd(loop, self._poll)
         self._alarm = Alarm(loop, self._poll)

@@ -261,7 +261,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     },
     PinnedMemoryBuffer: {"enable": "Whether pinned memory is used."},
     ModelDynamicBatching: {
-        "preferred_batch_size": "Sizes at which a batch is sent at once, the largest that waits first; max_batch_size if none is given.",
+        "preferred_batch_size": "Sizes at which a batch runs at once, largest first; max_batch_size if none is given.",
         "max_queue_delay_microseconds": "How long a request may wait for others to join its batch.",
         "preserve_ordering": "Answer requests in the order of their arrival.",
         "priority_levels": "The number of priorities, 1 is the highest; 0 for none.",
@@ -289,7 +289,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     },
     StrategyOldest: {
         "max_candidate_sequences": "The most sequences that an instance processes at a time; 0 for `max_batch_size`.",
-        "preferred_batch_size": "Sizes at which a batch is sent at once, the largest that waits first.",
+        "preferred_batch_size": "Sizes at which a batch runs at once, largest first.",
         "max_queue_delay_microseconds": "How long a request may wait for others to join its batch.",
         "preserve_ordering": "Answer requests in the order of their arrival.",
     },

@@ -31,6 +31,7 @@ class DynamicBatchScheduler:
 
     follows_outcomes = False
     is_iterative = False
+    has_null_rows = False
 
     def __init__(
         self,

@@ -94,6 +94,9 @@ class Scheduler(Protocol):
     is_iterative: bool
     """Whether each request is a sequence of its own, which its model may execute again (AGAIN)."""
 
+    has_null_rows: bool
+    """Whether a batch has a row for each seat up to the highest one: those without a request are null rows."""
+
     def enqueue(self, pending: Pending, now_ns: int) -> int | None:
         """Accept the request, or raise InferenceError and forget it.
 
