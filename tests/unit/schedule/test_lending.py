@@ -105,15 +105,26 @@ def test_after_a_batch_that_became_larger_a_smaller_one_lies_ready():
     assert played.batches == {A: [(2, 3), (4,)]}
 
 
-def test_after_a_batch_that_lost_a_request_a_batch_lies_ready_when_the_next_begins():
-    played = instances(BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 16)))
-    played.arrive(pending(1, rows=16))
+def test_after_a_batch_that_lost_its_request_another_lies_ready():
+    played = instances(PREFERRED)
+    played.arrive(pending(1, rows=8))
     played.arrive(pending(2, rows=4))
     assert played.cancel(2)
     played.end(A)
     played.arrive(pending(3))
     played.arrive(pending(4, rows=4))
     assert played.batches == {A: [(3,), (4,)]}
+
+
+def test_after_a_batch_that_another_instance_took_the_next_lies_ready():
+    played = instances(BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 16)), 2)
+    played.arrive(pending(1, rows=16))
+    played.arrive(pending(2, rows=16))
+    played.arrive(pending(3, rows=4))
+    assert played.batches == {A: [(1,), (3,)], B: [(2,)]}
+    played.end(B)
+    played.arrive(pending(4, rows=4))
+    assert played.batches == {A: [(1,), (4,)], B: [(3,)]}
 
 
 def test_cancelled_requests_do_not_make_an_instance_get_batches_without_end():
