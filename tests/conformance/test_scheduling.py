@@ -71,7 +71,7 @@ def stats(server: RunningServer, model: str) -> dict:
     return server.get(f"/v2/models/{model}/stats").json["model_stats"][0]
 
 
-def test_a_backlog_of_ten_runs_in_the_preferred_sizes(server: RunningServer) -> None:
+def test_a_backlog_of_ten_runs_in_the_largest_preferred_sizes(server: RunningServer) -> None:
     calls = [in_background(lambda: infer(server, "preferred"))]
     wait_until(lambda: executing(server, "preferred") == 1, "the first request to run", server)
     calls += [in_background(lambda: infer(server, "preferred")) for _ in range(10)]
@@ -80,7 +80,7 @@ def test_a_backlog_of_ten_runs_in_the_preferred_sizes(server: RunningServer) -> 
     formed = {
         batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats(server, "preferred")["batch_stats"]
     }
-    assert formed == {1: 1, 4: 2, 2: 1}
+    assert formed == {1: 1, 8: 1, 2: 1}
 
 
 def test_statistics_keep_the_identities_that_perf_analyzer_needs(server: RunningServer) -> None:
@@ -127,6 +127,12 @@ def test_a_queue_timeout_fires_at_its_deadline_not_with_the_next_batch(server: R
     assert executing(server, "impatient") == 1, "it was answered while the first execution still ran"
     assert waited >= 0.2
     assert first.result(30).status == 200
+
+
+def test_a_timeout_of_few_microseconds_is_over_beside_an_idle_instance(server: RunningServer) -> None:
+    for timeout_us in range(1, 6):
+        late = server.post("/v2/models/impatient/infer", json.dumps({**ONES, "parameters": {"timeout": timeout_us}}))
+        assert (late.status, late.error) == (503, "Request timeout expired")
 
 
 def test_a_single_request_waits_for_the_configured_queue_delay(server: RunningServer) -> None:

@@ -5,6 +5,7 @@ each later one adds to it. `countdown` and `later` ask for further executions, w
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -230,8 +231,12 @@ def test_sequences_add_up_over_asyncio_streams(server: RunningServer) -> None:
     assert asyncio.run(run()) == SUMS
 
 
-def test_null_rows_are_neither_answered_nor_counted(server: RunningServer) -> None:
-    before = metric(server, "nv_inference_count", "simple_sequence")
+def test_null_rows_are_not_answered_and_count_only_in_batch_sizes(server: RunningServer) -> None:
+    def formed() -> Counter[int]:
+        [stats] = server.get("/v2/models/simple_sequence/stats").json["model_stats"]
+        return Counter({each["batch_size"]: each["compute_infer"]["count"] for each in stats["batch_stats"]})
+
+    before, formed_before = metric(server, "nv_inference_count", "simple_sequence"), formed()
     with grpcclient.InferenceServerClient(server.grpc_url) as client:
 
         def add(sequence: int, value: int, **flags: bool) -> int:
@@ -243,6 +248,7 @@ def test_null_rows_are_neither_answered_nor_counted(server: RunningServer) -> No
         assert [add(2, 1, sequence_start=True), add(2, 1), add(2, 1, sequence_end=True)] == [1, 2, 3]
         assert add(1, 5, sequence_end=True) == 10
     assert metric(server, "nv_inference_count", "simple_sequence") - before == 5
+    assert formed() - formed_before == {1: 2, 2: 3}
 
 
 def test_a_decoupled_model_is_executed_until_its_last_response(server: RunningServer) -> None:

@@ -21,7 +21,7 @@ from halimede.core.types.statistics import FailureReason
 
 @dataclass(slots=True, eq=False)
 class Slow:
-    """A sequence. `offered` is its first request's time and batch number in the queue of the oldest strategy."""
+    """A sequence. `offered` is when its first request came to the queue of the oldest strategy."""
 
     correlation: int | str
     requests: list[tuple[Pending, int]] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Slow:
     is_open: bool = True
     is_lost: bool = False
     is_closed: bool = False
-    offered: tuple[int, int] | None = None
+    offered: int | None = None
     expires: tuple[int, int] | None = None
     idle_at: int | None = None
 
@@ -47,8 +47,6 @@ class SlowSequences:
         self.due: list[Action] = []
         self.order: list[int] = []
         """The keys of the queued requests, in the order in which they were queued."""
-        self.batch: dict[Slot, int] = {}
-        """The number of the open batch of each slot."""
         self.serial = 0
         self.arrived: dict[int, int] = {}
         self.offers: list[Slow] = []
@@ -112,22 +110,7 @@ class SlowSequences:
         """If the first request of the sequence may run, give it a place in the queue of its slot."""
         if one.place is None or one.running is not None or not one.requests or one.offered is not None:
             return
-        slot, strategy = one.place[0], self.policy.strategy
-        company = [other for other in self.offers if other.place and other.place[0] == slot and other.offered]
-        together = [other for other in company if other.offered and other.offered[1] == self.batch[slot]]
-        if isinstance(strategy, BatchPolicy):
-            preferred = strategy.preferred_batch_sizes or (strategy.max_batch_size,)
-            most = strategy.max_batch_size if slot in self.busy else max(preferred)
-            rows = len(together) + 1
-            other_shape = together and together[0].requests[0][0].compatible != one.requests[0][0].compatible
-            if together and (rows > most or other_shape):
-                self.batch[slot] += 1
-                rows = 1
-            one.offered = now, self.batch[slot]
-            if rows in preferred or rows >= max(preferred):
-                self.batch[slot] += 1
-        else:
-            one.offered = now, 0
+        one.offered = now
         self.offers.append(one)
 
     def poll(self, now: int) -> list[Action]:
@@ -164,8 +147,8 @@ class SlowSequences:
             return []
         waiting = self.waiting(slot)
         if isinstance(self.policy.strategy, BatchPolicy):
-            first = min(one.offered[1] for one in waiting if one.offered)
-            return [one for one in waiting if one.offered and one.offered[1] == first]
+            front, preferred, _ = self.front(slot)
+            return front[: preferred if preferred and not self.is_delay_over(front, now) else len(front)]
         oldest = min(waiting, key=lambda one: (one.requests[0][1], one.requests[0][0].key))
         shape = oldest.requests[0][0].compatible
         return sorted((one for one in waiting if one.requests[0][0].compatible == shape), key=seat_of)
@@ -178,13 +161,32 @@ class SlowSequences:
         if not waiting:
             return None
         if isinstance(strategy, BatchPolicy):
-            if any(one.offered and one.offered[1] < self.batch[slot] for one in waiting):
+            front, preferred, is_closed = self.front(slot)
+            if preferred or is_closed:
                 return 0
-            return min(one.offered[0] for one in waiting if one.offered) + strategy.max_queue_delay_ns
+            return min(one.offered for one in front if one.offered is not None) + strategy.max_queue_delay_ns
         enough = len(waiting) >= strategy.minimum_utilization * self.policy.seats
         if enough or not strategy.max_queue_delay_ns:
             return 0
         return min(one.requests[0][1] for one in waiting) + strategy.max_queue_delay_ns
+
+    def front(self, slot: Slot) -> tuple[list[Slow], int, bool]:
+        """The first requests that may share a batch, the number of them up to the last preferred size, and whether no
+        other can join. Each has one row."""
+        strategy = self.policy.strategy
+        assert isinstance(strategy, BatchPolicy)
+        sizes = strategy.preferred_batch_sizes or (strategy.max_batch_size,)
+        waiting = self.waiting(slot)
+        shapes = [one.requests[0][0].compatible for one in waiting]
+        alike = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), len(shapes))
+        front = waiting[: min(alike, max(sizes))]
+        preferred = max((size for size in sizes if size <= len(front)), default=0)
+        return front, preferred, len(front) < len(waiting) or len(front) == max(sizes)
+
+    def is_delay_over(self, front: list[Slow], now: int) -> bool:
+        assert isinstance(self.policy.strategy, BatchPolicy)
+        delay = self.policy.strategy.max_queue_delay_ns
+        return delay > 0 and now >= min(one.offered for one in front if one.offered is not None) + delay
 
     def execute(self, slot: Slot, batch: list[Slow]) -> Execute:
         keys = []
@@ -242,7 +244,6 @@ class SlowSequences:
 
     def add_slot(self, slot: Slot) -> None:
         self.slots.append(slot)
-        self.batch[slot] = 0
 
     def remove_slot(self, slot: Slot, unread: Sequence[Sequence[Pending]], now: int) -> list[int]:
         self.slots.remove(slot)

@@ -19,6 +19,7 @@ class Fifo:
     may_expire = False
     follows_outcomes = False
     is_iterative = False
+    has_null_rows = False
     depth = 1
     """Number of batches that a slot has at a time."""
 
@@ -30,7 +31,7 @@ class Fifo:
         self.waiting[pending.key] = pending
         return 1
 
-    def try_start(self, batch_size: int) -> Slot | None:
+    def try_start(self, batch_size: int, timeout_us: int = 0) -> Slot | None:
         return None
 
     def poll(self, now_ns: int) -> list[Action]:

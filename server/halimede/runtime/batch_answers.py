@@ -16,13 +16,17 @@ from halimede.workers.worker import BatchDone, ResponseSent
 
 
 class BatchAnswers:
-    __slots__ = ("_batches", "_checker", "_requests", "_reshapes")
+    __slots__ = ("_batches", "_checker", "_has_null_rows", "_requests", "_reshapes")
 
-    def __init__(self, requests: VersionRequests, batches: RunningBatches, checker: RequestChecker) -> None:
+    def __init__(
+        self, requests: VersionRequests, batches: RunningBatches, checker: RequestChecker, *, has_null_rows: bool
+    ) -> None:
+        """`has_null_rows` as that of the scheduler."""
         self._requests = requests
         self._batches = batches
         self._checker = checker
         self._reshapes = checker.reshapes_outputs
+        self._has_null_rows = has_null_rows
 
     def on_batch_end(self, done: BatchDone) -> None:
         """Answer the requests of a batch that ends, and count the execution."""
@@ -50,6 +54,9 @@ class BatchAnswers:
                 response.parameters = dict(done.parameters[at])
             requests.finish(flight, response, computed, max(0, times.start - flight.queued_ns))
         if not done.failed:
+            if self._has_null_rows:
+                # The items are in the order of their seats. A null row is as large as the first of them.
+                rows += (done.items[-1].seat + 1 - len(done.items)) * done.items[0].rows
             requests.stats.record_execution(rows, computed.input_ns, computed.infer_ns, computed.output_ns)
 
     def is_open(self, response: ResponseSent) -> bool:

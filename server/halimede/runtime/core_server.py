@@ -41,8 +41,10 @@ STOPPING = InferenceError(ErrorCode.UNAVAILABLE, "Server is stopping, models are
 
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
+    "schedule_policy",
     "model_configuration",
     "binary_tensor_data",
     "parameters",

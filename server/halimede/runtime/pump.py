@@ -58,7 +58,7 @@ class Pump:
         self._refusal: InferenceError | None = None
         self._instances = Instances()
         self._batches = RunningBatches()
-        self._answers = BatchAnswers(requests, self._batches, checker)
+        self._answers = BatchAnswers(requests, self._batches, checker, has_null_rows=scheduler.has_null_rows)
         self._places = RequestPlaces(requests, scheduler, self._instances, self._batches)
         self._turn_end = TurnEnd(loop, self._poll)
         self._alarm = Alarm(loop, self._poll)
@@ -126,7 +126,7 @@ class Pump:
             request.sequence_id, request.sequence_start, request.sequence_end = flight.key, True, False
         if self._requests.count == 1:
             # Alone in the model: no other request exists to share a batch with.
-            slot = scheduler.try_start(flight.rows)
+            slot = scheduler.try_start(flight.rows, flight.request.timeout_us)
             if slot is not None:
                 self._execute(slot, [flight], flight.queued_ns)
                 return

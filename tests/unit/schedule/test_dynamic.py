@@ -66,16 +66,18 @@ def test_without_delays_a_partial_batch_runs_at_once(end: Callable[[DynamicBatch
     assert (scheduler.try_start(1), scheduler.wake_at()) == (Slot(0), None)
 
 
-def test_a_backlog_is_cut_into_preferred_sizes():
-    scheduler = busy_scheduler(BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8)))
-    for key in range(1, 11):
+@pytest.mark.parametrize(
+    ("sizes", "requests", "batches"),
+    [((4, 8), 10, [8, 2]), ((2, 6), 6, [6]), ((2, 6), 11, [6, 2, 2, 1]), ((4,), 7, [4, 3]), ((4, 8), 3, [3])],
+)
+def test_a_backlog_is_cut_into_the_largest_preferred_sizes(sizes: tuple[int, ...], requests: int, batches: list[int]):
+    scheduler = busy_scheduler(BatchPolicy(max_batch_size=16, preferred_batch_sizes=sizes))
+    for key in range(1, requests + 1):
         assert arrive(scheduler, pending(key), key) == []
 
-    assert finish_all(scheduler, 20) == [
-        Execute(Slot(0), (1, 2, 3, 4)),
-        Execute(Slot(0), (5, 6, 7, 8)),
-        Execute(Slot(0), (9, 10)),
-    ]
+    ran = [action.requests for action in finish_all(scheduler, 20) if isinstance(action, Execute)]
+    assert [len(keys) for keys in ran] == batches
+    assert [key for keys in ran for key in keys] == [*range(1, requests + 1)]
 
 
 def test_a_batch_that_skips_a_preferred_size_closes_at_the_largest():
@@ -323,14 +325,23 @@ def test_a_queued_request_can_be_cancelled_and_a_running_one_cannot():
     assert finish_all(scheduler, 10) == [Execute(Slot(0), (1, 3))]
 
 
-def test_a_cancelled_request_leaves_its_closed_batch_smaller():
+def test_the_rest_of_a_waiting_batch_runs_when_a_request_is_cancelled():
+    scheduler = DynamicBatchScheduler(PREFERRED, instances=1)
+    for key, rows in ((1, 1), (2, 2), (3, 2)):
+        assert arrive(scheduler, pending(key, rows), key) == []
+
+    assert scheduler.try_cancel(1)
+    assert scheduler.poll(10) == [Execute(Slot(0), (2, 3))]
+
+
+def test_later_requests_fill_the_batches_of_cancelled_ones():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=2))
     for key in range(1, 6):
         arrive(scheduler, pending(key), key)
     for key in (1, 3, 4):
         assert scheduler.try_cancel(key)
 
-    assert finish_all(scheduler, 10) == [Execute(Slot(0), (2,)), Execute(Slot(0), (5,))]
+    assert finish_all(scheduler, 10) == [Execute(Slot(0), (2, 5))]
 
 
 def test_the_next_request_replaces_a_cancelled_one_in_an_open_batch():

@@ -46,6 +46,96 @@ def test_a_batch_that_can_grow_is_not_lent(levels: Priorities | None):
     assert played.batches == {A: [(1,), (2, 3, 4, 5)]}
 
 
+PREFERRED = BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8), allow_timeout_override=True)
+
+
+def test_a_batch_that_lies_ready_becomes_a_larger_preferred_size():
+    played = instances(PREFERRED)
+    played.arrive(pending(1, rows=8))
+    played.arrive(*map(pending, range(2, 9)))
+    assert played.batches == {A: [(1,), (2, 3, 4, 5)]}
+    played.arrive(pending(9))
+    assert played.batches == {A: [(1,), (2, 3, 4, 5, 6, 7, 8, 9)]}
+    played.arrive(pending(10))
+    played.end(A)
+    played.end(A)
+    assert played.begun[1:] == [(2, 3, 4, 5, 6, 7, 8, 9), (10,)]
+
+
+def test_a_batch_that_has_begun_does_not_become_larger():
+    played = instances(PREFERRED)
+    played.arrive(pending(1, rows=8))
+    played.arrive(*map(pending, range(2, 6)))
+    played.end(A, report=False)
+    played.arrive(*map(pending, range(6, 10)))
+    played.report(A)
+    assert played.batches == {A: [(2, 3, 4, 5), (6, 7, 8, 9)]}
+
+
+def test_a_batch_that_lies_ready_is_cut_anew_when_a_request_behind_it_leaves():
+    for leaves in ("cancelled", "expired"):
+        played = instances(PREFERRED)
+        played.arrive(pending(1, rows=8))
+        played.arrive(pending(2, rows=4))
+        played.arrive(pending(3, rows=1, timeout_us=1000), pending(4, rows=2), pending(5, rows=2))
+        assert played.batches == {A: [(1,), (2,)]}
+        if leaves == "cancelled":
+            assert played.cancel(3)
+        else:
+            played.pass_time(MS)
+        assert played.batches == {A: [(1,), (2, 4, 5)]}, leaves
+
+
+def test_no_request_is_sent_often_if_many_sizes_are_preferred():
+    played = instances(BatchPolicy(max_batch_size=16, preferred_batch_sizes=tuple(range(1, 17))))
+    played.arrive(pending(1, rows=16))
+    for key in range(2, 18):
+        played.arrive(pending(key))
+    assert played.batches == {A: [(1,), tuple(range(2, 18))]}
+    assert played.taken_back == 4, "batches of 1, 2, 4 and 8 requests"
+
+
+def test_after_a_batch_that_became_larger_a_smaller_one_lies_ready():
+    played = instances(PREFERRED)
+    played.arrive(pending(1, rows=8))
+    played.arrive(pending(2, rows=4))
+    played.arrive(pending(3, rows=4))
+    played.end(A)
+    played.arrive(pending(4, rows=4))
+    assert played.batches == {A: [(2, 3), (4,)]}
+
+
+def test_after_a_batch_that_lost_its_request_another_lies_ready():
+    played = instances(PREFERRED)
+    played.arrive(pending(1, rows=8))
+    played.arrive(pending(2, rows=4))
+    assert played.cancel(2)
+    played.end(A)
+    played.arrive(pending(3))
+    played.arrive(pending(4, rows=4))
+    assert played.batches == {A: [(3,), (4,)]}
+
+
+def test_after_a_batch_that_another_instance_took_the_next_lies_ready():
+    played = instances(BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 16)), 2)
+    played.arrive(pending(1, rows=16))
+    played.arrive(pending(2, rows=16))
+    played.arrive(pending(3, rows=4))
+    assert played.batches == {A: [(1,), (3,)], B: [(2,)]}
+    played.end(B)
+    played.arrive(pending(4, rows=4))
+    assert played.batches == {A: [(1,), (4,)], B: [(3,)]}
+
+
+def test_cancelled_requests_do_not_make_an_instance_get_batches_without_end():
+    played = instances(PREFERRED)
+    played.arrive(pending(1, rows=8))
+    for key in range(2, 100):
+        played.arrive(pending(key, rows=4))
+        assert played.cancel(key)
+    assert played.taken_back == 1
+
+
 def test_an_instance_has_at_most_one_batch_more():
     played = Instances(DefaultScheduler(BatchPolicy(), 2, lends=True))
     played.arrive(*map(pending, range(1, 8)))

@@ -223,14 +223,15 @@ def test_delayed_requests_run_after_their_level_and_before_lower_ones():
     assert batches(finish_all(scheduler, 120)) == [(5,), (4,), (2,), (3,), (1,)]
 
 
-def test_a_delayed_request_uses_an_idle_instance_at_once():
+def test_a_delayed_request_waits_for_its_delay_behind_the_others():
     policy = replace(DELAYING, max_batch_size=4, max_queue_delay_ns=300)
     scheduler = scheduler_of(policy)
-    arrive(scheduler, at(1, 3), 0)
-    arrive(scheduler, at(2, 1), 50)
+    for key, priority, now in ((1, 3, 0), (2, 3, 50), (3, 1, 60)):
+        arrive(scheduler, at(key, priority), now)
 
-    assert (scheduler.wake_at(), scheduler.poll(99)) == (100, [])
-    assert scheduler.poll(100) == [Execute(Slot(0), (2, 1))]
+    assert (scheduler.poll(100), scheduler.wake_at()) == ([], 150)
+    assert (scheduler.poll(160), scheduler.wake_at()) == ([], 300)
+    assert scheduler.poll(300) == [Execute(Slot(0), (3, 1, 2))]
 
 
 def test_a_deadline_among_a_thousand_queued_requests_is_exact():

@@ -73,11 +73,12 @@ class SlowLevels:
         timeout = policy.default_timeout_ns
         if policy.allow_timeout_override and pending.timeout_us:
             timeout = min(pending.timeout_us * US, timeout or pending.timeout_us * US)
+        wait = 0 if timeout <= policy.pick_up_ns else timeout
         aging = self.priorities.aging_ns
         self.waiting.append(
             Waiting(
                 *(pending, now, level, level),
-                deadline=now + timeout if timeout else None,
+                deadline=now + wait if timeout else None,
                 moves_at=now + aging if aging and level > 1 else None,
                 moves_order=self.place(),
             )
@@ -172,7 +173,7 @@ class SlowLevels:
             return batch, None
         if marked:
             return batch[:marked], None
-        is_ready = is_closed or not delay or rows >= max(preferred) or any(one.late_since for one in batch)
+        is_ready = is_closed or not delay or rows >= max(preferred)
         return (batch, None) if is_ready else ([], None)
 
     def wake_at(self) -> int | None:
@@ -283,6 +284,7 @@ def queue(draws: Draws) -> dict[str, Any]:
         "timeout_action": draws.pick(tuple(TimeoutAction)),
         "default_timeout_ns": draws.pick((0, 7 * US, 30 * US)),
         "allow_timeout_override": draws.pick((False, True)),
+        "pick_up_ns": draws.pick((0, 5 * US)),
     }
 
 

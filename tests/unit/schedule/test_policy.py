@@ -1,5 +1,6 @@
 """The scheduler and the batching policy of a model configuration."""
 
+from dataclasses import replace
 from typing import Any
 
 from halimede.core.config.model_config import (
@@ -48,13 +49,15 @@ def test_the_policy_of_a_full_configuration():
         timeout_action=TimeoutAction.DELAY,
         default_timeout_ns=7000,
         allow_timeout_override=True,
+        pick_up_ns=5_000,
     )
 
 
 def test_a_queue_without_a_configured_size_is_bounded():
     batching = ModelDynamicBatching(default_queue_policy=ModelQueuePolicy(max_queue_size=0))
 
-    assert from_config(ModelConfig(max_batch_size=4, dynamic_batching=batching)) == BatchPolicy(4, max_queue_size=4096)
+    policy = from_config(ModelConfig(max_batch_size=4, dynamic_batching=batching))
+    assert policy == BatchPolicy(4, max_queue_size=4096, pick_up_ns=5_000)
     assert from_config(ModelConfig()) == BatchPolicy(1, max_queue_size=4096)
 
 
@@ -70,8 +73,15 @@ def test_the_levels_of_a_configuration_have_their_own_policies():
         parameters={"PRIORITY_AGING_MICROSECONDS": ModelParameter("2000")},
     )
 
-    first = BatchPolicy(4, timeout_action=TimeoutAction.DELAY, default_timeout_ns=7000, allow_timeout_override=True)
-    assert from_config(config) == BatchPolicy(4, max_queue_size=5)
+    queue = BatchPolicy(4, max_queue_size=5, pick_up_ns=5_000)
+    first = replace(
+        queue,
+        max_queue_size=4096,
+        timeout_action=TimeoutAction.DELAY,
+        default_timeout_ns=7000,
+        allow_timeout_override=True,
+    )
+    assert from_config(config) == queue
     assert priorities_from_config(config) == Priorities(3, 2, {1: first}, aging_ns=2_000_000)
 
 
@@ -84,7 +94,7 @@ def test_the_policy_of_a_single_level_is_that_of_the_queue():
     )
     config = ModelConfig(max_batch_size=4, dynamic_batching=batching)
 
-    assert from_config(config) == BatchPolicy(4, max_queue_size=6)
+    assert from_config(config) == BatchPolicy(4, max_queue_size=6, pick_up_ns=5_000)
     assert priorities_from_config(config) is None
 
 

@@ -1,12 +1,15 @@
 """Queue timeouts of the dynamic batcher."""
 
+from dataclasses import replace
+
 import pytest
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Action, Execute, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.policy import BatchPolicy
-from support.scheduling import TOOK, arrive, busy_scheduler, expired, finish_all, pending
+from halimede.core.schedule.levels import LevelQueue
+from halimede.core.schedule.policy import BatchPolicy, Priorities
+from support.scheduling import arrive, busy_scheduler, expired, finish_all, pending
 
 
 def test_a_queued_request_is_rejected_exactly_at_its_deadline():
@@ -25,10 +28,10 @@ def test_a_queued_request_is_rejected_exactly_at_its_deadline():
 def test_a_batch_runs_without_its_late_request():
     scheduler = busy_scheduler(BatchPolicy(max_batch_size=2, default_timeout_ns=100, allow_timeout_override=True))
     arrive(scheduler, pending(1, timeout_us=0), 0)
-    arrive(scheduler, pending(2), 50)  # full: this batch is closed and stays so
+    arrive(scheduler, pending(2), 50)
     arrive(scheduler, pending(3), 60)
 
-    assert finish_all(scheduler, 100) == [expired(1), Execute(Slot(0), (2,)), Execute(Slot(0), (3,))]
+    assert finish_all(scheduler, 100) == [expired(1), Execute(Slot(0), (2, 3))]
 
 
 def test_requests_with_one_deadline_are_rejected_in_order_of_arrival():
@@ -91,7 +94,7 @@ def test_a_delayed_request_runs_after_those_within_their_timeout():
     assert scheduler.poll(110) == []
     assert (scheduler.queued, scheduler.oldest_enqueued_at(), scheduler.wake_at()) == (3, 0, 190)
 
-    assert finish_all(scheduler, 120) == [Execute(Slot(0), (3,)), Execute(Slot(0), (1, 2))]
+    assert finish_all(scheduler, 120) == [Execute(Slot(0), (3, 1, 2))]
 
 
 def test_delayed_requests_form_batches_in_order_by_size_and_shape():
@@ -107,17 +110,66 @@ def test_delayed_requests_form_batches_in_order_by_size_and_shape():
     ]
 
 
-def test_a_delayed_request_uses_an_idle_instance_at_once():
-    policy = BatchPolicy(
-        max_batch_size=4, max_queue_delay_ns=300, timeout_action=TimeoutAction.DELAY, default_timeout_ns=100
-    )
-    scheduler = DynamicBatchScheduler(policy, instances=1)
-    arrive(scheduler, pending(1), 0)
-    arrive(scheduler, pending(2), 50)
+WAITING = BatchPolicy(
+    max_batch_size=8,
+    preferred_batch_sizes=(4, 8),
+    max_queue_delay_ns=300,
+    timeout_action=TimeoutAction.DELAY,
+    default_timeout_ns=100,
+)
 
-    assert scheduler.poll(100) == [Execute(Slot(0), (1,))]
-    scheduler.completed(Slot(0), TOOK)
-    assert (scheduler.poll(100), scheduler.wake_at()) == ([], 150)
+
+def test_a_delayed_request_waits_for_its_delay_behind_the_others():
+    scheduler = DynamicBatchScheduler(WAITING, instances=1)
+    arrive(scheduler, pending(1), 0)
+    arrive(scheduler, pending(2), 250)
+
+    assert (scheduler.poll(100), scheduler.poll(299), scheduler.wake_at()) == ([], [], 300)
+    assert scheduler.poll(300) == [Execute(Slot(0), (2, 1))]
+
+
+def test_a_delayed_request_runs_when_a_preferred_size_is_reached():
+    scheduler = DynamicBatchScheduler(WAITING, instances=1)
+    arrive(scheduler, pending(1), 0)
+    assert scheduler.poll(100) == []
+
+    assert [arrive(scheduler, pending(key), 110) for key in (2, 3)] == [[], []]
+    assert arrive(scheduler, pending(4), 120) == [Execute(Slot(0), (2, 3, 4, 1))]
+
+
+SHORT = BatchPolicy(max_batch_size=4, allow_timeout_override=True, pick_up_ns=5_000)
+LEVELS = Priorities(2, 2, {1: replace(SHORT, allow_timeout_override=False)})
+
+
+@pytest.mark.parametrize("levels", [None, LEVELS], ids=["one level", "levels"])
+@pytest.mark.parametrize(("timeout_us", "is_over"), [(0, False), (1, True), (5, True), (6, False)])
+def test_a_timeout_of_a_few_microseconds_is_over_beside_an_idle_instance(
+    timeout_us: int, is_over: bool, levels: Priorities | None
+):
+    queue = None if levels is None else LevelQueue(SHORT, levels)
+    scheduler = DynamicBatchScheduler(SHORT, 1, queue)
+    assert (scheduler.try_start(1, timeout_us) is None) == is_over
+    if is_over:
+        assert arrive(scheduler, pending(1, timeout_us=timeout_us), 7) == [expired(1)]
+        assert arrive(scheduler, pending(2), 7) == [Execute(Slot(0), (2,))]
+
+
+def test_a_short_timeout_of_the_policy_delays_each_request():
+    policy = replace(DELAYING, default_timeout_ns=5_000, pick_up_ns=5_000, max_queue_delay_ns=300)
+    scheduler = DynamicBatchScheduler(policy, instances=1)
+    assert scheduler.try_start(4) is None
+    for key in (1, 2):
+        assert arrive(scheduler, pending(key), key) == []
+    assert scheduler.poll(301) == [Execute(Slot(0), (1, 2))]
+
+
+def test_the_rest_of_a_waiting_batch_runs_if_it_has_a_preferred_size():
+    policy = BatchPolicy(8, (4, 8), max_queue_delay_ns=1 << 80, allow_timeout_override=True)
+    scheduler = DynamicBatchScheduler(policy, instances=1)
+    arrive(scheduler, pending(1, rows=1, timeout_us=9), 0)
+    assert [arrive(scheduler, pending(key, rows=2), key) for key in (2, 3)] == [[], []]
+
+    assert scheduler.poll(9_000) == [expired(1), Execute(Slot(0), (2, 3))]
 
 
 def test_a_delayed_request_is_never_rejected_and_can_be_cancelled():

@@ -1,6 +1,7 @@
 """Random scripts of events against the batcher: a slow, obvious model must agree with it, and invariants must hold."""
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from hypothesis import given, settings
 
@@ -25,65 +26,62 @@ class Waiting:
     pending: Pending
     enqueued_at: int
     deadline: int | None
-    batch: int
     arrival: int
+    begins: bool = False
+    is_late: bool = False
 
 
 class SlowScheduler:
-    """The rules in their simplest form: lists and linear scans, without derived state.
-
-    Batches are numbered. The highest number, `open`, is the open batch; those below are closed.
-    """
+    """The rules in their simplest form: lists and linear scans, without derived state."""
 
     def __init__(self, policy: BatchPolicy, instances: int) -> None:
         self.policy = policy
+        self.preferred = policy.preferred_batch_sizes or (policy.max_batch_size,)
         self.free = [Slot(instance) for instance in range(instances)]
+        self.returned: list[list[Waiting]] = []
         self.waiting: list[Waiting] = []
-        self.delayed: list[Waiting] = []
-        self.open = 0
+        """In order: first those on time, then the late ones."""
         self.arrivals = 0
 
     def everyone(self) -> list[Waiting]:
-        return sorted(self.waiting + self.delayed, key=lambda one: one.arrival)
+        return sorted(sum(self.returned, self.waiting), key=lambda one: one.arrival)
 
     def push_back(self, batch: list[Pending], now: int) -> None:
-        """A batch that did not run: closed, and before all others."""
-        number = min((one.batch for one in self.waiting), default=self.open) - 1
-        again = [Waiting(pending, now, None, number, self.arrivals + at) for at, pending in enumerate(batch)]
+        """A batch that did not run: before all others, and not cut again."""
+        again = [Waiting(pending, now, None, self.arrivals + at) for at, pending in enumerate(batch)]
         self.arrivals += len(batch)
-        self.waiting = again + self.waiting
+        if again:
+            self.returned.insert(0, again)
 
     def enqueue(self, pending: Pending, now: int) -> None:
         here = self.everyone()
         size_bytes = sum(one.pending.size_bytes for one in here) + pending.size_bytes
         if len(here) >= self.policy.max_queue_size or (here and size_bytes > self.policy.max_queue_bytes):
             raise FULL
-        company = [one.pending for one in self.waiting if one.batch == self.open]
-        rows = sum(one.batch_size for one in company) + pending.batch_size
-        preferred = self.policy.preferred_batch_sizes or (self.policy.max_batch_size,)
-        most = max(preferred) if self.free else self.policy.max_batch_size
-        if company and (rows > most or company[0].compatible != pending.compatible):
-            self.open += 1
-            rows = pending.batch_size
-        self.waiting.append(Waiting(pending, now, self.deadline(pending, now), self.open, self.arrivals))
+        on_time = [one for one in self.waiting if not one.is_late]
+        front, _, is_closed = self.front()
+        is_too_large = sum(one.pending.batch_size for one in front) + pending.batch_size > max(self.preferred)
+        begins = bool(self.free and on_time) and not is_closed and is_too_large
+        self.waiting.insert(len(on_time), Waiting(pending, now, self.deadline(pending, now), self.arrivals, begins))
         self.arrivals += 1
-        if rows in preferred or rows >= max(preferred):
-            self.open += 1
 
     def deadline(self, pending: Pending, now: int) -> int | None:
         timeout = self.policy.default_timeout_ns
         if self.policy.allow_timeout_override and pending.timeout_us > 0:
             asked = pending.timeout_us * US
             timeout = asked if timeout == 0 else min(asked, timeout)
+        if timeout and timeout <= self.policy.pick_up_ns:
+            return now
         return now + timeout if timeout else None
 
     def poll(self, now: int) -> list[Action]:
         actions: list[Action] = []
-        late = [one for one in self.waiting if one.deadline is not None and one.deadline <= now]
-        for one in sorted(late, key=lambda one: (one.deadline, one.pending.key)):
+        due = [one for one in self.waiting if one.deadline is not None and one.deadline <= now]
+        for one in sorted(due, key=lambda one: (one.deadline, one.pending.key)):
             self.waiting.remove(one)
             if self.policy.timeout_action is TimeoutAction.DELAY:
-                self.delayed.append(one)
+                one.deadline, one.is_late = None, True
+                self.waiting.append(one)
             else:
                 actions.append(Fail(one.pending.key, TIMED_OUT, FailureReason.EXPIRED))
         while self.free and (batch := self.next_batch(now)):
@@ -91,31 +89,48 @@ class SlowScheduler:
         return actions
 
     def next_batch(self, now: int) -> list[Waiting]:
-        first = self.waiting[0] if self.waiting else None
-        if first is not None and (first.batch < self.open or now >= first.enqueued_at + self.policy.max_queue_delay_ns):
-            batch = [one for one in self.waiting if one.batch == first.batch]
-            self.waiting = [one for one in self.waiting if one.batch != first.batch]
-            self.open = max(self.open, first.batch + 1)
-            return batch
-        batch = []
-        while self.delayed and self.fits(batch, self.delayed[0].pending):
-            batch.append(self.delayed.pop(0))
+        if self.returned:
+            return self.returned.pop(0)
+        batch, preferred, is_closed = self.front()
+        delay = self.policy.max_queue_delay_ns
+        is_over = bool(batch) and now >= min(one.enqueued_at for one in batch) + delay
+        if preferred and not (delay and is_over):
+            batch = preferred
+        elif not is_closed and not is_over:
+            batch = []
+        self.waiting = self.waiting[len(batch) :]
         return batch
 
-    def fits(self, batch: list[Waiting], pending: Pending) -> bool:
-        rows = sum(one.pending.batch_size for one in batch) + pending.batch_size
-        return not batch or (rows <= self.policy.max_batch_size and batch[0].pending.compatible == pending.compatible)
+    def front(self) -> tuple[list[Waiting], list[Waiting], bool]:
+        """The first requests that may run together, those of them up to the last preferred size, and whether no other
+        can join."""
+        batch: list[Waiting] = []
+        preferred: list[Waiting] = []
+        rows = 0
+        for one in self.waiting:
+            rows += one.pending.batch_size
+            if batch and (
+                one.begins or rows > self.policy.max_batch_size or one.pending.compatible != batch[0].pending.compatible
+            ):
+                return batch, preferred, True
+            batch.append(one)
+            if rows in self.preferred:
+                preferred = list(batch)
+            if rows >= max(self.preferred):
+                return batch, preferred, True
+        return batch, preferred, False
 
     def wake_at(self) -> int | None:
         times = [one.deadline for one in self.waiting if one.deadline is not None]
         if self.free and self.waiting:
-            times.append(self.waiting[0].enqueued_at + self.policy.max_queue_delay_ns)
+            times.append(min(one.enqueued_at for one in self.front()[0]) + self.policy.max_queue_delay_ns)
         return min(times, default=None)
 
     def try_cancel(self, key: int) -> bool:
         before = len(self.everyone())
         self.waiting = [one for one in self.waiting if one.pending.key != key]
-        self.delayed = [one for one in self.delayed if one.pending.key != key]
+        returned = [[one for one in batch if one.pending.key != key] for batch in self.returned]
+        self.returned = [batch for batch in returned if batch]
         return len(self.everyone()) < before
 
 
@@ -227,6 +242,7 @@ def policy(draws: Draws) -> BatchPolicy:
         timeout_action=draws.pick(tuple(TimeoutAction)),
         default_timeout_ns=draws.pick((0, 7 * US, 30 * US)),
         allow_timeout_override=draws.pick((False, True)),
+        pick_up_ns=draws.pick((0, 5 * US)),
     )
 
 
@@ -301,13 +317,13 @@ class Both:
 
     def start_or_enqueue(self, arrival: Enqueue) -> None:
         if self.model.everyone() or not self.model.free:
-            assert self.batcher.try_start(arrival.rows) is None
+            assert self.batcher.try_start(arrival.rows, arrival.timeout_us) is None
             self.handle(arrival)
             return
-        instance = self.batcher.try_start(arrival.rows)
+        instance = self.batcher.try_start(arrival.rows, arrival.timeout_us)
         if instance is None:
             self.handle(arrival)
-            if not self.expects_others:
+            if not self.expects_others and not self.policy.expires_at_once(arrival.timeout_us):
                 assert self.model.poll(self.now) == [], "it would not have been started by a poll either"
             return
         pending = self.arrived(arrival)
@@ -376,6 +392,8 @@ class Both:
         assert self.batcher.oldest_enqueued_at() == oldest
         if self.idle and oldest is not None:
             assert self.now < oldest + self.policy.max_queue_delay_ns, "idle beside work that is due"
+            rows = list(accumulate(one.pending.batch_size for one in self.model.waiting))
+            assert not {*rows} & {*self.model.preferred}, "idle beside a preferred size"
 
 
 def outcome(scheduler: DynamicBatchScheduler | SlowScheduler, pending: Pending, now: int) -> InferenceError | None:

@@ -39,6 +39,15 @@ def test_a_full_batch_of_other_sequences_waits_at_the_busy_instance():
     assert played.batches == {A: [(5, 6)]}
 
 
+def test_a_batch_of_sequences_that_lies_ready_becomes_a_larger_preferred_size():
+    played = instances(oldest(8, 4, preferred=(2, 4)))
+    played.arrive(*[in_sequence(key, key, "S") for key in range(1, 7)])
+    assert played.batches == {A: [(1, 2, 3, 4), (5, 6)]}
+    played.arrive(in_sequence(7, 7, "S"))
+    played.arrive(in_sequence(8, 8, "S"))
+    assert played.batches == {A: [(1, 2, 3, 4), (5, 6, 7, 8)]}
+
+
 def test_the_next_request_of_a_sequence_waits_for_the_one_before():
     played = instances(oldest(6, 1))
     played.arrive(in_sequence(1, "a", "S"), in_sequence(2, "a"), in_sequence(3, "b", "S"), in_sequence(4, "b"))

@@ -23,10 +23,10 @@ EVENTS: tuple[Kind, ...] = (
 Case = tuple[SequencePolicy, list[tuple[Kind, int]]]
 
 
-def case_of(draws: Draws) -> Case:
-    # Without preferred sizes smaller than the largest batch: there an instance that is idle for a moment makes smaller
-    # ones.
-    policy = oldest(3 + draws.below(4), max_batch_size=1 + draws.below(3), delay_ns=draws.pick((0, 0, 5)), idle_ns=IDLE)
+def case_of(draws: Draws, *, prefers: bool = False) -> Case:
+    most = 1 + draws.below(3)
+    sizes = draws.pick(((), (1, most))) if prefers else ()
+    policy = oldest(3 + draws.below(4), most, preferred=sizes, delay_ns=draws.pick((0, 0, 5)), idle_ns=IDLE)
     return policy, draws.script(EVENTS, 10, 30)
 
 
@@ -129,7 +129,7 @@ class Play:
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(drawn(case_of, 140))
+@given(drawn(lambda draws: case_of(draws, prefers=True), 140))
 def test_each_request_of_a_sequence_leaves_once(case: Case):
     policy, script = case
     play = Play(policy, lends=True)
@@ -141,7 +141,10 @@ def test_each_request_of_a_sequence_leaves_once(case: Case):
 @settings(max_examples=examples(400), deadline=None)
 @given(drawn(case_of, 140))
 def test_sequences_run_in_the_same_batches_as_without_lending(case: Case):
-    """As long as the end of each batch is reported at once, and instances live."""
+    """As long as the end of each batch is reported at once, and instances live.
+
+    Without preferred sizes smaller than the largest batch: an instance that is idle for a moment makes such batches.
+    """
     policy, script = case
     plays = [Play(policy, lends=lends) for lends in (True, False)]
     for kind, pick in script:

@@ -261,7 +261,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     },
     PinnedMemoryBuffer: {"enable": "Whether pinned memory is used."},
     ModelDynamicBatching: {
-        "preferred_batch_size": "Sizes at which a batch is sent at once; max_batch_size if none is given.",
+        "preferred_batch_size": "Sizes at which a batch runs at once, largest first; max_batch_size if none is given.",
         "max_queue_delay_microseconds": "How long a request may wait for others to join its batch.",
         "preserve_ordering": "Answer requests in the order of their arrival.",
         "priority_levels": "The number of priorities, 1 is the highest; 0 for none.",
@@ -270,7 +270,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
         "priority_queue_policy": "Other limits for single priorities.",
     },
     ModelQueuePolicy: {
-        "timeout_action": "What happens to a request that waited too long: it fails, or it runs after the others.",
+        "timeout_action": "What happens to a request that waited too long: it fails, or it goes behind the others.",
         "default_timeout_microseconds": "How long a request may wait; 0 for no limit.",
         "allow_timeout_override": "Whether requests may set their own timeout; the default is its maximum.",
         "max_queue_size": "The maximum number of waiting requests; others are refused. 0 for the server's own limit.",
@@ -289,7 +289,7 @@ MEANINGS: Mapping[type, Mapping[str, str]] = {
     },
     StrategyOldest: {
         "max_candidate_sequences": "The most sequences that an instance processes at a time; 0 for `max_batch_size`.",
-        "preferred_batch_size": "Sizes at which a batch is sent at once.",
+        "preferred_batch_size": "Sizes at which a batch runs at once, largest first.",
         "max_queue_delay_microseconds": "How long a request may wait for others to join its batch.",
         "preserve_ordering": "Answer requests in the order of their arrival.",
     },

@@ -1,10 +1,10 @@
 """The dynamic batcher: batches from a queue, given to free slots, and lent to busy ones.
 
 A slot that ends a batch must not wait for the event loop, which may be busy for milliseconds. So a busy slot is lent
-one batch, which its instance begins when it has ended the running one. Only a batch that cannot grow is lent: batches
-are as full as without. A lent batch that has not begun is taken back when one of its requests is cancelled or expires,
-when another slot is free, when its slot takes so long that others have overtaken it, and when a request of a higher
-priority level arrives.
+one batch, which its instance begins when it has ended the running one. The queue says which batches can be lent. A lent
+batch that has not begun is taken back when one of its requests is cancelled or expires, when another slot is free, when
+its slot takes so long that others have overtaken it, when a request of a higher priority level arrives, and when it can
+become larger: batches are as full as without.
 """
 
 from collections import deque
@@ -31,6 +31,7 @@ class DynamicBatchScheduler:
 
     follows_outcomes = False
     is_iterative = False
+    has_null_rows = False
 
     def __init__(
         self,
@@ -83,8 +84,10 @@ class DynamicBatchScheduler:
             return 1
         return 0 if len(self._queue.queued) >= expected else 2
 
-    def try_start(self, batch_size: int) -> Slot | None:
-        if self._expected.requests > 1 or not self._free or self._begins_at or self._queue.would_hold(batch_size):
+    def try_start(self, batch_size: int, timeout_us: int = 0) -> Slot | None:
+        if self._expected.requests > 1 or not self._free or self._begins_at:
+            return None
+        if self._queue.would_hold(batch_size, timeout_us):
             return None
         slot = self._free.popleft()
         self._begin(slot, 1)
@@ -205,7 +208,8 @@ class DynamicBatchScheduler:
         """Take back a lent batch. False if it has begun: then `completed` for the batch before it will come."""
         if self.take_back(slot):
             del self._lent[slot]
-            self._barred.add(slot)
+            if not batch.grows:  # the queue bounds how often such batches are lent
+                self._barred.add(slot)
             self._queue.take_back(batch)
             return True
         return False

@@ -9,12 +9,10 @@ the delayed ones, each in the order of arrival. Batches are cut from the front o
 - If the oldest request of the batch has waited for max_queue_delay, all these requests run.
 - Otherwise, if their rows were a preferred size at some request, those up to the last such request run. The rest waits
   for its own delay.
-- Otherwise they run if the batch is closed or full, without a max_queue_delay, or if one of them is delayed (late).
+- Otherwise they run if the batch is closed or full, or without a max_queue_delay.
 - Otherwise the batch waits for more requests, until the delay of its oldest one is over.
 
-These are Triton's rules for a model with priority levels. Unlike `core.schedule.queue`, nothing is decided while all
-instances are busy: 8 queued requests run as one batch of the preferred size 8, not as two of 4. While a batch waits for
-more, it holds all queued requests.
+These are Triton's rules for a model with priority levels. While a batch waits for more, it holds all queued requests.
 
 A batch that cannot grow can be lent to an instance that is busy, as in `core.schedule.queue`. It is taken back when a
 request arrives, or moves, that comes before one of its requests: so what runs next is the same as without. Not lent are
@@ -97,7 +95,7 @@ class LevelQueue:
         """Of the requests that are not lent."""
         self._compatible: Hashable = None
         self._is_uniform = True
-        """False if requests that are not lent may be late, or differ in `compatible`."""
+        """False if requests that are not lent may differ in `compatible`."""
         self._forming: Forming | None = None
         self._deadlines = Deadlines[int]()
         self._moves = Deadlines[int]()
@@ -106,14 +104,14 @@ class LevelQueue:
         """When the oldest request arrived; None if the queue is empty."""
         return next((request.enqueued_at for request in self.queued.values()), None)
 
-    def would_hold(self, rows: int) -> bool:
-        """Whether a request of `rows` rows would wait here, for earlier requests or for a larger batch.
-
-        A strategy sees every request, so all are queued for it.
-        """
+    def would_hold(self, rows: int, timeout_us: int) -> bool:
+        """As `BatchQueue.would_hold`. True if the request would expire in any level, or if a strategy must see it."""
         if self.queued or self._strategy is not None:
             return True
-        return self._policy.max_queue_delay_ns > 0 and rows < self._enough and rows not in self._preferred
+        if self._policy.max_queue_delay_ns > 0 and rows < self._enough and rows not in self._preferred:
+            return True
+        policies = (self._policy, *self._priorities.policies.values())
+        return self.may_expire and any(policy.expires_at_once(timeout_us) for policy in policies)
 
     def push(self, pending: Pending, now_ns: int, is_idle: bool) -> None:  # noqa: ARG002  as `BatchQueue.push`
         """Add a request, or raise UNAVAILABLE when its level is full.
@@ -136,8 +134,8 @@ class LevelQueue:
         self._size_bytes = size_bytes
         self._rows += pending.batch_size
         if self.may_expire:
-            if timeout_ns := policy.timeout_ns(pending.timeout_us):
-                self._deadlines.add(key, now_ns + timeout_ns)
+            if (deadline := policy.deadline(pending.timeout_us, now_ns)) is not None:
+                self._deadlines.add(key, deadline)
             if level > 1 and self._priorities.aging_ns:
                 self._moves.add(key, now_ns + self._priorities.aging_ns)
         forming = self._forming
@@ -220,13 +218,11 @@ class LevelQueue:
         """The next batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
         requests = self._full()
         self._forming = None
-        first = requests[0].pending
-        rows = sum(request.pending.batch_size for request in requests)
-        batch = Batch([request.pending.key for request in requests], rows, first.compatible, slot)
+        batch = Batch([request.pending.key for request in requests], lent_to=slot)
         for request in requests:
             self._order.remove(request)
             request.batch = batch
-        self._rows -= rows
+            self._rows -= request.pending.batch_size
         self._lent[batch] = requests
         return batch
 
@@ -235,8 +231,8 @@ class LevelQueue:
         requests = self._lent.pop(batch)
         for request in requests:
             request.batch = None
+            self._rows += request.pending.batch_size
         self._order.prepend(requests)
-        self._rows += batch.rows
         self._forming, self._is_uniform = None, False
 
     def begin(self, batch: Batch) -> None:
@@ -306,7 +302,7 @@ class LevelQueue:
                     break
             else:
                 self._compatible = forming.requests[0].pending.compatible
-                self._is_uniform = not forming.has_late
+                self._is_uniform = True
         else:
             while forming.later and not forming.is_closed:
                 self._try_include(forming, forming.later.popleft())
@@ -368,7 +364,7 @@ class LevelQueue:
             return forming.requests
         if forming.marked:
             return forming.requests[: forming.marked]
-        if forming.is_closed or forming.has_late or not delay or forming.rows >= self._enough:
+        if forming.is_closed or not delay or forming.rows >= self._enough:
             return forming.requests
         return []
 
@@ -409,7 +405,7 @@ class LevelQueue:
         if policy.timeout_action is not TimeoutAction.DELAY:
             return False
         self._order.remove(request)
-        request.is_late, self._is_uniform = True, False
+        request.is_late = True
         self._order.append(request)
         return True
 

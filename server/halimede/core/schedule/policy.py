@@ -10,6 +10,9 @@ from halimede.core.config.model_config import ModelConfig, ModelQueuePolicy, Tim
 DEFAULT_MAX_QUEUE_SIZE = 4096
 MAX_QUEUE_BYTES = 256 << 20
 
+PICK_UP_NS = 5_000
+"""Timeouts up to this are over before a request begins, also if an instance is idle, as in Triton."""
+
 
 @dataclass(frozen=True, slots=True)
 class StartHold:
@@ -31,7 +34,8 @@ class BatchPolicy:
     """How batches are formed and how long a request may wait. Sizes are in rows, times in nanoseconds.
 
     If `preferred_batch_sizes` is empty, only a full batch is sent early. `default_timeout_ns` 0 is no
-    timeout. `max_queue_size` counts requests, `max_queue_bytes` their tensors; both count queued requests only.
+    timeout. Requests with a timeout up to `pick_up_ns` expire as they arrive. `max_queue_size` counts requests,
+    `max_queue_bytes` their tensors; both count queued requests only.
     """
 
     max_batch_size: int = 1
@@ -42,11 +46,23 @@ class BatchPolicy:
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_ns: int = 0
     allow_timeout_override: bool = False
+    pick_up_ns: int = 0
 
     @property
     def may_expire(self) -> bool:
         """Whether requests may have a deadline."""
         return self.default_timeout_ns > 0 or self.allow_timeout_override
+
+    def expires_at_once(self, asked_us: int) -> bool:
+        """Whether a request with the timeout `asked_us` (0 for none) expires as it arrives."""
+        return 0 < self.timeout_ns(asked_us) <= self.pick_up_ns
+
+    def deadline(self, asked_us: int, now_ns: int) -> int | None:
+        """When a request expires that arrives now with the timeout `asked_us` (0 for none); None for never."""
+        timeout_ns = self.timeout_ns(asked_us)
+        if not timeout_ns:
+            return None
+        return now_ns + timeout_ns if timeout_ns > self.pick_up_ns else now_ns
 
     def timeout_ns(self, asked_us: int) -> int:
         """How long a request with the timeout `asked_us` (0 for none) may wait, in ns; 0 for no limit.
@@ -117,4 +133,5 @@ def _with_queue(policy: BatchPolicy, queue: ModelQueuePolicy) -> BatchPolicy:
         timeout_action=queue.timeout_action,
         default_timeout_ns=queue.default_timeout_microseconds * 1000,
         allow_timeout_override=queue.allow_timeout_override,
+        pick_up_ns=PICK_UP_NS,
     )

@@ -1,29 +1,29 @@
-"""The queue of one priority level: forms batches, keeps deadlines and bounds.
+"""The queue of one priority level: cuts a batch when an instance is free.
 
-Batches are decided when a request arrives, never when an instance becomes free. The only input about slots is whether
-one is free at an arrival. The queue is a FIFO of closed batches and one open batch at its tail:
+Queued requests have one order: those within their timeout, in the order of arrival, before the late ones, in that of
+their timeouts. A batch is cut from the front of this order, never around a request:
 
-- An arriving request closes the open batch if it does not fit into it: more than max_batch_size rows together, or
-  not `compatible`. A later request is never taken ahead of an earlier one to fill a batch.
-- While an instance is free, more rows than the largest preferred size do not fit either: the open batch, which
-  only waited for more requests, runs now, and the new request waits for its own delay. While all instances are busy,
-  a larger batch delays no request, and only max_batch_size counts.
-- It then joins the open batch, or begins one. The batch closes when its number of rows is a preferred size, or reaches
-  the largest preferred size (max_batch_size if none is configured).
-- A closed batch never grows and is ready at once. The open batch is ready when its oldest request has waited for
-  max_queue_delay; until it is taken it may grow further.
-- A request that is removed (cancelled, timed out) leaves the rest of its batch unchanged: the batch is not refilled.
+- It takes requests as long as they are `compatible` and have at most max_batch_size rows together, until the rows reach
+  the largest preferred size (max_batch_size if none is configured). A request that does not join closes the batch.
+- While an instance is free, a request that exceeds the largest preferred size does not join either: the requests that
+  only waited for more run now, and the new one waits for its own delay. While all instances are busy, a larger batch
+  delays no request.
+- If the oldest request of the batch has waited for max_queue_delay, all these requests run.
+- Otherwise, if their rows were a preferred size at some request, those up to the last such request run.
+- Otherwise they run if the batch is closed or full, or without a max_queue_delay.
+- Otherwise the batch waits for more requests, until the delay of its oldest one is over.
 
-A closed batch can be lent to an instance that is busy: it lies ready there, and begins when the instance is free. Its
-requests stay in the queue until then: bounds, deadlines and cancellation hold for them. What has to leave the queue
-before is reclaimed first.
+A batch that is closed or has a preferred size can be lent to a busy instance: it lies ready there, and begins when the
+instance is free. Its requests stay in the queue until then: bounds, deadlines and cancellation hold for them. What has
+to leave the queue before is reclaimed first: the batch is the front of the queue again, and is cut anew. So is a batch
+when a larger preferred size is reached. One that may become larger still is lent again only with at least twice the
+rows, so that no request is sent often. Batches with late requests are not lent, because arrivals come before these.
 
-A request whose timeout expires is rejected, or (DELAY) moved to a separate queue, from which batches are made only when
-no other batch is ready.
+A request whose timeout expires is rejected, or (DELAY) is late.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from halimede.core.config.model_config import TimeoutAction
@@ -38,23 +38,63 @@ AT_ONCE = 0
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Keys in the order of arrival. `eq=False`: batches are compared by identity."""
+    """A batch that is lent, or that did not run. `eq=False`: batches are compared by identity."""
 
     keys: list[int]
-    rows: int
-    compatible: Hashable
+    rows: int = 0
     lent_to: Slot | None = None
+    grows: bool = False
+    """Whether it was lent although it may become larger."""
     overtaken: int = 0
     """How many batches that were lent later have begun before it."""
+    is_returned: bool = False
+    """Whether it did not run. It is not cut again: which other requests could join it is not known."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request in the queue. `batch` is None in the queue of delayed requests."""
+    """A request in the queue.
+
+    `batch` is its batch if that is lent or did not run. `begins` means that it joins no request before it.
+    """
 
     pending: Pending
     enqueued_at: int
-    batch: Batch | None
+    batch: Batch | None = None
+    begins: bool = False
+
+
+class Front:
+    """The first requests of the order, which may run as one batch. One object for each queue, which is formed again."""
+
+    __slots__ = (
+        "compatible",
+        "count",
+        "has_late",
+        "is_closed",
+        "is_formed",
+        "marked",
+        "marked_rows",
+        "oldest",
+        "rows",
+    )
+
+    def __init__(self) -> None:
+        self.is_formed = False
+        """False if what waits has changed, so that the other values are wrong."""
+        self.count = 0
+        self.rows = 0
+        self.compatible: Hashable = None
+        self.oldest = 0
+        """When the first of them to arrive was enqueued."""
+        self.marked = 0
+        """The number of requests up to the last preferred size; 0 for none."""
+        self.marked_rows = 0
+        """That preferred size."""
+        self.has_late = False
+        """Whether a late request joins it, or closes it: then arrivals change it."""
+        self.is_closed = False
+        """Whether the batch is full, or the next request of the order does not join."""
 
 
 class BatchQueue:
@@ -63,30 +103,38 @@ class BatchQueue:
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
         self._max_rows = policy.max_batch_size
-        self._preferred = frozenset(policy.preferred_batch_sizes)
-        self._enough = max(policy.preferred_batch_sizes, default=policy.max_batch_size)
+        self._preferred = frozenset(policy.preferred_batch_sizes or (policy.max_batch_size,))
+        self._enough, self._least = max(self._preferred), min(self._preferred)
         self._delay = policy.max_queue_delay_ns
         self.may_expire = policy.may_expire
         """Whether requests may have a deadline."""
         self.queued: dict[int, QueuedRequest] = {}
         """By key, in the order of arrival. Changed only here."""
         self._size_bytes = 0
-        # Ordered dictionaries: batches and delayed requests leave from the front and, when cancelled, from anywhere.
-        self._closed: OrderedDict[Batch, None] = OrderedDict()
-        self._open: Batch | None = None
-        self._delayed: OrderedDict[int, QueuedRequest] = OrderedDict()
+        self._returned: deque[Batch] = deque()
+        """The batches that did not run. They are ready, and before all other requests."""
+        # Ordered dictionaries: requests leave from the front and, when cancelled, from anywhere.
+        self._on_time: OrderedDict[int, QueuedRequest] = OrderedDict()
+        self._late: OrderedDict[int, QueuedRequest] = OrderedDict()
+        self._front = Front()
+        self._growing: Batch | None = None
+        """A lent batch that may become larger by the requests at the front."""
+        self._grown_rows = 0
+        """Only a batch of more rows is lent although it may become larger, until another batch begins."""
         self._deadlines = Deadlines[int]()
         self.reclaim: Callable[[Batch, Slot], bool] = not_lent
-        """Takes back a lent batch, which is closed again; False if it has begun."""
+        """Takes back a lent batch, whose requests are the front of the queue again; False if it has begun."""
 
     def oldest_enqueued_at(self) -> int | None:
         """When the oldest request arrived; None if the queue is empty."""
         # A dictionary keeps the order of insertion, which is the order of arrival.
         return next((queued.enqueued_at for queued in self.queued.values()), None)
 
-    def would_hold(self, rows: int) -> bool:
-        """Whether a request of `rows` rows would wait here, for earlier requests or for a larger batch."""
-        return bool(self.queued) or (self._delay > 0 and rows < self._enough and rows not in self._preferred)
+    def would_hold(self, rows: int, timeout_us: int) -> bool:
+        """Whether a request of `rows` rows would wait here, for earlier requests or for a larger batch, or expire."""
+        if self.queued or (self._delay > 0 and rows < self._enough and rows not in self._preferred):
+            return True
+        return self.may_expire and self._policy.expires_at_once(timeout_us)
 
     def push(self, pending: Pending, now_ns: int, is_idle: bool) -> None:
         """Add a request, or raise UNAVAILABLE when the queue is full. `is_idle` means that an instance is free.
@@ -97,83 +145,118 @@ class BatchQueue:
         if count >= self._policy.max_queue_size or (count and size_bytes > self._policy.max_queue_bytes):
             raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
         self._size_bytes = size_bytes
-
-        batch = self._open
-        if batch is not None and (
-            batch.rows + pending.batch_size > (self._enough if is_idle else self._max_rows)
-            or batch.compatible != pending.compatible
-        ):
-            self._closed[batch] = None
-            batch = None
-        if batch is None:
-            self._open = batch = Batch([pending.key], pending.batch_size, pending.compatible)
-        else:
-            batch.keys.append(pending.key)
-            batch.rows += pending.batch_size
-        if batch.rows >= self._enough or batch.rows in self._preferred:
-            self._closed[batch] = None
-            self._open = None
-
-        self.queued[pending.key] = QueuedRequest(pending, now_ns, batch)
-        if self.may_expire and (timeout_ns := self._policy.timeout_ns(pending.timeout_us)):
-            self._deadlines.add(pending.key, now_ns + timeout_ns)
+        queued = QueuedRequest(pending, now_ns)
+        if is_idle and self._on_time:
+            front = self._form()
+            queued.begins = not front.is_closed and front.rows + pending.batch_size > self._enough
+        self.queued[pending.key] = self._on_time[pending.key] = queued
+        front = self._front
+        if front.has_late:
+            front.is_formed = False
+        elif front.is_formed and not front.is_closed:
+            rows = front.rows + pending.batch_size
+            if rows < self._least and front.count and pending.compatible == front.compatible:
+                # What `_join` would do, faster: most requests arrive so.
+                front.count += 1
+                front.rows = rows
+            else:
+                self._join(front, (queued,))
+        if self.may_expire and (deadline := self._policy.deadline(pending.timeout_us, now_ns)) is not None:
+            self._deadlines.add(pending.key, deadline)
+        if (growing := self._growing) is not None and growing.rows + self._form().rows in self._preferred:
+            self._reclaim_growing()
 
     def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
-        """Return a batch that did not run. It is closed, and first in the queue.
+        """Return a batch that did not run. It is the first in the queue.
 
         Its requests no longer have a deadline, and the bounds do not apply.
         """
         if not requests:
             return
-        batch = Batch([each.key for each in requests], sum(each.batch_size for each in requests), ())
-        self._closed[batch] = None
-        self._closed.move_to_end(batch, last=False)
+        batch = Batch([each.key for each in requests], is_returned=True)
+        self._returned.appendleft(batch)
         self._size_bytes += sum(each.size_bytes for each in requests)
         for pending in requests:
             self.queued[pending.key] = QueuedRequest(pending, now_ns, batch)
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:
         """Take the keys of the next batch that is ready; empty if none is ready."""
-        if self._closed:
-            batch = self._closed.popitem(last=False)[0]
-        elif self._open is not None and self._open_ready_at(self._open) <= now_ns:
-            batch, self._open = self._open, None
-        elif self._delayed:
-            return self._pop_delayed()
-        else:
+        if not self.queued:
             return ()
-        for key in batch.keys:
-            self._forget(self.queued[key])
-        return tuple(batch.keys)
+        if self._returned:
+            keys = self._returned.popleft().keys
+        elif len(self._on_time) == 1 and not self._late and not self._delay:
+            # As below, but faster.
+            keys = self._cut(1)
+        else:
+            keys = self._cut(self._ready(now_ns))
+        self._forget(keys)
+        self._grown_rows = 0
+        return tuple(keys)
 
     @property
     def has_closed(self) -> bool:
-        """Whether a closed batch waits here, which can be lent."""
-        return bool(self._closed)
+        """Whether a batch waits here that can be lent."""
+        if self._returned:
+            return True
+        if not self._on_time:
+            return False
+        front = self._front
+        if not front.is_formed:
+            self._form()
+        if front.has_late or not (front.is_closed or front.marked):
+            return False
+        return self._is_whole(front) or (self._growing is None and front.marked_rows > self._grown_rows)
 
     def lend(self, slot: Slot) -> Batch:
-        """The next closed batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
-        batch = self._closed.popitem(last=False)[0]
+        """The next batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
+        if self._returned:
+            batch = self._returned.popleft()
+        else:
+            grows = not self._is_whole(self._front)
+            batch = Batch(self._cut(self._ready(AT_ONCE)), grows=grows)
+            for key in batch.keys:
+                queued = self.queued[key]
+                queued.batch = batch
+                batch.rows += queued.pending.batch_size
+            if grows:
+                self._growing = batch
         batch.lent_to, batch.overtaken = slot, 0
         return batch
 
     def take_back(self, batch: Batch) -> None:
-        """A lent batch did not begin: it is the next one."""
+        """A lent batch did not begin: its requests are the front of the queue."""
         batch.lent_to = None
-        self._closed[batch] = None
-        self._closed.move_to_end(batch, last=False)
+        if batch.grows:
+            self._grown_rows = 2 * batch.rows - 1
+        if batch is self._growing:
+            self._growing = None
+        if batch.is_returned:
+            self._returned.appendleft(batch)
+            return
+        self._front.is_formed = False
+        for key in reversed(batch.keys):
+            self._on_time[key] = queued = self.queued[key]
+            self._on_time.move_to_end(key, last=False)
+            queued.batch = None
 
     def begin(self, batch: Batch) -> None:
         """A lent batch has begun: its requests leave the queue, if they have not."""
-        for key in batch.keys:
-            if (queued := self.queued.get(key)) is not None:
-                self._forget(queued)
+        self._forget([key for key in batch.keys if key in self.queued])
+        self._grown_rows = 0
+        if batch is self._growing:
+            self._growing = None
 
     def ready_at(self) -> int | None:
         """When `pop_ready` has a batch if nothing else happens: AT_ONCE, a time, or None for never."""
-        if self._closed or self._delayed:
+        if not self.queued:
+            return None
+        if self._returned:
             return AT_ONCE
-        return None if self._open is None else self._open_ready_at(self._open)
+        front = self._form()
+        if not front.count:
+            return None
+        return AT_ONCE if self._ready(AT_ONCE) else front.oldest + self._delay
 
     def expire(self, now_ns: int) -> list[int]:
         """Reject or delay the requests whose deadline has passed. Returns the keys of those that were rejected."""
@@ -184,11 +267,10 @@ class BatchQueue:
                 continue  # it has begun
             self._leave(queued)
             if self._policy.timeout_action is TimeoutAction.DELAY:
-                queued.batch = None
-                self._delayed[key] = queued
+                self._late[key] = queued
             else:
-                self._forget(queued)
                 rejected.append(key)
+        self._forget(rejected)
         return rejected
 
     def next_deadline(self) -> int | None:
@@ -201,7 +283,7 @@ class BatchQueue:
         if queued is None or not self._is_here(queued):
             return False
         self._leave(queued)
-        self._forget(queued)
+        self._forget((key,))
         return True
 
     def end_delay(self) -> None:
@@ -211,32 +293,80 @@ class BatchQueue:
     def clear(self) -> list[int]:
         """Empty the queue; its keys in the order of arrival."""
         keys = list(self.queued)
-        self.queued.clear()
-        self._closed.clear()
-        self._delayed.clear()
-        self._deadlines.clear()
-        self._open = None
+        for each in (self.queued, self._returned, self._on_time, self._late, self._deadlines):
+            each.clear()
+        self._front.is_formed = False
+        self._growing = None
         self._size_bytes = 0
         return keys
 
-    def _open_ready_at(self, batch: Batch) -> int:
-        return self.queued[batch.keys[0]].enqueued_at + self._delay
+    def _form(self) -> Front:
+        """The front, with all requests that join it; empty if no request is in the order."""
+        front = self._front
+        if front.is_formed:
+            return front
+        front.count = front.rows = front.marked = front.marked_rows = 0
+        front.is_closed = front.has_late = False
+        front.is_formed = True
+        self._join(front, self._on_time.values())
+        if self._late and not front.is_closed:
+            front.has_late = True
+            self._join(front, self._late.values())
+        return front
 
-    def _pop_delayed(self) -> tuple[int, ...]:
-        """Take the first delayed requests that may share a batch. They are late, so they do not wait for more."""
-        keys: list[int] = []
-        rows = 0
-        compatible: Hashable = None
-        for queued in self._delayed.values():
+    def _join(self, front: Front, following: Iterable[QueuedRequest]) -> None:
+        """Add the requests that follow in the order to the front, until it is closed. It is not closed yet."""
+        count, rows, enough, preferred = front.count, front.rows, self._enough, self._preferred
+        for queued in following:
             pending = queued.pending
-            if keys and (rows + pending.batch_size > self._max_rows or pending.compatible != compatible):
-                break
-            keys.append(pending.key)
             rows += pending.batch_size
-            compatible = pending.compatible
-        for key in keys:
-            self._forget(self._delayed.pop(key))
-        return tuple(keys)
+            if not count:
+                front.compatible, front.oldest = pending.compatible, queued.enqueued_at
+            elif queued.begins or rows > self._max_rows or pending.compatible != front.compatible:
+                rows -= pending.batch_size
+                front.is_closed = True
+                break
+            elif queued.enqueued_at < front.oldest:
+                front.oldest = queued.enqueued_at
+            count += 1
+            if rows in preferred:
+                front.marked, front.marked_rows = count, rows
+            if rows >= enough:
+                front.is_closed = True
+                break
+        front.count, front.rows = count, rows
+
+    def _ready(self, now_ns: int) -> int:
+        """How many requests of the front run as one batch now; 0 if it waits for more."""
+        front = self._front
+        if not front.is_formed:
+            self._form()
+        is_over = now_ns >= front.oldest + self._delay
+        if front.marked and not (self._delay and is_over):
+            return front.marked
+        return front.count if front.is_closed or is_over else 0
+
+    def _is_whole(self, front: Front) -> bool:
+        """Whether neither arrivals nor time can change the next batch, if it has no late requests."""
+        return front.is_closed and (not self._delay or front.marked in {0, front.count})
+
+    def _reclaim_growing(self) -> None:
+        """Reclaim the batch that may become larger, to cut it anew, unless it has begun."""
+        growing, self._growing = self._growing, None
+        if growing is not None and growing.lent_to is not None:
+            self.reclaim(growing, growing.lent_to)
+
+    def _cut(self, count: int) -> list[int]:
+        """Take so many requests from the front of the order; their keys."""
+        if not count:
+            return []
+        self._front.is_formed = False
+        on_time = self._on_time
+        if count == len(on_time):
+            keys = [*on_time]
+            on_time.clear()
+            return keys
+        return [(on_time or self._late).popitem(last=False)[0] for _ in range(count)]
 
     def _is_here(self, queued: QueuedRequest) -> bool:
         """Whether the request waits here, after its batch is reclaimed if that was lent."""
@@ -244,25 +374,25 @@ class BatchQueue:
         return batch is None or batch.lent_to is None or self.reclaim(batch, batch.lent_to)
 
     def _leave(self, queued: QueuedRequest) -> None:
-        """Remove a request from its batch, or from the delayed requests."""
+        """Remove a request from the order, or from its batch that did not run."""
         key, batch = queued.pending.key, queued.batch
         if batch is None:
-            del self._delayed[key]
+            self._reclaim_growing()
+            self._front.is_formed = False
+            if self._on_time.pop(key, None) is None:
+                del self._late[key]
             return
         batch.keys.remove(key)
-        batch.rows -= queued.pending.batch_size
-        if batch.keys:
-            return
-        if batch is self._open:
-            self._open = None
-        else:
-            del self._closed[batch]
+        if not batch.keys:
+            self._returned.remove(batch)
 
-    def _forget(self, queued: QueuedRequest) -> None:
-        del self.queued[queued.pending.key]
-        self._size_bytes -= queued.pending.size_bytes
-        if self.may_expire:
-            self._deadlines.discard(queued.pending.key)
+    def _forget(self, keys: Sequence[int]) -> None:
+        """Remove requests that are in no batch and not in the order any more."""
+        queued, may_expire = self.queued, self.may_expire
+        for key in keys:
+            self._size_bytes -= queued.pop(key).pending.size_bytes
+            if may_expire:
+                self._deadlines.discard(key)
 
 
 def not_lent(_batch: Batch, _slot: Slot) -> bool:

@@ -94,6 +94,9 @@ class Scheduler(Protocol):
     is_iterative: bool
     """Whether each request is a sequence of its own, which its model may execute again (AGAIN)."""
 
+    has_null_rows: bool
+    """Whether a batch has a row for each seat up to the highest one: those without a request are null rows."""
+
     def enqueue(self, pending: Pending, now_ns: int) -> int | None:
         """Accept the request, or raise InferenceError and forget it.
 
@@ -102,8 +105,10 @@ class Scheduler(Protocol):
         Returns when to poll, in turns.
         """
 
-    def try_start(self, batch_size: int) -> Slot | None:
+    def try_start(self, batch_size: int, timeout_us: int = 0) -> Slot | None:
         """Take a slot for a request of `batch_size` rows that is not queued; the slot is busy until `completed`.
+
+        `timeout_us` is the request's own timeout; 0 for none.
 
         A slot is returned if `enqueue` and an immediate `poll` would execute the request alone and no other request
         is expected to join it. None changes nothing.

@@ -7,7 +7,7 @@ request of each sequence.
   it waits, until the share of the seats with a request reaches the minimum, or the oldest request has waited for the
   delay. If the requests are not all `compatible`, the oldest one chooses: the others stay offered.
 - Oldest: the instance has a `BatchQueue`, as a dynamic batcher has. Requests are in the order in which they are
-  offered; preferred sizes and the delay count as they do there. A batch that cannot grow can be lent, as there.
+  offered; preferred sizes and the delay count as they do there, and batches are lent as there.
 """
 
 from collections.abc import Callable, Iterable

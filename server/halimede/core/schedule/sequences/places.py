@@ -172,13 +172,13 @@ class Places:
             if place.lender is not None and self._may_lend(place)
         ]
 
-    def try_reclaim(self, _: Batch, slot: Slot) -> bool:
+    def try_reclaim(self, batch: Batch, slot: Slot) -> bool:
         """Take back the batch that was lent to the slot; False if it has begun."""
         place = self.by_slot[slot]
         if place.lender is None or self._take_back is None or not self._take_back(slot):
             return False
         place.lender.take_back()
-        place.is_barred = True
+        place.is_barred = not batch.grows
         return True
 
     def _note_lendable(self, place: Place) -> None:

@@ -45,7 +45,7 @@ from halimede.core.schedule.sequences.idle import IdleSequences
 from halimede.core.schedule.sequences.ids import SequenceIds
 from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
 from halimede.core.schedule.sequences.places import Places
-from halimede.core.schedule.sequences.policy import SequencePolicy
+from halimede.core.schedule.sequences.policy import DirectPolicy, SequencePolicy
 from halimede.core.types import InferenceError
 from halimede.core.types.statistics import FailureReason, SequenceCount
 
@@ -64,6 +64,7 @@ class SequenceScheduler:
         self.take_back: TakeBack = never
         self.max_batch_size = policy.max_batch_size
         self.is_iterative = policy.iterative
+        self.has_null_rows = isinstance(policy.strategy, DirectPolicy)
         self._policy = policy
         self._ids = ids
         self._hold = policy.hold
@@ -129,7 +130,7 @@ class SequenceScheduler:
         acts = self._due or self._hold is not None or slot in self._places.ready or slot in self._places.lendable
         return 1 if acts else None
 
-    def try_start(self, batch_size: int) -> Slot | None:  # noqa: ARG002
+    def try_start(self, batch_size: int, timeout_us: int = 0) -> Slot | None:  # noqa: ARG002
         """None: a request has a sequence, which only `enqueue` gets."""
         return None
 
