@@ -11,6 +11,8 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2 as pb
 
 from halimede.frontends.grpc.infer_stream import MAX_UNANSWERED
+from halimede.frontends.grpc.limits import GrpcLimits
+from halimede.frontends.grpc.options import Transport
 from halimede.settings import Settings
 
 INTERNAL_ERROR = "ModelStreamInfer failed by an internal error; the server's log has the cause"
@@ -175,12 +177,25 @@ def test_the_stream_is_not_read_beyond_its_bound_of_unanswered_requests(served, 
     assert ids(stream.rest()) == [str(n) for n in range(40, MAX_UNANSWERED + 44)]
 
 
+def test_large_requests_are_read_as_their_model_answers(serve) -> None:
+    """They are never too many for the connection's bound, although their client sends all at once."""
+    served = serve(Transport(max_message_bytes=2 << 20), limits=GrpcLimits(max_connection_held_bytes=8 << 20))
+    with grpc.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+        stream = Stream(channel)
+        stream.send(*(asking("held", str(n), elements=256 << 10) for n in range(20)))
+        for n in range(20):
+            served.core.wait_for(lambda core: core.held)
+            served.do(lambda: served.core.release(1))
+            assert ids([stream.next()]) == [str(n)]
+        assert ids(stream.rest()) == []
+
+
 def test_requested_answers_beyond_the_limit_of_unsent_ones_are_all_sent(served, channel) -> None:
     stream = Stream(channel)
-    stream.send(*(asking("held", str(n), elements=256 << 10) for n in range(140)))
-    served.core.wait_for(lambda core: len(core.held) == 140)
+    stream.send(*(asking("held", str(n), elements=256 << 10) for n in range(120)))
+    served.core.wait_for(lambda core: len(core.held) == 120)
     served.do(served.core.release)
-    assert ids([stream.next() for _ in range(140)]) == [str(n) for n in range(140)]
+    assert ids([stream.next() for _ in range(120)]) == [str(n) for n in range(120)]
     stream.send(asking("ident", "after"))
     assert ids(stream.rest()) == ["after"]
 

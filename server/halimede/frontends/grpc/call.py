@@ -314,6 +314,11 @@ class Call:
         self._held_bytes -= size
         self._conversation.held.release(size)
 
+    @property
+    def holds_much(self) -> bool:
+        """Whether the messages in progress are so large that further ones should wait at the client."""
+        return self._conversation.held.is_much(self._held_bytes)
+
     # Messages out.
 
     @property

@@ -140,10 +140,16 @@ class _InferStream:
     def _has_read(self) -> None:
         """A message is accepted: the next one may come unless too many are unanswered."""
         self._reading = None
-        if self._session.is_full:
+        if self._is_full:
             self._call.pause()
         else:
             self._call.resume()
+
+    @property
+    def _is_full(self) -> bool:
+        # A message that waits counts too. Without a request in progress nothing else would begin it.
+        session = self._session
+        return session.is_full or (self._call.holds_much and not session.is_idle)
 
     def _on_half_closed(self) -> None:
         self._is_read = True
@@ -231,7 +237,7 @@ class _InferStream:
             return
         call.wait(session.unsent_bytes)
         self._acknowledge()
-        if not session.is_full and self._reading is None:
+        if not self._is_full and self._reading is None:
             call.resume()
         self._end_if_idle()
 
