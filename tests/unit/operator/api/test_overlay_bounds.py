@@ -43,6 +43,7 @@ def problems_of(template: Json) -> list[tuple[str, str]]:
                     {
                         "name": "log",
                         "image": "example.com/log:1",
+                        "livenessProbe": {"httpGet": {"path": "/", "port": 80, "host": ""}},
                         "env": [{"name": "LEVEL", "value": "1"}],
                         "resources": {"limits": {"memory": "1Gi", "example.com/fuse": 1}},
                     },
@@ -155,6 +156,26 @@ def container(**fields: Any) -> Json:
         (container(ports=[{"name": "http", "containerPort": 80}]), "spec.containers[0].ports[0].name"),
         (container(ports=[{"containerPort": 8001}]), "spec.containers[0].ports[0].containerPort"),
         (container(ports=[{"containerPort": 9999, "hostPort": 9999}]), "spec.containers[0].ports[0].hostPort"),
+        (
+            container(livenessProbe={"httpGet": {"path": "/", "port": 80, "host": "169.254.169.254"}}),
+            "spec.containers[0].livenessProbe.httpGet.host",
+        ),
+        (
+            container(readinessProbe={"tcpSocket": {"port": 80, "host": "10.0.0.1"}}),
+            "spec.containers[0].readinessProbe.tcpSocket.host",
+        ),
+        (
+            {"spec": {"initContainers": [{"name": "a", "startupProbe": {"httpGet": {"host": "localhost"}}}]}},
+            "spec.initContainers[0].startupProbe.httpGet.host",
+        ),
+        (
+            container(lifecycle={"postStart": {"httpGet": {"host": "10.0.0.1"}}}),
+            "spec.containers[0].lifecycle.postStart.httpGet.host",
+        ),
+        (
+            container(lifecycle={"preStop": {"tcpSocket": {"host": "10.0.0.1"}}}),
+            "spec.containers[0].lifecycle.preStop.tcpSocket.host",
+        ),
         ({"spec": {"initContainers": [{"name": "fetch", "command": ["sh"]}]}}, "spec.initContainers[0].command"),
         ({"spec": {"initContainers": [{"name": "fetch", "args": []}]}}, "spec.initContainers[0].args"),
         (

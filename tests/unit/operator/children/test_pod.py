@@ -425,6 +425,22 @@ def test_the_overlay_wins_except_over_selector_labels() -> None:
     assert [container["name"] for container in template["spec"]["initContainers"]] == ["fetch", "later"]
 
 
+def test_added_containers_get_what_the_restricted_profile_requires() -> None:
+    overlay = {
+        "spec": {
+            "containers": [{"name": "log", "securityContext": {"runAsUser": 1000, "capabilities": {}}}],
+            "initContainers": [{"name": "first"}],
+        }
+    }
+
+    pod = template_of(children_of(model_spec(workload=workload(pod_template=overlay))))["spec"]
+
+    filled = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert named(pod["initContainers"], "first")["securityContext"] == filled
+    assert named(pod["containers"], "log")["securityContext"] == {"runAsUser": 1000, **filled}
+    assert server_of(pod)["securityContext"] == {"readOnlyRootFilesystem": True, **filled}
+
+
 def test_the_platform_sets_tolerations_for_lost_nodes() -> None:
     platform = replace(PLATFORM, node_lost_toleration_seconds=0)
     short = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 0}
