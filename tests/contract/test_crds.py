@@ -142,6 +142,7 @@ OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
     "spec.serving.ports.grpc": {"spec.serving.ports.grpc": 9100},
     "spec.serving.maxMessageSize": {"spec.serving.maxMessageSize": "65Mi"},
     "spec.serving.drainTimeout": {"spec.serving.drainTimeout": "60s"},
+    "spec.serving.args[]": {"spec.serving.args": ["--log-verbose=2"]},
     "spec.rollout.progressDeadline": {"spec.rollout.progressDeadline": "2h"},
     "spec.podTemplate.spec": {"spec.podTemplate.spec": {"terminationGracePeriodSeconds": 5}},
     "spec.disruption.maxUnavailable": {"spec.disruption.maxUnavailable": 3},

@@ -255,6 +255,16 @@ _BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     ),
     "message-size-small": ({"spec.serving": {"maxMessageSize": 5}}, "spec.serving.maxMessageSize", "from 1Ki"),
     "drain": ({"spec.serving": {"drainTimeout": "2h"}}, "spec.serving.drainTimeout", "at most 1h"),
+    "flag": (
+        {"spec.serving": {"args": ["-v"]}},
+        "spec.serving.args[0]",
+        "must be a flag of the server as --name=value",
+    ),
+    "flag-value": (
+        {"spec.serving": {"args": ["--log-verbose 1"]}},
+        "spec.serving.args[0]",
+        "must be a flag of the server",
+    ),
     "policy": ({"spec.rollout": {"policy": "Fast"}}, "spec.rollout.policy", "supported values"),
     "deadline": ({"spec.rollout": {"progressDeadline": "25h"}}, "spec.rollout.progressDeadline", "at most 24h"),
     "deadline-short": ({"spec.rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline", "at least 10s"),

@@ -117,6 +117,7 @@ WORKLOAD: Json = {
         "ports": {"http": 9000, "grpc": 9001, "metrics": 9002},
         "maxMessageSize": "64Mi",
         "drainTimeout": "1m30s",
+        "args": ["--log-verbose=1"],
     },
     "image": {"reference": "example.com/halimede:1", "pullPolicy": "Always", "pullSecrets": [{"name": "registry"}]},
     "env": [
@@ -293,6 +294,16 @@ _MODELS: dict[str, Mapping[str, Any]] = {
     "a-slice-with-media-engines": {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb+me.all"}}},
     "amounts-as-numbers": {"spec.resources": {"limits": {"cpu": 2}}, "spec.cache": {"sizeLimit": 1000000000}},
     "http-alone": {"spec.serving": {"protocols": ["http"]}},
+    "flags-of-each-form": {
+        "spec.serving": {
+            "args": [
+                "--watch",
+                "--log-access=all",
+                "--http-header-forward-pattern=x-(a|b)",
+                "--http-restricted-api=inference:key=value",
+            ]
+        }
+    },
     "ports-exchanged": {"spec.serving": {"ports": {"http": 8001, "grpc": 8000}}},
     "a-large-message": {"spec.serving": {"maxMessageSize": "2047Mi"}},
     "an-hour-to-drain": {"spec.serving": {"drainTimeout": "60m"}},

@@ -19,6 +19,7 @@ NVIDIA_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICE_VARIABLE = f"must not be {NVIDIA_DEVICES}, which would open devices of other pods; use spec.accelerator"
 
 _DEVICES_ELSEWHERE = "must not be set here: use spec.accelerator"
+_FLAGS_ELSEWHERE = "must not be set here, because it would replace the operator's flags: use spec.serving.args"
 _NO_AUTOMOUNT = (
     "must not be true, which would give every container a token of the API server; mount a projected volume with a"
     " serviceAccountToken in the container that needs one"
@@ -126,6 +127,10 @@ def _check_pod(spec: Field, ports: frozenset[int]) -> None:
                 for part in ("command", "args", "restartPolicy"):
                     if container.get(part).given:
                         container.get(part).refuse(f"must not be changed: '{FETCH}' needs it to fetch models")
+            if name == "containers" and container.get("name").value == SERVER:
+                for part in ("command", "args"):
+                    if container.get(part).given:
+                        container.get(part).refuse(_FLAGS_ELSEWHERE)
 
 
 def _check_container(container: Field, ports: frozenset[int]) -> None:

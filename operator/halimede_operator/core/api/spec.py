@@ -165,6 +165,8 @@ class Serving:
     max_message_bytes: int | None = None
     drain_seconds: int = 25
     """How long requests in flight may take after SIGTERM: `spec.serving.drainTimeout`."""
+    arguments: tuple[str, ...] = ()
+    """Further flags, `spec.serving.args`."""
 
 
 @dataclass(frozen=True, slots=True)

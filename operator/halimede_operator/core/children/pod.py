@@ -257,7 +257,7 @@ def _arguments(workload: Workload) -> list[str]:
         arguments.append(f"--http-max-input-size={largest}")
         if serving.grpc:
             arguments.append(f"--grpc-max-input-size={largest}")
-    return arguments
+    return [*arguments, *serving.arguments]
 
 
 def _environment(workload: Workload) -> list[Json]:

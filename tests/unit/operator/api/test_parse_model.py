@@ -110,6 +110,7 @@ def test_every_field_of_a_model_is_parsed() -> None:
                 metrics_port=9002,
                 max_message_bytes=64 * 1024**2,
                 drain_seconds=90,
+                arguments=("--log-verbose=1",),
             ),
             cache=Cache(CacheMedium.PVC, "models", "cache", "50Gi"),
             image=Image("example.com/halimede:1", "Always", ("registry",)),
