@@ -108,8 +108,7 @@ _BY_MEMORY: Changes = {"spec.accelerator": {"type": "MIG", "mig": {"minMemory": 
 OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
     "spec.model.digest": {"spec.model.digest": f"sha256:{'1' * 64}"},
     "spec.model.versionPolicy.all": {"spec.model.versionPolicy": {"latest": 1}},
-    "spec.model.config.dynamicBatching.maxQueueDelay": {"spec.model.config.dynamicBatching.maxQueueDelay": "501us"},
-    "spec.model.config.dynamicBatching.queueTimeout": {"spec.model.config.dynamicBatching.queueTimeout": "3s"},
+    "spec.model.config": {"spec.model.config.maxBatchSize": 33},
     "spec.accelerator.type": {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb"}}},
     "spec.accelerator.count": ({"spec.accelerator": {"type": "GPU", "count": 1}}, {"spec.accelerator.count": 2}),
     "spec.accelerator.moveAfter": {"spec.accelerator.moveAfter": "6m"},
@@ -259,7 +258,7 @@ def test_every_field_that_the_operator_reads_is_in_the_schema(kind: str) -> None
     for example in (*GOOD.values(), *(bad.object for bad in BAD)):
         if example["kind"] == kind:
             parse(Kind(kind), recorded(example, "", asked), PLATFORM)
-    free = ("spec.podTemplate.spec.", "spec.autoscaling.behavior.")
+    free = ("spec.podTemplate.spec.", "spec.model.config.", "spec.autoscaling.behavior.")
     unknown = {path for path in asked if path not in known and not path.startswith(free)}
     # The operator's cache sets this for objects that are too large; the API server would remove it.
     assert unknown == {"metadata.name", "metadata.namespace", UNREAD}
@@ -300,7 +299,7 @@ def test_the_server_reads_the_configuration_of_a_spec() -> None:
     assert read.config.version_policy.latest is not None
     assert read.config.version_policy.latest.num_versions == 2
     assert read.config.instance_group[0].kind.name == "KIND_GPU"
-    assert read.config.parameters["intra_op_num_threads"].string_value == "4"
+    assert read.config.parameters["intra_op_thread_count"].string_value == "4"
 
 
 def test_the_keys_of_credentials_are_those_that_the_fetcher_reads() -> None:

@@ -206,13 +206,12 @@ FULL_MODEL = _object(
             "config": {
                 "maxBatchSize": 32,
                 "dynamicBatching": {
-                    "preferredBatchSizes": [8, 16],
-                    "maxQueueDelay": "500us",
-                    "maxQueueSize": 256,
-                    "queueTimeout": "2s",
+                    "preferredBatchSize": [8, 16],
+                    "maxQueueDelayMicroseconds": 500,
+                    "defaultQueuePolicy": {"maxQueueSize": 256, "defaultTimeoutMicroseconds": 2_000_000},
                 },
-                "instances": [{"kind": "GPU", "count": 2}],
-                "parameters": {"intra_op_num_threads": "4"},
+                "instanceGroup": [{"kind": "KIND_GPU", "count": 2}],
+                "parameters": {"intra_op_thread_count": {"stringValue": "4"}},
             },
         },
     },
@@ -255,7 +254,9 @@ _MODELS: dict[str, Mapping[str, Any]] = {
     "dynamic-batching-as-usual": {"spec.model.config": {"dynamicBatching": {}}},
     "a-model-that-does-not-batch": {"spec.model.config": {"maxBatchSize": 0}},
     "instances-of-both-kinds": {
-        "spec.model.config": {"instances": [{"kind": "CPU"}, {"count": 2}, {"kind": "Auto", "count": 1}]}
+        "spec.model.config": {
+            "instanceGroup": [{"kind": "KIND_CPU"}, {"name": "two", "count": 2}, {"kind": "KIND_AUTO", "count": 1}]
+        }
     },
     "no-replicas": {"spec.replicas": 0},
     "autoscaled-in-five-lines": {"spec.autoscaling": {"maxReplicas": 4}},

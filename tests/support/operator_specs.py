@@ -345,10 +345,10 @@ _WORKLOADS = st.builds(
 _CONFIGS = st.sampled_from(
     [
         {},
-        {"max_batch_size": 8, "dynamic_batching": {"max_queue_delay_microseconds": 5000}},
-        {"version_policy": {"all": {}}},
-        {"version_policy": {"specific": {"versions": [1, 3]}}},
-        {"instance_group": [{"kind": "KIND_CPU", "count": 2}], "parameters": {"k": {"string_value": "v"}}},
+        {"maxBatchSize": 8, "dynamicBatching": {"maxQueueDelayMicroseconds": 5000}},
+        {"versionPolicy": {"all": {}}},
+        {"versionPolicy": {"specific": {"versions": [1, 3]}}},
+        {"instanceGroup": [{"kind": "KIND_CPU", "count": 2}], "parameters": {"k": {"stringValue": "v"}}},
     ]
 )
 

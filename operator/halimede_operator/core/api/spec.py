@@ -69,7 +69,7 @@ class Model:
     credentials_secret: str | None
     ca_bundle: CaBundle | None
     config: Json
-    """Overrides as ModelConfig's JSON with the proto's field names, including `version_policy`; {} without any."""
+    """Overrides as ModelConfig's JSON, with `versionPolicy` of `spec.model.versionPolicy`; {} without any."""
 
 
 class AcceleratorType(StrEnum):
