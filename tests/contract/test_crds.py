@@ -17,7 +17,7 @@ from halimede_operator.core.api.spec import UNREAD, Kind, ModelSpec, Spec
 from halimede_operator.core.api.uris import read_uri
 from halimede_operator.core.platform import Platform
 from halimede_spec.fetch_plan import FORMATS
-from halimede_spec.uri import parse_uri
+from halimede_spec.uri import SCHEMES, parse_uri
 from support.bad_custom_resources import BAD, Bad
 from support.custom_resources import ABSENT, BY_METRICS, CRDS, FULL, FULL_MODEL, GOOD, MORE, Json, changed, schema_of
 from support.examples import Draws, drawn
@@ -308,7 +308,6 @@ def test_the_keys_of_credentials_are_those_that_the_fetcher_reads() -> None:
     assert sorted(named) == sorted(KEYS)
 
 
-SCHEMES = ("s3", "gs", "azure", "http", "https", "pvc", "file")
 STARTS = (
     "models",
     "models/",
@@ -336,3 +335,19 @@ def test_the_fetcher_accepts_every_uri_that_the_operator_accepts(text: str) -> N
         fetched = parse_uri(text)
         assert fetched.path == uri.path.strip("/")
         assert fetched.container == uri.authority or uri.scheme in ("http", "https")
+
+
+def test_schema_chart_and_page_have_the_schemes_of_the_fetcher() -> None:
+    uri = dict(nodes(schema_of("InferenceModel")))["spec.model.uri"]
+    rule, message = uri["x-kubernetes-validations"][0]["rule"], uri["x-kubernetes-validations"][0]["message"]
+    pattern = re.compile(rule.removeprefix("self.matches(r'").removesuffix("')"))
+    examples = {scheme: f"{scheme}://models/bert/1.onnx" for scheme in SCHEMES} | {"file": "file:///models/bert"}
+    assert [text for text in examples.values() if isinstance(read_uri(text), str) or not pattern.fullmatch(text)] == []
+    named = re.findall(r"[a-z0-9]+", message.partition("schemes ")[2])
+    assert tuple(name for name in named if name != "and") == SCHEMES
+    values = json.loads((REPOSITORY_ROOT / "helm" / "halimede" / "values.schema.json").read_text())
+    assert values["properties"]["models"]["properties"]["schemes"]["items"]["enum"] == list(SCHEMES)
+    chart = yaml.safe_load((REPOSITORY_ROOT / "helm" / "halimede" / "values.yaml").read_text())
+    assert set(chart["models"]["schemes"]) == set(PLATFORM.schemes)
+    page = (REPOSITORY_ROOT / "docs" / "pages" / "model-stores.md").read_text()
+    assert [scheme for scheme in SCHEMES if f"`{scheme}://" not in page and scheme != "http"] == []

@@ -42,6 +42,7 @@ _BAD_MODELS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     "uri-nothing": ({"spec.model.uri": "file:///srv//models"}, "spec.model.uri", "must have a path without '.', '..'"),
     "uri-backslash": ({"spec.model.uri": "gs://models/a\\b"}, "spec.model.uri", "must have a path without '.', '..'"),
     "uri-container": ({"spec.model.uri": "azure://a?b/c"}, "spec.model.uri", "must be a URI such as s3://models/bert"),
+    "uri-account": ({"spec.model.uri": "as://a/b/c"}, "spec.model.uri", "must be a URI such as s3://models/bert"),
     "uri-host-file": (
         {"spec.model.uri": "file://models/bert"},
         "spec.model.uri",

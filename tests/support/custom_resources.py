@@ -249,6 +249,8 @@ _MODELS: dict[str, Mapping[str, Any]] = {
     "the-simplest": {},
     "a-file-over-https": {"spec.model.uri": "https://example.com/models/bert.onnx?version=2"},
     "a-server-of-its-own": {"spec.model.uri": "s3://https://minio.example.com:9000/models/my bert/"},
+    "a-container": {"spec.model.uri": "az://models/bert"},
+    "a-storage-account": {"spec.model.uri": "as://shelf/models/bert/"},
     "a-volume": {"spec.model.uri": "pvc://models/bert"},
     "all-versions": {"spec.model.versionPolicy": {"all": {}}},
     "dynamic-batching-as-usual": {"spec.model.config": {"dynamicBatching": {}}},

@@ -34,6 +34,7 @@ from halimede_operator.core.api.spec import (
 )
 from halimede_operator.core.platform import Platform
 from halimede_spec.fetch_plan import FORMATS
+from halimede_spec.uri import SCHEMES
 from support.examples import words
 
 UID = "0d5e7a64-6c5b-4f0c-9b1c-2f4f5d9f0a11"
@@ -41,7 +42,7 @@ PLATFORM = Platform(
     server_image="registry.example/halimede:1",
     gpu_server_image="registry.example/halimede:1-gpu",
     image_pull_secrets=("platform-registry",),
-    schemes=frozenset({"s3", "gs", "azure", "http", "https", "pvc", "file"}),
+    schemes=frozenset(SCHEMES),
     file_roots=("/srv/models",),
     s3_endpoint="https://store.example",
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halimede.backends.access import denied
+from halimede_spec import uri
 from halimede_spec.flag_values import Words
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from halimede.core.types import ApiCategory, Restrictions, Secret
 
-STORES = ("s3://", "gs://", "az://", "as://")
+STORES = tuple(f"{scheme}://" for scheme in uri.STORES)
 UNIX = "unix:"
 MAX_SOCKET_PATH_BYTES = 107
 """Size of the path in Linux's sockaddr_un, without the terminating zero."""
@@ -60,9 +61,7 @@ def read_compute_capability(text: str) -> tuple[int, int]:
 def read_repository(text: str) -> Path | str:
     """A directory, which may not exist yet, or the URI of a store."""
     if text.startswith(STORES):
-        from halimede_spec.uri import parse_uri
-
-        parse_uri(text)
+        uri.parse_uri(text)
         return text
     if "://" in text:
         raise ValueError(

@@ -227,7 +227,7 @@ def test_file_uris_must_be_below_an_allowed_folder(uri: str, is_allowed: bool) -
 def test_file_uris_are_refused_by_default() -> None:
     ((path, message),) = problems_of(changed(model(), {"spec.model.uri": "file:///srv/models/bert"}))
     assert path == "spec.model.uri"
-    assert message.startswith("must have a scheme that is allowed here (azure, gs, http, https, pvc, s3)")
+    assert message.startswith("must have a scheme that is allowed here (as, az, azure, gs, http, https, pvc, s3)")
     no_roots = Platform("s", "g", schemes=frozenset({"file"}))
     ((_, message),) = problems_of(changed(model(), {"spec.model.uri": "file:///srv/models/bert"}), no_roots)
     assert message == "must be within a folder that is allowed here (none), got 'file:///srv/models/bert'"
