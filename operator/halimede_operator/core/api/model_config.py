@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from halimede_operator.core.api.reading import Field, shown
@@ -36,7 +37,8 @@ def read_model_config(field: Field, has_gpu: bool) -> Json:
 
 def _check_message(field: Field, name: str) -> None:
     fields = MESSAGES[name]
-    for key in field.json():
+    # If there are more, one of these is unknown; to look at all of them would delay other objects.
+    for key in islice(field.json(), len(fields) + 1):
         inner = field.get(str(key))
         known = fields.get(key)
         if known is None:

@@ -122,3 +122,7 @@ def test_a_config_that_is_too_deep_or_too_large_is_not_read() -> None:
         ((path, text),) = ((each.path, each.message) for each in parse(Kind.INFERENCE_MODEL, given, PLATFORM)[1])
         assert path == "spec.model.config"
         assert message in text
+
+
+def test_of_many_unknown_fields_a_few_are_reported() -> None:
+    assert 0 < len(problems_of({f"maxBatchSizes{number}": 1 for number in range(8_000)})) < 50
