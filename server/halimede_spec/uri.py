@@ -76,7 +76,8 @@ class UriError(ValueError):
         self.fault = fault
 
 
-SCHEMES = ("s3://", "gs://", "az://", "as://", "http://", "https://", "pvc://", "file://")
+STORES = ("s3", "gs", "az", "as", "azure")
+SCHEMES = (*STORES, "http", "https", "pvc", "file")
 
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._$-]{0,254}", re.ASCII)
 _ACCOUNT = re.compile(r"([a-z0-9]{3,24})(?:\.blob\.core\.windows\.net)?", re.ASCII)
@@ -114,7 +115,8 @@ def parse_uri(text: str) -> Uri:
             return Uri(Scheme.FILE, text, "", _path(text, rest), rest.endswith("/"))
         case _:
             raise UriError(
-                UriFault.SCHEME, f"{_shown(text)!r} is not a URI of a model; use one of {', '.join(SCHEMES)}"
+                UriFault.SCHEME,
+                f"{_shown(text)!r} is not a URI of a model; use one of {'://, '.join(SCHEMES)}://",
             )
 
 

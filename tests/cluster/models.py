@@ -29,9 +29,18 @@ def apply(tenant: Tenant, *documents: Object) -> None:
 
 
 def running(code: str) -> Object:
-    """A podTemplate whose server container runs this Python code instead of the server."""
-    container = {"name": "server", "command": ["python", "-IS", "-c", code], "args": [], "startupProbe": {}}
-    return {"spec": {"containers": [container]}}
+    """A podTemplate whose server container runs this Python code instead of the server: a program of its name, found
+    first. A command cannot be set."""
+    program = {"path": "halimede", "mode": 0o555, "fieldRef": {"fieldPath": "metadata.annotations['example.com/code']"}}
+    container = {
+        "name": "server",
+        "env": [{"name": "PATH", "value": "/opt/played:/opt/halimede/bin:/usr/local/bin:/usr/bin:/bin"}],
+        "volumeMounts": [{"name": "played", "mountPath": "/opt/played"}],
+    }
+    return {
+        "metadata": {"annotations": {"example.com/code": f"#!/opt/halimede/bin/python -IS\n{code}"}},
+        "spec": {"containers": [container], "volumes": [{"name": "played", "downwardAPI": {"items": [program]}}]},
+    }
 
 
 def writes_for(platform: Platform, namespace: str) -> list[tuple[str, str, int]]:

@@ -122,6 +122,17 @@ def test_every_failing_model_reports_its_cause(
             ("digest mismatch", scaled),
         ),
         "secret": ({"model": absent}, "SecretMissing", ('secret "absent" not found',)),
+        # What the operator cannot check is the server's to refuse.
+        "flag": (
+            {"model": {"uri": scaled}, "serving": {"args": ["--trusted-proxies=nobody"]}},
+            "CrashLoop",
+            ("--trusted-proxies", "Got nobody"),
+        ),
+        "config": (
+            {"model": {"uri": scaled, "config": {"dynamicBatching": {"preferredBatchSize": [4096]}}}},
+            "ModelLoadFailed",
+            ("preferred",),
+        ),
     }  # fmt: skip
     apply(tenant, *({**model(name, ""), "spec": spec} for name, (spec, _, _) in cases.items()))
 

@@ -17,7 +17,7 @@ from halimede_operator.core.api.spec import UNREAD, Kind, ModelSpec, Spec
 from halimede_operator.core.api.uris import read_uri
 from halimede_operator.core.platform import Platform
 from halimede_spec.fetch_plan import FORMATS
-from halimede_spec.uri import parse_uri
+from halimede_spec.uri import SCHEMES, parse_uri
 from support.bad_custom_resources import BAD, Bad
 from support.custom_resources import ABSENT, BY_METRICS, CRDS, FULL, FULL_MODEL, GOOD, MORE, Json, changed, schema_of
 from support.examples import Draws, drawn
@@ -108,8 +108,7 @@ _BY_MEMORY: Changes = {"spec.accelerator": {"type": "MIG", "mig": {"minMemory": 
 OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
     "spec.model.digest": {"spec.model.digest": f"sha256:{'1' * 64}"},
     "spec.model.versionPolicy.all": {"spec.model.versionPolicy": {"latest": 1}},
-    "spec.model.config.dynamicBatching.maxQueueDelay": {"spec.model.config.dynamicBatching.maxQueueDelay": "501us"},
-    "spec.model.config.dynamicBatching.queueTimeout": {"spec.model.config.dynamicBatching.queueTimeout": "3s"},
+    "spec.model.config": {"spec.model.config.maxBatchSize": 33},
     "spec.accelerator.type": {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb"}}},
     "spec.accelerator.count": ({"spec.accelerator": {"type": "GPU", "count": 1}}, {"spec.accelerator.count": 2}),
     "spec.accelerator.moveAfter": {"spec.accelerator.moveAfter": "6m"},
@@ -142,6 +141,7 @@ OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
     "spec.serving.ports.grpc": {"spec.serving.ports.grpc": 9100},
     "spec.serving.maxMessageSize": {"spec.serving.maxMessageSize": "65Mi"},
     "spec.serving.drainTimeout": {"spec.serving.drainTimeout": "60s"},
+    "spec.serving.args[]": {"spec.serving.args": ["--log-verbose=2"]},
     "spec.rollout.progressDeadline": {"spec.rollout.progressDeadline": "2h"},
     "spec.podTemplate.spec": {"spec.podTemplate.spec": {"terminationGracePeriodSeconds": 5}},
     "spec.disruption.maxUnavailable": {"spec.disruption.maxUnavailable": 3},
@@ -258,7 +258,7 @@ def test_every_field_that_the_operator_reads_is_in_the_schema(kind: str) -> None
     for example in (*GOOD.values(), *(bad.object for bad in BAD)):
         if example["kind"] == kind:
             parse(Kind(kind), recorded(example, "", asked), PLATFORM)
-    free = ("spec.podTemplate.spec.", "spec.autoscaling.behavior.")
+    free = ("spec.podTemplate.spec.", "spec.model.config.", "spec.autoscaling.behavior.")
     unknown = {path for path in asked if path not in known and not path.startswith(free)}
     # The operator's cache sets this for objects that are too large; the API server would remove it.
     assert unknown == {"metadata.name", "metadata.namespace", UNREAD}
@@ -299,7 +299,7 @@ def test_the_server_reads_the_configuration_of_a_spec() -> None:
     assert read.config.version_policy.latest is not None
     assert read.config.version_policy.latest.num_versions == 2
     assert read.config.instance_group[0].kind.name == "KIND_GPU"
-    assert read.config.parameters["intra_op_num_threads"].string_value == "4"
+    assert read.config.parameters["intra_op_thread_count"].string_value == "4"
 
 
 def test_the_keys_of_credentials_are_those_that_the_fetcher_reads() -> None:
@@ -308,7 +308,6 @@ def test_the_keys_of_credentials_are_those_that_the_fetcher_reads() -> None:
     assert sorted(named) == sorted(KEYS)
 
 
-SCHEMES = ("s3", "gs", "azure", "http", "https", "pvc", "file")
 STARTS = (
     "models",
     "models/",
@@ -336,3 +335,19 @@ def test_the_fetcher_accepts_every_uri_that_the_operator_accepts(text: str) -> N
         fetched = parse_uri(text)
         assert fetched.path == uri.path.strip("/")
         assert fetched.container == uri.authority or uri.scheme in ("http", "https")
+
+
+def test_schema_chart_and_page_have_the_schemes_of_the_fetcher() -> None:
+    uri = dict(nodes(schema_of("InferenceModel")))["spec.model.uri"]
+    rule, message = uri["x-kubernetes-validations"][0]["rule"], uri["x-kubernetes-validations"][0]["message"]
+    pattern = re.compile(rule.removeprefix("self.matches(r'").removesuffix("')"))
+    examples = {scheme: f"{scheme}://models/bert/1.onnx" for scheme in SCHEMES} | {"file": "file:///models/bert"}
+    assert [text for text in examples.values() if isinstance(read_uri(text), str) or not pattern.fullmatch(text)] == []
+    named = re.findall(r"[a-z0-9]+", message.partition("schemes ")[2])
+    assert tuple(name for name in named if name != "and") == SCHEMES
+    values = json.loads((REPOSITORY_ROOT / "helm" / "halimede" / "values.schema.json").read_text())
+    assert values["properties"]["models"]["properties"]["schemes"]["items"]["enum"] == list(SCHEMES)
+    chart = yaml.safe_load((REPOSITORY_ROOT / "helm" / "halimede" / "values.yaml").read_text())
+    assert set(chart["models"]["schemes"]) == set(PLATFORM.schemes)
+    page = (REPOSITORY_ROOT / "docs" / "pages" / "model-stores.md").read_text()
+    assert [scheme for scheme in SCHEMES if f"`{scheme}://" not in page and scheme != "http"] == []

@@ -45,7 +45,9 @@ def test_each_format_has_an_installed_backend_with_well_known_files() -> None:
 
 
 def test_the_server_accepts_the_command_line(tmp_path: Path) -> None:
-    spec = model_spec(workload=workload(serving=Serving(True, True, 9000, 9001, 9002, 1 << 20, 60)))
+    spec = model_spec(
+        workload=workload(serving=Serving(True, True, 9000, 9001, 9002, 1 << 20, 60, ("--log-verbose=1",)))
+    )
     arguments = [each.replace("/models", str(tmp_path)) for each in server_of(pod_of(spec))["args"]]
 
     made, problems = assemble(parse(arguments), {})
@@ -61,6 +63,7 @@ def test_the_server_accepts_the_command_line(tmp_path: Path) -> None:
         drain_delay_secs=5,
         exit_timeout_secs=60,
         log_format=LogFormat.JSON,
+        log_verbose=1,
     )
     without_grpc = server_of(pod_of(model_spec(workload=workload(serving=Serving(grpc=False)))))["args"]
     assert not assemble(parse([each.replace("/models", str(tmp_path)) for each in without_grpc]), {})[0].allow_grpc

@@ -42,6 +42,7 @@ _BAD_MODELS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     "uri-nothing": ({"spec.model.uri": "file:///srv//models"}, "spec.model.uri", "must have a path without '.', '..'"),
     "uri-backslash": ({"spec.model.uri": "gs://models/a\\b"}, "spec.model.uri", "must have a path without '.', '..'"),
     "uri-container": ({"spec.model.uri": "azure://a?b/c"}, "spec.model.uri", "must be a URI such as s3://models/bert"),
+    "uri-account": ({"spec.model.uri": "as://a/b/c"}, "spec.model.uri", "must be a URI such as s3://models/bert"),
     "uri-host-file": (
         {"spec.model.uri": "file://models/bert"},
         "spec.model.uri",
@@ -101,71 +102,7 @@ _BAD_MODELS: dict[str, tuple[Mapping[str, Any], str, str]] = {
         "spec.model.versionPolicy.specific[1]",
         "Duplicate value",
     ),
-    "batch-negative": (
-        {"spec.model.config": {"maxBatchSize": -1}},
-        "spec.model.config.maxBatchSize",
-        "greater than or equal to 0",
-    ),
-    "batch-large": (
-        {"spec.model.config": {"maxBatchSize": 2**31}},
-        "spec.model.config.maxBatchSize",
-        "less than or equal to",
-    ),
-    "batch-preferred": (
-        {"spec.model.config": {"maxBatchSize": 8, "dynamicBatching": {"preferredBatchSizes": [4, 16]}}},
-        "spec.model.config",
-        "must not be above maxBatchSize",
-    ),
-    "delay-number": (
-        {"spec.model.config": {"dynamicBatching": {"maxQueueDelay": 5}}},
-        "spec.model.config.dynamicBatching.maxQueueDelay",
-        "must be of type string",
-    ),
-    "delay-bare": (
-        {"spec.model.config": {"dynamicBatching": {"maxQueueDelay": "500"}}},
-        "spec.model.config.dynamicBatching.maxQueueDelay",
-        "for instance 500us, 5ms or 2s",
-    ),
-    "delay-negative": (
-        {"spec.model.config": {"dynamicBatching": {"maxQueueDelay": "-5ms"}}},
-        "spec.model.config.dynamicBatching.maxQueueDelay",
-        "for instance 500us, 5ms or 2s",
-    ),
-    "queue-timeout": (
-        {"spec.model.config": {"dynamicBatching": {"queueTimeout": "25h"}}},
-        "spec.model.config.dynamicBatching.queueTimeout",
-        "of at most 24h",
-    ),
-    "queue-size": (
-        {"spec.model.config": {"dynamicBatching": {"maxQueueSize": -1}}},
-        "spec.model.config.dynamicBatching.maxQueueSize",
-        "greater than or equal to 0",
-    ),
-    "instance-kind": (
-        {"spec.model.config": {"instances": [{"kind": "TPU"}]}},
-        "spec.model.config.instances[0].kind",
-        'supported values: "CPU", "GPU", "Auto"',
-    ),
-    "instance-count": (
-        {"spec.model.config": {"instances": [{"count": 0}]}},
-        "spec.model.config.instances[0].count",
-        "greater than or equal to 1",
-    ),
-    "instance-gpu": (
-        {"spec.model.config": {"instances": [{"kind": "GPU"}]}},
-        "spec",
-        "instances of kind GPU need spec.accelerator",
-    ),
-    "parameter-name": (
-        {"spec.model.config": {"parameters": {"": "4"}}},
-        "spec.model.config.parameters",
-        "must have names of 1 to 256 characters",
-    ),
-    "parameter-number": (
-        {"spec.model.config": {"parameters": {"threads": 4}}},
-        "spec.model.config.parameters",
-        "must be of type string",
-    ),
+    "config": ({"spec.model.config": [1]}, "spec.model.config", "must be of type object"),
 }
 _BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     **BAD_AUTOSCALING,
@@ -255,6 +192,16 @@ _BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     ),
     "message-size-small": ({"spec.serving": {"maxMessageSize": 5}}, "spec.serving.maxMessageSize", "from 1Ki"),
     "drain": ({"spec.serving": {"drainTimeout": "2h"}}, "spec.serving.drainTimeout", "at most 1h"),
+    "flag": (
+        {"spec.serving": {"args": ["-v"]}},
+        "spec.serving.args[0]",
+        "must be a flag of the server as --name=value",
+    ),
+    "flag-value": (
+        {"spec.serving": {"args": ["--log-verbose 1"]}},
+        "spec.serving.args[0]",
+        "must be a flag of the server",
+    ),
     "policy": ({"spec.rollout": {"policy": "Fast"}}, "spec.rollout.policy", "supported values"),
     "deadline": ({"spec.rollout": {"progressDeadline": "25h"}}, "spec.rollout.progressDeadline", "at most 24h"),
     "deadline-short": ({"spec.rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline", "at least 10s"),

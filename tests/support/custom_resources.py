@@ -117,6 +117,7 @@ WORKLOAD: Json = {
         "ports": {"http": 9000, "grpc": 9001, "metrics": 9002},
         "maxMessageSize": "64Mi",
         "drainTimeout": "1m30s",
+        "args": ["--log-verbose=1"],
     },
     "image": {"reference": "example.com/halimede:1", "pullPolicy": "Always", "pullSecrets": [{"name": "registry"}]},
     "env": [
@@ -205,13 +206,12 @@ FULL_MODEL = _object(
             "config": {
                 "maxBatchSize": 32,
                 "dynamicBatching": {
-                    "preferredBatchSizes": [8, 16],
-                    "maxQueueDelay": "500us",
-                    "maxQueueSize": 256,
-                    "queueTimeout": "2s",
+                    "preferredBatchSize": [8, 16],
+                    "maxQueueDelayMicroseconds": 500,
+                    "defaultQueuePolicy": {"maxQueueSize": 256, "defaultTimeoutMicroseconds": 2_000_000},
                 },
-                "instances": [{"kind": "GPU", "count": 2}],
-                "parameters": {"intra_op_num_threads": "4"},
+                "instanceGroup": [{"kind": "KIND_GPU", "count": 2}],
+                "parameters": {"intra_op_thread_count": {"stringValue": "4"}},
             },
         },
     },
@@ -249,12 +249,16 @@ _MODELS: dict[str, Mapping[str, Any]] = {
     "the-simplest": {},
     "a-file-over-https": {"spec.model.uri": "https://example.com/models/bert.onnx?version=2"},
     "a-server-of-its-own": {"spec.model.uri": "s3://https://minio.example.com:9000/models/my bert/"},
+    "a-container": {"spec.model.uri": "az://models/bert"},
+    "a-storage-account": {"spec.model.uri": "as://shelf/models/bert/"},
     "a-volume": {"spec.model.uri": "pvc://models/bert"},
     "all-versions": {"spec.model.versionPolicy": {"all": {}}},
     "dynamic-batching-as-usual": {"spec.model.config": {"dynamicBatching": {}}},
     "a-model-that-does-not-batch": {"spec.model.config": {"maxBatchSize": 0}},
     "instances-of-both-kinds": {
-        "spec.model.config": {"instances": [{"kind": "CPU"}, {"count": 2}, {"kind": "Auto", "count": 1}]}
+        "spec.model.config": {
+            "instanceGroup": [{"kind": "KIND_CPU"}, {"name": "two", "count": 2}, {"kind": "KIND_AUTO", "count": 1}]
+        }
     },
     "no-replicas": {"spec.replicas": 0},
     "autoscaled-in-five-lines": {"spec.autoscaling": {"maxReplicas": 4}},
@@ -293,6 +297,16 @@ _MODELS: dict[str, Mapping[str, Any]] = {
     "a-slice-with-media-engines": {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb+me.all"}}},
     "amounts-as-numbers": {"spec.resources": {"limits": {"cpu": 2}}, "spec.cache": {"sizeLimit": 1000000000}},
     "http-alone": {"spec.serving": {"protocols": ["http"]}},
+    "flags-of-each-form": {
+        "spec.serving": {
+            "args": [
+                "--watch",
+                "--log-access=all",
+                "--http-header-forward-pattern=x-(a|b)",
+                "--http-restricted-api=inference:key=value",
+            ]
+        }
+    },
     "ports-exchanged": {"spec.serving": {"ports": {"http": 8001, "grpc": 8000}}},
     "a-large-message": {"spec.serving": {"maxMessageSize": "2047Mi"}},
     "an-hour-to-drain": {"spec.serving": {"drainTimeout": "60m"}},

@@ -34,6 +34,7 @@ from halimede_operator.core.api.spec import (
 )
 from halimede_operator.core.platform import Platform
 from halimede_spec.fetch_plan import FORMATS
+from halimede_spec.uri import SCHEMES
 from support.examples import words
 
 UID = "0d5e7a64-6c5b-4f0c-9b1c-2f4f5d9f0a11"
@@ -41,7 +42,7 @@ PLATFORM = Platform(
     server_image="registry.example/halimede:1",
     gpu_server_image="registry.example/halimede:1-gpu",
     image_pull_secrets=("platform-registry",),
-    schemes=frozenset({"s3", "gs", "azure", "http", "https", "pvc", "file"}),
+    schemes=frozenset(SCHEMES),
     file_roots=("/srv/models",),
     s3_endpoint="https://store.example",
 )
@@ -345,10 +346,10 @@ _WORKLOADS = st.builds(
 _CONFIGS = st.sampled_from(
     [
         {},
-        {"max_batch_size": 8, "dynamic_batching": {"max_queue_delay_microseconds": 5000}},
-        {"version_policy": {"all": {}}},
-        {"version_policy": {"specific": {"versions": [1, 3]}}},
-        {"instance_group": [{"kind": "KIND_CPU", "count": 2}], "parameters": {"k": {"string_value": "v"}}},
+        {"maxBatchSize": 8, "dynamicBatching": {"maxQueueDelayMicroseconds": 5000}},
+        {"versionPolicy": {"all": {}}},
+        {"versionPolicy": {"specific": {"versions": [1, 3]}}},
+        {"instanceGroup": [{"kind": "KIND_CPU", "count": 2}], "parameters": {"k": {"stringValue": "v"}}},
     ]
 )
 

@@ -1,4 +1,5 @@
-"""Rules for Kubernetes objects of any kind: their canonical form, and which of their lists are maps.
+"""Rules for Kubernetes objects of any kind: their canonical form, and which of their lists are maps,
+and of which fields an object has one.
 
 The canonical form of an object is what the API server would return for it, without the parts that it leaves out. These
 are null, empty lists, empty maps of strings or quantities, empty strings, and `false` and 0 in fields that cannot
@@ -59,7 +60,36 @@ _MERGE_KEYS: Mapping[str, tuple[str, ...]] = {
     "volumes": ("name",),
 }
 
+VOLUMES = (
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "image",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+)
+"""The kinds of volumes that pods may have without access to the node."""
+PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+HOOKS = ("postStart", "preStop")
+"""Of a container's `lifecycle`."""
+
+_NONE: frozenset[str] = frozenset()
+_ONE_OF: Mapping[str, frozenset[str]] = {
+    "volumes": frozenset({*VOLUMES, "hostPath"}),
+    **dict.fromkeys((*PROBES, *HOOKS), frozenset({"exec", "grpc", "httpGet", "sleep", "tcpSocket"})),
+    "env": frozenset({"value", "valueFrom"}),
+    "valueFrom": frozenset({"configMapKeyRef", "fieldRef", "fileKeyRef", "resourceFieldRef", "secretKeyRef"}),
+}
+
 MapKey = tuple[Any, ...]
+
+
+def one_of(field: str) -> frozenset[str]:
+    """The fields of which the API server accepts one, in the object `field` or in the items of the list `field`."""
+    return _ONE_OF.get(field, _NONE)
 
 
 def map_key(field: str, item: Any) -> MapKey | None:

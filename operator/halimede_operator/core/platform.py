@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from halimede_spec.uri import SCHEMES
+
 FIELD_MANAGER = "halimede-operator"
 
 
@@ -15,7 +17,7 @@ class Platform:
     image_pull_policy: str = "IfNotPresent"
     gpu_image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
-    schemes: frozenset[str] = frozenset({"s3", "gs", "azure", "http", "https", "pvc"})
+    schemes: frozenset[str] = frozenset(SCHEMES) - {"file"}
     """Allowed schemes of model URIs. `file` is the node's own disk, and is allowed only on request."""
     file_roots: tuple[str, ...] = ()
     """Folders of the node below which `file` URIs must be."""

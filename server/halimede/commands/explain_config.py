@@ -21,10 +21,10 @@ from halimede.commands.readers import (
     BackendOption,
     merge_backend_options,
     read_backend_option,
-    read_boolean,
     read_config_name,
     read_directory,
 )
+from halimede_spec.flag_values import read_boolean
 
 if TYPE_CHECKING:
     from halimede.runtime.prepare import LoadOptions, LoadPlan

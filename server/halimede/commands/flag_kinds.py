@@ -5,15 +5,9 @@ from pathlib import Path
 
 from halimede.commands.flag import FlagKind
 from halimede.commands.readers import (
-    INT32_MAX,
-    INT64_MAX,
-    choice_reader,
-    form_reader,
-    integer_reader,
+    Choice,
     read_address,
-    read_age,
     read_backend_option,
-    read_boolean,
     read_cache_setting,
     read_compute_capability,
     read_config_name,
@@ -23,17 +17,25 @@ from halimede.commands.readers import (
     read_header_pattern,
     read_http_restriction,
     read_log_file,
-    read_milliseconds,
     read_networks,
     read_origin,
     read_repository,
-    read_text,
-    read_verbosity,
-    seconds_reader,
     settings_reader,
-    word_reader,
 )
 from halimede.settings import AccessLevel, CompressionLevel, LogFormat, ModelControlMode
+from halimede_spec.flag_values import (
+    INT32_MAX,
+    INT64_MAX,
+    Form,
+    Integers,
+    Seconds,
+    Words,
+    read_age,
+    read_boolean,
+    read_milliseconds,
+    read_text,
+    read_verbosity,
+)
 
 
 def as_written(value: object) -> str:
@@ -59,7 +61,7 @@ class PollMode(Enum):
     POLL = "poll"
 
 
-_read_known_mode = choice_reader(list(ModelControlMode))
+_read_known_mode = Choice(ModelControlMode)
 
 
 def read_control_mode(text: str) -> Enum:
@@ -71,20 +73,20 @@ SWITCH = FlagKind("", read_boolean, bare="true")
 TEXT = FlagKind("TEXT", read_text)
 ADDRESS = FlagKind("ADDRESS", read_address)
 NETWORKS = FlagKind("ADDRESS[/BITS],...", read_networks)
-PORT = FlagKind("PORT", integer_reader(0, 65535))
-COUNT = FlagKind("COUNT", integer_reader(1, INT32_MAX))
-COUNT_OR_NONE = FlagKind("COUNT", integer_reader(0, INT32_MAX))
-PROCESSES = FlagKind("COUNT", integer_reader(0, 64))
-BYTES = FlagKind("BYTES", integer_reader(1, INT64_MAX))
-BYTES_OR_NONE = FlagKind("BYTES", integer_reader(0, INT64_MAX))
-MESSAGE_BYTES = FlagKind("BYTES", integer_reader(1, INT32_MAX))
-MILLISECONDS = FlagKind("MS", integer_reader(1, INT32_MAX))
+PORT = FlagKind("PORT", Integers(0, 65535))
+COUNT = FlagKind("COUNT", Integers(1, INT32_MAX))
+COUNT_OR_NONE = FlagKind("COUNT", Integers(0, INT32_MAX))
+PROCESSES = FlagKind("COUNT", Integers(0, 64))
+BYTES = FlagKind("BYTES", Integers(1, INT64_MAX))
+BYTES_OR_NONE = FlagKind("BYTES", Integers(0, INT64_MAX))
+MESSAGE_BYTES = FlagKind("BYTES", Integers(1, INT32_MAX))
+MILLISECONDS = FlagKind("MS", Integers(1, INT32_MAX))
 DECIMAL_MILLISECONDS = FlagKind("MS", read_milliseconds)
 AGE = FlagKind("MS", read_age)
-MILLISECONDS_OR_NONE = FlagKind("MS", integer_reader(0, INT32_MAX))
-SECONDS = FlagKind("SECONDS", seconds_reader(1))
-SECONDS_OR_NONE = FlagKind("SECONDS", seconds_reader(0))
-WHOLE_SECONDS = FlagKind("SECONDS", integer_reader(0, INT32_MAX))
+MILLISECONDS_OR_NONE = FlagKind("MS", Integers(0, INT32_MAX))
+SECONDS = FlagKind("SECONDS", Seconds(1))
+SECONDS_OR_NONE = FlagKind("SECONDS", Seconds(0))
+WHOLE_SECONDS = FlagKind("SECONDS", Integers(0, INT32_MAX))
 VERBOSITY = FlagKind("LEVEL", read_verbosity, bare="1")
 CONTROL_MODE = FlagKind("MODE", read_control_mode)
 CAPABILITY = FlagKind("MAJOR.MINOR", read_compute_capability)
@@ -94,9 +96,9 @@ CONFIG_NAME = FlagKind("NAME", read_config_name)
 FILE = FlagKind("FILE", read_file)
 LOG_FILE = FlagKind("FILE", read_log_file)
 PATTERN = FlagKind("REGEX", read_header_pattern)
-LOG_FORMAT = FlagKind("FORMAT", choice_reader(list(LogFormat)))
-ACCESS = FlagKind("LEVEL", choice_reader(list(AccessLevel)))
-COMPRESSION = FlagKind("LEVEL", choice_reader(list(CompressionLevel)))
+LOG_FORMAT = FlagKind("FORMAT", Choice(LogFormat))
+ACCESS = FlagKind("LEVEL", Choice(AccessLevel))
+COMPRESSION = FlagKind("LEVEL", Choice(CompressionLevel))
 BACKEND_OPTION = FlagKind("[BACKEND,]KEY=VALUE", read_backend_option)
 ORIGIN = FlagKind("ORIGIN|*", read_origin)
 HTTP_RESTRICTION = FlagKind("API[,API]...:KEY=VALUE", read_http_restriction)
@@ -108,14 +110,14 @@ METRICS_SETTING = FlagKind(
             "counter_latencies": read_boolean,
             "summary_latencies": read_boolean,
             "histogram_latencies": read_boolean,
-            "summary_quantiles": form_reader(
+            "summary_quantiles": Form(
                 "<quantile>:<error>[,<quantile>:<error>]*", r"[0-9.]+:[0-9.]+(,[0-9.]+:[0-9.]+)*"
             ),
         }
     ),
 )
-TRACE_LEVEL = FlagKind("LEVEL", word_reader("OFF", "TIMESTAMPS", "TENSORS", "MIN", "MAX"))
-TRACE_COUNT = FlagKind("COUNT", integer_reader(-1, INT32_MAX))
+TRACE_LEVEL = FlagKind("LEVEL", Words(("OFF", "TIMESTAMPS", "TENSORS", "MIN", "MAX")))
+TRACE_COUNT = FlagKind("COUNT", Integers(-1, INT32_MAX))
 TRACE_SETTING = FlagKind(
     "[MODE,]SETTING=VALUE",
     settings_reader(
@@ -123,7 +125,7 @@ TRACE_SETTING = FlagKind(
             "level": TRACE_LEVEL.read,
             "rate": COUNT_OR_NONE.read,
             "count": TRACE_COUNT.read,
-            "mode": word_reader("triton", "opentelemetry"),
+            "mode": Words(("triton", "opentelemetry")),
             "triton,file": read_text,
             "triton,log-frequency": COUNT_OR_NONE.read,
             "opentelemetry,*": read_text,
@@ -131,21 +133,19 @@ TRACE_SETTING = FlagKind(
     ),
 )
 CACHE_SETTING = FlagKind("NAME,KEY=VALUE", read_cache_setting)
-RATE_LIMIT = FlagKind("MODE", word_reader("off", "execution_count"))
+RATE_LIMIT = FlagKind("MODE", Words(("off", "execution_count")))
 RATE_RESOURCE = FlagKind(
-    "NAME:COUNT[:DEVICE]", form_reader("<resource>:<count>[:<device>]", r"[^:]+:[0-9]{1,10}(:[0-9]{1,10})?")
+    "NAME:COUNT[:DEVICE]", Form("<resource>:<count>[:<device>]", r"[^:]+:[0-9]{1,10}(:[0-9]{1,10})?")
 )
-DEVICE_BYTES = FlagKind("GPU:BYTES", form_reader("<gpu>:<bytes>", r"[0-9]{1,10}:[0-9]{1,19}"))
-DEVICE_FRACTION = FlagKind(
-    "GPU:FRACTION", form_reader("<gpu>:<0.0 to 1.0>", r"[0-9]{1,10}:(0(\.[0-9]*)?|1(\.0*)?|\.[0-9]+)")
-)
+DEVICE_BYTES = FlagKind("GPU:BYTES", Form("<gpu>:<bytes>", r"[0-9]{1,10}:[0-9]{1,19}"))
+DEVICE_FRACTION = FlagKind("GPU:FRACTION", Form("<gpu>:<0.0 to 1.0>", r"[0-9]{1,10}:(0(\.[0-9]*)?|1(\.0*)?|\.[0-9]+)"))
 HOST_POLICY = FlagKind(
     "POLICY,SETTING=VALUE",
-    form_reader("<policy>,numa-node=<number> or <policy>,cpu-cores=<list>", r"[^,=]+,(numa-node|cpu-cores)=[0-9,-]+"),
+    Form("<policy>,numa-node=<number> or <policy>,cpu-cores=<list>", r"[^,=]+,(numa-node|cpu-cores)=[0-9,-]+"),
 )
-PORT_RANGE = FlagKind("LOW-HIGH", form_reader("<low port>-<high port>", r"[0-9]{1,5}-[0-9]{1,5}"))
+PORT_RANGE = FlagKind("LOW-HIGH", Form("<low port>-<high port>", r"[0-9]{1,5}-[0-9]{1,5}"))
 SERVER_VERSION = FlagKind(
     "VERSION",
-    form_reader("<major>.<minor>[.<patch>]", r"[0-9]{1,5}\.[0-9]{1,5}(\.[0-9]{1,5})?([-+.][0-9A-Za-z.]{1,20})?"),
+    Form("<major>.<minor>[.<patch>]", r"[0-9]{1,5}\.[0-9]{1,5}(\.[0-9]{1,5})?([-+.][0-9A-Za-z.]{1,20})?"),
 )
-GRPC_THREADS = FlagKind("COUNT", integer_reader(2, 128))
+GRPC_THREADS = FlagKind("COUNT", Integers(2, 128))

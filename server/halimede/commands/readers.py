@@ -1,8 +1,7 @@
-"""Readers of flag values: text in, value out, and a ValueError that states the expected form.
+"""Readers of flag values that need the server: text in, value out, and a ValueError that states the expected form.
 
-Numbers and words have Triton's syntax, but must be complete: `8x`, `1_000` and ` 8` are not numbers. Readers that need
-the serving libraries (restricted APIs, header patterns) import them only when such a flag is given, so that --help and
-a mistyped flag answer quickly.
+All others are in `halimede_spec.flag_values`. Readers that need the serving libraries (restricted APIs, header
+patterns) import them only when such a flag is given, so that --help and a mistyped flag answer quickly.
 """
 
 import os
@@ -14,28 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halimede.backends.access import denied
+from halimede_spec import uri
+from halimede_spec.flag_values import Words
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
 
     from halimede.core.types import ApiCategory, Restrictions, Secret
 
-TRUE_WORDS = ("true", "on", "1")
-FALSE_WORDS = ("false", "off", "0")
-
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
-MAX_DIGITS = 32
-
-STORES = ("s3://", "gs://", "az://", "as://")
+STORES = tuple(f"{scheme}://" for scheme in uri.STORES)
 UNIX = "unix:"
 MAX_SOCKET_PATH_BYTES = 107
 """Size of the path in Linux's sockaddr_un, without the terminating zero."""
 
 METADATA_PREFIX = "triton-grpc-protocol-"
 
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _CACHE_SETTING = re.compile(r"[^,=]+,[^,=]+=.*", re.DOTALL)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
@@ -43,106 +35,18 @@ _METADATA_KEY = re.compile(r"[0-9A-Za-z_.-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
-def read_text(text: str) -> str:
-    return text
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A reader of one of an enum's values, in upper or lower case."""
 
+    members: type[Enum]
 
-def read_boolean(text: str) -> bool:
-    word = text.lower()
-    if word in TRUE_WORDS:
-        return True
-    if word in FALSE_WORDS:
-        return False
-    raise ValueError(f"Invalid option value. Got {text}; expected true, on, 1, false, off, 0")
+    @property
+    def words(self) -> Words:
+        return Words(tuple(each.value for each in self.members))
 
-
-def integer_reader(low: int, high: int) -> Callable[[str], int]:
-    """A reader of integers from `low` to `high`, both included."""
-
-    def read(text: str) -> int:
-        if not _INTEGER.fullmatch(text):
-            raise ValueError(f"Invalid option value. Got {text}; expected an integer")
-        # Python refuses to parse thousands of digits, with an error text of its own.
-        is_short = len(text) <= MAX_DIGITS
-        if not (is_short and low <= int(text) <= high):
-            raise ValueError(f"Provided option value is out of bound. Got {text}; expected {low} to {high}")
-        return int(text)
-
-    return read
-
-
-def seconds_reader(low: int) -> Callable[[str], float]:
-    """A reader of decimal numbers from `low` on."""
-
-    def read(text: str) -> float:
-        if not _DECIMAL.fullmatch(text):
-            raise ValueError(f"Invalid option value. Got {text}; expected a number of seconds")
-        seconds = float(text)
-        # A timer overflows for longer times.
-        if not low <= seconds <= INT32_MAX:
-            raise ValueError(f"Provided option value is out of bound. Got {text}; expected {low} to {INT32_MAX}")
-        return seconds
-
-    return read
-
-
-def read_milliseconds(text: str) -> int:
-    """Whole milliseconds from a decimal number, as in Triton."""
-    if not _DECIMAL.fullmatch(text):
-        raise ValueError(f"Invalid option value. Got {text}; expected a number of milliseconds")
-    milliseconds = float(text)
-    if not 1 <= milliseconds <= INT32_MAX:
-        raise ValueError(f"Provided option value is out of bound. Got {text}; expected 1 to {INT32_MAX}")
-    return int(milliseconds)
-
-
-def read_age(text: str) -> int | None:
-    """Milliseconds; 0 means no limit."""
-    return integer_reader(0, INT32_MAX)(text) or None
-
-
-def choice_reader(choices: Sequence[Enum]) -> Callable[[str], Enum]:
-    """A reader of one of the enum members' values, in upper or lower case."""
-
-    def read(text: str) -> Enum:
-        for choice in choices:
-            if text.lower() == choice.value.lower():
-                return choice
-        raise ValueError(f"Invalid option value. Got {text}; expected {', '.join(each.value for each in choices)}")
-
-    return read
-
-
-def word_reader(*words: str) -> Callable[[str], str]:
-    """A reader of one of the words, in upper or lower case; returns the word as spelled here."""
-
-    def read(text: str) -> str:
-        for word in words:
-            if text.lower() == word.lower():
-                return word
-        raise ValueError(f"Invalid option value. Got {text}; expected {', '.join(words)}")
-
-    return read
-
-
-def form_reader(form: str, pattern: str) -> Callable[[str], str]:
-    """A reader of texts that match a pattern; the text is returned unchanged."""
-    compiled = re.compile(pattern)
-
-    def read(text: str) -> str:
-        if compiled.fullmatch(text) is None:
-            raise ValueError(f"Invalid option value. Got {text}; expected {form}")
-        return text
-
-    return read
-
-
-def read_verbosity(text: str) -> int:
-    """A level, or a boolean as in older command lines of Triton."""
-    word = text.lower()
-    if word in TRUE_WORDS or word in FALSE_WORDS:
-        return int(read_boolean(text))
-    return integer_reader(0, INT32_MAX)(text)
+    def __call__(self, text: str) -> Enum:
+        return self.members(self.words(text))
 
 
 def read_compute_capability(text: str) -> tuple[int, int]:
@@ -158,9 +62,7 @@ def read_compute_capability(text: str) -> tuple[int, int]:
 def read_repository(text: str) -> Path | str:
     """A directory, which may not exist yet, or the URI of a store."""
     if text.startswith(STORES):
-        from halimede_spec.uri import parse_uri
-
-        parse_uri(text)
+        uri.parse_uri(text)
         return text
     if "://" in text:
         raise ValueError(

@@ -33,7 +33,7 @@ def test_all_problems_of_a_plan_are_reported_at_once(tmp_path: Path) -> None:
             "the plan cannot be used:",
             "'model': is unknown; use one of version, models, ensembles, stores, cache",
             "models[0].name: model name 'a/b' must not contain '/'",
-            "models[0].uri: 's3:/x' is not a URI of a model; use one of s3://, gs://, az://, as://, http://, https://, pvc://, file://",
+            "models[0].uri: 's3:/x' is not a URI of a model; use one of s3://, gs://, az://, as://, azure://, http://, https://, pvc://, file://",
             "models[0].format: use one of onnx, python, torch, tensorflow, openvino, tensorrt, fil, sklearn",
             "models[0].digest: expected sha256: and 64 of the digits 0 to 9 and a to f",
             "models[0].config: max_batch: unknown field of ModelConfig; did you mean max_batch_size?",

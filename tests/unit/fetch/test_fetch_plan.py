@@ -130,7 +130,7 @@ def test_every_problem_is_reported_in_the_order_of_the_document() -> None:
     )
     assert found == [
         "models[1].name: must be lower case",
-        "models[1].uri: 'x' is not a URI of a model; use one of s3://, gs://, az://, as://, http://, https://, pvc://, "
+        "models[1].uri: 'x' is not a URI of a model; use one of s3://, gs://, az://, as://, azure://, http://, https://, pvc://, "
         "file://",
         "cache.path: is missing",
         "the name 'm' is given to two models",

@@ -1,4 +1,11 @@
+import copy
+from typing import Any
+
+import pytest
+
 from halimede_operator.core.overlay import overlay
+
+Json = dict[str, Any]
 
 
 def test_objects_merge_and_values_are_replaced() -> None:
@@ -71,3 +78,56 @@ def test_tolerations_are_added() -> None:
     gpu, team = {"key": "nvidia.com/gpu", "operator": "Exists"}, {"key": "team", "operator": "Exists"}
 
     assert overlay({"tolerations": [gpu]}, {"tolerations": [team, gpu]}) == {"tolerations": [gpu, team]}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "merged"),
+    [
+        pytest.param(
+            {"volumes": [{"name": "models", "emptyDir": {"sizeLimit": "1Gi"}}]},
+            {"volumes": [{"name": "models", "ephemeral": {"volumeClaimTemplate": {}}}]},
+            {"volumes": [{"name": "models", "ephemeral": {"volumeClaimTemplate": {}}}]},
+            id="volume",
+        ),
+        pytest.param(
+            {"volumes": [{"name": "models", "emptyDir": {"sizeLimit": "1Gi"}}]},
+            {"volumes": [{"name": "models", "emptyDir": {"medium": "Memory"}}]},
+            {"volumes": [{"name": "models", "emptyDir": {"sizeLimit": "1Gi", "medium": "Memory"}}]},
+            id="the same volume",
+        ),
+        pytest.param(
+            {"livenessProbe": {"httpGet": {"path": "/live"}, "periodSeconds": 10}},
+            {"livenessProbe": {"exec": {"command": ["true"]}}},
+            {"livenessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 10}},
+            id="probe",
+        ),
+        pytest.param(
+            {"livenessProbe": {"httpGet": {"path": "/live"}, "periodSeconds": 10}},
+            {"livenessProbe": {"periodSeconds": 5}},
+            {"livenessProbe": {"httpGet": {"path": "/live"}, "periodSeconds": 5}},
+            id="the same probe",
+        ),
+        pytest.param(
+            {"lifecycle": {"preStop": {"sleep": {"seconds": 5}}, "postStart": {"exec": {}}}},
+            {"lifecycle": {"preStop": {"exec": {"command": ["true"]}}}},
+            {"lifecycle": {"preStop": {"exec": {"command": ["true"]}}, "postStart": {"exec": {}}}},
+            id="lifecycle handler",
+        ),
+        pytest.param(
+            {"env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]},
+            {"env": [{"name": "POD_IP", "value": "::1"}]},
+            {"env": [{"name": "POD_IP", "value": "::1"}]},
+            id="variable",
+        ),
+        pytest.param(
+            {"env": [{"name": "KEY", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]},
+            {"env": [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}}]},
+            {"env": [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}}]},
+            id="source of a variable",
+        ),
+    ],
+)
+def test_a_member_of_a_one_of_replaces_another(ours: Json, theirs: Json, merged: Json) -> None:
+    before = copy.deepcopy(ours)
+    assert overlay(ours, theirs) == merged
+    assert ours == before

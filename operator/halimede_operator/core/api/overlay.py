@@ -9,6 +9,7 @@ from typing import Any
 
 from halimede_operator.core.api.reading import INT64_MAX, LABEL_NAME, LABEL_VALUE, Field, Rule, shown
 from halimede_operator.core.api.spec import GROUP, Json
+from halimede_operator.core.objects import HOOKS, PROBES, VOLUMES
 
 PORT_NAMES = ("http", "grpc", "metrics")
 FETCH = "fetch"
@@ -18,22 +19,12 @@ NVIDIA_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICE_VARIABLE = f"must not be {NVIDIA_DEVICES}, which would open devices of other pods; use spec.accelerator"
 
 _DEVICES_ELSEWHERE = "must not be set here: use spec.accelerator"
+_FLAGS_ELSEWHERE = "must not be set here, because it would replace the operator's flags: use spec.serving.args"
 _NO_AUTOMOUNT = (
     "must not be true, which would give every container a token of the API server; mount a projected volume with a"
     " serviceAccountToken in the container that needs one"
 )
 
-_VOLUMES = (
-    "configMap",
-    "csi",
-    "downwardAPI",
-    "emptyDir",
-    "ephemeral",
-    "image",
-    "persistentVolumeClaim",
-    "projected",
-    "secret",
-)
 _ELSEWHERE = {
     "serviceAccountName": "must not be set here: use spec.serviceAccountName",
     "serviceAccount": "must not be set here: use spec.serviceAccountName",
@@ -127,8 +118,8 @@ def _check_pod(spec: Field, ports: frozenset[int]) -> None:
         spec.section("securityContext").get("sysctls").refuse("must not be set: pods have no access to the node")
     for volume in spec.get("volumes").objects("name"):
         for kind in volume.value:
-            if kind not in ("name", *_VOLUMES):
-                volume.get(str(kind)).refuse(f"must not be a volume of this kind; allowed are {', '.join(_VOLUMES)}")
+            if kind not in ("name", *VOLUMES):
+                volume.get(str(kind)).refuse(f"must not be a volume of this kind; allowed are {', '.join(VOLUMES)}")
     for name in ("initContainers", "containers"):
         for container in spec.get(name).objects("name"):
             _check_container(container, ports)
@@ -136,6 +127,10 @@ def _check_pod(spec: Field, ports: frozenset[int]) -> None:
                 for part in ("command", "args", "restartPolicy"):
                     if container.get(part).given:
                         container.get(part).refuse(f"must not be changed: '{FETCH}' needs it to fetch models")
+            if name == "containers" and container.get("name").value == SERVER:
+                for part in ("command", "args"):
+                    if container.get(part).given:
+                        container.get(part).refuse(_FLAGS_ELSEWHERE)
 
 
 def _check_container(container: Field, ports: frozenset[int]) -> None:
@@ -153,6 +148,7 @@ def _check_container(container: Field, ports: frozenset[int]) -> None:
     if capabilities.get("drop").given and "ALL" not in [entry.value for entry in capabilities.get("drop").items()]:
         capabilities.get("drop").refuse("must have ALL: containers run without capabilities")
     _check_devices(container)
+    _check_handlers(container)
     for variable in container.get("env").objects("name"):
         if variable.get("name").value == NVIDIA_DEVICES:
             variable.get("name").refuse(NO_DEVICE_VARIABLE)
@@ -178,6 +174,16 @@ def _check_devices(container: Field) -> None:
                 amount.refuse(_DEVICES_ELSEWHERE)
             elif "/" in name and container.get("name").value == SERVER:
                 amount.refuse("must not be set here: use spec.resources for the server's extended resources")
+
+
+def _check_handlers(container: Field) -> None:
+    """Refuse `host`, because the kubelet makes these calls: they would reach what only the node can reach."""
+    lifecycle = container.section("lifecycle")
+    for handlers in (*(container.section(name) for name in PROBES), *(lifecycle.section(name) for name in HOOKS)):
+        for name in ("httpGet", "tcpSocket"):
+            _refuse_unless(
+                handlers.section(name).get("host"), "", "must not be set: the node calls the pod's own address only"
+            )
 
 
 def _check_security(context: Field) -> None:

@@ -4,13 +4,13 @@ The schemas in `crds/` refuse most invalid objects when they are applied. Everyt
 schema in the cluster may be older or newer than the operator. Unknown fields are ignored.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from halimede_operator.core.api.ensemble import read_ensemble
-from halimede_operator.core.api.reading import DNS_NAME, INT32_MAX, INT64_MAX, Field, Rule, shown
+from halimede_operator.core.api.model_config import read_model_config
+from halimede_operator.core.api.reading import DNS_NAME, INT64_MAX, Field, Rule, shown
 from halimede_operator.core.api.spec import (
     UNREAD,
     AcceleratorType,
@@ -45,8 +45,6 @@ _CONFIG_MAP_KEY = Rule(
     "must be a key of a ConfigMap, of letters, digits, '-', '_' and '.'",
     253,
 )
-_INSTANCE_KINDS = {"CPU": "KIND_CPU", "GPU": "KIND_GPU", "Auto": "KIND_AUTO"}
-_MAX_INSTANCES = 256
 
 
 def parse(kind: Kind, object: Mapping[str, Any], platform: Platform) -> tuple[Spec | None, tuple[Problem, ...]]:  # noqa: A002
@@ -87,7 +85,7 @@ def _model(field: Field, object_name: str, workload: Workload, platform: Platfor
         ca_bundle=_ca_bundle(credentials.section("caBundle")),
         config={
             **_version_policy(field.section("versionPolicy")),
-            **_config(field.section("config"), workload.accelerator.type is not AcceleratorType.NONE),
+            **read_model_config(field.free_section("config"), workload.accelerator.type is not AcceleratorType.NONE),
         },
     )
 
@@ -127,12 +125,12 @@ def _version_policy(field: Field) -> Json:
     if len(given) != 1:
         field.refuse(f"must have exactly one of latest, all and specific, got {len(given)}")
     policies: dict[str, Json] = {
-        "latest": {"num_versions": field.get("latest").integer(1, 1)},
+        "latest": {"numVersions": field.get("latest").integer(1, 1)},
         "all": dict[str, Any](),
         "specific": {"versions": _distinct(field.get("specific"), INT64_MAX, least=1)},
     }
     field.section("all")
-    return {"version_policy": {name: policies[name] for name in given}}
+    return {"versionPolicy": {name: policies[name] for name in given}}
 
 
 def _distinct(field: Field, maximum: int, least: int = 0) -> list[int]:
@@ -144,57 +142,3 @@ def _distinct(field: Field, maximum: int, least: int = 0) -> list[int]:
             entry.refuse(f"must not be listed twice: {number}")
         numbers.append(number)
     return numbers
-
-
-def _config(field: Field, has_gpu: bool) -> Json:
-    """ModelConfig's JSON with the proto's field names; {} if nothing is overridden."""
-    config: dict[str, Any] = {}
-    max_batch_size = field.get("maxBatchSize").integer(None, 0)
-    if max_batch_size is not None:
-        config["max_batch_size"] = max_batch_size
-    batching = field.section("dynamicBatching")
-    if batching.given:
-        config["dynamic_batching"] = _dynamic_batching(batching, max_batch_size)
-    groups = field.get("instances").objects(least=1)
-    if field.get("instances").given:
-        config["instance_group"] = [_instances(group, has_gpu) for group in groups]
-        if sum(group.get("count").integer(1, 1, _MAX_INSTANCES) for group in groups) > _MAX_INSTANCES:
-            field.get("instances").refuse(f"must be at most {_MAX_INSTANCES} in all")
-    parameters = field.section("parameters").named_entries()
-    if parameters:
-        config["parameters"] = {
-            name: {"string_value": value.text("", max_length=4096, empty=True)} for name, value in parameters.items()
-        }
-    return config
-
-
-def _dynamic_batching(field: Field, max_batch_size: int | None) -> Json:
-    batching: dict[str, Any] = {}
-    sizes = field.get("preferredBatchSizes")
-    if sizes.given:
-        batching["preferred_batch_size"] = _distinct(sizes, INT32_MAX)
-        for entry, size in zip(sizes.items(), batching["preferred_batch_size"], strict=True):
-            if max_batch_size is not None and size > max_batch_size:
-                entry.refuse(f"must not be above maxBatchSize, which is {max_batch_size}, got {size}")
-    delay = field.get("maxQueueDelay").microseconds("24h")
-    if delay is not None:
-        batching["max_queue_delay_microseconds"] = math.ceil(delay)
-    policy: dict[str, Any] = {}
-    size = field.get("maxQueueSize").integer(None, 0)
-    if size is not None:
-        policy["max_queue_size"] = size
-    timeout = field.get("queueTimeout").microseconds("24h")
-    if timeout is not None:
-        policy["default_timeout_microseconds"] = math.ceil(timeout)
-    if policy:
-        batching["default_queue_policy"] = policy
-    return batching
-
-
-def _instances(field: Field, has_gpu: bool) -> Json:
-    kind = field.get("kind").choice("Auto", *_INSTANCE_KINDS)
-    if kind == "GPU" and not has_gpu:
-        field.get("kind").refuse("needs spec.accelerator of type GPU, MIG or Shared, got kind GPU without one")
-    group: dict[str, Any] = {"kind": _INSTANCE_KINDS[kind]}
-    count = field.get("count").integer(None, 1, _MAX_INSTANCES)
-    return group if count is None else {**group, "count": count}

@@ -69,7 +69,7 @@ class Model:
     credentials_secret: str | None
     ca_bundle: CaBundle | None
     config: Json
-    """Overrides as ModelConfig's JSON with the proto's field names, including `version_policy`; {} without any."""
+    """Overrides as ModelConfig's JSON, with `versionPolicy` of `spec.model.versionPolicy`; {} without any."""
 
 
 class AcceleratorType(StrEnum):
@@ -165,6 +165,8 @@ class Serving:
     max_message_bytes: int | None = None
     drain_seconds: int = 25
     """How long requests in flight may take after SIGTERM: `spec.serving.drainTimeout`."""
+    arguments: tuple[str, ...] = ()
+    """Further flags, `spec.serving.args`."""
 
 
 @dataclass(frozen=True, slots=True)

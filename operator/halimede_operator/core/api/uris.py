@@ -5,15 +5,14 @@
 
 from dataclasses import dataclass
 
-from halimede_spec.uri import MAX_NAME_BYTES, UriError, UriFault, parse_uri
+from halimede_spec.uri import MAX_NAME_BYTES, SCHEMES, UriError, UriFault, parse_uri
 
-SCHEMES = ("s3", "gs", "azure", "http", "https", "pvc", "file")
 MOUNTED = ("pvc", "file")
 """Schemes whose files are read from a volume of the pod; files of all others are fetched over the network."""
 
 _MAX_LENGTH = 1024
 
-_CONTAINERS = {"s3": "bucket", "gs": "bucket", "azure": "container", "pvc": "PersistentVolumeClaim"}
+_CONTAINERS = {"s3": "bucket", "gs": "bucket", "pvc": "PersistentVolumeClaim"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,9 @@ def _problem(fault: UriFault, scheme: str) -> str:
         case UriFault.SLASHES:
             return "must have three slashes, as file:///models/bert: the file is on the node itself"
         case UriFault.CONTAINER:
-            return f"must name the {_CONTAINERS[scheme]} after {scheme}://, of letters, digits, '.', '_', '-' and '$'"
+            what = _CONTAINERS.get(scheme, "container")
+            place = "the account" if scheme == "as" else f"{scheme}://"
+            return f"must name the {what} after {place}, of letters, digits, '.', '_', '-' and '$'"
         case UriFault.PATH:
             return "must have a path without '.', '..', '//' and '\\'"
         case UriFault.LONG_NAME:
@@ -64,7 +65,9 @@ def _problem(fault: UriFault, scheme: str) -> str:
             return "must have spaces and characters other than ASCII percent-encoded"
         case UriFault.NO_FILE:
             return "must name a file: over http, folders cannot be listed"
-        case UriFault.SCHEME | UriFault.ACCOUNT:
+        case UriFault.ACCOUNT:
+            return "must name the storage account and the container, as as://account/container/path"
+        case UriFault.SCHEME:
             raise AssertionError(f"{fault} of scheme {scheme}, which is not one of {SCHEMES}")
 
 

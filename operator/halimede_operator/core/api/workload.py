@@ -5,6 +5,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
+from halimede_operator.core.api.arguments import read_arguments
 from halimede_operator.core.api.autoscaling import read_autoscaling
 from halimede_operator.core.api.overlay import NO_DEVICE_VARIABLE, NVIDIA_DEVICES, PORT_NAMES, read_overlay
 from halimede_operator.core.api.peers import is_label, read_peer
@@ -280,6 +281,7 @@ def _serving(field: Field) -> Serving:
         metrics_port=metrics,
         max_message_bytes=None if size is None else math.ceil(size),
         drain_seconds=Serving().drain_seconds if drain is None else math.ceil(drain / 1_000_000),
+        arguments=read_arguments(field.get("args")),
     )
 
 

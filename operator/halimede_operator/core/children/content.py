@@ -54,7 +54,7 @@ def member_problems(spec: EnsembleSpec, members: Mapping[str, ModelSpec]) -> tup
 class _Versions:
     """Which versions of a member the ensemble's pod serves.
 
-    policy: its `version_policy`; None: the member's own. newest: the version for steps that name none; None: the
+    policy: its `versionPolicy`; None: the member's own. newest: the version for steps that name none; None: the
     highest available one.
     """
 
@@ -62,7 +62,7 @@ class _Versions:
     newest: int | None = None
 
     def config(self, model: Model) -> Json:
-        return model.config if self.policy is None else {**model.config, "version_policy": self.policy}
+        return model.config if self.policy is None else {**model.config, "versionPolicy": self.policy}
 
 
 def _versions(spec: EnsembleSpec, name: str, model: Model) -> _Versions:
@@ -77,7 +77,7 @@ def _versions(spec: EnsembleSpec, name: str, model: Model) -> _Versions:
         return _Versions()
     if all(step.version is not None for step in steps):
         return _Versions({"specific": {"versions": sorted(named)}})
-    own = (model.config.get("version_policy") or {}).get("specific")
+    own = (model.config.get("versionPolicy") or {}).get("specific")
     if own is None:
         return _Versions({"all": {}})
     return _Versions({"specific": {"versions": sorted(named.union(own["versions"]))}}, max(own["versions"]))

@@ -1,9 +1,9 @@
 """The pod template: `fetch` builds a model repository from the fetch plan, `server` serves it.
 
-It satisfies the `restricted` Pod Security profile, except with a cache or a model on the node's own disk (`hostPath`).
-It sets no user id, so that the platform may choose one; the images name a user that is not root. It sets a group for
-volumes only if the cache is a claim, whose files would otherwise belong to root. All other volumes are readable, and
-emptyDirs are writable, for any user.
+With the containers of `spec.podTemplate` it satisfies the `restricted` Pod Security profile, except with a cache or a
+model on the node's own disk (`hostPath`). It sets no user id, so that the platform may choose one; the images name a
+user that is not root. It sets a group for volumes only if the cache is a claim, whose files would otherwise belong to
+root. All other volumes are readable, and emptyDirs are writable, for any user.
 """
 
 import math
@@ -41,6 +41,7 @@ GROUP_OF_CACHE = 65532
 STARTUP_PERIOD_SECONDS = 1
 """A start is as quick as this allows: a new pod serves only after the probe has seen it."""
 
+_RESTRICTED: Json = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _TOPOLOGY_KEYS = {TopologySpread.NODE: "kubernetes.io/hostname", TopologySpread.ZONE: "topology.kubernetes.io/zone"}
 _ORDINARY = ("cpu", "memory", "ephemeral-storage")
 
@@ -76,7 +77,7 @@ def pod_template(
             "volumes": _volumes(workload, platform, sources),
         },
     }
-    merged = overlay(ours, workload.pod_template)
+    merged = _restricted(overlay(ours, workload.pod_template))
     if placement is not None:
         # After the overlay, whose affinity would replace the conditions of the devices.
         affinity = with_terms(merged["spec"].get("affinity"), placement.terms)
@@ -85,6 +86,18 @@ def pod_template(
     # Selectors need these labels, so `spec.podTemplate` cannot change them.
     template["metadata"]["labels"].update(labels_of(key))
     return template
+
+
+def _restricted(template: Json) -> dict[str, Any]:
+    """The template with what the profile requires of each container. Parsing has refused values that it forbids."""
+    filled = {
+        name: [
+            {**each, "securityContext": overlay(_RESTRICTED, each.get("securityContext", {}))}
+            for each in objects_at(template, "spec", name)
+        ]
+        for name in ("initContainers", "containers")
+    }
+    return {**template, "spec": {**template["spec"], **filled}}
 
 
 def _scraped(serving: Serving) -> Json:
@@ -221,11 +234,7 @@ def _container(name: str, workload: Workload, platform: Platform) -> Json:
         "imagePullPolicy": workload.image.pull_policy or pull_policy,
         # The status reads the root cause here: the message that the process writes, or else the end of its log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        },
+        "securityContext": {"readOnlyRootFilesystem": True},
     }
 
 
@@ -248,7 +257,7 @@ def _arguments(workload: Workload) -> list[str]:
         arguments.append(f"--http-max-input-size={largest}")
         if serving.grpc:
             arguments.append(f"--grpc-max-input-size={largest}")
-    return arguments
+    return [*arguments, *serving.arguments]
 
 
 def _environment(workload: Workload) -> list[Json]:

@@ -36,13 +36,14 @@ def problems_of(template: Json) -> list[tuple[str, str]]:
                 "containers": [
                     {
                         "name": "server",
-                        "args": ["--log-verbose=1"],
+                        "env": [{"name": "LEVEL", "value": "1"}],
                         "securityContext": {"capabilities": {"drop": ["ALL"]}, "privileged": False},
                         "ports": [{"name": "debug", "containerPort": 9999}],
                     },
                     {
                         "name": "log",
                         "image": "example.com/log:1",
+                        "livenessProbe": {"httpGet": {"path": "/", "port": 80, "host": ""}},
                         "env": [{"name": "LEVEL", "value": "1"}],
                         "resources": {"limits": {"memory": "1Gi", "example.com/fuse": 1}},
                     },
@@ -155,6 +156,28 @@ def container(**fields: Any) -> Json:
         (container(ports=[{"name": "http", "containerPort": 80}]), "spec.containers[0].ports[0].name"),
         (container(ports=[{"containerPort": 8001}]), "spec.containers[0].ports[0].containerPort"),
         (container(ports=[{"containerPort": 9999, "hostPort": 9999}]), "spec.containers[0].ports[0].hostPort"),
+        (
+            container(livenessProbe={"httpGet": {"path": "/", "port": 80, "host": "169.254.169.254"}}),
+            "spec.containers[0].livenessProbe.httpGet.host",
+        ),
+        (
+            container(readinessProbe={"tcpSocket": {"port": 80, "host": "10.0.0.1"}}),
+            "spec.containers[0].readinessProbe.tcpSocket.host",
+        ),
+        (
+            {"spec": {"initContainers": [{"name": "a", "startupProbe": {"httpGet": {"host": "localhost"}}}]}},
+            "spec.initContainers[0].startupProbe.httpGet.host",
+        ),
+        (
+            container(lifecycle={"postStart": {"httpGet": {"host": "10.0.0.1"}}}),
+            "spec.containers[0].lifecycle.postStart.httpGet.host",
+        ),
+        (
+            container(lifecycle={"preStop": {"tcpSocket": {"host": "10.0.0.1"}}}),
+            "spec.containers[0].lifecycle.preStop.tcpSocket.host",
+        ),
+        (container(args=["--log-verbose=1"]), "spec.containers[0].args"),
+        (container(command=["tritonserver"]), "spec.containers[0].command"),
         ({"spec": {"initContainers": [{"name": "fetch", "command": ["sh"]}]}}, "spec.initContainers[0].command"),
         ({"spec": {"initContainers": [{"name": "fetch", "args": []}]}}, "spec.initContainers[0].args"),
         (
@@ -165,6 +188,13 @@ def container(**fields: Any) -> Json:
 )
 def test_forbidden_overlays_are_refused(template: Json, path: str) -> None:
     assert [where for where, _ in problems_of(template)] == [path]
+
+
+def test_flags_have_a_place_of_their_own() -> None:
+    ((_, message),) = problems_of(container(args=["--log-verbose=1"]))
+    assert message == "must not be set here, because it would replace the operator's flags: use spec.serving.args"
+    added = {"spec": {"containers": [{"name": "log", "image": "log", "command": ["sh"], "args": ["-c", "true"]}]}}
+    assert problems_of(added) == []
 
 
 def test_the_bounds_hold_for_added_containers_and_for_ensembles() -> None:

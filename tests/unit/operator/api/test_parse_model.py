@@ -71,15 +71,8 @@ def test_every_field_of_a_model_is_parsed() -> None:
             credentials_secret="store",
             ca_bundle=CaBundle("ca", "root.pem"),
             config={
-                "version_policy": {"latest": {"num_versions": 2}},
-                "max_batch_size": 32,
-                "dynamic_batching": {
-                    "preferred_batch_size": [8, 16],
-                    "max_queue_delay_microseconds": 500,
-                    "default_queue_policy": {"max_queue_size": 256, "default_timeout_microseconds": 2_000_000},
-                },
-                "instance_group": [{"kind": "KIND_GPU", "count": 2}],
-                "parameters": {"intra_op_num_threads": {"string_value": "4"}},
+                "versionPolicy": {"latest": {"numVersions": 2}},
+                **spec["model"]["config"],
             },
         ),
         workload=Workload(
@@ -110,6 +103,7 @@ def test_every_field_of_a_model_is_parsed() -> None:
                 metrics_port=9002,
                 max_message_bytes=64 * 1024**2,
                 drain_seconds=90,
+                arguments=("--log-verbose=1",),
             ),
             cache=Cache(CacheMedium.PVC, "models", "cache", "50Gi"),
             image=Image("example.com/halimede:1", "Always", ("registry",)),
@@ -135,23 +129,23 @@ def test_every_field_of_a_model_is_parsed() -> None:
 @pytest.mark.parametrize(
     ("policy", "config"),
     [
-        ({"latest": 3}, {"latest": {"num_versions": 3}}),
+        ({"latest": 3}, {"latest": {"numVersions": 3}}),
         ({"all": {}}, {"all": {}}),
         ({"specific": [1, 3]}, {"specific": {"versions": [1, 3]}}),
     ],
 )
 def test_a_version_policy(policy: Json, config: Json) -> None:
     spec = spec_of(changed(model(), {"spec.model.versionPolicy": policy}))
-    assert spec.model.config == {"version_policy": config}
+    assert spec.model.config == {"versionPolicy": config}
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("spec.model.config.maxBatchSize", True, "must be a whole number of at least 0, got true"),
-        ("spec.model.config.maxBatchSize", 8.0, "must be a whole number of at least 0, got 8.0"),
+        ("spec.replicas", True, "must be a whole number of at least 0, got true"),
+        ("spec.replicas", 8.0, "must be a whole number of at least 0, got 8.0"),
         ("spec.model.uri", {}, "must be a text, got an object"),
-        ("spec.model.config.instances", {}, "must be a list, got an object"),
+        ("spec.env", {}, "must be a list, got an object"),
         ("spec.scheduling", ["x"], "must be an object, got a list"),
         ("spec.suspend", "true", "must be true or false, got 'true'"),
         ("spec.scheduling.topologySpread", "z" * 99, f"must be one of None, Node, Zone, got '{'z' * 60}'..."),
@@ -173,7 +167,7 @@ def test_all_problems_are_reported_at_once_with_their_paths() -> None:
         {
             "spec.model.uri": "ftp://models/bert",
             "spec.model.format": "caffe",
-            "spec.model.config": {"instances": [{"count": 1}, {"count": 300}]},
+            "spec.model.config": {"instanceGroup": [{"count": 1}, {"count": "many"}]},
             "spec.replicas": -1,
             "spec.resources": {"requests": {"cpu": "two"}},
             "spec.env": [{"name": "A", "value": "1"}, {"value": "2"}],
@@ -185,7 +179,7 @@ def test_all_problems_are_reported_at_once_with_their_paths() -> None:
         "spec.env[1].name",
         "spec.model.uri",
         "spec.model.format",
-        "spec.model.config.instances[1].count",
+        "spec.model.config.instanceGroup[1].count",
     ]
 
 
@@ -233,7 +227,7 @@ def test_file_uris_must_be_below_an_allowed_folder(uri: str, is_allowed: bool) -
 def test_file_uris_are_refused_by_default() -> None:
     ((path, message),) = problems_of(changed(model(), {"spec.model.uri": "file:///srv/models/bert"}))
     assert path == "spec.model.uri"
-    assert message.startswith("must have a scheme that is allowed here (azure, gs, http, https, pvc, s3)")
+    assert message.startswith("must have a scheme that is allowed here (as, az, azure, gs, http, https, pvc, s3)")
     no_roots = Platform("s", "g", schemes=frozenset({"file"}))
     ((_, message),) = problems_of(changed(model(), {"spec.model.uri": "file:///srv/models/bert"}), no_roots)
     assert message == "must be within a folder that is allowed here (none), got 'file:///srv/models/bert'"
@@ -295,8 +289,6 @@ def test_pod_settings_become_the_workload(changes: Json, workload: Workload) -> 
 @pytest.mark.parametrize(
     ("changes", "path"),
     [
-        ({"spec.model.config": {"instances": [{"count": 200}, {"count": 100}]}}, "spec.model.config.instances"),
-        ({"spec.model.config": {"parameters": {"a": None, "b": 1}}}, "spec.model.config.parameters[b]"),
         ({"spec.networkPolicy": {"allowFrom": [{"podSelector": {}}]}}, "spec.networkPolicy.allowFrom"),
         ({"spec.networkPolicy": {"enabled": True, "allowFrom": ["all"]}}, "spec.networkPolicy.allowFrom[0]"),
         ({"spec.env": ["A=1"]}, "spec.env[0]"),
@@ -358,7 +350,7 @@ def test_a_password_in_a_uri_is_not_in_the_message() -> None:
         "spec.scheduling.tolerations",
         "spec.image.pullSecrets",
         "spec.env",
-        "spec.model.config.instances",
+        "spec.model.config.instanceGroup",
         "spec.podTemplate.spec.containers",
     ],
 )

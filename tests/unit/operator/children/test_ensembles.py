@@ -144,7 +144,7 @@ def test_an_output_used_only_by_a_condition_is_kept() -> None:
     }
 
 
-LATEST_2 = {"latest": {"num_versions": 2}}
+LATEST_2 = {"latest": {"numVersions": 2}}
 ONE_AND_THREE = {"specific": {"versions": [1, 3]}}
 
 
@@ -165,13 +165,11 @@ ONE_AND_THREE = {"specific": {"versions": [1, 3]}}
 def test_versions_named_by_steps_are_served(
     versions: tuple[int | None, ...], own: Any, policy: Any, called: list[int]
 ) -> None:
-    config = {"max_batch_size": 8} if own is None else {"max_batch_size": 8, "version_policy": own}
+    config = {"maxBatchSize": 8} if own is None else {"maxBatchSize": 8, "versionPolicy": own}
     members = {"tok": model_spec("tok", config=config)}
 
     (member,) = plan_of(calling(*versions), members)["models"]
-    assert member["config"] == (
-        {"max_batch_size": 8} if policy is None else {"max_batch_size": 8, "version_policy": policy}
-    )
+    assert member["config"] == ({"maxBatchSize": 8} if policy is None else {"maxBatchSize": 8, "versionPolicy": policy})
     assert [each["model_version"] for each in steps_of(calling(*versions), members)] == called
 
 

@@ -411,7 +411,7 @@ def test_the_overlay_wins_except_over_selector_labels() -> None:
         "metadata": {"labels": {"team": "search", "halimede.dev/model": "mine"}},
         "spec": {
             "terminationGracePeriodSeconds": 900,
-            "containers": [{"name": "server", "image": "mine:1", "args": ["--help"]}],
+            "containers": [{"name": "server", "image": "mine:1", "workingDir": "/tmp"}],
             "initContainers": [{"name": "later", "image": "tool:1"}],
         },
     }
@@ -421,8 +421,24 @@ def test_the_overlay_wins_except_over_selector_labels() -> None:
     assert template["metadata"]["labels"]["team"] == "search"
     assert template["metadata"]["labels"]["halimede.dev/model"] == "bert"
     assert template["spec"]["terminationGracePeriodSeconds"] == 900
-    assert (server_of(template["spec"])["image"], server_of(template["spec"])["args"]) == ("mine:1", ["--help"])
+    assert (server_of(template["spec"])["image"], server_of(template["spec"])["workingDir"]) == ("mine:1", "/tmp")
     assert [container["name"] for container in template["spec"]["initContainers"]] == ["fetch", "later"]
+
+
+def test_added_containers_get_what_the_restricted_profile_requires() -> None:
+    overlay = {
+        "spec": {
+            "containers": [{"name": "log", "securityContext": {"runAsUser": 1000, "capabilities": {}}}],
+            "initContainers": [{"name": "first"}],
+        }
+    }
+
+    pod = template_of(children_of(model_spec(workload=workload(pod_template=overlay))))["spec"]
+
+    filled = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert named(pod["initContainers"], "first")["securityContext"] == filled
+    assert named(pod["containers"], "log")["securityContext"] == {"runAsUser": 1000, **filled}
+    assert server_of(pod)["securityContext"] == {"readOnlyRootFilesystem": True, **filled}
 
 
 def test_the_platform_sets_tolerations_for_lost_nodes() -> None:
