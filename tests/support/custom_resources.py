@@ -135,6 +135,7 @@ WORKLOAD: Json = {
         "progressDeadline": "1h30m",
         "paused": False,
         "autoRollback": False,
+        "rebalance": True,
         "upgradePolicy": "Auto",
     },
     "disruption": {"maxUnavailable": "25%"},

@@ -10,7 +10,7 @@ import pytest
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.labels import PLACEMENT
 from halimede_operator.queue import Done, Failed
-from halimede_operator.reconcile.placer import RESERVED_S
+from halimede_operator.reconcile.placer import GONE_S, RESERVED_S
 from halimede_operator.reconcile.reconciler import UNPLACED_AGAIN_S
 from support.device_nodes import node
 from support.kube_api import Fault, Object
@@ -208,8 +208,8 @@ def test_an_object_without_fitting_devices_waits_for_them(tmp_path: Path) -> Non
         reason, message = placed(harness, "bert")
         assert reason == "InsufficientDevices"
         assert message == (
-            "need 1x a slice with 12 GiB (12.6 GiB with headroom); 2x 1g.10gb free on node a, which has 9.75 GiB; "
-            "no node has devices that fit"
+            "need 1x a slice with 12 GiB (12.6 GiB with headroom); 2x 1g.10gb free on node a, which has 9.75 GiB "
+            "(nvidia.com/mig-1g.10gb.memory is 9984); no node has devices that fit"
         )
         put_node(harness, ("2g.20gb",))
         harness.now += UNPLACED_AGAIN_S
@@ -315,5 +315,106 @@ def test_the_choice_is_in_an_annotation_and_survives_the_operator(tmp_path: Path
         await harness.sync(put_model(harness, "bert"))
         written = deployment(harness, "bert")["metadata"]["annotations"][PLACEMENT]
         assert f'"resource":"{SLICE}1g.10gb"' in written
+
+    run(scenario, tmp_path)
+
+
+def put_pod(harness: Harness, of: str, slice_: str, **metadata: Any) -> None:
+    """A pod of a model that has a slice of node a."""
+    labels = {"app.kubernetes.io/managed-by": "halimede-operator", "halimede.dev/model": of}
+    limits = {"resources": {"limits": {f"{SLICE}{slice_}": "1"}}}
+    harness.api.put(
+        "pods", "prod", f"{of}-x", status={"phase": "Running"}, metadata={"labels": labels, **metadata},
+        spec={"nodeName": "a", "containers": [{"name": "server", **limits}]},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ends_in_s", "expected"), [(30, "1g.10gb"), (-11, "2g.20gb")])
+def test_a_slice_of_a_pod_that_is_ending_is_waited_for(tmp_path: Path, ends_in_s: int, expected: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb", "2g.20gb"))
+        ends_at = (TODAY + datetime.timedelta(seconds=ends_in_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        put_pod(harness, "m1", "1g.10gb", deletionTimestamp=ends_at)
+        await harness.sync(put_model(harness, "m9", memory="9Gi"))
+        assert devices(harness, "m9") == f"{SLICE}{expected}"
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("by", ["background", "foreground"])
+def test_the_slice_of_a_model_deleted_a_moment_ago_is_waited_for(tmp_path: Path, by: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb", "2g.20gb"))
+        deleted = put_model(harness, "m1", memory="9Gi")
+        await harness.sync(deleted)
+        put_pod(harness, "m1", "1g.10gb")
+        harness.now += 10
+        await harness.sync(put_model(harness, "other", memory="12Gi"))
+        # The inventory is still good for 10 s, and it does not show that the pod ends.
+        if by == "background":
+            del harness.api.objects["inferencemodels", "prod", "m1"]
+        else:
+            now = TODAY.strftime("%Y-%m-%dT%H:%M:%SZ")
+            harness.api.objects["inferencemodels", "prod", "m1"]["metadata"]["deletionTimestamp"] = now
+        await harness.sync(deleted)
+        await harness.sync(put_model(harness, "m9", memory="9Gi"))
+        assert devices(harness, "m9") == f"{SLICE}1g.10gb"
+        assert harness.api.counted("GET /api/v1/nodes") == 2
+        # A minute later the pod still has its slice, so it was to be kept.
+        harness.now += GONE_S + RESERVED_S
+        put_node(harness, ("1g.10gb", "3g.40gb"))
+        await harness.sync(put_model(harness, "late", memory="9Gi"))
+        assert devices(harness, "late") == f"{SLICE}3g.40gb"
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("rebalance", [True, False])
+def test_a_model_moves_to_a_smaller_slice_only_if_it_may(tmp_path: Path, *, rebalance: bool) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("2g.20gb",))
+        small = put_model(harness, "m9", memory="9Gi", rollout={"rebalance": rebalance})
+        await harness.sync(small)
+        put_pod(harness, "m9", "2g.20gb")
+        waits = put_model(harness, "digits", memory="12Gi")
+        await harness.sync(waits)
+        lacks = {"reason": "Unschedulable", "message": f"0/1 nodes: 1 Insufficient {SLICE}2g.20gb"}
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "False", **lacks})
+        put_node(harness, ("1g.10gb", "2g.20gb"))
+        harness.now += 10
+        await harness.sync(small)
+        assert devices(harness, "m9") == f"{SLICE}2g.20gb"
+
+        await harness.sync(waits)
+        assert placed(harness, "digits")[1].endswith("held by im/m9; im/m9 would fit on the free 1g.10gb")
+        assert (small in harness.woken) == rebalance
+        await harness.sync(small)
+        assert devices(harness, "m9") == f"{SLICE}{'1g.10gb' if rebalance else '2g.20gb'}"
+        # It stays there, and while it moves nobody else is asked.
+        await harness.sync(small)
+        await harness.sync(waits)
+        assert devices(harness, "m9") == f"{SLICE}{'1g.10gb' if rebalance else '2g.20gb'}"
+        assert ("would fit" in placed(harness, "digits")[1]) != rebalance
+
+    run(scenario, tmp_path)
+
+
+def test_a_forced_surge_without_a_spare_names_the_remedy(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("2g.20gb",))
+        model = put_model(harness, "digits", memory="12Gi", rollout={"policy": "Surge"})
+        await harness.sync(model)
+        put_pod(harness, "digits", "2g.20gb")
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="a")
+        put_model(harness, "digits", memory="12Gi", rollout={"policy": "Surge"}, env=[{"name": "N", "value": "1"}])
+        harness.now += 10
+        await harness.sync(model)
+        lacks = {"reason": "Unschedulable", "message": f"0/1 nodes: 1 Insufficient {SLICE}2g.20gb"}
+        create_pod(harness, "digits-2-x", {"type": "PodScheduled", "status": "False", **lacks})
+        harness.now += 10
+        await harness.sync(model)
+        message = placed(harness, "digits")[1]
+        assert message.endswith("Auto or InPlace lets an old pod go first")
+        assert "held by" not in message
 
     run(scenario, tmp_path)

@@ -208,6 +208,8 @@ class Rollout:
     auto_rollback: bool = True
     """Restore the last revision that was ready if the new one does not become ready in time."""
     upgrade_policy: UpgradePolicy = UpgradePolicy.ON_SPEC_CHANGE
+    rebalance: bool = False
+    """Move to smaller devices that are free, if another object waits for those of this one."""
 
 
 class Provider(StrEnum):

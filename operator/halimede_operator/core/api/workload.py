@@ -323,6 +323,7 @@ def _rollout(field: Field) -> Rollout:
         paused=field.get("paused").boolean(False),
         auto_rollback=field.get("autoRollback").boolean(True),
         upgrade_policy=field.get("upgradePolicy").member(UpgradePolicy.ON_SPEC_CHANGE),
+        rebalance=field.get("rebalance").boolean(False),
     )
 
 
