@@ -290,6 +290,18 @@ _MODELS: dict[str, Mapping[str, Any]] = {
             },
         }
     },
+    "a-claim-with-a-network-card": {
+        "spec.accelerator": {
+            "type": "DRA",
+            "dra": {
+                "deviceClassName": "gpu.nvidia.com",
+                "additionalRequests": [
+                    {"name": "nic", "deviceClassName": "rdma.example.com", "selectors": ["true"], "count": 2},
+                    {"name": "any-disk", "deviceClassName": "disk.example.com"},
+                ],
+            },
+        }
+    },
     "no-accelerator-by-name": {"spec.accelerator": {"type": "None"}},
     "a-slice-with-media-engines": {"spec.accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb+me.all"}}},
     "amounts-as-numbers": {"spec.resources": {"limits": {"cpu": 2}}, "spec.cache": {"sizeLimit": 1000000000}},

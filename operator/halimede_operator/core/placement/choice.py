@@ -11,7 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, DeviceClaim, GpuFilter, Json, Key, Workload
+from halimede_operator.core.api.spec import (
+    Accelerator,
+    AcceleratorType,
+    DeviceClaim,
+    DeviceRequest,
+    GpuFilter,
+    Json,
+    Key,
+    Workload,
+)
 from halimede_operator.core.devices import PREFIX
 from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.placement.inventory import (
@@ -61,13 +70,19 @@ class Placement:
     @property
     def title(self) -> str:
         """For messages: what one pod needs."""
-        return f"device of class {self.claim.device_class}" if self.claim is not None else self.resource
+        if self.claim is None:
+            return self.resource
+        return " and ".join(f"device of class {request.device_class}" for request in self.claim.requests)
 
     def written(self) -> str:
         """As text, for the annotation."""
         if (claim := self.claim) is not None:
             parts = {"class": claim.device_class, "selectors": claim.selectors, "count": claim.count}
-            return canonical_json({"claim": parts})
+            more = [
+                {"name": r.name, "class": r.device_class, "selectors": r.selectors, "count": r.count}
+                for r in claim.additional
+            ]
+            return canonical_json({"claim": {**parts, "additional": more} if more else parts})
         terms = [list(term) for term in self.terms]
         return canonical_json({"resource": self.resource, "profile": self.profile, "terms": terms, "need": self.need})
 
@@ -90,7 +105,13 @@ def _read_claim(found: object) -> DeviceClaim | None:
     device_class = text_at(found, "class")
     if not device_class or not count or not isinstance(selectors, list):
         return None
-    return DeviceClaim(device_class, tuple(text for text in selectors if isinstance(text, str)), count)
+    read = tuple(text for text in selectors if isinstance(text, str))
+    additional = tuple(
+        DeviceRequest(name, claim.device_class, claim.selectors, claim.count)
+        for each in objects_at(found, "additional")
+        if (name := text_at(each, "name")) and (claim := _read_claim(each)) is not None
+    )
+    return DeviceClaim(device_class, read, count, additional)
 
 
 @dataclass(frozen=True, slots=True)

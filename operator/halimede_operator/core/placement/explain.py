@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, DeviceClaim, Json, Key, Kind
+from halimede_operator.core.api.spec import Accelerator, AcceleratorType, DeviceClaim, DeviceRequest, Json, Key, Kind
 from halimede_operator.core.placement.choice import (
     WHOLE,
     Demand,
@@ -106,15 +106,19 @@ def explain(demand: Demand, ledger: Ledger, waiting: Waiting = Waiting()) -> str
 
 def claim_text(claim: DeviceClaim) -> str:
     """What a pod with a claim needs; which devices are free is known to kube-scheduler alone."""
-    match len(claim.selectors):
+    need = " and ".join(map(_request_text, claim.requests))
+    return f"need {need}; kubectl get resourceclaims -A lists what is taken"
+
+
+def _request_text(request: DeviceRequest) -> str:
+    match len(request.selectors):
         case 0:
             which = ""
         case 1:
             which = " that its selector matches"
         case number:
             which = f" that one of its {number} selectors matches"
-    need = f"need {claim.count}x device of class {claim.device_class}{which}"
-    return f"{need}; kubectl get resourceclaims -A lists what is taken"
+    return f"{request.count}x device of class {request.device_class}{which}"
 
 
 def _need_text(accelerator: Accelerator) -> str:
