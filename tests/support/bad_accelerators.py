@@ -147,7 +147,7 @@ BAD_ACCELERATORS: dict[str, tuple[Mapping[str, Any], str, str]] = {
             }
         },
         "spec.accelerator.dra.additionalRequests[0].deviceClassName",
-        "required",
+        "Required value",
     ),
     "dra-four-requests": (
         {

@@ -92,7 +92,7 @@ def strategy_of(
     if room is None:
         return Strategy(kept, _effect(kept, workload.replicas, gap), needs_room=True)
     policy = RolloutPolicy.SURGE if room > 0 else RolloutPolicy.IN_PLACE
-    why = f"a further {placement.title} is free" if room > 0 else f"no further {placement.title} is free"
+    why = f"a further {placement.title} is free, or soon" if room > 0 else f"no further {placement.title} is free"
     return Strategy(policy, f"{why}: {_effect(policy, workload.replicas, gap)}")
 
 

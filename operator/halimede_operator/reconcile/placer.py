@@ -157,12 +157,13 @@ class Placer:
         return await self._decide(snapshot, first_choice)
 
     async def room(self, snapshot: Snapshot, platform: Platform, placement: Placement) -> int:
-        """For how many further pods of the object devices are free; 0 if that cannot be seen. Raises ApiError."""
+        """For how many further pods of the object devices are free, or will be soon; 0 if that cannot be seen. Raises
+        ApiError."""
         demand = demand_in(snapshot, platform)
         if demand is None:
             return 0
         return await self._decide(
-            snapshot, lambda ledger: 0 if ledger is None else room_for(demand, placement, ledger, at_once=True)
+            snapshot, lambda ledger: 0 if ledger is None else room_for(demand, placement, ledger, own=False)
         )
 
     async def explanation(

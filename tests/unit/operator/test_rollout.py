@@ -78,7 +78,7 @@ def decided(
 def test_a_rollout_surges_if_a_device_is_free_and_else_goes_in_place() -> None:
     assert decided(pod("old")).needs_room
     assert decided(pod("old"), room=1) == Strategy(
-        SURGE, f"a further {GPU} is free: each old pod serves until its successor is ready"
+        SURGE, f"a further {GPU} is free, or soon: each old pod serves until its successor is ready"
     )
     # 5 s of drain delay and a start of 11 s, in steps of 5 s. The grace period is 40 s.
     assert decided(pod("old"), room=0) == Strategy(

@@ -219,13 +219,14 @@ def better_than(current: Placement, demand: Demand, ledger: Ledger) -> Placement
 
 
 def smaller_kind(current: Placement, demand: Demand, ledger: Ledger) -> Placement | None:
-    """A smaller kind of devices of which enough for all pods of the object are free now; None if there is none."""
+    """A smaller kind of devices of which enough for all pods of the object are free now, or kept for it; None if there is
+    none."""
     options = options_of(demand, ledger)
     taken = next((each.order for each in options if _same_devices(each.placement, current)), None)
     for option in options:
         if taken is None or option.order >= taken:
             return None
-        if room_for(demand, option.placement, ledger, at_once=True) >= max(1, demand.replicas):
+        if room_for(demand, option.placement, ledger, ending=False) >= max(1, demand.replicas):
             return option.placement
     return None
 
@@ -234,12 +235,12 @@ def _same_devices(one: Placement, other: Placement) -> bool:
     return (one.resource, one.profile) == (other.resource, other.profile)
 
 
-def room_for(demand: Demand, placement: Placement, ledger: Ledger, *, at_once: bool = False) -> int:
-    """How many of the object's pods the cluster has room for: where its own pods and those that are ending are, or only
-    beside them, at once."""
-    own = None if at_once else demand.key
+def room_for(demand: Demand, placement: Placement, ledger: Ledger, *, own: bool = True, ending: bool = True) -> int:
+    """How many of the object's pods the cluster has room for. own: where its pods are, too. ending: where pods are that
+    are ending, too."""
     claim = demand.claim(placement)
-    return sum(ledger.pods_that_fit(node, claim.amounts, own) for node in ledger.eligible(claim))
+    key = demand.key if own else None
+    return sum(ledger.pods_that_fit(node, claim.amounts, key, ending=ending) for node in ledger.eligible(claim))
 
 
 def named(demand: Demand, nodes: Sequence[Node] = ()) -> Placement | None:

@@ -141,8 +141,11 @@ class Ledger:
         """Free devices of a resource on a node."""
         return max(0, self._rooms[node.name].devices.get(resource, 0))
 
-    def pods_that_fit(self, node: Node, amounts: Amounts, own: Key | None = None) -> int:
-        """How many pods fit on the node now. own: the object whose pods there count as gone; then pods that are ending
-        count as gone too."""
-        going = (*self._taken.get((node.name, own), ()), *self._ending.get(node.name, ())) if own is not None else ()
+    def pods_that_fit(self, node: Node, amounts: Amounts, own: Key | None = None, *, ending: bool = False) -> int:
+        """How many pods fit on the node. own: the object whose pods there count as gone. ending: whether pods that are
+        ending count as gone."""
+        going = [
+            *(self._taken.get((node.name, own), ()) if own is not None else ()),
+            *(self._ending.get(node.name, ()) if ending else ()),
+        ]
         return self._rooms[node.name].pods_that_fit(amounts, going)

@@ -277,7 +277,7 @@ def test_room_can_be_counted_without_the_objects_own_pods() -> None:
     assert placement is not None
     ledger = Ledger(inventory(nodes, [pod(f"{SLICE}1g.10gb", on="a", of="bert")]))
     assert room_for(wanted, placement, ledger) == 2
-    assert room_for(wanted, placement, ledger, at_once=True) == 1
+    assert room_for(wanted, placement, ledger, own=False) == 1
 
 
 @pytest.mark.parametrize("parts", [20_000, 101])

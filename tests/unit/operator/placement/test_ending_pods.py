@@ -72,7 +72,9 @@ def test_own_pods_that_are_ending_count_once() -> None:
     placement = choose(demand(), found)
     assert placement is not None
     assert (placement.resource, room_for(demand(), placement, found)) == (SMALL, 1)
-    assert room_for(demand(), placement, found, at_once=True) == 0
+    assert [room_for(demand(), placement, found, own=own, ending=False) for own in (True, False)] == [0, 0]
+    # A new pod beside the old one would get the device soon.
+    assert room_for(demand(), placement, found, own=False) == 1
 
 
 def test_a_waiting_pod_moves_when_the_grace_period_is_over() -> None:
@@ -100,6 +102,18 @@ def test_a_smaller_kind_must_be_free_now_for_all_pods(pods: list[Object], replic
     assert current.resource == LARGE
     smaller = smaller_kind(current, demand(replicas=replicas), ledger(pod(LARGE, on="a", of="m9"), *pods))
     assert (smaller and smaller.resource) == expected
+
+
+def test_a_smaller_device_that_is_kept_for_the_object_is_found_again() -> None:
+    """Its update may have been postponed."""
+    found = ledger(pod(LARGE, on="a", of="m9"))
+    current = choose(demand(), ledger(pod(SMALL, on="a", of="other")))
+    assert current is not None
+    smaller = smaller_kind(current, demand(), found)
+    assert smaller is not None
+    found.enter(demand().claim(smaller))
+    assert smaller_kind(current, demand(), found) == smaller
+    assert smaller_kind(current, demand("second"), found) is None
 
 
 def test_the_smallest_kind_has_no_smaller_one() -> None:
