@@ -219,8 +219,8 @@ def better_than(current: Placement, demand: Demand, ledger: Ledger) -> Placement
 
 
 def smaller_kind(current: Placement, demand: Demand, ledger: Ledger) -> Placement | None:
-    """A smaller kind of devices of which enough for all pods of the object are free now, or kept for it; None if there is
-    none."""
+    """A smaller kind of devices of which enough for all pods of the object are free now, or kept for it; None without
+    one."""
     options = options_of(demand, ledger)
     taken = next((each.order for each in options if _same_devices(each.placement, current)), None)
     for option in options:

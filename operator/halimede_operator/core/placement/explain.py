@@ -1,5 +1,6 @@
 """Says in words which devices are free, and why they do not serve an object that waits for devices."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -90,7 +91,7 @@ def explain(demand: Demand, ledger: Ledger, waiting: Waiting = Waiting()) -> str
     if nearest := _nearest(demand, options, ledger):
         parts.append(f"nearest: {nearest}")
     elif not options:
-        parts.append(_too_few(demand, ledger) or "no node has devices that fit")
+        parts.append(_too_few(demand, ledger) or f"no node has devices that fit{_held_misfits(demand, ledger)}")
     for key, smaller in list(movable(demand, waiting.tenants, ledger).items())[:MAX_LISTED]:
         is_near = key.namespace == demand.key.namespace
         who = f"{_SHORT_KINDS[key.kind]}/{key.name}" if is_near else "an object of another namespace"
@@ -247,6 +248,20 @@ def _too_few(demand: Demand, ledger: Ledger) -> str:
     most, name, kind = max(found, key=lambda each: each[0])
     count = demand.accelerator.count
     return f"no node has {count} {f'{_kind_text(kind)} slices' if kind.profile else 'GPUs'}; {name} has {most}"
+
+
+def _held_misfits(demand: Demand, ledger: Ledger) -> str:
+    """Why devices do not fit that others hold anyway, so that nobody waits for these; "" if there are none."""
+    found = (
+        f"{device.text} on node {node.name}, {why}"
+        for node in ledger.nodes
+        for device in node.devices
+        if _is_hint(demand.accelerator, device)
+        and not ledger.free(node, device.resource)
+        and (why := _why_not(demand, ledger, node, device))
+    )
+    listed = list(itertools.islice(found, MAX_LISTED))
+    return f" ({'; '.join(listed)})" if listed else ""
 
 
 def _nearest(demand: Demand, options: Sequence[Option], ledger: Ledger) -> str:

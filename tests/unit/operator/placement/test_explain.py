@@ -137,6 +137,15 @@ def test_a_node_with_too_few_devices_is_not_the_nearest() -> None:
     assert text(NODES, [], slices).endswith("; no node has 3 1g.10gb slices; a has 2")
 
 
+def test_devices_that_do_not_fit_have_a_reason_also_while_they_are_held() -> None:
+    held = [pod("nvidia.com/gpu", on="a", of="bert")]
+    gpu = GpuFilter(min_memory_mib=90_000)
+    assert text([node("a", ())], held, Accelerator(AcceleratorType.GPU, gpu=gpu)).endswith(
+        "; no GPU is free; no node has devices that fit (GPU on node a, which has 79.65 GiB (nvidia.com/gpu.memory is "
+        "81559))"
+    )
+
+
 def test_slices_are_no_hint_for_whole_gpus() -> None:
     nodes = [node("a", ("1g.10gb",)), node("single", ("4g.40gb",), strategy="single"), node("b", ())]
     held = [pod("nvidia.com/gpu", on="b", of="bert")]
