@@ -341,26 +341,30 @@ def test_a_slice_of_a_pod_that_is_ending_is_waited_for(tmp_path: Path, ends_in_s
     run(scenario, tmp_path)
 
 
-@pytest.mark.parametrize("by", ["background", "foreground"])
+@pytest.mark.parametrize("by", ["background", "foreground", "nobody", "a mistake"])
 def test_the_slice_of_a_model_deleted_a_moment_ago_is_waited_for(tmp_path: Path, by: str) -> None:
     async def scenario(harness: Harness) -> None:
-        put_node(harness, ("1g.10gb", "2g.20gb"))
+        put_node(harness, ("1g.10gb", "2g.20gb", "2g.20gb"))
         deleted = put_model(harness, "m1", memory="9Gi")
         await harness.sync(deleted)
         put_pod(harness, "m1", "1g.10gb")
         harness.now += 10
         await harness.sync(put_model(harness, "other", memory="12Gi"))
         # The inventory is still good for 10 s, and it does not show that the pod ends.
-        if by == "background":
-            del harness.api.objects["inferencemodels", "prod", "m1"]
-        else:
+        if by == "foreground":
             now = TODAY.strftime("%Y-%m-%dT%H:%M:%SZ")
-            harness.api.objects["inferencemodels", "prod", "m1"]["metadata"]["deletionTimestamp"] = now
+            harness.api.put("inferencemodels", "prod", "m1", metadata={"deletionTimestamp": now})
+        elif by != "nobody":
+            del harness.api.objects["inferencemodels", "prod", "m1"]
         await harness.sync(deleted)
+        if by == "a mistake":
+            # It was made again at once, and its pod is seen to have the slice.
+            await harness.sync(put_model(harness, "m1", memory="9Gi"))
+            harness.now += 10
         await harness.sync(put_model(harness, "m9", memory="9Gi"))
-        assert devices(harness, "m9") == f"{SLICE}1g.10gb"
-        assert harness.api.counted("GET /api/v1/nodes") == 2
-        # A minute later the pod still has its slice, so it was to be kept.
+        is_ending = by in {"background", "foreground"}
+        assert devices(harness, "m9") == f"{SLICE}{'1g.10gb' if is_ending else '2g.20gb'}"
+        # Minutes later the pod still has its slice, so it was to be kept.
         harness.now += GONE_S + RESERVED_S
         put_node(harness, ("1g.10gb", "3g.40gb"))
         await harness.sync(put_model(harness, "late", memory="9Gi"))
@@ -369,11 +373,31 @@ def test_the_slice_of_a_model_deleted_a_moment_ago_is_waited_for(tmp_path: Path,
     run(scenario, tmp_path)
 
 
-@pytest.mark.parametrize("rebalance", [True, False])
-def test_a_model_moves_to_a_smaller_slice_only_if_it_may(tmp_path: Path, *, rebalance: bool) -> None:
+@pytest.mark.parametrize("holder", ["ending", "own", "other"])
+def test_an_update_surges_onto_a_slice_that_is_free_soon(tmp_path: Path, holder: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("2g.20gb",) if holder == "own" else ("2g.20gb", "2g.20gb"))
+        model = put_model(harness, "digits", memory="12Gi")
+        await harness.sync(model)
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="a")
+        if holder != "own":
+            ends_at = (TODAY + datetime.timedelta(seconds=30)).strftime("%Y-%m-%dT%H:%M:%SZ")
+            put_pod(harness, "m1", "2g.20gb", **({"deletionTimestamp": ends_at} if holder == "ending" else {}))
+        put_model(harness, "digits", memory="12Gi", env=[{"name": "N", "value": "1"}])
+        harness.now += 10
+        await harness.sync(model)
+        assert harness.condition("RolloutStrategy")["reason"] == ("Surge" if holder == "ending" else "InPlace")
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("rollout", [{"rebalance": True}, {}, {"rebalance": True, "paused": True}])
+def test_a_model_moves_to_a_smaller_slice_only_if_it_may(tmp_path: Path, rollout: dict[str, bool]) -> None:
+    rebalance = rollout == {"rebalance": True}
+
     async def scenario(harness: Harness) -> None:
         put_node(harness, ("2g.20gb",))
-        small = put_model(harness, "m9", memory="9Gi", rollout={"rebalance": rebalance})
+        small = put_model(harness, "m9", memory="9Gi", rollout=rollout)
         await harness.sync(small)
         put_pod(harness, "m9", "2g.20gb")
         waits = put_model(harness, "digits", memory="12Gi")
@@ -399,14 +423,15 @@ def test_a_model_moves_to_a_smaller_slice_only_if_it_may(tmp_path: Path, *, reba
     run(scenario, tmp_path)
 
 
-def test_a_forced_surge_without_a_spare_names_the_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["Surge", "Auto"])
+def test_a_forced_surge_without_a_spare_names_the_remedy(tmp_path: Path, policy: str) -> None:
     async def scenario(harness: Harness) -> None:
         put_node(harness, ("2g.20gb",))
-        model = put_model(harness, "digits", memory="12Gi", rollout={"policy": "Surge"})
+        model = put_model(harness, "digits", memory="12Gi", rollout={"policy": policy})
         await harness.sync(model)
         put_pod(harness, "digits", "2g.20gb")
         create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="a")
-        put_model(harness, "digits", memory="12Gi", rollout={"policy": "Surge"}, env=[{"name": "N", "value": "1"}])
+        put_model(harness, "digits", memory="12Gi", rollout={"policy": policy}, env=[{"name": "N", "value": "1"}])
         harness.now += 10
         await harness.sync(model)
         lacks = {"reason": "Unschedulable", "message": f"0/1 nodes: 1 Insufficient {SLICE}2g.20gb"}
@@ -414,7 +439,7 @@ def test_a_forced_surge_without_a_spare_names_the_remedy(tmp_path: Path) -> None
         harness.now += 10
         await harness.sync(model)
         message = placed(harness, "digits")[1]
-        assert message.endswith("Auto or InPlace lets an old pod go first")
+        assert message.endswith("Auto or InPlace lets an old pod go first") == (policy == "Surge")
         assert "held by" not in message
 
     run(scenario, tmp_path)

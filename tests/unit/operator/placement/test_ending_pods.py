@@ -77,6 +77,14 @@ def test_own_pods_that_are_ending_count_once() -> None:
     assert room_for(demand(), placement, found, own=False) == 1
 
 
+def test_pods_that_are_ending_are_not_those_that_an_object_waits_for() -> None:
+    """An object that is deleted and made again has pods of before."""
+    found = inventory(
+        NODES, [pod(SMALL, on="a", of="m9", ends_at=SOON), pod(SMALL, on="a", of="m9"), pod(SMALL, of="m9")]
+    )
+    assert found.pods_of(model_key("m9"), SMALL, found.nodes) == 2
+
+
 def test_a_waiting_pod_moves_when_the_grace_period_is_over() -> None:
     waits = pod(SMALL, of="m9")
     current = choose(demand(), ledger(pod(SMALL, on="a", ends_at=SOON)))

@@ -115,10 +115,11 @@ def test_an_object_that_would_fit_on_a_smaller_free_slice_is_named(namespace: st
     placement = Placement(LARGE, "2g.20gb")
     tenants = {key: Tenant(dataclasses.replace(wanted(mig(9)), key=key), placement)}
     assert explain(wanted(mig(12)), found, Waiting(tenants=tenants)).endswith(expected)
-    # One that needs what it has, and one that is moving already, are no hint.
+    # One that needs what it has is no hint, nor one that is moving already, and while that one moves no other is.
     large = {key: Tenant(dataclasses.replace(wanted(mig(12)), key=key), placement)}
     moving = {key: dataclasses.replace(tenants[key], placement=Placement(SMALL, "1g.10gb"))}
-    for others in (large, moving):
+    both = tenants | {model_key("third"): moving[key]}
+    for others in (large, moving, both):
         assert "would fit" not in explain(wanted(mig(12)), found, Waiting(tenants=others))
 
 
@@ -156,7 +157,9 @@ def test_slices_are_no_hint_for_whole_gpus() -> None:
 
 def test_the_object_itself_is_never_the_holder() -> None:
     held = [pod(LARGE, on="b", of="digits")]
-    assert "held by" not in text(NODES, held, mig(12))
+    assert text(NODES, held, mig(12)).endswith(
+        "2x 1g.10gb free on node a, which has 9.75 GiB (nvidia.com/mig-1g.10gb.memory is 9984)"
+    )
     surge = explain(wanted(mig(12)), Ledger(inventory(NODES, held)), Waiting(only_beside=True))
     assert surge.endswith(
         "its own pods hold devices that fit: with spec.rollout.policy Surge each new pod needs a free one; Auto or "
