@@ -59,6 +59,35 @@ def test_models_get_the_smallest_slice_that_fits(tenant: Tenant, gpus: Gpus, sca
     assert tenant.infer("second", QUESTION) == ANSWER
 
 
+def test_a_small_slice_is_waited_for_and_a_model_moves_to_one_for_another(
+    tenant: Tenant, gpus: Gpus, scaled: str
+) -> None:
+    gpus.install("node-1", Layout([["1g.10gb", "2g.20gb"]]))
+    gpus.install("node-2", Layout([]))
+    time.sleep(RELIST_S)
+    small, large = (f"nvidia.com/mig-{profile}" for profile in ("1g.10gb", "2g.20gb"))
+    apply(tenant, model("m1", scaled, accelerator=by_memory("9Gi")))
+    tenant.wait_ready("im/m1", START_LIMIT_S)
+    tenant.kubectl("delete", "im/m1", "--wait=false")
+    apply(tenant, model("m9", scaled, accelerator=by_memory("9Gi")))
+    tenant.wait_ready("im/m9", START_LIMIT_S)
+    assert placed(tenant, "m9") == (small, "1g.10gb", "node-1")
+    message = tenant.condition("im/m9", "Placed")["message"]
+    assert re.fullmatch(r"every replica has a node: node-1 \(1g\.10gb( MIG-\S+)?\)", message), message
+
+    apply(tenant, model("moves", scaled, accelerator=by_memory("9Gi"), rollout={"rebalance": True}))
+    tenant.wait_ready("im/moves", START_LIMIT_S)
+    assert placed(tenant, "moves")[0] == large
+    tenant.kubectl("delete", "im/m9")
+    eventually(lambda: not tenant.names("pods", "--selector=halimede.dev/model=m9"), "m9's pod to go", 90)
+    begun = time.monotonic()
+    apply(tenant, model("large", scaled, accelerator=by_memory("12Gi")))
+    tenant.wait_ready("im/large", START_LIMIT_S)
+    print(f"\nserved {time.monotonic() - begun:.1f} s after it was applied")
+    assert [placed(tenant, name)[0] for name in ("moves", "large")] == [small, large]
+    assert [tenant.infer(name, QUESTION) for name in ("moves", "large")] == [ANSWER, ANSWER]
+
+
 def test_an_update_without_a_free_device_says_before_how_long_nothing_serves(
     tenant: Tenant, gpus: Gpus, scaled: str
 ) -> None:
