@@ -18,6 +18,8 @@ from halimede_operator.core.reading import at, condition, decimal, moment_at, se
 from halimede_operator.core.snapshot import Object
 
 STEP_S = 5
+HAND_OVER_S = 3
+"""Until the old pod's devices are free, and the new one has its node and its sandbox."""
 UNKNOWN_START_S = 120
 WAITS_AT_MOST_S = 60
 """A new pod that waits longer for devices, although some are free, takes those of an old pod."""
@@ -118,7 +120,7 @@ def _gap(deployment: Object, pods: Iterable[Object], startup: object) -> str:
     if start_s is None:
         return f"up to {grace_s + UNKNOWN_START_S} s"
     # Rounded up, so that pods with nearly equal starts do not change the text.
-    about_s = math.ceil((DRAIN_DELAY_SECONDS + start_s) / STEP_S) * STEP_S
+    about_s = math.ceil((DRAIN_DELAY_SECONDS + HAND_OVER_S + start_s) / STEP_S) * STEP_S
     drain_s = max(0, grace_s - DRAIN_DELAY_SECONDS)
     return f"about {about_s} s, by the last start, and for up to {drain_s} s more while old requests end"
 

@@ -80,7 +80,7 @@ def test_a_rollout_surges_if_a_device_is_free_and_else_goes_in_place() -> None:
     assert decided(pod("old"), room=1) == Strategy(
         SURGE, f"a further {GPU} is free, or soon: each old pod serves until its successor is ready"
     )
-    # 5 s of drain delay and a start of 11 s, in steps of 5 s. The grace period is 40 s.
+    # 5 s of drain delay, 3 s to hand over and a start of 11 s, in steps of 5 s. The grace period is 40 s.
     assert decided(pod("old"), room=0) == Strategy(
         IN_PLACE,
         f"no further {GPU} is free: the old pod goes before the new one starts; nothing serves for "
@@ -155,13 +155,13 @@ def test_the_gap_is_that_of_measured_starts() -> None:
     old = pod("old", started=500)
     # It waited for its node for a minute, and for its image for half a minute.
     old["status"]["conditions"].append({"type": "PodScheduled", "status": "True", "lastTransitionTime": second(60)})
-    assert "about 445 s" in decided(old, room=0).reason
+    assert "about 450 s" in decided(old, room=0).reason
     fetched = {"name": "fetch", "state": {"terminated": {"exitCode": 0, "startedAt": second(90)}}}
     old["status"]["initContainerStatuses"] = [fetched]
-    assert "about 415 s" in decided(old, room=0).reason
+    assert "about 420 s" in decided(old, room=0).reason
     # It was unready for a while. When it was ready first is in the status.
     old["metadata"]["name"] = "bert-1-a"
-    for name, expected in (("bert-1-a", "about 10 s"), ("bert-1-b", "about 415 s")):
+    for name, expected in (("bert-1-a", "about 15 s"), ("bert-1-b", "about 420 s")):
         assert expected in decided(old, room=0, startup={"pod": name, "ready": second(94)}).reason
 
 
