@@ -29,6 +29,7 @@ from halimede_operator.core.placement.explain import (
     Waiting,
     claim_text,
     explain,
+    free_text,
     holders,
     movable,
 )
@@ -185,10 +186,17 @@ class Placer:
         is_surge = workload is not None and workload.rollout.policy is RolloutPolicy.SURGE
         revisions = {text_at(pod, "metadata", "labels", REVISION_LABEL) for pod in snapshot.pods}
         is_only_beside = is_surge and len(revisions) > 1
+        living = sum(
+            text_at(pod, "status", "phase") not in {"Failed", "Succeeded"}
+            and at(pod, "metadata", "deletionTimestamp") is None
+            for pod in snapshot.pods
+        )
 
         def with_others(ledger: Ledger | None) -> tuple[str, Key | None]:
             if ledger is None:
                 return CANNOT_SEE_NODES, None
+            if placement is not None and room_for(demand, placement, ledger) >= living:
+                return free_text(demand), None
             found = {key: _tenant(find(key), platform) for key in holders(demand, ledger)[:MAX_TENANTS]}
             tenants = {key: tenant for key, tenant in found.items() if tenant is not None}
             asked = next((key for key in movable(demand, tenants, ledger) if tenants[key].may_move), None)

@@ -423,6 +423,25 @@ def test_a_model_moves_to_a_smaller_slice_only_if_it_may(tmp_path: Path, rollout
     run(scenario, tmp_path)
 
 
+def test_no_model_moves_for_one_that_gets_a_free_device(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("2g.20gb",))
+        small = put_model(harness, "m9", memory="9Gi", rollout={"rebalance": True})
+        await harness.sync(small)
+        put_pod(harness, "m9", "2g.20gb")
+        waits = put_model(harness, "digits", memory="12Gi")
+        await harness.sync(waits)
+        lacks = {"reason": "Unschedulable", "message": f"0/1 nodes: 1 Insufficient {SLICE}2g.20gb"}
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "False", **lacks})
+        put_node(harness, ("1g.10gb", "2g.20gb", "2g.20gb"))
+        harness.now += 10
+        await harness.sync(waits)
+        assert small not in harness.woken
+        assert placed(harness, "digits")[1].endswith("headroom); devices that fit are free, or will be soon")
+
+    run(scenario, tmp_path)
+
+
 @pytest.mark.parametrize("policy", ["Surge", "Auto"])
 def test_a_forced_surge_without_a_spare_names_the_remedy(tmp_path: Path, policy: str) -> None:
     async def scenario(harness: Harness) -> None:

@@ -105,6 +105,11 @@ def explain(demand: Demand, ledger: Ledger, waiting: Waiting = Waiting()) -> str
     return clean("; ".join(parts), MAX_CHARACTERS)
 
 
+def free_text(demand: Demand) -> str:
+    """For an object whose pods wait although there is room for all of them."""
+    return f"need {_need_text(demand.accelerator)}; devices that fit are free, or will be soon"
+
+
 def claim_text(claim: DeviceClaim) -> str:
     """What a pod with a claim needs; which devices are free is known to kube-scheduler alone."""
     need = " and ".join(map(_request_text, claim.requests))
