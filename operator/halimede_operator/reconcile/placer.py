@@ -126,7 +126,7 @@ class Placer:
         if workload.accelerator.claim is not None:
             return Devices(Placement("", claim=workload.accelerator.claim))
         self._gone.pop(snapshot.key, None)
-        is_asked = snapshot.key in self._asked
+        is_asked = workload.rollout.rebalance and snapshot.key in self._asked
         self._asked.discard(snapshot.key)
         kept = kept_placement(snapshot, workload)
         is_late = waits_for_devices_s(snapshot, self._today()) >= workload.accelerator.move_after_seconds

@@ -252,7 +252,9 @@ def _too_few(demand: Demand, ledger: Ledger) -> str:
         return ""
     most, name, kind = max(found, key=lambda each: each[0])
     count = demand.accelerator.count
-    return f"no node has {count} {f'{_kind_text(kind)} slices' if kind.profile else 'GPUs'}; {name} has {most}"
+    devices = f"{_kind_text(kind)} slices" if kind.profile else "GPUs"
+    has_others = any(node.count_of(kind.resource) >= count for node in ledger.nodes)
+    return f"no node {'that fits ' if has_others else ''}has {count} {devices}; {name} has {most}"
 
 
 def _held_misfits(demand: Demand, ledger: Ledger) -> str:

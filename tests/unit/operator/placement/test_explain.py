@@ -134,6 +134,8 @@ def test_a_node_with_too_few_devices_is_not_the_nearest() -> None:
     nodes = [node("node-1", ()), node("node-2", (), ())]
     held = [pod("nvidia.com/gpu", on="node-2", of="gpu2")]
     assert text(nodes, held, Accelerator(AcceleratorType.GPU, 4)).endswith("; no node has 4 GPUs; node-2 has 2")
+    nodes.append(node("node-3", (), (), (), (), taints=[{"key": "team", "effect": "NoSchedule"}]))
+    assert "; no node that fits has 4 GPUs; node-2 has 2" in text(nodes, held, Accelerator(AcceleratorType.GPU, 4))
     slices = mig(8, count=3, process_per_device=True)
     assert text(NODES, [], slices).endswith("; no node has 3 1g.10gb slices; a has 2")
 
