@@ -158,7 +158,7 @@ class Operator:
             indexes = Indexes(self._queue.add, time.monotonic)
             may_read_nodes = not self._settings.platform.watch_namespaces
             nodes = Nodes(self._client, self._queue.add, may_read=may_read_nodes)
-            works = Works(self._queue.add, lambda: moment_of(datetime.datetime.now(datetime.UTC)))
+            works = Works(self._queue.add, lambda: moment_of(_today()))
             self._reconcile = Reconciler(
                 self._client,
                 self._cache,
@@ -170,13 +170,14 @@ class Operator:
                     time.monotonic,
                     time.thread_time,
                     self._metrics.decided,
+                    _today,
                 ),
                 Events(self._client, self._instance, time.monotonic),
                 self._other_operators,
                 self._settings.platform,
                 self._queue.add,
                 time.monotonic,
-                lambda: datetime.datetime.now(datetime.UTC),
+                _today,
             )
             log.info("%d objects known, reconciling", len(self._cache))
             tasks += [
@@ -244,3 +245,7 @@ async def _wait_unless_stopped(stopping: asyncio.Event, awaitable: Coroutine[Non
     with contextlib.suppress(asyncio.CancelledError):
         await wanted
     return False
+
+
+def _today() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -3,7 +3,7 @@
 The nodes are simulated, so pods appear to run when they are scheduled.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -46,11 +46,12 @@ def node(own: OwnCluster) -> Iterator[str]:
     own.fake_nodes.remove()
 
 
-def apply(place: Place, name: str, *selectors: str, **fields: Any) -> None:
+def apply(place: Place, name: str, *selectors: str, additional: Iterable[Object] = (), **fields: Any) -> None:
+    claim = {"deviceClassName": DRIVER, "selectors": list(selectors), "additionalRequests": list(additional)}
     place.model(
         name,
         suspend=False,
-        accelerator={"type": "DRA", "dra": {"deviceClassName": DRIVER, "selectors": list(selectors)}},
+        accelerator={"type": "DRA", "dra": claim},
         scheduling={"nodeSelector": {MARK: "fake"}, "tolerations": [{"key": MARK, "operator": "Exists"}]},
         **fields,
     )
@@ -123,6 +124,25 @@ def test_the_scheduler_allocates_the_first_free_alternative(place: Place, node: 
     made = {name: count for name, count in place.writes().items() if "resourceclaimtemplates 20" in name}
     assert made == {"patch resourceclaimtemplates 201": 4, "delete resourceclaimtemplates 200": 1}
     assert place.refused() == []
+
+
+def test_a_claim_with_two_requests_gets_both_devices(place: Place, node: str) -> None:
+    operator = place.start().ready()
+    apply(place, "both", LARGE, additional=[{"name": "extra", "deviceClassName": DRIVER, "selectors": [SMALL]}])
+    eventually(
+        lambda: allocated(place, "both") == {"large-0": "device", "small-0": "extra"},
+        "both devices",
+        60,
+        operator.check,
+    )
+    devices = [f"{DRIVER}/{node}/large-0", f"{DRIVER}/{node}/small-0"]
+    eventually(
+        lambda: condition(place, "both", "Placed").get("message")
+        == f"every replica has a node: {node} ({', '.join(devices)})",
+        "Placed to name both devices", 30, operator.check,
+    )  # fmt: skip
+    [placement] = place.get("inferencemodel", "both")["status"]["placements"]
+    assert placement["allocated"] == devices
 
 
 def test_a_selector_that_is_no_cel_changes_nothing_and_is_reported(place: Place, node: str) -> None:

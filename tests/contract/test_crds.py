@@ -129,6 +129,21 @@ OTHER: Mapping[str, Changes | tuple[Changes, Changes]] = {
         {"spec.accelerator": {"type": "DRA", "dra": {"deviceClassName": "gpu.nvidia.com", "selectors": ["true"]}}},
         {"spec.accelerator.dra.selectors": ["false"]},
     ),
+    **{
+        f"spec.accelerator.dra.additionalRequests[].{field}": (
+            {
+                "spec.accelerator": {
+                    "type": "DRA",
+                    "dra": {
+                        "deviceClassName": "gpu.nvidia.com",
+                        "additionalRequests": [{"name": "nic", "deviceClassName": "rdma", "selectors": ["true"]}],
+                    },
+                }
+            },
+            {f"spec.accelerator.dra.additionalRequests[0].{field.removesuffix('[]')}": other},
+        )
+        for field, other in (("name", "disk"), ("deviceClassName", "x"), ("selectors[]", ["false"]), ("count", 2))
+    },
     "spec.resources.requests[*]": {"spec.resources.requests[cpu]": 1},
     "spec.resources.limits[*]": {"spec.resources.limits[memory]": "9Gi"},
     "spec.scheduling.tolerations[].operator": {"spec.scheduling.tolerations[0].operator": ABSENT},

@@ -88,6 +88,80 @@ BAD_ACCELERATORS: dict[str, tuple[Mapping[str, Any], str, str]] = {
         "spec.accelerator.dra.selectors[0]",
         "should be at least 1 chars long",
     ),
+    "dra-request-name": (
+        {
+            "spec.accelerator": {
+                "type": "DRA",
+                "dra": {
+                    "deviceClassName": "gpu",
+                    "additionalRequests": [
+                        {"name": "Nic", "deviceClassName": "rdma"},
+                    ],
+                },
+            }
+        },
+        "spec.accelerator.dra.additionalRequests[0].name",
+        "must be of lower case letters, digits and '-'",
+    ),
+    "dra-request-device": (
+        {
+            "spec.accelerator": {
+                "type": "DRA",
+                "dra": {
+                    "deviceClassName": "gpu",
+                    "additionalRequests": [
+                        {"name": "device", "deviceClassName": "rdma"},
+                    ],
+                },
+            }
+        },
+        "spec.accelerator.dra.additionalRequests[0].name",
+        "must not be 'device'",
+    ),
+    "dra-request-twice": (
+        {
+            "spec.accelerator": {
+                "type": "DRA",
+                "dra": {
+                    "deviceClassName": "gpu",
+                    "additionalRequests": [
+                        {"name": "nic", "deviceClassName": "rdma"},
+                        {"name": "nic", "deviceClassName": "rdma"},
+                    ],
+                },
+            }
+        },
+        "spec.accelerator.dra.additionalRequests[1]",
+        "uplicate",
+    ),
+    "dra-request-class": (
+        {
+            "spec.accelerator": {
+                "type": "DRA",
+                "dra": {
+                    "deviceClassName": "gpu",
+                    "additionalRequests": [
+                        {"name": "nic"},
+                    ],
+                },
+            }
+        },
+        "spec.accelerator.dra.additionalRequests[0].deviceClassName",
+        "Required value",
+    ),
+    "dra-four-requests": (
+        {
+            "spec.accelerator": {
+                "type": "DRA",
+                "dra": {
+                    "deviceClassName": "gpu",
+                    "additionalRequests": [{"name": f"n{number}", "deviceClassName": "rdma"} for number in range(4)],
+                },
+            }
+        },
+        "spec.accelerator.dra.additionalRequests",
+        "must have at most 3",
+    ),
     "dra-gpu": (
         {"spec.accelerator": {"type": "GPU", "dra": {"deviceClassName": "gpu"}}},
         "spec.accelerator",

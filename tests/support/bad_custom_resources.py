@@ -207,6 +207,7 @@ _BAD_WORKLOADS: dict[str, tuple[Mapping[str, Any], str, str]] = {
     "deadline-short": ({"spec.rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline", "at least 10s"),
     "paused": ({"spec.rollout": {"paused": "yes"}}, "spec.rollout.paused", "must be of type boolean"),
     "roll-back": ({"spec.rollout": {"autoRollback": "no"}}, "spec.rollout.autoRollback", "must be of type boolean"),
+    "rebalance": ({"spec.rollout": {"rebalance": "no"}}, "spec.rollout.rebalance", "must be of type boolean"),
     "upgrade": ({"spec.rollout": {"upgradePolicy": "Never"}}, "spec.rollout.upgradePolicy", "supported values"),
     "image": ({"spec.image": {"reference": "my image"}}, "spec.image.reference", "must be an image such as"),
     "pull-policy": ({"spec.image": {"pullPolicy": "Sometimes"}}, "spec.image.pullPolicy", "supported values"),

@@ -136,6 +136,7 @@ WORKLOAD: Json = {
         "progressDeadline": "1h30m",
         "paused": False,
         "autoRollback": False,
+        "rebalance": True,
         "upgradePolicy": "Auto",
     },
     "disruption": {"maxUnavailable": "25%"},
@@ -289,6 +290,18 @@ _MODELS: dict[str, Mapping[str, Any]] = {
                 "deviceClassName": "mig.nvidia.com",
                 "selectors": [
                     f"device.attributes['gpu.nvidia.com'].profile == '{profile}'" for profile in ("1g.10gb", "2g.20gb")
+                ],
+            },
+        }
+    },
+    "a-claim-with-a-network-card": {
+        "spec.accelerator": {
+            "type": "DRA",
+            "dra": {
+                "deviceClassName": "gpu.nvidia.com",
+                "additionalRequests": [
+                    {"name": "nic", "deviceClassName": "rdma.example.com", "selectors": ["true"], "count": 2},
+                    {"name": "any-disk", "deviceClassName": "disk.example.com"},
                 ],
             },
         }

@@ -38,9 +38,17 @@ def node(
 
 
 def pod(
-    resource: str = "", count: int = 1, *, on: str = "", of: str = "", namespace: str = "prod", **spec: Any
+    resource: str = "",
+    count: int = 1,
+    *,
+    on: str = "",
+    of: str = "",
+    namespace: str = "prod",
+    ends_at: str | None = None,
+    **spec: Any,
 ) -> Object:
-    """A pod that requests devices. on: its node. of: the InferenceModel that it belongs to."""
+    """A pod that requests devices. on: its node. of: the InferenceModel that it belongs to. ends_at: when its grace
+    period is over; None if it is not being deleted."""
     labels = {"app.kubernetes.io/managed-by": "halimede-operator", "halimede.dev/model": of} if of else {}
     limits = {resource: str(count)} if resource else {}
     return {
@@ -49,6 +57,7 @@ def pod(
             "namespace": namespace,
             "labels": labels,
             "creationTimestamp": "2026-11-22T09:00:00Z",
+            **({"deletionTimestamp": ends_at} if ends_at is not None else {}),
         },
         "spec": {"containers": [{"name": "server", "resources": {"limits": limits}}], "nodeName": on, **spec},
         "status": {"phase": "Running" if on else "Pending"},

@@ -79,8 +79,8 @@ class Harness:
         }
 
 
-def _placer(client: KubeClient, clock: Callable[[], float]) -> Placer:
-    return Placer(Inventories(client, clock, may_read=True), clock, lambda: 0.0, lambda _seconds: None)
+def _placer(client: KubeClient, clock: Callable[[], float], today: Callable[[], datetime.datetime]) -> Placer:
+    return Placer(Inventories(client, clock, may_read=True), clock, lambda: 0.0, lambda _seconds: None, today)
 
 
 @asynccontextmanager
@@ -98,7 +98,7 @@ async def open_harness(folder: Path) -> AsyncIterator[Harness]:
             Indexes(woken.append, lambda: harness.now),
             nodes,
             works,
-            _placer(client, lambda: harness.now),
+            _placer(client, lambda: harness.now, lambda: harness.today),
             Events(client, "this-operator", lambda: harness.now),
             OtherOperators(client, "halimede/this", lambda: harness.now),
             PLATFORM,
@@ -141,7 +141,7 @@ async def second_operator(harness: Harness, lease: str = "halimede/this") -> Asy
         indexes,
         nodes,
         works,
-        _placer(client, lambda: harness.now),
+        _placer(client, lambda: harness.now, lambda: TODAY),
         events,
         other_operators,
         PLATFORM,
@@ -172,7 +172,8 @@ def create_pod(harness: Harness, name: str, *conditions: dict[str, str], node: s
         "replicasets", "prod", "digits-1", spec={"template": template}, metadata=owned_by(deployment)
     )
     pod = harness.api.put(
-        "pods", "prod", name, spec={**template["spec"], "nodeName": node}, metadata=owned_by(replica_set),
+        "pods", "prod", name, spec={**template["spec"], "nodeName": node},
+        metadata={**owned_by(replica_set), "labels": template["metadata"]["labels"]},
         status={"phase": "Pending", "conditions": list(conditions)},
     )  # fmt: skip
     return str(pod["metadata"]["uid"])

@@ -15,6 +15,7 @@ from halimede_operator.core.api.spec import (
     Cache,
     CacheMedium,
     DeviceClaim,
+    DeviceRequest,
     EnsembleSpec,
     EnsembleTensor,
     GpuFilter,
@@ -221,6 +222,7 @@ _ACCELERATORS = st.one_of(
             st.just("gpu.nvidia.com"),
             st.lists(st.sampled_from(["true", "device.driver == 'x'"]), max_size=3).map(tuple),
             st.integers(1, 4),
+            st.sampled_from([(), (DeviceRequest("nic", "rdma.example.com", ("true", "false"), 2),)]),
         ),
     ),
 )

@@ -19,7 +19,7 @@ from halimede_operator.core.name_collisions import name_collision
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.choice import Demand, Placement, demand_of, need_of, read_placement
 from halimede_operator.core.platform import Platform
-from halimede_operator.core.reading import objects_at, text_at
+from halimede_operator.core.reading import at, objects_at, text_at
 from halimede_operator.core.revision_choice import Choice, choose
 from halimede_operator.core.revisions.inputs import inputs_of
 from halimede_operator.core.revisions.rollback import RolledBack, rolled_back_in
@@ -191,6 +191,7 @@ def plan(
         placement_in(deployment),
         devices.room,
         now=now,
+        startup=at(snapshot.object, "status", "startup"),
         over_quota=bool(snapshot.quota_messages),
     )
     if strategy.policy is not kept:
@@ -283,7 +284,14 @@ def strategy_now(snapshot: Snapshot, planned: Plan, now: str) -> Strategy | None
     if planned.spec is None or planned.strategy is None or deployment is None:
         return None
     found = strategy_of(
-        planned.spec.workload, deployment, deployment, snapshot.pods, placement_in(deployment), None, now=now
+        planned.spec.workload,
+        deployment,
+        deployment,
+        snapshot.pods,
+        placement_in(deployment),
+        None,
+        now=now,
+        startup=at(snapshot.object, "status", "startup"),
     )
     # The plan knows why it is this one.
     return planned.strategy if found.reason and found.policy is planned.strategy.policy else found

@@ -8,14 +8,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from halimede_operator.core.api.spec import RolloutPolicy, Workload
+from halimede_operator.core.children.pod import DRAIN_DELAY_SECONDS
 from halimede_operator.core.labels import REVISION_LABEL, TEMPLATE_HASH
 from halimede_operator.core.placement.choice import Placement
+from halimede_operator.core.pods.fields import FETCH, container_status
 from halimede_operator.core.pods.placement import waits_for_devices
+from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.reading import at, condition, decimal, moment_at, seconds_before, seconds_between, text_at
 from halimede_operator.core.snapshot import Object
 
-STARTS_COUNTED = 2.0
-"""A start may take this many times as long as the longest known one: another image, a cold cache."""
+STEP_S = 5
+HAND_OVER_S = 3
+"""Until the old pod's devices are free, and the new one has its node and its sandbox."""
 UNKNOWN_START_S = 120
 WAITS_AT_MOST_S = 60
 """A new pod that waits longer for devices, although some are free, takes those of an old pod."""
@@ -48,11 +52,13 @@ def strategy_of(
     room: int | None,
     *,
     now: str,
+    startup: object = None,
     over_quota: bool = False,
 ) -> Strategy:
     """existing: the Deployment; None before there is one. wanted: the Deployment as it will be applied. pods: the
     object's. placement: the devices of the wanted pods; None without. room: how many further pods the free devices
-    allow; None if that was not asked. now: UTC time as `moment_at` writes it. over_quota: a quota refuses pods."""
+    allow; None if that was not asked. now: UTC time as `moment_at` writes it. startup: `status.startup`, how a pod
+    started. over_quota: a quota refuses pods."""
     kept = strategy_at_rest(workload, existing)
     if existing is None or workload.suspend or workload.replicas == 0:
         return Strategy(kept)
@@ -62,16 +68,16 @@ def strategy_of(
     newest = [pod for pod in pods if at(pod, "metadata", "labels", REVISION_LABEL) == revision]
     if len(newest) == len(pods):
         return Strategy(kept)
-    gap_s = _gap_s(wanted, pods)
+    gap = _gap(wanted, pods, startup)
     if workload.rollout.policy is not RolloutPolicy.AUTO:
-        return Strategy(kept, f"spec.rollout.policy is {kept}: {_effect(kept, workload.replicas, gap_s)}")
+        return Strategy(kept, f"spec.rollout.policy is {kept}: {_effect(kept, workload.replicas, gap)}")
     if placement is None:
-        return Strategy(RolloutPolicy.SURGE, _effect(RolloutPolicy.SURGE, workload.replicas, gap_s))
+        return Strategy(RolloutPolicy.SURGE, _effect(RolloutPolicy.SURGE, workload.replicas, gap))
     # A rollout that has begun goes on as it is, unless its new pod waits for devices.
     waiting = [pod for pod in newest if waits_for_devices(pod)]
     if not is_beginning and (kept is RolloutPolicy.IN_PLACE or not (waiting or over_quota)):
-        return Strategy(kept, _effect(kept, workload.replicas, gap_s))
-    effect = _effect(RolloutPolicy.IN_PLACE, workload.replicas, gap_s)
+        return Strategy(kept, _effect(kept, workload.replicas, gap))
+    effect = _effect(RolloutPolicy.IN_PLACE, workload.replicas, gap)
     if not is_beginning and over_quota:
         return Strategy(RolloutPolicy.IN_PLACE, f"a quota refuses a further pod: {effect}")
     since = seconds_before(now, WAITS_AT_MOST_S)
@@ -82,45 +88,62 @@ def strategy_of(
         )
     if placement.claim is not None:
         # Only the scheduler knows what is free.
-        effect = _effect(RolloutPolicy.SURGE, workload.replicas, gap_s)
+        effect = _effect(RolloutPolicy.SURGE, workload.replicas, gap)
         unless = f"but an old pod goes first if its successor finds no {placement.title} for {WAITS_AT_MOST_S} s"
         return Strategy(RolloutPolicy.SURGE, f"{effect}, {unless}")
     if room is None:
-        return Strategy(kept, _effect(kept, workload.replicas, gap_s), needs_room=True)
+        return Strategy(kept, _effect(kept, workload.replicas, gap), needs_room=True)
     policy = RolloutPolicy.SURGE if room > 0 else RolloutPolicy.IN_PLACE
-    why = f"a further {placement.title} is free" if room > 0 else f"no further {placement.title} is free"
-    return Strategy(policy, f"{why}: {_effect(policy, workload.replicas, gap_s)}")
+    why = f"a further {placement.title} is free, or soon" if room > 0 else f"no further {placement.title} is free"
+    return Strategy(policy, f"{why}: {_effect(policy, workload.replicas, gap)}")
 
 
-def _effect(policy: RolloutPolicy, replicas: int, gap_s: int) -> str:
+def _effect(policy: RolloutPolicy, replicas: int, gap: str) -> str:
     match policy:
         case RolloutPolicy.RECREATE:
-            return f"all old pods go before the new ones start; nothing serves for up to {gap_s} s"
+            return f"all old pods go before the new ones start; nothing serves for {gap}"
         case RolloutPolicy.IN_PLACE if replicas == 1:
-            return f"the old pod goes before the new one starts; nothing serves for up to {gap_s} s"
+            return f"the old pod goes before the new one starts; nothing serves for {gap}"
         case RolloutPolicy.IN_PLACE:
             return f"each old pod goes before its successor starts; {replicas - 1} of {replicas} replicas serve"
         case _:
             return "each old pod serves until its successor is ready"
 
 
-def _gap_s(deployment: Object, pods: Iterable[Object]) -> int:
-    """Seconds from the end of the old pod's service to the beginning of the new one's, at most as far as is known: the
-    old pod's grace period, and the longest known start with a margin."""
-    grace = decimal(at(deployment, "spec", "template", "spec", "terminationGracePeriodSeconds")) or 0
-    starts = [start for pod in pods if (start := _start_s(pod)) is not None]
-    start = max(starts) * STARTS_COUNTED if starts else UNKNOWN_START_S
-    # Rounded up to 10 s, so that pods with nearly equal starts do not change the text.
-    return math.ceil((grace + start) / 10) * 10
+def _gap(deployment: Object, pods: Iterable[Object], startup: object) -> str:
+    """How long it takes from the end of the old pod's service to the beginning of the new one's.
+
+    An old pod without requests ends after its drain delay. One with long requests may take its whole grace period.
+    """
+    grace_s = decimal(at(deployment, "spec", "template", "spec", "terminationGracePeriodSeconds")) or 0
+    start_s = _measured_start_s(pods, startup)
+    if start_s is None:
+        return f"up to {grace_s + UNKNOWN_START_S} s"
+    # Rounded up, so that pods with nearly equal starts do not change the text.
+    about_s = math.ceil((DRAIN_DELAY_SECONDS + HAND_OVER_S + start_s) / STEP_S) * STEP_S
+    drain_s = max(0, grace_s - DRAIN_DELAY_SECONDS)
+    return f"about {about_s} s, by the last start, and for up to {drain_s} s more while old requests end"
 
 
-def _start_s(pod: Object) -> float | None:
-    """From a pod's creation to its readiness; None if it is not ready."""
+def _measured_start_s(pods: Iterable[Object], startup: object) -> float | None:
+    """The longest time that one of the pods took to fetch and load its models; None if that is not known."""
+    return max((start for pod in pods if (start := _start_s(pod, startup)) is not None), default=None)
+
+
+def _start_s(pod: Object, startup: object) -> float | None:
+    """From the start of its first container to its readiness; None if it is not ready.
+
+    startup: `status.startup`. It keeps when a pod was ready first; a pod that was unready since then has only a later
+    time.
+    """
     ready = condition(pod, "Ready")
-    created, since = moment_at(pod, "metadata", "creationTimestamp"), moment_at(ready, "lastTransitionTime")
-    if ready.get("status") != "True" or created is None or since is None:
+    if ready.get("status") != "True":
         return None
-    return seconds_between(created, since)
+    is_kept = text_at(startup, "pod") == text_at(pod, "metadata", "name")
+    since = (moment_at(startup, "ready") if is_kept else None) or moment_at(ready, "lastTransitionTime")
+    begun = moment_at(container_status(pod, FETCH), "state", "terminated", "startedAt") or placed_at(pod)
+    begun = begun or moment_at(pod, "metadata", "creationTimestamp") or ""
+    return max(0.0, seconds_between(begun, since)) if begun and since is not None else None
 
 
 def _has_ended(pod: Object) -> bool:

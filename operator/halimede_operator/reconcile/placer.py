@@ -10,9 +10,29 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from halimede_operator.cluster.inventory import Inventories
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.placement.choice import WHOLE, Demand, Placement, better_than, choose, named, room_for
-from halimede_operator.core.placement.explain import CANNOT_SEE_NODES, NAME_THE_SLICE, claim_text, explain
+from halimede_operator.core.api.spec import Key, RolloutPolicy
+from halimede_operator.core.labels import REVISION_LABEL
+from halimede_operator.core.placement.choice import (
+    WHOLE,
+    Demand,
+    Placement,
+    better_than,
+    choose,
+    named,
+    room_for,
+    smaller_kind,
+)
+from halimede_operator.core.placement.explain import (
+    CANNOT_SEE_NODES,
+    NAME_THE_SLICE,
+    Tenant,
+    Waiting,
+    claim_text,
+    explain,
+    free_text,
+    holders,
+    movable,
+)
 from halimede_operator.core.placement.inventory import Claim, Inventory
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.plan import (
@@ -26,13 +46,17 @@ from halimede_operator.core.plan import (
 )
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.placement import waits_for_devices
-from halimede_operator.core.reading import at, condition, moment_at
+from halimede_operator.core.reading import at, condition, moment_at, moment_of, text_at
 from halimede_operator.core.snapshot import Snapshot
 
 T = TypeVar("T")
 
 RESERVED_S = 120.0
 """A choice whose pods never appear, for instance because of a quota, is kept free for its object for so long."""
+GONE_S = 30.0
+"""By then the pods of a deleted object are marked as ending, unless they were to be kept."""
+MAX_TENANTS = 8
+"""Objects that hold what another one waits for, and that are asked whether smaller devices would do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,13 +86,20 @@ class Placer:
         clock: Callable[[], float],
         cpu_clock: Callable[[], float],
         count: Callable[[float], None],
+        today: Callable[[], datetime.datetime],
     ) -> None:
-        """clock: monotonic seconds. cpu_clock: CPU seconds of this thread. count: called with those of a decision."""
+        """clock: monotonic seconds. cpu_clock: CPU seconds of this thread. count: called with those of a decision.
+        today: the UTC time."""
         self._inventories = inventories
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._count = count
+        self._today = today
         self._reservations: dict[Key, _Reservation] = {}
+        self._gone: dict[Key, float] = {}
+        """Objects that were deleted, and until when their pods count as ending although they are not marked so yet."""
+        self._asked: set[Key] = set()
+        """Objects that may move to smaller devices, because another object waits for theirs."""
         self._waiting: list[_Waiting] = []
         self._inventory: Inventory | None = None
         self._ledger = Ledger(Inventory())
@@ -76,10 +107,14 @@ class Placer:
         """The claims that the ledger has for choices, and the nodes where they are with the number of pods."""
 
     def forget(self, key: Key) -> None:
-        """The object no longer exists."""
+        """The object no longer exists, or is being deleted."""
         self._reservations.pop(key, None)
+        self._asked.discard(key)
+        self._gone[key] = self._clock() + GONE_S
+        # The ledger is made anew.
+        self._inventory = None
 
-    async def place(self, snapshot: Snapshot, platform: Platform, today: datetime.datetime) -> Devices:
+    async def place(self, snapshot: Snapshot, platform: Platform) -> Devices:
         """The devices of the object's pods, without `room`. Raises ApiError."""
         if at(snapshot.object, "spec", "accelerator") is None:
             return Devices()
@@ -90,15 +125,20 @@ class Placer:
             return Devices(failed)
         if workload.accelerator.claim is not None:
             return Devices(Placement("", claim=workload.accelerator.claim))
+        self._gone.pop(snapshot.key, None)
+        is_asked = workload.rollout.rebalance and snapshot.key in self._asked
+        self._asked.discard(snapshot.key)
         kept = kept_placement(snapshot, workload)
-        if kept is not None and waits_for_devices_s(snapshot, today) < workload.accelerator.move_after_seconds:
+        is_late = waits_for_devices_s(snapshot, self._today()) >= workload.accelerator.move_after_seconds
+        if kept is not None and not is_late and not is_asked:
             return Devices(kept)
         if (demand := demand_in(snapshot, platform)) is None:
             return Devices()
         if kept is not None:
 
             def another_choice(ledger: Ledger | None) -> Devices:
-                moved = better_than(kept, demand, ledger) if ledger is not None else None
+                find = better_than if is_late else smaller_kind
+                moved = find(kept, demand, ledger) if ledger is not None else None
                 return Devices(self._reserved(demand, moved) or kept)
 
             return await self._decide(snapshot, another_choice)
@@ -118,25 +158,53 @@ class Placer:
         return await self._decide(snapshot, first_choice)
 
     async def room(self, snapshot: Snapshot, platform: Platform, placement: Placement) -> int:
-        """For how many further pods of the object devices are free; 0 if that cannot be seen. Raises ApiError."""
+        """For how many further pods of the object devices are free, or will be soon; 0 if that cannot be seen. Raises
+        ApiError."""
         demand = demand_in(snapshot, platform)
         if demand is None:
             return 0
         return await self._decide(
-            snapshot, lambda ledger: 0 if ledger is None else room_for(demand, placement, ledger, with_own=False)
+            snapshot, lambda ledger: 0 if ledger is None else room_for(demand, placement, ledger, own=False)
         )
 
-    async def explanation(self, snapshot: Snapshot, platform: Platform) -> str:
-        """Which devices are free, and why they do not serve the object; "" if it needs none. Raises ApiError."""
+    async def explanation(
+        self, snapshot: Snapshot, platform: Platform, find: Callable[[Key], Snapshot | None]
+    ) -> tuple[str, Key | None]:
+        """Which devices are free, and why they do not serve the object; "" if it needs none. Raises ApiError.
+
+        Also an object that will move to smaller devices at its next reconcile, so that this one gets what it has. find:
+        gives the state of another object.
+        """
         placement = placement_in(deployment_in(snapshot))
         if placement is not None and placement.claim is not None:
-            return claim_text(placement.claim)
+            return claim_text(placement.claim), None
         demand = demand_in(snapshot, platform)
         if demand is None:
-            return ""
-        return await self._decide(
-            snapshot, lambda ledger: CANNOT_SEE_NODES if ledger is None else explain(demand, ledger)
+            return "", None
+
+        workload = workload_in(snapshot, platform)
+        is_surge = workload is not None and workload.rollout.policy is RolloutPolicy.SURGE
+        revisions = {text_at(pod, "metadata", "labels", REVISION_LABEL) for pod in snapshot.pods}
+        is_only_beside = is_surge and len(revisions) > 1
+        living = sum(
+            text_at(pod, "status", "phase") not in {"Failed", "Succeeded"}
+            and at(pod, "metadata", "deletionTimestamp") is None
+            for pod in snapshot.pods
         )
+
+        def with_others(ledger: Ledger | None) -> tuple[str, Key | None]:
+            if ledger is None:
+                return CANNOT_SEE_NODES, None
+            if placement is not None and room_for(demand, placement, ledger) >= living:
+                return free_text(demand), None
+            found = {key: _tenant(find(key), platform) for key in holders(demand, ledger)[:MAX_TENANTS]}
+            tenants = {key: tenant for key, tenant in found.items() if tenant is not None}
+            asked = next((key for key in movable(demand, tenants, ledger) if tenants[key].may_move), None)
+            if asked is not None:
+                self._asked.add(asked)
+            return explain(demand, ledger, Waiting(placement, tenants, is_only_beside)), asked
+
+        return await self._decide(snapshot, with_others)
 
     async def _decide(self, snapshot: Snapshot, decide: Callable[[Ledger | None], T]) -> T:
         """Call `decide` with the newest ledger, None without one. Of several decisions that wait for it, that of the
@@ -173,7 +241,8 @@ class Placer:
         if inventory is not self._inventory:
             self._inventory = inventory
             now = self._clock()
-            self._ledger, self._entered = Ledger(inventory), {}
+            self._gone = {key: until for key, until in self._gone.items() if now < until}
+            self._ledger, self._entered = Ledger(inventory, moment_of(self._today()), self._gone), {}
             for key, reservation in list(self._reservations.items()):
                 claim = reservation.demand.claim(reservation.placement)
                 seen = inventory.pods_of(key, reservation.placement.resource, self._ledger.eligible(claim))
@@ -197,6 +266,16 @@ class Placer:
             claim = demand.claim(placement)
             self._entered[demand.key] = claim, self._ledger.enter(claim, demand.replicas)
         return placement
+
+
+def _tenant(snapshot: Snapshot | None, platform: Platform) -> Tenant | None:
+    """What is known of an object that holds devices; None if the operator does not choose them."""
+    if snapshot is None or (demand := demand_in(snapshot, platform)) is None:
+        return None
+    workload, placement = workload_in(snapshot, platform), placement_in(deployment_in(snapshot))
+    if workload is None or placement is None:
+        return None
+    return Tenant(demand, placement, workload.rollout.rebalance and not workload.rollout.paused)
 
 
 def waits_for_devices_s(snapshot: Snapshot, today: datetime.datetime) -> float:

@@ -80,6 +80,7 @@ class Reconciler:
         self._observer = Observer(api, cache, indexes, nodes, works, other_operators.ours, wake, clock)
         self._children = ChildWriter(api, cache, clock)
         self._placer = placer
+        self._wake = wake
         self._events = events
         self._other_operators = other_operators
         self._platform = platform
@@ -122,6 +123,7 @@ class Reconciler:
             self._other_operators.left.pop(key, None)
             return Gone()
         if "deletionTimestamp" in snapshot.object["metadata"]:
+            self._placer.forget(key)
             return Done()
         if (wait_s := await self._leave_to_others(snapshot)) is not None:
             return Done(wait_s)
@@ -178,7 +180,7 @@ class Reconciler:
 
     async def _plan(self, snapshot: Snapshot, name_holders: Sequence[Object]) -> tuple[Devices, Plan]:
         """Decide on the devices, then plan. Raises ApiError if the nodes cannot be read."""
-        devices = await self._placer.place(snapshot, self._platform, self._today())
+        devices = await self._placer.place(snapshot, self._platform)
         planned = plan(snapshot, self._platform, self._now(), name_holders, devices)
         if planned.strategy is not None and planned.strategy.needs_room and planned.placement is not None:
             room = await self._placer.room(snapshot, self._platform, planned.placement)
@@ -200,7 +202,9 @@ class Reconciler:
         """
         again_in: list[float] = []
         if any(waits_for_devices(pod) for pod in snapshot.pods):
-            text = await self._placer.explanation(snapshot, self._platform)
+            text, asked = await self._placer.explanation(snapshot, self._platform, self._observer.observe)
+            if asked is not None:
+                self._wake(asked)
             snapshot = dataclasses.replace(snapshot, free_devices=text)
             again_in.append(self._devices_again_in(snapshot, planned))
         if waiting := [pod for pod in snapshot.pods if waits_for_volumes(pod)]:

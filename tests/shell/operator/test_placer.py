@@ -10,7 +10,7 @@ import pytest
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.labels import PLACEMENT
 from halimede_operator.queue import Done, Failed
-from halimede_operator.reconcile.placer import RESERVED_S
+from halimede_operator.reconcile.placer import GONE_S, RESERVED_S
 from halimede_operator.reconcile.reconciler import UNPLACED_AGAIN_S
 from support.device_nodes import node
 from support.kube_api import Fault, Object
@@ -208,8 +208,8 @@ def test_an_object_without_fitting_devices_waits_for_them(tmp_path: Path) -> Non
         reason, message = placed(harness, "bert")
         assert reason == "InsufficientDevices"
         assert message == (
-            "need 1x a slice with 12 GiB (12.6 GiB with headroom); 2x 1g.10gb free on node a, which has 9.75 GiB; "
-            "no node has devices that fit"
+            "need 1x a slice with 12 GiB (12.6 GiB with headroom); 2x 1g.10gb free on node a, which has 9.75 GiB "
+            "(nvidia.com/mig-1g.10gb.memory is 9984); no node has devices that fit"
         )
         put_node(harness, ("2g.20gb",))
         harness.now += UNPLACED_AGAIN_S
@@ -315,5 +315,150 @@ def test_the_choice_is_in_an_annotation_and_survives_the_operator(tmp_path: Path
         await harness.sync(put_model(harness, "bert"))
         written = deployment(harness, "bert")["metadata"]["annotations"][PLACEMENT]
         assert f'"resource":"{SLICE}1g.10gb"' in written
+
+    run(scenario, tmp_path)
+
+
+def put_pod(harness: Harness, of: str, slice_: str, **metadata: Any) -> None:
+    """A pod of a model that has a slice of node a."""
+    labels = {"app.kubernetes.io/managed-by": "halimede-operator", "halimede.dev/model": of}
+    limits = {"resources": {"limits": {f"{SLICE}{slice_}": "1"}}}
+    harness.api.put(
+        "pods", "prod", f"{of}-x", status={"phase": "Running"}, metadata={"labels": labels, **metadata},
+        spec={"nodeName": "a", "containers": [{"name": "server", **limits}]},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ends_in_s", "expected"), [(30, "1g.10gb"), (-11, "2g.20gb")])
+def test_a_slice_of_a_pod_that_is_ending_is_waited_for(tmp_path: Path, ends_in_s: int, expected: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb", "2g.20gb"))
+        ends_at = (TODAY + datetime.timedelta(seconds=ends_in_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        put_pod(harness, "m1", "1g.10gb", deletionTimestamp=ends_at)
+        await harness.sync(put_model(harness, "m9", memory="9Gi"))
+        assert devices(harness, "m9") == f"{SLICE}{expected}"
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("by", ["background", "foreground", "nobody", "a mistake"])
+def test_the_slice_of_a_model_deleted_a_moment_ago_is_waited_for(tmp_path: Path, by: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("1g.10gb", "2g.20gb", "2g.20gb"))
+        deleted = put_model(harness, "m1", memory="9Gi")
+        await harness.sync(deleted)
+        put_pod(harness, "m1", "1g.10gb")
+        harness.now += 10
+        await harness.sync(put_model(harness, "other", memory="12Gi"))
+        # The inventory is still good for 10 s, and it does not show that the pod ends.
+        if by == "foreground":
+            now = TODAY.strftime("%Y-%m-%dT%H:%M:%SZ")
+            harness.api.put("inferencemodels", "prod", "m1", metadata={"deletionTimestamp": now})
+        elif by != "nobody":
+            del harness.api.objects["inferencemodels", "prod", "m1"]
+        await harness.sync(deleted)
+        if by == "a mistake":
+            # It was made again at once, and its pod is seen to have the slice.
+            await harness.sync(put_model(harness, "m1", memory="9Gi"))
+            harness.now += 10
+        await harness.sync(put_model(harness, "m9", memory="9Gi"))
+        is_ending = by in {"background", "foreground"}
+        assert devices(harness, "m9") == f"{SLICE}{'1g.10gb' if is_ending else '2g.20gb'}"
+        # Minutes later the pod still has its slice, so it was to be kept.
+        harness.now += GONE_S + RESERVED_S
+        put_node(harness, ("1g.10gb", "3g.40gb"))
+        await harness.sync(put_model(harness, "late", memory="9Gi"))
+        assert devices(harness, "late") == f"{SLICE}3g.40gb"
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("holder", ["ending", "own", "other"])
+def test_an_update_surges_onto_a_slice_that_is_free_soon(tmp_path: Path, holder: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("2g.20gb",) if holder == "own" else ("2g.20gb", "2g.20gb"))
+        model = put_model(harness, "digits", memory="12Gi")
+        await harness.sync(model)
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="a")
+        if holder != "own":
+            ends_at = (TODAY + datetime.timedelta(seconds=30)).strftime("%Y-%m-%dT%H:%M:%SZ")
+            put_pod(harness, "m1", "2g.20gb", **({"deletionTimestamp": ends_at} if holder == "ending" else {}))
+        put_model(harness, "digits", memory="12Gi", env=[{"name": "N", "value": "1"}])
+        harness.now += 10
+        await harness.sync(model)
+        assert harness.condition("RolloutStrategy")["reason"] == ("Surge" if holder == "ending" else "InPlace")
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("rollout", [{"rebalance": True}, {}, {"rebalance": True, "paused": True}])
+def test_a_model_moves_to_a_smaller_slice_only_if_it_may(tmp_path: Path, rollout: dict[str, bool]) -> None:
+    rebalance = rollout == {"rebalance": True}
+
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("2g.20gb",))
+        small = put_model(harness, "m9", memory="9Gi", rollout=rollout)
+        await harness.sync(small)
+        put_pod(harness, "m9", "2g.20gb")
+        waits = put_model(harness, "digits", memory="12Gi")
+        await harness.sync(waits)
+        lacks = {"reason": "Unschedulable", "message": f"0/1 nodes: 1 Insufficient {SLICE}2g.20gb"}
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "False", **lacks})
+        put_node(harness, ("1g.10gb", "2g.20gb"))
+        harness.now += 10
+        await harness.sync(small)
+        assert devices(harness, "m9") == f"{SLICE}2g.20gb"
+
+        await harness.sync(waits)
+        assert placed(harness, "digits")[1].endswith("held by im/m9; im/m9 would fit on the free 1g.10gb")
+        assert (small in harness.woken) == rebalance
+        await harness.sync(small)
+        assert devices(harness, "m9") == f"{SLICE}{'1g.10gb' if rebalance else '2g.20gb'}"
+        # It stays there, and while it moves nobody else is asked.
+        await harness.sync(small)
+        await harness.sync(waits)
+        assert devices(harness, "m9") == f"{SLICE}{'1g.10gb' if rebalance else '2g.20gb'}"
+        assert ("would fit" in placed(harness, "digits")[1]) != rebalance
+
+    run(scenario, tmp_path)
+
+
+def test_no_model_moves_for_one_that_gets_a_free_device(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("2g.20gb",))
+        small = put_model(harness, "m9", memory="9Gi", rollout={"rebalance": True})
+        await harness.sync(small)
+        put_pod(harness, "m9", "2g.20gb")
+        waits = put_model(harness, "digits", memory="12Gi")
+        await harness.sync(waits)
+        lacks = {"reason": "Unschedulable", "message": f"0/1 nodes: 1 Insufficient {SLICE}2g.20gb"}
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "False", **lacks})
+        put_node(harness, ("1g.10gb", "2g.20gb", "2g.20gb"))
+        harness.now += 10
+        await harness.sync(waits)
+        assert small not in harness.woken
+        assert placed(harness, "digits")[1].endswith("headroom); devices that fit are free, or will be soon")
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("policy", ["Surge", "Auto"])
+def test_a_forced_surge_without_a_spare_names_the_remedy(tmp_path: Path, policy: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        put_node(harness, ("2g.20gb",))
+        model = put_model(harness, "digits", memory="12Gi", rollout={"policy": policy})
+        await harness.sync(model)
+        put_pod(harness, "digits", "2g.20gb")
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="a")
+        put_model(harness, "digits", memory="12Gi", rollout={"policy": policy}, env=[{"name": "N", "value": "1"}])
+        harness.now += 10
+        await harness.sync(model)
+        lacks = {"reason": "Unschedulable", "message": f"0/1 nodes: 1 Insufficient {SLICE}2g.20gb"}
+        create_pod(harness, "digits-2-x", {"type": "PodScheduled", "status": "False", **lacks})
+        harness.now += 10
+        await harness.sync(model)
+        message = placed(harness, "digits")[1]
+        assert message.endswith("Auto or InPlace lets an old pod go first") == (policy == "Surge")
+        assert "held by" not in message
 
     run(scenario, tmp_path)

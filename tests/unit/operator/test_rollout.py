@@ -57,6 +57,7 @@ def decided(
     placement: Placement | None = SLICES,
     at: int = 30,
     over_quota: bool = False,
+    startup: Object | None = None,
     **fields: Any,
 ) -> Strategy:
     """at: the second of the decision. live: the template that the existing Deployment has. now: its strategy."""
@@ -69,6 +70,7 @@ def decided(
         placement,
         room,
         now=second(at),
+        startup=startup,
         over_quota=over_quota,
     )
 
@@ -76,12 +78,13 @@ def decided(
 def test_a_rollout_surges_if_a_device_is_free_and_else_goes_in_place() -> None:
     assert decided(pod("old")).needs_room
     assert decided(pod("old"), room=1) == Strategy(
-        SURGE, f"a further {GPU} is free: each old pod serves until its successor is ready"
+        SURGE, f"a further {GPU} is free, or soon: each old pod serves until its successor is ready"
     )
-    # 40 s of grace, and twice a start of 11 s, in steps of 10 s.
+    # 5 s of drain delay, 3 s to hand over and a start of 11 s, in steps of 5 s. The grace period is 40 s.
     assert decided(pod("old"), room=0) == Strategy(
         IN_PLACE,
-        f"no further {GPU} is free: the old pod goes before the new one starts; nothing serves for up to 70 s",
+        f"no further {GPU} is free: the old pod goes before the new one starts; nothing serves for "
+        "about 20 s, by the last start, and for up to 35 s more while old requests end",
     )
     assert "2 of 3 replicas serve" in decided(pod("old"), room=0, replicas=3).reason
 
@@ -146,6 +149,20 @@ def test_the_policy_of_the_spec_is_the_strategy(policy: RolloutPolicy) -> None:
 
 def test_an_unknown_start_is_assumed_to_be_long() -> None:
     assert "for up to 160 s" in decided(pod("old", started=None), room=0).reason
+
+
+def test_the_gap_is_that_of_measured_starts() -> None:
+    old = pod("old", started=500)
+    # It waited for its node for a minute, and for its image for half a minute.
+    old["status"]["conditions"].append({"type": "PodScheduled", "status": "True", "lastTransitionTime": second(60)})
+    assert "about 450 s" in decided(old, room=0).reason
+    fetched = {"name": "fetch", "state": {"terminated": {"exitCode": 0, "startedAt": second(90)}}}
+    old["status"]["initContainerStatuses"] = [fetched]
+    assert "about 420 s" in decided(old, room=0).reason
+    # It was unready for a while. When it was ready first is in the status.
+    old["metadata"]["name"] = "bert-1-a"
+    for name, expected in (("bert-1-a", "about 15 s"), ("bert-1-b", "about 420 s")):
+        assert expected in decided(old, room=0, startup={"pod": name, "ready": second(94)}).reason
 
 
 def test_with_a_claim_a_rollout_surges_without_looking_at_devices() -> None:

@@ -91,14 +91,36 @@ class GpuFilter:
     min_capability: tuple[int, int] | None = None
 
 
+DEVICE_REQUEST = "device"
+"""The name of the accelerator's own request in a claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """Devices of one class in a claim."""
+
+    name: str
+    device_class: str
+    selectors: tuple[str, ...] = ()
+    """CEL expressions; the pod gets devices of the first one for which some are free. Empty: any of the class."""
+    count: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceClaim:
     """The devices of one pod, which kube-scheduler allocates (Dynamic Resource Allocation)."""
 
     device_class: str
     selectors: tuple[str, ...] = ()
-    """CEL expressions; the pod gets devices of the first one for which some are free. Empty: any of the class."""
+    """As of a request."""
     count: int = 1
+    additional: tuple[DeviceRequest, ...] = ()
+    """Other devices that the pod gets too, on the same node."""
+
+    @property
+    def requests(self) -> tuple[DeviceRequest, ...]:
+        """All requests, the accelerator's first."""
+        return (DeviceRequest(DEVICE_REQUEST, self.device_class, self.selectors, self.count), *self.additional)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +232,8 @@ class Rollout:
     auto_rollback: bool = True
     """Restore the last revision that was ready if the new one does not become ready in time."""
     upgrade_policy: UpgradePolicy = UpgradePolicy.ON_SPEC_CHANGE
+    rebalance: bool = False
+    """Move to smaller devices that are free, if another object waits for those of this one."""
 
 
 class Provider(StrEnum):

@@ -21,11 +21,13 @@ from halimede_operator.core.api.reading import (
     without_none,
 )
 from halimede_operator.core.api.spec import (
+    DEVICE_REQUEST,
     Accelerator,
     AcceleratorType,
     Cache,
     CacheMedium,
     DeviceClaim,
+    DeviceRequest,
     GpuFilter,
     Image,
     Json,
@@ -63,6 +65,12 @@ _SHARED_RESOURCE = Rule(
 _COMPUTE_CAPABILITY = Rule(
     re.compile(r"[0-9]{1,2}\.[0-9]{1,2}", re.ASCII), 'must be a compute capability such as "8.0"', 5
 )
+_REQUEST_NAME = Rule(
+    re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", re.ASCII),
+    "must be of lower case letters, digits and '-', and begin and end with no '-'",
+    60,
+)
+_MAX_ADDITIONAL_REQUESTS = 3
 _MAX_GPUS = 64
 _MAX_PRODUCTS = 16
 _MAX_SELECTORS = 8
@@ -166,10 +174,20 @@ def _accelerator(field: Field) -> Accelerator:
 def _device_claim(field: Field, count: int) -> DeviceClaim | None:
     if not field.given:
         return None
+    additional = []
+    for each in field.get("additionalRequests").objects("name", most=_MAX_ADDITIONAL_REQUESTS):
+        name = each.get("name").required("a name for these devices, for instance nic").text("", _REQUEST_NAME)
+        if name == DEVICE_REQUEST:
+            each.get("name").refuse("must not be 'device', which is the request of the accelerator itself")
+        additional.append(DeviceRequest(name, *_class_and_selectors(each), each.get("count").integer(1, 1, _MAX_GPUS)))
+    return DeviceClaim(*_class_and_selectors(field), count, tuple(additional))
+
+
+def _class_and_selectors(field: Field) -> tuple[str, tuple[str, ...]]:
     device_class = field.get("deviceClassName").required("the DeviceClass, for instance mig.nvidia.com")
     selectors = field.get("selectors").items(most=_MAX_SELECTORS)
     texts = tuple(selector.text("", max_length=_MAX_SELECTOR_CHARACTERS) for selector in selectors)
-    return DeviceClaim(device_class.text("", DNS_NAME), texts, count)
+    return device_class.text("", DNS_NAME), texts
 
 
 def _gpu_filter(field: Field) -> GpuFilter:
@@ -325,6 +343,7 @@ def _rollout(field: Field) -> Rollout:
         paused=field.get("paused").boolean(False),
         auto_rollback=field.get("autoRollback").boolean(True),
         upgrade_policy=field.get("upgradePolicy").member(UpgradePolicy.ON_SPEC_CHANGE),
+        rebalance=field.get("rebalance").boolean(False),
     )
 
 

@@ -5,11 +5,9 @@ Its spec is immutable, so its name has the hash of the spec. It is kept as long 
 
 from collections.abc import Sequence
 
-from halimede_operator.core.api.spec import DeviceClaim, Json, Key
+from halimede_operator.core.api.spec import DeviceClaim, DeviceRequest, Json, Key
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.names import canonical_json, child_name, hash_of
-
-REQUEST = "device"
 
 
 def claim_template(key: Key, uid: str, claim: DeviceClaim) -> Json:
@@ -26,24 +24,25 @@ def claim_template_name(key: Key, claim: DeviceClaim) -> str:
 
 
 def _spec(claim: DeviceClaim) -> Json:
-    request: Json
-    if len(claim.selectors) <= 1:
-        request = {"name": REQUEST, "exactly": _devices(claim, claim.selectors)}
-    else:
-        # The scheduler takes the first alternative that it can allocate.
-        alternatives = [
-            {"name": f"{REQUEST}-{number}", **_devices(claim, [selector])}
-            for number, selector in enumerate(claim.selectors)
-        ]
-        request = {"name": REQUEST, "firstAvailable": alternatives}
-    return {"spec": {"devices": {"requests": [request]}}}
+    return {"spec": {"devices": {"requests": [_request(each) for each in claim.requests]}}}
 
 
-def _devices(claim: DeviceClaim, selectors: Sequence[str]) -> Json:
+def _request(request: DeviceRequest) -> Json:
+    if len(request.selectors) <= 1:
+        return {"name": request.name, "exactly": _devices(request, request.selectors)}
+    # The scheduler takes the first alternative that it can allocate.
+    alternatives = [
+        {"name": f"{request.name}-{number}", **_devices(request, [selector])}
+        for number, selector in enumerate(request.selectors)
+    ]
+    return {"name": request.name, "firstAvailable": alternatives}
+
+
+def _devices(request: DeviceRequest, selectors: Sequence[str]) -> Json:
     # With Kubernetes' defaults, because the comparison with the existing object does not know them in lists.
     return {
-        "deviceClassName": claim.device_class,
+        "deviceClassName": request.device_class,
         "selectors": [{"cel": {"expression": selector}} for selector in selectors],
         "allocationMode": "ExactCount",
-        "count": claim.count,
+        "count": request.count,
     }

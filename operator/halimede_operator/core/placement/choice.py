@@ -11,14 +11,28 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, DeviceClaim, GpuFilter, Json, Key, Workload
+from halimede_operator.core.api.spec import (
+    Accelerator,
+    AcceleratorType,
+    DeviceClaim,
+    DeviceRequest,
+    GpuFilter,
+    Json,
+    Key,
+    Workload,
+)
 from halimede_operator.core.devices import PREFIX
 from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.placement.inventory import (
+    GKE_PARTITION,
+    GKE_SHARING,
     Amounts,
     Claim,
     Node,
     amounts_of,
+    gke_profile,
+    product_profile,
+    sharing_values,
     single_profile,
 )
 from halimede_operator.core.placement.ledger import Ledger
@@ -56,13 +70,19 @@ class Placement:
     @property
     def title(self) -> str:
         """For messages: what one pod needs."""
-        return f"device of class {self.claim.device_class}" if self.claim is not None else self.resource
+        if self.claim is None:
+            return self.resource
+        return " and ".join(f"device of class {request.device_class}" for request in self.claim.requests)
 
     def written(self) -> str:
         """As text, for the annotation."""
         if (claim := self.claim) is not None:
             parts = {"class": claim.device_class, "selectors": claim.selectors, "count": claim.count}
-            return canonical_json({"claim": parts})
+            more = [
+                {"name": r.name, "class": r.device_class, "selectors": r.selectors, "count": r.count}
+                for r in claim.additional
+            ]
+            return canonical_json({"claim": {**parts, "additional": more} if more else parts})
         terms = [list(term) for term in self.terms]
         return canonical_json({"resource": self.resource, "profile": self.profile, "terms": terms, "need": self.need})
 
@@ -85,7 +105,13 @@ def _read_claim(found: object) -> DeviceClaim | None:
     device_class = text_at(found, "class")
     if not device_class or not count or not isinstance(selectors, list):
         return None
-    return DeviceClaim(device_class, tuple(text for text in selectors if isinstance(text, str)), count)
+    read = tuple(text for text in selectors if isinstance(text, str))
+    additional = tuple(
+        DeviceRequest(name, claim.device_class, claim.selectors, claim.count)
+        for each in objects_at(found, "additional")
+        if (name := text_at(each, "name")) and (claim := _read_claim(each)) is not None
+    )
+    return DeviceClaim(device_class, read, count, additional)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +169,7 @@ class Option:
 
     placement: Placement
     nodes: tuple[Node, ...]
-    """Those that offer it and on which the pods may run."""
+    """Those that offer enough of it for one pod, and on which the pods may run."""
     memory_mib: int
     """Of the smallest device."""
 
@@ -158,7 +184,9 @@ def options_of(demand: Demand, ledger: Ledger) -> list[Option]:
     """The kinds of devices that the object may have; the preferred one first."""
     found = []
     for placement in kinds_of(demand.accelerator, ledger.nodes):
-        if nodes := ledger.eligible(demand.claim(placement)):
+        count = demand.accelerator.count
+        nodes = tuple(n for n in ledger.eligible(demand.claim(placement)) if n.count_of(placement.resource) >= count)
+        if nodes:
             memory = min(d.memory_mib or 0 for n in nodes for d in n.devices if d.resource == placement.resource)
             found.append(Option(replace(placement, need=demand.need), nodes, memory))
     return sorted(found, key=lambda option: option.order)
@@ -166,13 +194,14 @@ def options_of(demand: Demand, ledger: Ledger) -> list[Option]:
 
 def choose(demand: Demand, ledger: Ledger) -> Placement | None:
     """The smallest kind of device that all replicas get now; else the one that the most replicas get; None if no node
-    has devices that fit.
+    have devices that fit.
 
-    Devices that the object's own pods hold count as free, because its new pods replace them.
+    Devices that the object's own pods hold count as free, because its new pods replace them. So do those of pods that
+    are ending: a pod waits for them for a while, whereas what it takes instead, it keeps.
     """
     room = [(option, room_for(demand, option.placement, ledger)) for option in options_of(demand, ledger)]
     if not room:
-        return named(demand)
+        return named(demand, ledger.nodes)
     enough = max(min(count, demand.replicas) for _, count in room)
     return next(option.placement for option, count in room if min(count, demand.replicas) == enough)
 
@@ -189,82 +218,107 @@ def better_than(current: Placement, demand: Demand, ledger: Ledger) -> Placement
     return other if gain > 0 else None
 
 
-def room_for(demand: Demand, placement: Placement, ledger: Ledger, *, with_own: bool = True) -> int:
-    """How many of the object's pods the cluster has room for."""
-    own = demand.key if with_own else None
+def smaller_kind(current: Placement, demand: Demand, ledger: Ledger) -> Placement | None:
+    """A smaller kind of devices of which enough for all pods of the object are free now, or kept for it; None without
+    one."""
+    options = options_of(demand, ledger)
+    taken = next((each.order for each in options if _same_devices(each.placement, current)), None)
+    for option in options:
+        if taken is None or option.order >= taken:
+            return None
+        if room_for(demand, option.placement, ledger, ending=False) >= max(1, demand.replicas):
+            return option.placement
+    return None
+
+
+def _same_devices(one: Placement, other: Placement) -> bool:
+    return (one.resource, one.profile) == (other.resource, other.profile)
+
+
+def room_for(demand: Demand, placement: Placement, ledger: Ledger, *, own: bool = True, ending: bool = True) -> int:
+    """How many of the object's pods the cluster has room for. own: where its pods are, too. ending: where pods are that
+    are ending, too."""
     claim = demand.claim(placement)
-    return sum(ledger.pods_that_fit(node, claim.amounts, own) for node in ledger.eligible(claim))
+    key = demand.key if own else None
+    return sum(ledger.pods_that_fit(node, claim.amounts, key, ending=ending) for node in ledger.eligible(claim))
 
 
-def named(demand: Demand) -> Placement | None:
+def named(demand: Demand, nodes: Sequence[Node] = ()) -> Placement | None:
     """The devices that the spec itself names: an exact profile, whole cards or a shared resource; None if it names only
     an amount of memory.
 
-    It is chosen without knowing the nodes, or if no node has such devices: an autoscaler may create one.
+    It is chosen without knowing the nodes, or if none of them has such devices: an autoscaler may create one.
     """
     accelerator = demand.accelerator
     if accelerator.type is AcceleratorType.MIG and accelerator.mig_profile is None:
         return None
-    return replace(next(kinds_of(accelerator, ())), need=demand.need)
+    return replace(next(kinds_of(accelerator, nodes)), need=demand.need)
 
 
-def kinds_of(accelerator: Accelerator, nodes: Iterable[Node]) -> Iterator[Placement]:
+def kinds_of(accelerator: Accelerator, nodes: Sequence[Node]) -> Iterator[Placement]:
     """The kinds of devices that the accelerator accepts, of those that the nodes offer and those that it names."""
     gpu = accelerator.gpu
     match accelerator.type:
         case AcceleratorType.GPU:
-            yield _whole(gpu, gpu.min_memory_mib)
+            yield _whole(gpu, gpu.min_memory_mib, nodes)
         case AcceleratorType.DRA:
             yield Placement("", claim=accelerator.claim)
         case AcceleratorType.SHARED:
-            yield _shared(accelerator.shared_resource, gpu)
+            yield _shared(accelerator.shared_resource, gpu, nodes)
         case AcceleratorType.MIG if accelerator.mig_profile is not None:
             profile = accelerator.mig_profile.replace("+", ".")
-            yield _mixed(profile, gpu, gpu.min_memory_mib)
+            yield _mixed(profile, gpu, gpu.min_memory_mib, nodes)
             yield from _single(profile, gpu, gpu.min_memory_mib, nodes)
         case AcceleratorType.MIG:
             memory = max(with_headroom(accelerator.mig_min_memory_mib or 0), gpu.min_memory_mib or 0)
-            nodes = tuple(nodes)
             slices = {d.profile for n in nodes for d in n.devices if d.resource.startswith(f"{PREFIX}mig-")}
             for profile in sorted(slices):
-                yield _mixed(profile, gpu, memory)
+                yield _mixed(profile, gpu, memory, nodes)
             for profile in sorted({profile for n in nodes if (profile := single_profile(n.labels))}):
                 yield from _single(profile, gpu, memory, nodes)
             if accelerator.allow_whole:
-                yield _whole(gpu, memory)
+                yield _whole(gpu, memory, nodes)
 
 
-def _mixed(profile: str, gpu: GpuFilter, memory_mib: int | None) -> Placement:
+def _mixed(profile: str, gpu: GpuFilter, memory_mib: int | None, nodes: Sequence[Node]) -> Placement:
     base = f"{PREFIX}mig-{profile}"
-    conditions = [_condition(f"{base}.sharing-strategy", "NotIn", *_SHARING), *_memory(f"{base}.memory", memory_mib)]
+    conditions = [*_not_shared(base, nodes), *_memory(f"{base}.memory", memory_mib)]
     return Placement(base, profile, _terms(gpu, [*conditions, *_products(gpu.products)]))
 
 
-def _single(profile: str, gpu: GpuFilter, memory_mib: int | None, nodes: Iterable[Node]) -> Iterator[Placement]:
-    """Slices of one profile that nodes offer as `nvidia.com/gpu`. Their product is the only label with the profile."""
+def _single(profile: str, gpu: GpuFilter, memory_mib: int | None, nodes: Sequence[Node]) -> Iterator[Placement]:
+    """Slices of one profile that nodes offer as `nvidia.com/gpu`. Only the product has the profile, or GKE's label."""
+    conditions = [*_not_shared(WHOLE, nodes), *_memory(f"{WHOLE}.memory", memory_mib)]
     products = {
         node.labels[f"{PREFIX}gpu.product"]
         for node in nodes
-        if single_profile(node.labels) == profile and (not gpu.products or node.product in gpu.products)
+        if product_profile(node.labels) == profile and (not gpu.products or node.product in gpu.products)
     }
     if products:
-        conditions = [_not_shared(), *_memory(f"{PREFIX}gpu.memory", memory_mib), *_products(sorted(products))]
-        yield Placement(WHOLE, profile, _terms(gpu, conditions))
+        yield Placement(WHOLE, profile, _terms(gpu, [*conditions, *_products(sorted(products))]))
+    sizes = {node.labels[GKE_PARTITION] for node in nodes if gke_profile(node.labels) == profile}
+    if sizes:
+        size = _condition(GKE_PARTITION, "In", *sorted(sizes))
+        yield Placement(WHOLE, profile, _terms(gpu, [*conditions, size, *_products(gpu.products)]))
 
 
-def _whole(gpu: GpuFilter, memory_mib: int | None) -> Placement:
-    conditions = [_condition(_SLICES, "DoesNotExist"), _not_shared(), *_memory(f"{PREFIX}gpu.memory", memory_mib)]
+def _whole(gpu: GpuFilter, memory_mib: int | None, nodes: Sequence[Node]) -> Placement:
+    no_slices = [_condition(label, "DoesNotExist") for label in (_SLICES, GKE_PARTITION)]
+    conditions = [*no_slices, *_not_shared(WHOLE, nodes), *_memory(f"{WHOLE}.memory", memory_mib)]
     return Placement(WHOLE, "", _terms(gpu, [*conditions, *_products(gpu.products)]))
 
 
-def _shared(resource: str, gpu: GpuFilter) -> Placement:
+def _shared(resource: str, gpu: GpuFilter, nodes: Sequence[Node]) -> Placement:
     # With a name of its own the resource is shared; whole cards and slices may be shared without one.
-    is_named = resource.endswith(".shared")
     base = resource.removesuffix(".shared")
-    conditions = [] if is_named else [_condition(f"{base}.sharing-strategy", "In", *_SHARING)]
-    conditions += _memory(f"{base}.memory", gpu.min_memory_mib)
+    signs: list[list[Json]] = [[]]
+    if base == resource:
+        signs = [[_condition(f"{base}.sharing-strategy", "In", *_SHARING)]]
+        signs += [[_condition(label, "Exists")] for label in GKE_SHARING[:1] if any(label in n.labels for n in nodes)]
+        signs += [[_condition(label, "In", *values)] for label, values in _seen_sharing_values(base, nodes)]
     products = [*gpu.products, *(f"{product}-SHARED" for product in gpu.products)]
-    return Placement(resource, "", _terms(gpu, [*conditions, *_products(products)]))
+    conditions = [*_memory(f"{base}.memory", gpu.min_memory_mib), *_products(products)]
+    return Placement(resource, "", tuple(term for sign in signs for term in _terms(gpu, [*sign, *conditions])))
 
 
 def _terms(gpu: GpuFilter, conditions: Sequence[Json]) -> tuple[Term, ...]:
@@ -287,8 +341,23 @@ def _products(products: Sequence[str]) -> list[Json]:
     return [_condition(f"{PREFIX}gpu.product", "In", *products)] if products else []
 
 
-def _not_shared() -> Json:
-    return _condition(f"{PREFIX}gpu.sharing-strategy", "NotIn", *_SHARING)
+def _not_shared(base: str, nodes: Sequence[Node]) -> list[Json]:
+    """Conditions that exclude shared devices of a resource, by every label that says so.
+
+    Affinity has no condition for a number that is small or missing, nor for the end of a text. So of the labels with
+    such values those values are excluded that nodes have.
+    """
+    by_gke = [_condition(label, "DoesNotExist") for label in GKE_SHARING] if base == WHOLE else []
+    seen = [_condition(label, "NotIn", *values) for label, values in _seen_sharing_values(base, nodes)]
+    return [_condition(f"{base}.sharing-strategy", "NotIn", *_SHARING), *by_gke, *seen]
+
+
+def _seen_sharing_values(base: str, nodes: Iterable[Node]) -> list[tuple[str, list[str]]]:
+    found: dict[str, set[str]] = {}
+    for node in nodes:
+        for label, value in sharing_values(node.labels, base).items():
+            found.setdefault(label, set()).add(value)
+    return [(label, sorted(values)) for label, values in sorted(found.items())]
 
 
 def _condition(key: str, operator: str, *values: str) -> Json:

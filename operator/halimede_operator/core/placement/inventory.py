@@ -14,14 +14,19 @@ from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.devices import PREFIX, devices_in
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, MODEL_LABEL
 from halimede_operator.core.placement.node_filter import Labels, NodeFilter, Taint, Term, filter_of
-from halimede_operator.core.reading import at, clean, condition, decimal, name_at, objects_at, text_at
+from halimede_operator.core.reading import at, clean, condition, decimal, moment_at, name_at, objects_at, text_at
 from halimede_operator.core.snapshot import Object
 
 UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
 """Of a cordoned node. Kubernetes sets it a moment after `spec.unschedulable`."""
 MAX_WAITING = 1000
 """Pods without a node that are kept."""
+GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
+"""The profile of a node whose slices are offered as `nvidia.com/gpu`, in Google's Kubernetes Engine."""
+GKE_SHARING = ("cloud.google.com/gke-gpu-sharing-strategy", "cloud.google.com/gke-max-shared-clients-per-gpu")
+"""Labels that only nodes with shared GPUs have there."""
 _SHARED = ".shared"
+_SHARED_PRODUCT = "-SHARED"
 _SINGLE = "-MIG-"
 _PROFILE = re.compile(r"[0-9]+g\.[0-9]+gb([.-][a-z.]+)?", re.ASCII)
 
@@ -69,6 +74,8 @@ class Holding:
     namespace: str
     amounts: Amounts
     pods: int = 1
+    ends_at: str = ""
+    """When the grace period of these pods is over, which are being deleted; "" for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,14 @@ class Node:
     devices: tuple[Device, ...]
     holdings: tuple[Holding, ...] = ()
 
+    def count_of(self, resource: str) -> int:
+        """How many healthy devices of a resource it has, free or not."""
+        return sum(device.count for device in self.devices if device.resource == resource)
+
     @property
     def product(self) -> str:
         """The card's product, also if its slices are offered under the strategy `single`."""
-        return self.labels.get(f"{PREFIX}gpu.product", "").partition(_SINGLE)[0].removesuffix("-SHARED")
+        return self.labels.get(f"{PREFIX}gpu.product", "").partition(_SINGLE)[0].removesuffix(_SHARED_PRODUCT)
 
     @property
     def misconfiguration(self) -> str:
@@ -117,12 +128,12 @@ class Inventory:
     """Pods without a node that request devices, oldest first."""
 
     def pods_of(self, key: Key, resource: str, nodes: Iterable[Node]) -> int:
-        """How many pods of the object request this resource, on these nodes or without a node."""
+        """How many pods of the object request this resource, on these nodes or without a node, and are not ending."""
         placed = sum(
             holding.pods
             for node in nodes
             for holding in node.holdings
-            if holding.key == key and holding.amounts.devices[resource]
+            if holding.key == key and holding.amounts.devices[resource] and not holding.ends_at
         )
         return placed + sum(claim.key == key and claim.amounts.devices[resource] > 0 for claim in self.waiting)
 
@@ -138,6 +149,8 @@ class PodSummary:
     amounts: Amounts
     filter: NodeFilter | None
     """None for a pod with a node."""
+    ends_at: str = ""
+    """When its grace period is over; "" if it is not being deleted."""
 
 
 def summary_of(pod: Object, device_nodes: frozenset[str]) -> PodSummary | None:
@@ -158,7 +171,8 @@ def summary_of(pod: Object, device_nodes: frozenset[str]) -> PodSummary | None:
         return None
     namespace = name_at(pod, "metadata", "namespace")
     created = text_at(pod, "metadata", "creationTimestamp")
-    return PodSummary(node, created, _key_of(pod, namespace), namespace, amounts, conditions)
+    ends_at = moment_at(pod, "metadata", "deletionTimestamp") or ""
+    return PodSummary(node, created, _key_of(pod, namespace), namespace, amounts, conditions, ends_at)
 
 
 def _key_of(pod: Object, namespace: str) -> Key | None:
@@ -172,19 +186,21 @@ def _key_of(pod: Object, namespace: str) -> Key | None:
 
 
 def inventory_of(nodes: Iterable[Object], pods: Iterable[PodSummary]) -> Inventory:
-    holdings: dict[str, dict[tuple[Key | None, str], Holding]] = {}
+    holdings: dict[str, dict[tuple[Key | None, str, str], Holding]] = {}
     waiting = []
     for pod in pods:
         if pod.filter is not None:
             waiting.append((pod.created, Claim(pod.filter, pod.amounts, pod.key)))
             continue
         held = holdings.setdefault(pod.node, {})
-        before = held.get((pod.key, pod.namespace))
-        held[pod.key, pod.namespace] = Holding(
+        owner = pod.key, pod.namespace, pod.ends_at
+        before = held.get(owner)
+        held[owner] = Holding(
             pod.key,
             pod.namespace,
             pod.amounts if before is None else _sum(before.amounts, pod.amounts),
             1 if before is None else before.pods + 1,
+            pod.ends_at,
         )
     found = (_node(node, tuple(holdings.get(name_at(node, "metadata", "name"), {}).values())) for node in nodes)
     return Inventory(
@@ -239,15 +255,44 @@ def _device(resource: str, count: int, labels: Labels) -> Device:
     base = resource.removeprefix(PREFIX).removesuffix(_SHARED)
     is_slice = base.startswith("mig-")
     profile = base.removeprefix("mig-") if is_slice else single_profile(labels)
-    strategy = labels.get(f"{PREFIX}{base}.sharing-strategy", "none")
     memory = decimal(labels.get(f"{PREFIX}{base}.memory"))
-    return Device(resource, profile, count, memory, resource.endswith(_SHARED) or strategy not in {"none", ""})
+    is_shared = resource.endswith(_SHARED) or _is_shared(labels, f"{PREFIX}{base}")
+    return Device(resource, profile, count, memory, is_shared)
+
+
+def _is_shared(labels: Labels, base: str) -> bool:
+    """base: the resource, without its ending if that is `.shared`."""
+    strategy = labels.get(f"{base}.sharing-strategy", "none")
+    by_gke = base == f"{PREFIX}gpu" and any(label in labels for label in GKE_SHARING)
+    return strategy not in {"none", ""} or by_gke or bool(sharing_values(labels, base))
+
+
+def sharing_values(labels: Labels, base: str) -> dict[str, str]:
+    """Those of a node's labels that say by their value that its devices are shared: of labels whose other values have
+    no fixed meaning. base: the resource, without its ending if that is `.shared`."""
+    replicas, product = f"{base}.replicas", f"{base}.product"
+    found = {replicas: labels[replicas]} if (decimal(labels.get(replicas)) or 0) > 1 else {}
+    return found | ({product: labels[product]} if labels.get(product, "").endswith(_SHARED_PRODUCT) else {})
 
 
 def single_profile(labels: Labels) -> str:
-    """The profile of a node whose slices are offered as `nvidia.com/gpu` (strategy `single`), as in resource names;
-    "" for any other node."""
-    profile = labels.get(f"{PREFIX}gpu.product", "").partition(_SINGLE)[2].removesuffix("-SHARED").replace("+", ".")
+    """The profile of a node whose slices are offered as `nvidia.com/gpu` (strategy `single`, or by GKE), as in resource
+    names; "" for any other node."""
+    return product_profile(labels) or gke_profile(labels)
+
+
+def product_profile(labels: Labels) -> str:
+    """The profile in the product, as GPU feature discovery writes it with the strategy `single`; "" without one."""
+    return _profile(labels.get(f"{PREFIX}gpu.product", "").partition(_SINGLE)[2].removesuffix(_SHARED_PRODUCT))
+
+
+def gke_profile(labels: Labels) -> str:
+    """The profile in GKE's label; "" if there is none."""
+    return _profile(labels.get(GKE_PARTITION, ""))
+
+
+def _profile(written: str) -> str:
+    profile = written.replace("+", ".")
     return profile if _PROFILE.fullmatch(profile) else ""
 
 

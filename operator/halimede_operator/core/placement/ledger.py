@@ -1,11 +1,18 @@
-"""What is free on each node: what it has, less what its pods hold and what others are about to take."""
+"""What is free on each node: what it has, less what its pods hold and what others are about to take.
 
-from collections.abc import Iterable
+Devices of pods that are ending are free soon. They count only where it is better to wait for them than to take others.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
 
 from halimede_operator.core.api.spec import Key
 from halimede_operator.core.names import canonical_json
-from halimede_operator.core.placement.inventory import Amounts, Claim, Inventory, Node
+from halimede_operator.core.placement.inventory import Amounts, Claim, Holding, Inventory, Node
 from halimede_operator.core.placement.node_filter import holds_for
+from halimede_operator.core.reading import seconds_before
+
+OVERDUE_S = 10.0
+"""A pod that still exists so long after its grace period does not end by itself: its node may be lost."""
 
 
 class _Room:
@@ -43,15 +50,22 @@ class _Room:
 class Ledger:
     """Changes while decisions are made: each choice is entered as a claim, so that the next one sees it."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, now: str = "", gone: Collection[Key] = ()) -> None:
+        """now: UTC time as `moment_at` writes it; "" if it is not known which pods are overdue. gone: objects that were
+        deleted a moment ago, whose pods are ending although the inventory may not show it."""
         self.nodes = inventory.nodes
         self._rooms = {node.name: _Room(node) for node in inventory.nodes}
         self._taken: dict[tuple[str, Key], list[tuple[Amounts, int]]] = {}
         """Amounts, and of how many pods, by node and object."""
+        self._ending: dict[str, list[tuple[Amounts, int]]] = {}
+        """Amounts, and of how many pods, by node."""
+        self._ending_after, self._gone = seconds_before(now, OVERDUE_S), gone
         for node in inventory.nodes:
             for holding in node.holdings:
-                if holding.key is not None:
-                    self._taken[node.name, holding.key] = [(holding.amounts, holding.pods)]
+                if self.is_ending(holding):
+                    self._ending.setdefault(node.name, []).append((holding.amounts, holding.pods))
+                elif holding.key is not None:
+                    self._taken.setdefault((node.name, holding.key), []).append((holding.amounts, holding.pods))
         self._with: dict[str, list[Node]] = {}
         """Nodes by a resource that they offer."""
         for node in inventory.nodes:
@@ -61,16 +75,28 @@ class Ledger:
         for claim in inventory.waiting:
             self.enter(claim)
 
+    def is_ending(self, holding: Holding) -> bool:
+        """Whether these pods end soon, and leave their devices to others."""
+        return holding.ends_at > self._ending_after or holding.key in self._gone
+
     def enter(self, claim: Claim, count: int = 1) -> list[tuple[str, int]]:
-        """Take room for pods, on the nodes with the fewest devices first.
+        """Take room for pods, on the nodes with the fewest devices first, and then that of pods that are ending.
 
         Returns the nodes with the number of pods. For pods that fit nowhere nothing is taken.
         """
+        entered = self._enter(claim, count, {})
+        if self._ending and (left := count - sum(pods for _, pods in entered)) > 0:
+            entered += self._enter(claim, left, self._ending)
+        return entered
+
+    def _enter(
+        self, claim: Claim, count: int, ending: Mapping[str, Iterable[tuple[Amounts, int]]]
+    ) -> list[tuple[str, int]]:
         resource = next(iter(claim.amounts.devices), "")
         fitting = sorted(
             (room.devices.get(resource, 0), node.name, pods)
             for node in self.eligible(claim)
-            if (pods := (room := self._rooms[node.name]).pods_that_fit(claim.amounts))
+            if (pods := (room := self._rooms[node.name]).pods_that_fit(claim.amounts, ending.get(node.name, ())))
         )
         entered = []
         for _, name, pods in fitting:
@@ -115,7 +141,11 @@ class Ledger:
         """Free devices of a resource on a node."""
         return max(0, self._rooms[node.name].devices.get(resource, 0))
 
-    def pods_that_fit(self, node: Node, amounts: Amounts, own: Key | None = None) -> int:
-        """How many pods fit on the node. own: the object whose pods there count as gone."""
-        taken = self._taken.get((node.name, own), ()) if own is not None else ()
-        return self._rooms[node.name].pods_that_fit(amounts, taken)
+    def pods_that_fit(self, node: Node, amounts: Amounts, own: Key | None = None, *, ending: bool = False) -> int:
+        """How many pods fit on the node. own: the object whose pods there count as gone. ending: whether pods that are
+        ending count as gone."""
+        going = [
+            *(self._taken.get((node.name, own), ()) if own is not None else ()),
+            *(self._ending.get(node.name, ()) if ending else ()),
+        ]
+        return self._rooms[node.name].pods_that_fit(amounts, going)

@@ -82,6 +82,11 @@ def holds_for(term: Iterable[Json], labels: Labels) -> bool:
     return all(_holds(each, labels) for each in term)
 
 
+def failing(term: Iterable[Json], labels: Labels) -> list[Json]:
+    """The expressions that are not true for a node with these labels."""
+    return [each for each in term if not _holds(each, labels)]
+
+
 def _is_true(term: Json, name: str, labels: Labels) -> bool:
     expressions, fields = objects_at(term, "matchExpressions"), objects_at(term, "matchFields")
     # An empty term matches no node.

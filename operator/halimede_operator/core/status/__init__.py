@@ -19,10 +19,9 @@ from halimede_operator.core.events import EventDraft, EventLimit, events_of
 from halimede_operator.core.labels import GENERATION, PLACEMENT, selector_of
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.inventory import shown_profile
-from halimede_operator.core.pods.claims import MAX_ALLOCATED
 from halimede_operator.core.pods.failure import Failure, NormalReason, Reason, Stage
 from halimede_operator.core.pods.fields import SERVER
-from halimede_operator.core.pods.view import DIGEST, FetchedModel, PodView
+from halimede_operator.core.pods.view import DIGEST, FetchedModel
 from halimede_operator.core.reading import (
     at,
     clean,
@@ -42,6 +41,12 @@ from halimede_operator.core.rollout import Strategy
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status.memory import memory_json
 from halimede_operator.core.status.observed import Observed, observe
+from halimede_operator.core.status.places import (
+    MAX_PLACEMENTS,
+    allocated_devices,
+    old_placements,
+    reported_devices,
+)
 from halimede_operator.core.status.rules import (
     ApplyFailure,
     Obstacles,
@@ -57,9 +62,6 @@ from halimede_operator.core.status.steps import Member, MemberState, members_of
 
 __all__ = ["ApplyFailure", "EventDraft", "EventLimit", "TakenName", "events_of", "status_of"]
 
-MAX_PLACEMENTS = 64
-MAX_DEVICES = 16
-"""Of a pod."""
 MAX_NODES_NAMED = 4
 
 
@@ -256,28 +258,19 @@ def _ready_steps(observed: Observed, members: Sequence[Member] | None) -> str | 
 
 def _placements(observed: Observed) -> Mapping[str, Any]:
     placed = sorted({pod.name: pod for pod in observed.active if pod.node and pod.name}.items())
-    old = {text_at(each, "pod"): each for each in objects_at(observed.old, "placements")[:MAX_PLACEMENTS]}
+    old = old_placements(observed)
     listed = [
         _without_none(
             {
                 "pod": name,
                 "node": pod.node,
-                "devices": _devices(pod, old.get(name)) or None,
-                "allocated": _allocated(observed.snapshot, name, old.get(name)) or None,
+                "devices": reported_devices(pod, old.get(name)) or None,
+                "allocated": allocated_devices(observed.snapshot, name, old.get(name)) or None,
             }
         )
         for name, pod in placed[:MAX_PLACEMENTS]
     ]
     return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACEMENTS else None}
-
-
-def _allocated(snapshot: Snapshot, name: str, old: object) -> list[str]:
-    """The devices of the pod's ResourceClaim; those of the old status if it was not read now."""
-    known = at(old, "allocated")
-    kept = known if isinstance(known, list) else []
-    return list(
-        snapshot.allocated.get(name) or [clean(each, 512) for each in kept[:MAX_ALLOCATED] if isinstance(each, str)]
-    )
 
 
 def _revisions(observed: Observed, wanted: str | None, ready: Condition) -> list[Object] | None:
@@ -293,19 +286,6 @@ def _revisions(observed: Observed, wanted: str | None, ready: Condition) -> list
         current = Entry(name, generation, outcome, reason)
         history = with_current(history, current, rolled_back_in(observed.deployment))
     return [entry.as_json() for entry in history] or None
-
-
-def _devices(pod: PodView, old: object) -> list[Object]:
-    """The devices that the pod reports; until it does, those of the old status, as its devices never change."""
-    if pod.index is not None and pod.index.devices is not None:
-        known = [(device.uuid, device.profile) for device in pod.index.devices.devices]
-    else:
-        known = [(name_at(device, "uuid"), name_at(device, "profile")) for device in objects_at(old, "devices")]
-    return [
-        {"uuid": uuid, "profile": profile} if profile else {"uuid": uuid}
-        for uuid, profile in known[:MAX_DEVICES]
-        if uuid
-    ]
 
 
 def _last_failure(observed: Observed, now: str) -> Object | None:

@@ -34,6 +34,7 @@ from halimede_operator.core.rollout import Strategy
 from halimede_operator.core.snapshot import Object
 from halimede_operator.core.status.memory import memory_advice
 from halimede_operator.core.status.observed import Observed
+from halimede_operator.core.status.places import places_text
 from halimede_operator.core.status.steps import Member, MemberState
 
 
@@ -181,7 +182,8 @@ def steps_state(observed: Observed, members: Sequence[Member]) -> ConditionState
 
 
 def placed_state(observed: Observed) -> ConditionState:
-    done = "every replica has a node"
+    places = places_text(observed)
+    done = f"every replica has a node: {places}" if places else "every replica has a node"
     memory = observed.memory
     if memory is not None and memory.template_hash == observed.template_hash and observed.spec is not None:
         done += memory_advice(memory, observed.spec.workload.accelerator)

@@ -141,7 +141,6 @@ class Call:
         "_conversation",
         "_deadline",
         "_has_begun",
-        "_held_bytes",
         "_is_opened",
         "_stream",
         "_waiting_bytes",
@@ -149,6 +148,7 @@ class Call:
         "encoding",
         "has_half_closed",
         "head",
+        "held_bytes",
         "incoming",
         "is_open",
         "method",
@@ -173,7 +173,8 @@ class Call:
         self._is_opened = False
         self.incoming: Incoming | None = None
         """None while all messages have arrived in one piece."""
-        self._held_bytes = 0
+        self.held_bytes = 0
+        """What the call counts with its connection: mostly its messages in progress."""
         self._waiting_bytes = 0
         self._waits_for_turn = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -303,7 +304,7 @@ class Call:
         """Count bytes held for the call, until `release` or its end. UNAVAILABLE when too many are held."""
         if not self.is_open:
             return
-        self._held_bytes += size
+        self.held_bytes += size
         if not self._conversation.held.hold(size):
             raise InferenceError(ErrorCode.UNAVAILABLE, NO_ROOM)
 
@@ -311,13 +312,8 @@ class Call:
         """Give back bytes that were counted. No effect if the call has ended, which gives back all of them."""
         if not self.is_open:
             return
-        self._held_bytes -= size
+        self.held_bytes -= size
         self._conversation.held.release(size)
-
-    @property
-    def holds_much(self) -> bool:
-        """Whether the messages in progress are so large that further ones should wait at the client."""
-        return self._conversation.held.is_much(self._held_bytes)
 
     # Messages out.
 
@@ -414,8 +410,8 @@ class Call:
             log.exception("%s failed after the end of its call", self.method.name)
 
     def _end(self, status: int, text: str = "") -> None:
-        if self._held_bytes:
-            self.release(self._held_bytes)
+        if self.held_bytes:
+            self.release(self.held_bytes)
         self.is_open = False
         self._stream.call = None
         if self._deadline is not None:

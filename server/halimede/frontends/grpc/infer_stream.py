@@ -56,20 +56,23 @@ class _Request:
 class InferStreams:
     """The method ModelStreamInfer."""
 
-    def __init__(self, context: InferContext, max_unanswered: int = MAX_UNANSWERED) -> None:
+    def __init__(self, context: InferContext, max_held_bytes: int, max_unanswered: int = MAX_UNANSWERED) -> None:
+        """A stream with more than `max_held_bytes` of requests in progress is not read further."""
         self._context = context
+        self._max_held_bytes = max_held_bytes
         self._limits = StreamLimits(max_unanswered, MAX_UNSENT_BYTES, MAX_STREAMED_BYTES)
 
     def begin(self, call: Call) -> None:
-        _InferStream(self._context, call, self._limits)
+        _InferStream(self._context, call, self._limits, self._max_held_bytes)
 
 
 class _InferStream:
     """One call of ModelStreamInfer. The call has its callbacks until it ends."""
 
-    def __init__(self, context: InferContext, call: Call, limits: StreamLimits) -> None:
+    def __init__(self, context: InferContext, call: Call, limits: StreamLimits, max_held_bytes: int) -> None:
         self._context = context
         self._call = call
+        self._max_held_bytes = max_held_bytes
         self._forwarded = context.forwarded(call)
         self._session: StreamSession[_Answer] = StreamSession(context.server, limits)
         self._errors_end_it = ("triton_grpc_error", "true") in call.head.metadata
@@ -149,7 +152,7 @@ class _InferStream:
     def _is_full(self) -> bool:
         # A message that waits counts too. Without a request in progress nothing else would begin it.
         session = self._session
-        return session.is_full or (self._call.holds_much and not session.is_idle)
+        return session.is_full or (self._call.held_bytes > self._max_held_bytes and not session.is_idle)
 
     def _on_half_closed(self) -> None:
         self._is_read = True

@@ -123,10 +123,6 @@ class HeldBytes:
         is_within = shared.wire.take(size)
         return is_within and self._requests <= shared.limits.max_connection_held_bytes
 
-    def is_much(self, size: int) -> bool:
-        """Whether a call that holds so many bytes should read no further. Half remains for a message of any size."""
-        return size > self._shared.limits.max_connection_held_bytes // 2
-
     def release(self, size: int) -> None:
         """Bytes of requests are free."""
         self._requests -= size

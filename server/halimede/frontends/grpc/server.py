@@ -83,7 +83,8 @@ class GrpcServer:
         self._health = HealthService(server)
         self._tasks: set[asyncio.Task[Any]] = set()
         context = InferContext(server, None if forward is None else Forwarding(forward, restricted))
-        streams = InferStreams(context, max_response_pool_size)
+        # The other half has room for one message of any size.
+        streams = InferStreams(context, limits.max_connection_held_bytes // 2, max_response_pool_size)
         self._methods = _methods(server, self._health, context, streams, transport.max_message_bytes, self._tasks)
         self._secrets: Mapping[str, Secret] = {
             path: restricted[CATEGORIES[path]] for path in self._methods if CATEGORIES[path] in restricted

@@ -110,7 +110,7 @@ def test_every_field_of_a_model_is_parsed() -> None:
             env=tuple(spec["env"]),
             service_account_name="reader",
             pod_template=spec["podTemplate"],
-            rollout=Rollout(RolloutPolicy.IN_PLACE, 5400, auto_rollback=False, upgrade_policy=UpgradePolicy.AUTO),
+            rollout=Rollout(RolloutPolicy.IN_PLACE, 5400, False, False, UpgradePolicy.AUTO, rebalance=True),
             max_unavailable="25%",
             autoscaling=Autoscaling(
                 max_replicas=8,

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, DeviceClaim
+from halimede_operator.core.api.spec import Accelerator, AcceleratorType, DeviceClaim, DeviceRequest
 from halimede_operator.core.diff import Delete, diff
 from halimede_operator.core.placement.choice import Placement, read_placement
+from halimede_operator.core.placement.explain import claim_text
 from halimede_operator.core.snapshot import Object
 from support.operator_children import children_of, pod_of, server_of
 from support.operator_specs import UID, model_spec, workload
@@ -57,6 +58,30 @@ def test_several_selectors_are_alternatives_in_their_order() -> None:
     }
 
 
+NIC = DeviceRequest("nic", "rdma.example.com", (SMALL, LARGE), 2)
+
+
+def test_a_claim_may_have_several_requests() -> None:
+    made = children(replace(CLAIM, additional=(NIC,)))["ResourceClaimTemplate"]["spec"]["spec"]["devices"]["requests"]
+    cards = {"deviceClassName": "rdma.example.com"}
+    assert made == [
+        {"name": "device", "exactly": devices(SMALL)},
+        {
+            "name": "nic",
+            "firstAvailable": [
+                {"name": "nic-0", **devices(SMALL, count=2), **cards},
+                {"name": "nic-1", **devices(LARGE, count=2), **cards},
+            ],
+        },
+    ]
+    both = replace(CLAIM, additional=(NIC,))
+    assert claim_text(both) == (
+        "need 1x device of class mig.nvidia.com that its selector matches and 2x device of class rdma.example.com that "
+        "one of its 2 selectors matches; kubectl get resourceclaims -A lists what is taken"
+    )
+    assert Placement("", claim=both).title == "device of class mig.nvidia.com and device of class rdma.example.com"
+
+
 def test_another_claim_is_another_template_and_another_pod_template() -> None:
     claims = [CLAIM, replace(CLAIM, selectors=(LARGE,)), replace(CLAIM, count=2), replace(CLAIM, device_class="gpu")]
     made = [children(claim) for claim in claims]
@@ -75,7 +100,7 @@ def test_a_template_stays_as_long_as_a_replica_set_names_it() -> None:
     assert (pruned.kind, pruned.name) == ("ResourceClaimTemplate", old["metadata"]["name"])
 
 
-@pytest.mark.parametrize("claim", [CLAIM, DeviceClaim("gpu"), DeviceClaim("gpu", (SMALL, LARGE), 64)])
+@pytest.mark.parametrize("claim", [CLAIM, DeviceClaim("gpu"), DeviceClaim("gpu", (SMALL, LARGE), 64, (NIC, NIC))])
 def test_the_annotation_keeps_the_claim(claim: DeviceClaim) -> None:
     placement = Placement("", claim=claim)
     assert read_placement(placement.written()) == placement

@@ -277,7 +277,7 @@ def test_room_can_be_counted_without_the_objects_own_pods() -> None:
     assert placement is not None
     ledger = Ledger(inventory(nodes, [pod(f"{SLICE}1g.10gb", on="a", of="bert")]))
     assert room_for(wanted, placement, ledger) == 2
-    assert room_for(wanted, placement, ledger, with_own=False) == 1
+    assert room_for(wanted, placement, ledger, own=False) == 1
 
 
 @pytest.mark.parametrize("parts", [20_000, 101])
@@ -385,3 +385,70 @@ def test_a_decision_about_many_nodes_takes_little_time() -> None:
         explain(wanted, ledger)
         spent.append(time.process_time() - begun)
     assert statistics.median(spent) < 0.1
+
+
+SHARING_LABELS = [
+    {"nvidia.com/gpu.sharing-strategy": "mps"},
+    {"nvidia.com/gpu.replicas": "4"},
+    {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED"},
+    {"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"},
+    {"cloud.google.com/gke-max-shared-clients-per-gpu": "3"},
+]
+
+
+@pytest.mark.parametrize("labels", SHARING_LABELS)
+def test_shared_devices_are_never_whole_gpus(labels: dict[str, str]) -> None:
+    shared, whole = node("shared", (), labels=labels), node("whole", (), labels={"nvidia.com/gpu.replicas": "1"})
+    found = inventory([shared, whole])
+    assert [each.devices[0].is_shared for each in found.nodes] == [True, False]
+    wanted = demand(Accelerator(AcceleratorType.GPU))
+    assert allowed(chosen(wanted, [shared, whole]), [shared, whole]) == ["whole"]
+    # No node has a whole GPU, and one that comes may be taken.
+    assert allowed(chosen(wanted, [shared]), [shared, whole]) == ["whole"]
+
+
+@pytest.mark.parametrize("labels", SHARING_LABELS[:4])
+def test_every_label_of_a_shared_device_serves_the_type_shared(labels: dict[str, str]) -> None:
+    nodes = [node("shared", (), labels=labels), node("whole", ())]
+    wanted = Accelerator(AcceleratorType.SHARED, shared_resource="nvidia.com/gpu", gpu=GpuFilter(min_capability=(8, 6)))
+    assert allowed(chosen(demand(wanted), nodes), nodes) == ["shared"]
+
+
+@pytest.mark.parametrize("label", [("replicas", "2"), ("product", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb-SHARED")])
+def test_shared_slices_are_not_handed_out(label: tuple[str, str]) -> None:
+    name, value = label
+    mixed = node("mixed", ("1g.10gb",), labels={f"{SLICE}1g.10gb.{name}": value})
+    single = node("single", ("1g.10gb",), strategy="single", labels={f"nvidia.com/gpu.{name}": value})
+    assert resource(demand(mig(8)), [mixed, single]) is None
+    # The label of whole GPUs says nothing about slices with a name of their own.
+    other = node("mixed", ("1g.10gb",), labels={f"nvidia.com/gpu.{name}": value})
+    assert resource(demand(mig(8)), [other]) == f"{SLICE}1g.10gb"
+
+
+def gke_node(name: str, **labels: str) -> Object:
+    """A node of Google's Kubernetes Engine without GPU feature discovery."""
+    made = node(
+        name, (), labels={f"cloud.google.com/gke-{key.replace('_', '-')}": text for key, text in labels.items()}
+    )
+    made["metadata"]["labels"] = {
+        key: text for key, text in made["metadata"]["labels"].items() if not key.startswith("nvidia.com/")
+    }
+    return made
+
+
+def test_slices_of_gke_are_found_by_its_partition_label() -> None:
+    nodes = [
+        gke_node("gke", gpu_partition_size="1g.5gb"),
+        gke_node("shared", gpu_partition_size="1g.5gb", gpu_sharing_strategy="time-sharing"),
+        gke_node("whole"),
+    ]
+    placement = chosen(demand(mig(profile="1g.5gb")), nodes)
+    assert placement is not None
+    assert (placement.resource, placement.profile) == ("nvidia.com/gpu", "1g.5gb")
+    assert allowed(placement, nodes) == ["gke"]
+    assert allowed(chosen(demand(Accelerator(AcceleratorType.GPU)), nodes), nodes) == ["whole"]
+    # The memory of a slice is not known from its name.
+    assert chosen(demand(mig(4)), nodes[:1]) is None
+    assert "1g.5gb free on node gke, which has no labels of GPU feature discovery" in explain(
+        demand(mig(4)), Ledger(inventory(nodes[:1]))
+    )

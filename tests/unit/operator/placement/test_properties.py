@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from cluster.gpus import H100
 from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFilter, Workload
 from halimede_operator.core.placement.choice import choose, demand_of, room_for, with_headroom
-from halimede_operator.core.placement.explain import explain
+from halimede_operator.core.placement.explain import MAX_CHARACTERS, explain
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.placement.node_filter import holds_for
 from halimede_operator.core.snapshot import Object
@@ -118,7 +118,10 @@ def test_the_choice_is_that_of_an_exhaustive_search(case: Demanded) -> None:
     for resource, profile in {(kind.resource, kind.profile) for kind in fitting}:
         alike = [kind for kind in fitting if (kind.resource, kind.profile) == (resource, profile)]
         free = {kind.node: kind.count - held[kind] for kind in alike}
-        memory = min(kind.memory_mib for kind in alike)
+        enough = [kind for kind in alike if kind.count >= accelerator.count]
+        if not enough:
+            continue
+        memory = min(kind.memory_mib for kind in enough)
         results.append((most_pods(free, accelerator.count, replicas), not profile, memory, resource, profile))
     if not results:
         is_named = accelerator.type is AcceleratorType.GPU or accelerator.mig_profile is not None
@@ -150,7 +153,7 @@ def test_choices_one_after_the_other_never_exceed_the_devices(case: tuple[Cluste
         demand = demand_of(model_key(f"m{number}"), Workload(accelerator=accelerator), {"spec": {}})
         text = explain(demand, ledger)
         assert text == explain(demand, ledger)
-        assert len(text) <= 500
+        assert len(text) <= MAX_CHARACTERS
         if (placement := choose(demand, ledger)) is None:
             continue
         has_room = room_for(demand, placement, ledger) > 0

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halimede_operator.core.api.spec import Accelerator, AcceleratorType, ModelSpec, Workload
+from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.snapshot import Object, PodDevice, PodDevices, PodIndex, Snapshot
 from halimede_operator.core.status.memory import recommended_mib
 from support.operator_pods import NEW, OLD, READY, deployment, replica_set, serving, snapshot
@@ -48,6 +49,31 @@ def test_placements_have_the_devices_of_pods_that_report_them():
         {"pod": "bert-1-a", "node": "node-1", "devices": [{"uuid": "MIG-1", "profile": "1g.10gb"}, {"uuid": "GPU-2"}]},
         {"pod": "bert-1-b", "node": "node-2"},
     ]
+
+
+def test_placed_says_node_profile_and_device():
+    slices = Placement("nvidia.com/mig-1g.10gb", "1g.10gb")
+    first = replace(seen(reports(part("MIG-1"))), children=(deployment(2, placement=slices),))
+    status = status_for(first, on())
+    told = "every replica has a node: node-1 (1g.10gb MIG-1), node-2 (1g.10gb)"
+    assert message(status, "Placed") == told
+    # It stays while the pods have not been asked again.
+    later = replace(seen(status=status), children=(deployment(2, placement=slices),))
+    assert message(status_for(later, on()), "Placed") == told
+    whole = replace(seen(), children=(deployment(2, placement=Placement("nvidia.com/gpu")),))
+    assert message(status_for(whole, on()), "Placed") == "every replica has a node: node-1 (GPU), node-2 (GPU)"
+    claimed = replace(seen(), allocated={"bert-1-a": ("gpu.nvidia.com/node-1/gpu-0",)})
+    assert message(status_for(claimed, on()), "Placed").endswith("node-1 (gpu.nvidia.com/node-1/gpu-0), node-2")
+
+
+def test_placed_names_a_few_pods_and_devices():
+    pods = [serving(f"bert-1-{number}", node=f"node-{number}") for number in range(6)]
+    many = reports(*(part(f"MIG-{number}") for number in range(4)))
+    found = snapshot(model_key(), *pods, child=deployment(6), indexes={"bert-1-0": many})
+    spec = model_spec(workload=Workload(replicas=6, accelerator=SLICE))
+    assert message(status_for(found, spec), "Placed") == (
+        "every replica has a node: node-0 (1g.10gb MIG-0, 1g.10gb MIG-1, and 2 more), node-1, node-2, node-3, and 2 more"
+    )
 
 
 def test_at_most_16_devices_of_a_pod_are_shown():
@@ -122,7 +148,9 @@ def test_the_same_reports_change_nothing_the_second_time(peaks: list[tuple[int |
 
 def test_figures_of_the_template_before_cause_no_advice():
     old = {"devicePeak": "1000Mi", "deviceTotal": "40448Mi", "templateHash": OLD, "measuredAt": NOW}
-    assert message(status_for(seen(status={"memory": old}), on()), "Placed") == "every replica has a node"
+    assert (
+        message(status_for(seen(status={"memory": old}), on()), "Placed") == "every replica has a node: node-1, node-2"
+    )
 
 
 def test_the_figures_of_the_template_before_are_replaced_even_by_lower_ones():
@@ -200,12 +228,12 @@ def test_another_size_is_recommended_if_the_need_is_far_off(peak: int, asked: in
 
 def test_placed_recommends_a_minimum_that_suits_the_model():
     assert message(status_for(seen(reports(part(peak=3000))), on()), "Placed") == (
-        "every replica has a node; at most 3000Mi of 9856Mi of a device were in use: "
+        "every replica has a node: node-1 (1g.10gb MIG-1), node-2; at most 3000Mi of 9856Mi of a device were in use: "
         "spec.accelerator.mig.minMemory 3072Mi suits the model better"
     )
     asked = Accelerator(AcceleratorType.MIG, mig_min_memory_mib=4096)
     assert "minMemory 5120Mi suits" in message(status_for(seen(reports(part(peak=5000))), on(asked)), "Placed")
-    assert message(status_for(seen(reports(part(peak=3000))), on(asked)), "Placed") == "every replica has a node"
+    assert "minMemory" not in message(status_for(seen(reports(part(peak=3000))), on(asked)), "Placed")
     whole = Accelerator(AcceleratorType.GPU)
     for fits in (status_for(seen(reports(part(peak=6000))), on()), status_for(seen(reports(part(peak=1))), on(whole))):
-        assert message(fits, "Placed") == "every replica has a node"
+        assert "minMemory" not in message(fits, "Placed")

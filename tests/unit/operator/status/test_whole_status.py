@@ -50,7 +50,7 @@ def test_the_whole_status_of_a_model_that_serves():
             for type_, status, reason, text in (
                 ("Accepted", "True", "Valid", "the spec is valid"),
                 ("ModelFetched", "True", "Fetched", "every replica has the model's files"),
-                ("Placed", "True", "Scheduled", "every replica has a node"),
+                ("Placed", "True", "Scheduled", "every replica has a node: node-1 (1g.10gb), node-2 (1g.10gb)"),
                 ("ModelLoaded", "True", "Loaded", "every replica has loaded version 1"),
                 ("Available", "True", "Serving", "2 replicas serving"),
                 ("Progressing", "False", "Complete", "all pods are of the newest spec"),
