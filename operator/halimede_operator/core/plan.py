@@ -7,6 +7,7 @@ from typing import TypeVar
 from halimede_operator.core.api.ensemble import MAX_STEPS
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, RolloutPolicy, Spec, Workload
+from halimede_operator.core.api_errors import is_room_made_by_others
 from halimede_operator.core.autoscaling.idle import WAKE, asleep, falls_asleep, wakes
 from halimede_operator.core.autoscaling.replicas import IS_OURS, Replicas, held, present_of, replicas_of
 from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
@@ -191,7 +192,7 @@ def plan(
         placement_in(deployment),
         devices.room,
         now=now,
-        over_quota=bool(snapshot.quota_messages),
+        over_quota=any(is_room_made_by_others(message) for message in snapshot.refused_pods),
     )
     if strategy.policy is not kept:
         wanted = children(strategy.policy)

@@ -107,7 +107,7 @@ class Snapshot:
     """Why the API server refuses an HPA with 0 as minReplicas; "" if that is not known."""
     idle: Idle | None = None
     """None if it is not idle, if that is not known, or if nobody asks."""
-    quota_messages: tuple[str, ...] = ()
+    refused_pods: tuple[str, ...] = ()
     """Messages of ReplicaSets about pods that they may not create (condition ReplicaFailure)."""
     kubelet_events: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
     """By pod uid. For pods that wait for volumes: which volumes the kubelet could not mount. For pods whose images are

@@ -111,7 +111,7 @@ class Observer:
             no_zero=self._no_zero if self._clock() < self._no_zero_until else "",
             idle=self._works.idle(key, pod_objects if may_sleep(value) else (), kept_idle(value)),
             unavailable=cache.unavailable,
-            quota_messages=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
+            refused_pods=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
         )
 
     def _keda_hpa(self, key: Key) -> Object | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Spec, Workload
+from halimede_operator.core.api_errors import is_over_quota
 from halimede_operator.core.autoscaling.replicas import present_of
 from halimede_operator.core.labels import REVISION_LABEL
 from halimede_operator.core.pods.failure import Failure, Reason, Stage
@@ -149,7 +150,7 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "")
         worst=(
             Failure(Reason.INSUFFICIENT_DEVICES, clean(unplaced), Stage.PLACED)
             if unplaced
-            else _worst(newest, active, ended, desired, snapshot.quota_messages)
+            else _worst(newest, active, ended, desired, snapshot.refused_pods)
         ),
         deadline=_deadline(deployment, newest, now),
         memory=measured(old, spec, serving, template_hash, now),
@@ -235,7 +236,7 @@ def _worst(
 
 
 def _refusal(message: str) -> Failure:
-    reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in message else Reason.PODS_REFUSED
+    reason = Reason.QUOTA_EXCEEDED if is_over_quota(message) else Reason.PODS_REFUSED
     return Failure(reason, clean(at_rest(message)), Stage.PLACED)
 
 

@@ -340,9 +340,7 @@ SECURITY = 'pods "bert-7f9c66d5b8-%s" is forbidden: violates PodSecurity "restri
 @pytest.mark.parametrize(("text", "reason"), [(QUOTA, "QuotaExceeded"), (SECURITY, "PodsRefused")])
 def test_pods_that_a_quota_or_policy_refuses_are_reported(text: str, reason: str):
     statuses = [
-        status_of(
-            snapshot(model_key(), child=deployment(), quota_messages=(text % name,)), model_spec(), (), (), (), NOW
-        )
+        status_of(snapshot(model_key(), child=deployment(), refused_pods=(text % name,)), model_spec(), (), (), (), NOW)
         for name in ("zn6zz", "x7k2p")
     ]
     assert statuses[0] == statuses[1]
@@ -351,7 +349,7 @@ def test_pods_that_a_quota_or_policy_refuses_are_reported(text: str, reason: str
 
 
 def test_a_quota_message_without_missing_pods_is_not_reported():
-    seen = snapshot(model_key(), serving(), child=deployment(), quota_messages=(QUOTA % "zn6zz",))
+    seen = snapshot(model_key(), serving(), child=deployment(), refused_pods=(QUOTA % "zn6zz",))
 
     assert ready_state(status_of(seen, model_spec(), (), (), (), NOW)) == (
         "True",
