@@ -121,6 +121,7 @@ _PREFIX = re.compile(
 _TEMPLATE_PATH = re.compile(
     r"(?<![\w.])\.?spec\.template((?:\.[A-Za-z]\w*|\[[^\]]*\])*)(?P<missing>(?=: Required value))?"
 )
+_BEHAVIOR_PATH = re.compile(r"(?<![\w.])\.?spec\.behavior\b")
 _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<item>[^\]]*)\]")
 _KEY = re.compile(r'(\w+)=(?:"([^"]*)"|([^,]*))')
 
@@ -139,6 +140,8 @@ def message_for_author(status: int, message: str, wanted: Object, spec: object) 
     def instead(match: re.Match[str]) -> str:
         return _in_spec(match[1], template, spec, is_missing=match["missing"] is not None) or match[0]
 
+    if wanted.get("kind") == "HorizontalPodAutoscaler" and at(spec, "autoscaling", "behavior") is not None:
+        found = _BEHAVIOR_PATH.sub("spec.autoscaling.behavior", found)
     return at_rest(_TEMPLATE_PATH.sub(instead, found))
 
 

@@ -220,6 +220,12 @@ def plan(
     )
 
 
+def plan_without_requests(snapshot: Snapshot, platform: Platform, now: str) -> Plan:
+    """A plan for the status of an object whose reconcile failed: with the devices that the Deployment has."""
+    kept = placement_in(deployment_in(snapshot))
+    return replace(plan(snapshot, platform, now, devices=Devices(kept)), changes=())
+
+
 def _in_order(
     changes: Sequence[Apply | Delete | Conflict], existing: Object | None, replicas: Replicas, deployment: Object
 ) -> tuple[Change, ...]:

@@ -191,7 +191,8 @@ class Observer:
                 await self._api.try_apply(change.object, is_new=change.is_new)
             except ApiError as error:
                 if not any(cause.field == "spec.minReplicas" for cause in error.causes):
-                    raise
+                    # The apply is refused for the same cause, which is then reported as that of this child.
+                    continue
                 self._no_zero = clean(error.message, 256)
                 self._no_zero_until = self._clock() + NO_ZERO_S
                 raise Stale("the API server refuses an HPA with 0 as minReplicas") from error

@@ -17,17 +17,17 @@ from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key, RolloutPolicy
-from halimede_operator.core.api_errors import Meaning
+from halimede_operator.core.api_errors import Meaning, message_for_author
 from halimede_operator.core.diff import Apply, Conflict, Delete
 from halimede_operator.core.merge_patch import merge_patch
 from halimede_operator.core.operator_mark import other_operator
-from halimede_operator.core.plan import Devices, Plan, plan, strategy_now
+from halimede_operator.core.plan import Devices, Plan, plan, plan_without_requests, strategy_now
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.claims import unread_claims
 from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
-from halimede_operator.core.reading import condition, moment_at, moment_of
+from halimede_operator.core.reading import at_rest, condition, moment_at, moment_of
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
 from halimede_operator.core.workqueue import Failure
@@ -93,22 +93,67 @@ class Reconciler:
         """Since when we know an object that no operator has written to yet; kept only while other operators run."""
 
     async def __call__(self, key: Key) -> Outcome:
-        """Reconcile one object. Errors of the API server become a `Failed`."""
+        """Reconcile one object. Whatever fails becomes a `Failed`, and is in the object's status."""
         try:
             try:
-                return await self._reconcile(
-                    key, await self._observer.name_holders(key, self._children_with_taken_names.get(key, ()))
-                )
-            except NameTaken:
-                return await self._reconcile(key, await self._observer.name_holders(key, await self._new_children(key)))
+                outcome = await self._attempt(key)
+            except (Vanished, Stale, NotLeaderError):
+                raise
+            except ApiError as error:
+                if error.is_conflict or error.meaning is Meaning.NAMESPACE_TERMINATING:
+                    return Failed(_failure_of(error.meaning), str(error), error.retry_after_s)
+                message = message_for_author(error.status, error.message, {}, None)
+                failure = ApplyFailure(f"{error.verb} {error.path}", error.meaning, message)
+                return await self._report(key, failure, error.retry_after_s)
+            except Exception as error:
+                log.exception("reconcile of %s raised an exception", key)
+                failure = ApplyFailure("the operator failed", Meaning.TRANSIENT, at_rest(repr(error)))
+                return await self._report(key, failure, None)
         except Vanished:
             return Done()
         except Stale as stale:
             return Failed(Failure.CONFLICT, str(stale))
         except NotLeaderError:
             return Failed(Failure.TRANSIENT, "another operator may hold the lease")
-        except ApiError as error:
-            return Failed(_failure_of(error.meaning), str(error), error.retry_after_s)
+        if not isinstance(outcome, Failed):
+            self._failing_since.pop(key, None)
+        return outcome
+
+    async def _attempt(self, key: Key) -> Outcome:
+        try:
+            return await self._reconcile(
+                key, await self._observer.name_holders(key, self._children_with_taken_names.get(key, ()))
+            )
+        except NameTaken:
+            return await self._reconcile(key, await self._observer.name_holders(key, await self._new_children(key)))
+
+    async def _report(self, key: Key, failure: ApplyFailure, retry_after_s: float | None) -> Outcome:
+        """Write the status of an object whose reconcile ended early. A request that failed may fail here, too."""
+        failed = _failed(failure, retry_after_s)
+        if self._is_to_be_awaited(key, failure, self._clock()) or (snapshot := self._observer.observe(key)) is None:
+            return failed
+        if "deletionTimestamp" in snapshot.object["metadata"]:
+            return failed
+        try:
+            if await self._leave_to_others(snapshot) is None:
+                planned = self._plan_after_failure(snapshot)
+                await self._write_status(snapshot, planned, Performed(failure=failure), [])
+        except ApiError:
+            pass
+        return failed
+
+    def _plan_after_failure(self, snapshot: Snapshot) -> Plan:
+        try:
+            return plan_without_requests(snapshot, self._platform, self._now())
+        except Exception:  # noqa: BLE001 - it is what failed, and the log has it
+            return Plan((), None, ())
+
+    def _is_to_be_awaited(self, key: Key, failure: ApplyFailure, begun: float) -> bool:
+        """Whether a failure is not to be reported yet, because it may be over soon. begun: of the reconcile."""
+        if failure.meaning is not Meaning.TRANSIENT:
+            self._failing_since.pop(key, None)
+            return False
+        return self._clock() - self._failing_since.setdefault(key, begun) < REPORT_AFTER_S
 
     async def _reconcile(self, key: Key, name_holders: Sequence[Object]) -> Outcome:
         begun = self._clock()
@@ -155,11 +200,8 @@ class Reconciler:
             snapshot = after
         if not performed.is_postponed:
             planned = dataclasses.replace(planned, strategy=strategy_now(snapshot, planned, self._now()))
-        if performed.failure is not None and performed.failure.meaning is Meaning.TRANSIENT:
-            if self._clock() - self._failing_since.setdefault(key, begun) < REPORT_AFTER_S:
-                return _failed(performed.failure, performed.retry_after_s)
-        else:
-            self._failing_since.pop(key, None)
+        if performed.failure is not None and self._is_to_be_awaited(key, performed.failure, begun):
+            return _failed(performed.failure, performed.retry_after_s)
         snapshot, checks_in = await self._with_causes(snapshot, planned)
         again_in += checks_in
         conflicts = [change for change in planned.changes if isinstance(change, Conflict)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from halimede_operator.cluster.inventory import FORBIDDEN_S
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.observer import MAX_PODS_ASKED
@@ -63,9 +64,14 @@ def test_a_reconcile_works_without_the_right_to_read_nodes(tmp_path: Path):
         create_unscheduled_pod(harness)
         for _ in range(3):
             assert await harness.sync() == Done(again_in=UNPLACED_AGAIN_S)
-            harness.now += 60
+            harness.now += FORBIDDEN_S / 3
         assert harness.api.counted("GET /api/v1/nodes") == 1
         assert "may not read nodes" in harness.condition("Placed")["message"]
+
+        # The right is granted.
+        harness.api.faults.clear()
+        await harness.sync()
+        assert "no node has devices" in harness.condition("Placed")["message"]
 
     run(scenario, tmp_path)
 
