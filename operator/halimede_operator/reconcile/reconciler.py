@@ -27,6 +27,7 @@ from halimede_operator.core.pods.claims import unread_claims
 from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
+from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S, is_newly_ready
 from halimede_operator.core.reading import at_rest, condition, moment_at, moment_of
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
@@ -257,6 +258,8 @@ class Reconciler:
             snapshot = await self._observer.with_claims(snapshot, unread)
         if any(waits_for_scheduler(pod) for pod in snapshot.pods):
             again_in.append(SCHEDULER_LIMIT_S)
+        if any(is_newly_ready(pod, self._now()) and not _has_served(snapshot, pod) for pod in snapshot.pods):
+            again_in.append(INDEX_LIMIT_S)
         late = [child for child in snapshot.children if _is_past_deadline(child)]
         again_in += [self._pods_deadline_in_s(child, snapshot.pods) for child in late]
         return snapshot, again_in
@@ -395,6 +398,12 @@ def _begins_with_a_gap(snapshot: Snapshot, planned: Plan) -> bool:
     return not is_told and any(
         isinstance(change, Apply) and change.object["kind"] == "Deployment" for change in planned.changes
     )
+
+
+def _has_served(snapshot: Snapshot, pod: Object) -> bool:
+    """Whether the pod's last index has a version that is READY."""
+    index = snapshot.indexes.get(pod["metadata"]["uid"])
+    return index is not None and any(version.state == "READY" for version in index.versions)
 
 
 def _is_past_deadline(child: Object) -> bool:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from halimede_operator.cluster.inventory import FORBIDDEN_S
+from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S
+from halimede_operator.core.reading import moment_of
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.observer import MAX_PODS_ASKED
@@ -175,3 +177,15 @@ def _waiting_pod(harness: Harness, since: datetime.datetime, name: str = "digits
     at = since.strftime("%Y-%m-%dT%H:%M:%SZ")
     has_sandbox = {"type": "PodReadyToStartContainers", "status": str(not does), "lastTransitionTime": at}
     return create_pod(harness, name, {"type": "PodScheduled", "status": "True"}, has_sandbox)
+
+
+def test_a_newly_ready_pod_is_looked_at_again_when_its_index_is_due(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": moment_of(harness.today)}
+        create_pod(harness, "digits-1-x", ready, node="node-1")
+        assert await harness.sync() == Done(again_in=INDEX_LIMIT_S)
+        harness.today += datetime.timedelta(seconds=INDEX_LIMIT_S)
+        assert await harness.sync() == Done()
+
+    run(scenario, tmp_path)

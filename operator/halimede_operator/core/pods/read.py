@@ -21,7 +21,7 @@ from halimede_operator.core.pods.placement import (
     scheduling_failures,
     unhealthy_device_failures,
 )
-from halimede_operator.core.pods.served_versions import index_failures
+from halimede_operator.core.pods.served_versions import index_failures, is_newly_ready
 from halimede_operator.core.pods.view import DIGEST, FetchedModel, PodView, ready_versions
 from halimede_operator.core.reading import (
     at,
@@ -60,7 +60,7 @@ def read_pod(
     name = name_at(pod, "metadata", "name")
     has_ended = text_at(pod, "status", "phase") in {"Failed", "Succeeded"}
     reached = _reached(pod, index, served)
-    found = [*_failures(pod, name, index, served, reached), *mount_failures(pod, name, events)]
+    found = [*_failures(pod, name, index, served, reached, now), *mount_failures(pod, name, events)]
     found += [*lost_device_failures(pod, name, shortages), *scheduler_failures(pod, name, now)]
     missing_secrets = missing_pull_secrets(events, now)
     found = [with_missing_secrets(failure, missing_secrets) for failure in found]
@@ -86,6 +86,7 @@ def read_pod(
         fetch_ended=_fetch_ended(pod),
         fetched=_fetched(pod),
         index=index,
+        is_newly_ready=is_newly_ready(pod, now),
     )
 
 
@@ -117,7 +118,9 @@ def _has_loaded(index: PodIndex, served: str) -> bool:
     return next(ready_versions(index.versions, served), None) is not None
 
 
-def _failures(pod: Object, name: str, index: PodIndex | None, served: str, reached: Stage) -> Iterator[Failure]:
+def _failures(
+    pod: Object, name: str, index: PodIndex | None, served: str, reached: Stage, now: str
+) -> Iterator[Failure]:
     if text_at(pod, "status", "phase") in {"Failed", "Succeeded"}:
         yield ended_pod_failure(pod, name)
         return
@@ -127,7 +130,7 @@ def _failures(pod: Object, name: str, index: PodIndex | None, served: str, reach
     for status in container_statuses(pod):
         if failure := container_failure(Container(pod, name, status)):
             yield failure
-    yield from index_failures(pod, name, index, served, reached)
+    yield from index_failures(pod, name, index, served, reached, now)
 
 
 VOLUMES_LIMIT_S = 3.0

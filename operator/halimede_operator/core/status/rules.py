@@ -200,10 +200,16 @@ def loaded_state(observed: Observed) -> ConditionState:
     unasked = [pod for pod in observed.newest if pod.stage >= Stage.LOADED and pod.is_unknown]
     if state.status != TRUE or not unasked:
         return state
-    text = "; ".join(_unread_index(pod) for pod in unasked)
-    return ConditionState(
-        TRUE if observed.was_ready else UNKNOWN, "Loaded" if observed.was_ready else "IndexUnreachable", text
-    )
+    if observed.was_ready:
+        return ConditionState(TRUE, "Loaded", "; ".join(_unread_index(pod) for pod in unasked))
+    return _unread_indexes(unasked)
+
+
+def _unread_indexes(pods: Sequence[PodView]) -> ConditionState:
+    """The state of a condition that depends on what these pods serve. A pod that has just become ready is loading."""
+    is_new = any(pod.is_newly_ready for pod in pods)
+    text = "; ".join(_unread_index(pod) for pod in pods)
+    return ConditionState(UNKNOWN, NormalReason.LOADING if is_new else "IndexUnreachable", text)
 
 
 def _unread_index(pod: PodView) -> str:
@@ -338,7 +344,7 @@ def _ready_while_served(observed: Observed, serves: str) -> ConditionState:
     """Ready for a newest spec that is served, by all replicas or by some of them."""
     unasked = [pod for pod in observed.serving_newest if pod.is_unknown]
     if unasked and not observed.was_ready:
-        return ConditionState(UNKNOWN, "IndexUnreachable", "; ".join(_unread_index(pod) for pod in unasked))
+        return _unread_indexes(unasked)
     text = f"{serves} {_versions_text(observed)}"
     if _is_complete(observed):
         return ConditionState(TRUE, "Serving", text)
