@@ -113,8 +113,16 @@ def test_every_failing_model_reports_its_cause(
             "QuotaExceeded",
             ("requests.nvidia.com/mig-1g.10gb",),
         ),
-        "claim": ({"model": {"uri": "pvc://nowhere/twice"}}, "Unschedulable", ('"nowhere" not found',)),
-        "unbound": ({"model": {"uri": "pvc://unbound/twice"}}, "Unschedulable", ("unbound",)),
+        "claim": (
+            {"model": {"uri": "pvc://nowhere/twice"}},
+            "ClaimMissing",
+            ("PersistentVolumeClaim nowhere does not exist",),
+        ),
+        "unbound": (
+            {"model": {"uri": "pvc://unbound/twice"}},
+            "ClaimUnbound",
+            ("PersistentVolumeClaim unbound (without a StorageClass) is not bound: no persistent volumes available",),
+        ),
         "denied": ({"model": denied}, "ModelFetchFailed", ("not allowed", "s3://models/denied", "403")),
         "other": (
             {"model": {"uri": scaled, "digest": f"sha256:{'0' * 64}"}},

@@ -63,6 +63,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list]
+# Why pods wait for a volume.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get]
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
   verbs: [get, list, watch, create, patch, delete]

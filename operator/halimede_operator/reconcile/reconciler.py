@@ -24,10 +24,16 @@ from halimede_operator.core.operator_mark import other_operator
 from halimede_operator.core.plan import Devices, Plan, plan, plan_without_requests, strategy_now
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.claims import unread_claims
-from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
+from halimede_operator.core.pods.kubelet_events import (
+    NO_PULL_SECRET,
+    waits_for_device_claim,
+    waits_for_pull_secrets,
+    waits_for_volumes,
+)
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S, is_newly_ready
+from halimede_operator.core.pods.volume_claims import waits_for_claims
 from halimede_operator.core.reading import at_rest, condition, moment_at, moment_of
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
@@ -246,14 +252,17 @@ class Reconciler:
             text = await self._placer.explanation(snapshot, self._platform)
             snapshot = dataclasses.replace(snapshot, free_devices=text)
             again_in.append(self._devices_again_in(snapshot, planned))
-        if waiting := [pod for pod in snapshot.pods if waits_for_volumes(pod)]:
+        if waiting := [pod for pod in snapshot.pods if waits_for_volumes(pod) or waits_for_device_claim(pod)]:
             age_s = max(self._waited_s(pod) for pod in waiting)
             if age_s >= EVENTS_AFTER_S:
-                snapshot = await self._observer.with_kubelet_events(snapshot, waiting, self._api.failed_mounts)
+                snapshot = await self._observer.with_kubelet_events(snapshot, waiting, type="Warning")
             # Often at first, and less often the longer nothing changes.
             again_in.append(min(60.0, max(EVENTS_AFTER_S, age_s / 4)))
         if pulling := [pod for pod in snapshot.pods if waits_for_pull_secrets(pod)]:
-            snapshot = await self._observer.with_kubelet_events(snapshot, pulling, self._api.failed_pull_secrets)
+            snapshot = await self._observer.with_kubelet_events(snapshot, pulling, reason=NO_PULL_SECRET)
+        if claiming := [pod for pod in snapshot.pods if waits_for_claims(pod)]:
+            snapshot = await self._observer.with_volume_claims(snapshot, claiming)
+            again_in.append(UNPLACED_AGAIN_S)
         if (unread := unread_claims(snapshot)) and "ResourceClaimTemplate" not in snapshot.unavailable:
             snapshot = await self._observer.with_claims(snapshot, unread)
         if any(waits_for_scheduler(pod) for pod in snapshot.pods):
@@ -284,8 +293,9 @@ class Reconciler:
         return DEADLINE_AGAIN_S if left < 0 else min(DEADLINE_AGAIN_S, left + 1.0)
 
     def _waited_s(self, pod: Object) -> float:
-        """Seconds that the pod has waited for its volumes: from its node's clock to ours."""
-        since = moment_at(condition(pod, "PodReadyToStartContainers"), "lastTransitionTime")
+        """Seconds that the pod has waited for its volumes or its ResourceClaim: from the cluster's clocks to ours."""
+        sandbox = condition(pod, "PodReadyToStartContainers")
+        since = moment_at(sandbox or pod["metadata"], "lastTransitionTime" if sandbox else "creationTimestamp")
         if since is None:
             return EVENTS_AFTER_S
         return (self._today() - datetime.datetime.fromisoformat(since)).total_seconds()

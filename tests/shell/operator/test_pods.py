@@ -167,7 +167,7 @@ def test_events_are_read_for_a_few_of_many_waiting_pods(tmp_path: Path):
 
 def _failed_mount(harness: Harness, name: str, uid: str, message: str) -> None:
     harness.api.put(
-        "events", "prod", name, involvedObject={"uid": uid}, reason="FailedMount", message=message,
+        "events", "prod", name, involvedObject={"uid": uid}, reason="FailedMount", type="Warning", message=message,
         lastTimestamp="2030-01-01T00:00:01Z",
     )  # fmt: skip
 
@@ -187,5 +187,61 @@ def test_a_newly_ready_pod_is_looked_at_again_when_its_index_is_due(tmp_path: Pa
         assert await harness.sync() == Done(again_in=INDEX_LIMIT_S)
         harness.today += datetime.timedelta(seconds=INDEX_LIMIT_S)
         assert await harness.sync() == Done()
+
+    run(scenario, tmp_path)
+
+
+def _pod_with_claim(harness: Harness) -> None:
+    """Create a pod that gets no node because of its claim `models`."""
+    text = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "False", "message": text})
+    known = harness.api.objects["pods", "prod", "digits-1-x"]["spec"]
+    volumes = [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}]
+    harness.api.put("pods", "prod", "digits-1-x", spec={**known, "volumes": volumes})
+
+
+def test_the_claims_of_a_pod_without_a_node_are_read(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        _pod_with_claim(harness)
+        assert await harness.sync() == Done(again_in=UNPLACED_AGAIN_S)
+        assert harness.condition("Placed")["reason"] == "ClaimMissing"
+        claim = harness.api.put("persistentvolumeclaims", "prod", "models", spec={"storageClassName": "fast"})
+        harness.api.put(
+            "events", "prod", "it", involvedObject={"uid": claim["metadata"]["uid"]}, reason="ProvisioningFailed",
+            type="Warning", message="no space left",
+        )  # fmt: skip
+        await harness.sync()
+        assert harness.condition("Placed")["reason"] == "ClaimUnbound"
+        assert "models (StorageClass fast) is not bound: no space left" in harness.condition("Placed")["message"]
+
+    run(scenario, tmp_path)
+
+
+def test_a_reconcile_works_without_the_right_to_read_claims(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        _pod_with_claim(harness)
+        harness.api.faults.append(Fault("GET .*/persistentvolumeclaims/", status=403))
+        assert await harness.sync() == Done(again_in=UNPLACED_AGAIN_S)
+        assert harness.condition("Placed")["reason"] == "Unschedulable"
+
+    run(scenario, tmp_path)
+
+
+def test_events_of_a_pod_without_a_resource_claim_are_read(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        uid = create_pod(harness, "digits-1-x")
+        known = harness.api.objects["pods", "prod", "digits-1-x"]
+        created = {"creationTimestamp": moment_of(harness.today - datetime.timedelta(seconds=EVENTS_AFTER_S))}
+        spec = {**known["spec"], "resourceClaims": [{"name": "accelerator"}]}
+        harness.api.put("pods", "prod", "digits-1-x", spec=spec, metadata=created)
+        harness.api.put(
+            "events", "prod", "it", involvedObject={"uid": uid}, reason="FailedResourceClaimCreation", type="Warning",
+            message="exceeded quota",
+        )  # fmt: skip
+        await harness.sync()
+        assert harness.condition("Placed")["reason"] == "DevicePreparationFailed"
 
     run(scenario, tmp_path)

@@ -62,8 +62,9 @@ _KILLED_TEXT = (
     "killed by SIGKILL (exit code 137): the kernel sends it for lack of memory, "
     "the kubelet after failed liveness probes, or a person"
 )
-_LOAD_FAILED_EXIT = 1
-"""The server's exit code if a model cannot be loaded at startup."""
+_LOAD_FAILED_EXIT, _LOAD_FAILED_WORDS = 1, "failed to load"
+"""The server's exit code if a model cannot be loaded at startup, and words of the cause. Shells and Python
+end with the same code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,8 @@ def _exit_failure(container: Container, ended: Mapping[str, Any]) -> Failure:
         kind, what = _FETCH_EXITS.get(code or 0, (Reason.MODEL_FETCH_FAILED, how))
         trying = ", trying again" if code == FetchExit.UNREACHABLE else ""
         return failure(kind, what, f"{cause}{trying}")
-    if container.name == SERVER and code == _LOAD_FAILED_EXIT and not container.was_ready_in(ended):
+    is_load_failure = code == _LOAD_FAILED_EXIT and _LOAD_FAILED_WORDS in cause
+    if container.name == SERVER and is_load_failure and not container.was_ready_in(ended):
         return failure(Reason.MODEL_LOAD_FAILED, how, cause)
     shown = how if reason in {"", "Error", "Completed"} else f"{how}, {reason}"
     return failure(Reason.CRASH_LOOP, shown, cause)

@@ -17,7 +17,11 @@ class Reason(StrEnum):
     MODEL_FETCH_FAILED = "ModelFetchFailed"
     SECRET_MISSING = "SecretMissing"  # noqa: S105 - a reason
     CONFIG_MAP_MISSING = "ConfigMapMissing"
+    CLAIM_MISSING = "ClaimMissing"
+    CLAIM_UNBOUND = "ClaimUnbound"
     VOLUME_MOUNT_FAILED = "VolumeMountFailed"
+    DEVICE_PREPARATION_FAILED = "DevicePreparationFailed"
+    SANDBOX_FAILED = "SandboxFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_START_FAILED = "ContainerStartFailed"
@@ -72,6 +76,14 @@ class Failure:
     exit_code: int | None = None
     time: str | None = None
     """When it happened, as the cluster reports it; None if it does not."""
+    detail: str = ""
+    """More words of the scheduler, for the one condition that is about it."""
+
+    @property
+    def text(self) -> str:
+        """The message with the detail behind it."""
+        between = " " if self.message.endswith(".") else "; "
+        return f"{self.message}{between}{self.detail}" if self.detail else self.message
 
     @property
     def order(self) -> tuple[int, str, str]:

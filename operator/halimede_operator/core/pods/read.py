@@ -1,6 +1,6 @@
 """Reads the state of one of our pods: which stage it has reached, and which failure keeps it from the next one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from halimede_operator.core.pods.containers import Container, container_failure, past_failure
 from halimede_operator.core.pods.failure import Failure, Reason, Stage
@@ -12,7 +12,7 @@ from halimede_operator.core.pods.fields import (
     has_started,
     image_of,
 )
-from halimede_operator.core.pods.kubelet_events import missing_pull_secrets, mount_failures, with_missing_secrets
+from halimede_operator.core.pods.kubelet_events import missing_pull_secrets, start_failures, with_missing_secrets
 from halimede_operator.core.pods.placement import (
     ended_pod_failure,
     lost_device_failures,
@@ -23,6 +23,7 @@ from halimede_operator.core.pods.placement import (
 )
 from halimede_operator.core.pods.served_versions import index_failures, is_newly_ready
 from halimede_operator.core.pods.view import DIGEST, FetchedModel, PodView, ready_versions
+from halimede_operator.core.pods.volume_claims import claim_failures
 from halimede_operator.core.reading import (
     at,
     clean,
@@ -36,7 +37,7 @@ from halimede_operator.core.reading import (
     seconds_before,
     text_at,
 )
-from halimede_operator.core.snapshot import Object, PodIndex, Shortage
+from halimede_operator.core.snapshot import Object, PodIndex, Shortage, VolumeClaim
 
 _REASONS_WHILE_SERVING = frozenset(
     {Reason.DEVICE_UNHEALTHY, Reason.DEVICE_LOST, Reason.OUT_OF_MEMORY, Reason.WORKER_CRASHED}
@@ -51,16 +52,18 @@ def read_pod(
     now: str,
     events: Sequence[Object] = (),
     shortages: Sequence[Shortage] = (),
+    claims: Mapping[str, VolumeClaim | None] | None = None,
 ) -> PodView:
     """Read one pod. Never raises, for any content of the object.
 
     index: the pod's, None if it was not asked yet. served: the name under which the model or ensemble is served. now:
-    UTC time as `moment_at` writes it. events: of its kubelet, about volumes and pull secrets. shortages: of its node.
+    UTC time as `moment_at` writes it. events: about it. shortages: of its node. claims: those that were read, by name.
     """
     name = name_at(pod, "metadata", "name")
     has_ended = text_at(pod, "status", "phase") in {"Failed", "Succeeded"}
     reached = _reached(pod, index, served)
-    found = [*_failures(pod, name, index, served, reached, now), *mount_failures(pod, name, events)]
+    found = [*_failures(pod, name, index, served, reached, now), *start_failures(pod, name, events)]
+    found += claim_failures(pod, name, claims or {})
     found += [*lost_device_failures(pod, name, shortages), *scheduler_failures(pod, name, now)]
     missing_secrets = missing_pull_secrets(events, now)
     found = [with_missing_secrets(failure, missing_secrets) for failure in found]

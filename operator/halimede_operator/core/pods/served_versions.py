@@ -12,8 +12,8 @@ _UNLOADED = "unloaded"
 
 
 INDEX_LIMIT_S = 10.0
-"""A pod is asked for its index when it becomes ready. Until its answer is here, the last one may be that of a server that
-was still loading, or of a port that was not open yet."""
+"""A pod is asked for its index when it becomes ready. Until its answer is here, the last one may be that of a server
+that was still loading, or of a port that was not open yet."""
 
 
 def is_newly_ready(pod: Object, now: str) -> bool:

@@ -141,7 +141,7 @@ _PHASE_OF_STAGE = {
     Stage.LOADED: "Loading",
     Stage.SERVING: "Serving",
 }
-_WAITS_FOR_ROOM = {Reason.INSUFFICIENT_DEVICES, Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED}
+_WAITS_FOR_ROOM = {Reason.INSUFFICIENT_DEVICES, Reason.UNSCHEDULABLE, Reason.CLAIM_UNBOUND, Reason.QUOTA_EXCEEDED}
 
 
 def _phase(observed: Observed, conditions: Mapping[str, Condition]) -> str:

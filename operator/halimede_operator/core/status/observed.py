@@ -192,7 +192,8 @@ def _served_name(snapshot: Snapshot, spec: Spec | None) -> str:
 def _read(snapshot: Snapshot, pod: Object, served: str, now: str) -> PodView:
     uid = text_at(pod, "metadata", "uid")
     short = snapshot.shortages.get(text_at(pod, "spec", "nodeName"), ())
-    return read_pod(pod, snapshot.indexes.get(uid), served, now, snapshot.kubelet_events.get(uid, ()), short)
+    index, events = snapshot.indexes.get(uid), snapshot.kubelet_events.get(uid, ())
+    return read_pod(pod, index, served, now, events, short, snapshot.volume_claims)
 
 
 def _newest_template(replica_sets: Sequence[Object]) -> tuple[str, str]:
@@ -248,4 +249,11 @@ def _with_hint(failure: Failure | None, free_devices: str) -> Failure | None:
     waits = failure is not None and failure.reason in {Reason.INSUFFICIENT_DEVICES, Reason.UNSCHEDULABLE}
     if failure is None or not waits or not free_devices:
         return failure
-    return replace(failure, message=clean(f"{clean(failure.message, _HINT_ROOM)} {free_devices}"))
+    scheduler = clean(failure.message, _HINT_ROOM)
+    if failure.reason is Reason.UNSCHEDULABLE:
+        return replace(failure, message=clean(f"{scheduler}; {free_devices}"))
+    # What is free is what a person needs to know; which nodes the scheduler counted is a detail.
+    said = scheduler.removeprefix(f"pod {failure.pod}: ")
+    return replace(
+        failure, message=clean(f"pod {failure.pod}: {free_devices}"), detail=clean(f"{said} {failure.detail}")
+    )

@@ -220,14 +220,14 @@ def _unread_index(pod: PodView) -> str:
 def _stage_state(observed: Observed, stage: Stage, coming: NormalReason, reached: str, done: str) -> ConditionState:
     """Whether the newest template's pods have all reached this stage."""
     if observed.worst is not None and observed.worst.stage == stage:
-        return ConditionState(FALSE, observed.worst.reason, observed.worst.message)
+        return ConditionState(FALSE, observed.worst.reason, observed.worst.text)
     if observed.desired == 0:
         return _idle(observed)
     behind = [pod for pod in observed.newest if pod.stage < stage]
     failed = [pod for pod in behind if pod.failure is not None and pod.failure.stage == stage]
     if failed:
         failure = min((pod.failure for pod in failed if pod.failure), key=lambda f: f.order[0])
-        return ConditionState(FALSE, failure.reason, failure.message)
+        return ConditionState(FALSE, failure.reason, failure.text)
     if behind:
         slowest = min(behind, key=lambda pod: (pod.stage, pod.age))
         is_next = slowest.stage == stage - 1

@@ -47,8 +47,8 @@ NO_CLAIM = (
 )
 NO_CLASS = "0/2 nodes are available: resourceclaim bert-1: request device: device class mig.nvidia.com does not exist."
 CASES = {
-    "no node has the device": (unscheduled(NO_GPU), "Placed", "InsufficientDevices", f"pod {NAME}: {NO_GPU}"),
-    "no node has a device for its claim": (unscheduled(NO_CLAIM), "Placed", "InsufficientDevices", f"pod {NAME}: {NO_CLAIM}"),
+    "no node has the device": (unscheduled(NO_GPU), "Placed", "InsufficientDevices", f"pod {NAME}: 0/2 nodes are available: 2 Insufficient nvidia.com/mig-1g.5gb."),
+    "no node has a device for its claim": (unscheduled(NO_CLAIM), "Placed", "InsufficientDevices", f"pod {NAME}: 0/2 nodes are available: 2 cannot allocate all claims."),
     "no such device class": (unscheduled(NO_CLASS), "Placed", "Unschedulable", f"pod {NAME}: {NO_CLASS}"),
     "taints": (
         unscheduled("0/2 nodes are available: 2 node(s) had untolerated taint(s)."),
@@ -140,7 +140,13 @@ CASES = {
     "a hook that fails": (stopped(waiting("PostStartHookError", "no")), "ModelLoaded", "ContainerStartFailed", f"{SERVER}: PostStartHookError: no"),
     "a model that does not load": (stopped(ended(1, LOG)), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: {LOAD_SAID}"),
     "a log of JSON lines": (stopped(ended(1, JSON_LOG)), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: failed to load: ValueError: no weights"),
-    "a message of its own": (stopped(ended(1, "bert: no weights\n")), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: bert: no weights"),
+    "a message of its own": (stopped(ended(1, "failed to load 'bert': no weights\n")), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: failed to load 'bert': no weights"),
+    "another command that fails": (
+        stopped(ended(1, "sleep: unrecognized option: model-repository=/models\n")),
+        "ModelLoaded",
+        "CrashLoop",
+        f"{SERVER}: exited with code 1: sleep: unrecognized option: model-repository=/models",
+    ),
     "a server out of memory": (
         stopped(back_off(NAME), last=ended(137, "Killed\n", reason="OOMKilled")),
         "ModelLoaded",
