@@ -19,7 +19,7 @@ def test_a_failure_is_remembered_after_recovery():
 
     assert failed["lastFailure"] == {
         "reason": "ModelFetchFailed",
-        "message": f"pod bert-1-a: container fetch (image {IMAGE}): not found: no key",
+        "message": f"pod bert-1-a: container fetch (image {IMAGE}): not found: no key, trying again",
         "pod": "bert-1-a",
         "container": "fetch",
         "exitCode": 11,

@@ -62,8 +62,8 @@ CASES = {
         "Unschedulable",
         f'pod {NAME}: 0/2 nodes are available: persistentvolumeclaim "models" not found.',
     ),
-    "no right to the store": (fetch_failed(10, "s3://m/bert: AccessDenied"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: not allowed: s3://m/bert: AccessDenied"),
-    "no such model": (fetch_failed(11, "s3://m/bert: NoSuchKey"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: not found: s3://m/bert: NoSuchKey"),
+    "no right to the store": (fetch_failed(10, "s3://m/bert: AccessDenied"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: not allowed: s3://m/bert: AccessDenied, trying again"),
+    "no such model": (fetch_failed(11, "s3://m/bert: NoSuchKey"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: not found: s3://m/bert: NoSuchKey, trying again"),
     "other files": (fetch_failed(12, "sha256:1 is not sha256:2"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: digest mismatch: sha256:1 is not sha256:2"),
     "no room": (fetch_failed(13, "4 GB needed"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: disk full: 4 GB needed"),
     "no model": (fetch_failed(14, "a folder of pictures"), "ModelFetched", "InvalidModel", f"{FETCH}: not a model: a folder of pictures"),
@@ -80,7 +80,7 @@ CASES = {
         pod(fetch=container("fetch", back_off(NAME, "fetch"), ended(11, "NoSuchKey"), restarts=3)),
         "ModelFetched",
         "ModelFetchFailed",
-        f"{FETCH}: not found: NoSuchKey",
+        f"{FETCH}: not found: NoSuchKey, trying again",
     ),
     "the fetch container's image": (
         pod(fetch=container("fetch", waiting("ErrImagePull", PULL + "i/o timeout"))),
@@ -287,7 +287,7 @@ AT_REST = {
 def test_parts_that_change_at_every_attempt_are_not_reported(text: str):
     status = status_of(snapshot(model_key(), fetch_failed(10, text), child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_state(status)[2] == f"0/1 replicas serving: {FETCH}: not allowed: {AT_REST[text]}"
+    assert ready_state(status)[2] == f"0/1 replicas serving: {FETCH}: not allowed: {AT_REST[text]}, trying again"
 
 
 @pytest.mark.parametrize("fetch", [ended(16, "it answers"), back_off(NAME, "fetch"), running(2)])
