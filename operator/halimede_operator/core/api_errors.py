@@ -67,9 +67,11 @@ def _row(statuses: range | set[int], pattern: str | None, meaning: Meaning) -> _
 _EXCEEDED_QUOTA = r"\bis forbidden: exceeded quota: "
 """Not in the message of a webhook, which may have any words."""
 
+_UNKNOWN_OWNER = r"\bcannot find RESTMapping\b"
+"""The admission plugin that checks owners does not know a new CustomResourceDefinition for up to 30 s."""
+
 _ROWS = (
-    # The admission plugin that checks owners may not know a new CustomResourceDefinition for up to 30 s.
-    _row({403}, r"\bcannot find RESTMapping\b", Meaning.TRANSIENT),
+    _row({403}, _UNKNOWN_OWNER, Meaning.TRANSIENT),
     _row({403, 409}, r"\bis being terminated\b|\bNamespaceTerminating\b", Meaning.NAMESPACE_TERMINATING),
     _row({404}, r'^namespaces "[^"]*" not found', Meaning.NAMESPACE_TERMINATING),
     _row({403}, _EXCEEDED_QUOTA, Meaning.OVER_QUOTA),
@@ -89,6 +91,11 @@ def meaning_of(status: int, message: str, causes: Sequence[Cause] = ()) -> Meani
     searched = " ".join((message, *(cause.reason for cause in causes)))
     fitting = (row for row in _ROWS if status in row.statuses and (row.pattern is None or row.pattern.search(searched)))
     return next((row.meaning for row in fitting), Meaning.TRANSIENT)
+
+
+def is_owner_unknown(message: str) -> bool:
+    """Whether a child was refused because its owner's CustomResourceDefinition is new."""
+    return re.search(_UNKNOWN_OWNER, message) is not None
 
 
 def is_over_quota(message: str) -> bool:
