@@ -82,6 +82,8 @@ def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Me
     stuck = next((v for v in (accepted, _member_problem(members)) if v is not None and v.status == FALSE), None)
     ready = ready_state(observed, stuck, obstacles)
     states = {
+        # First, because `kubectl describe` shows them in this order.
+        "Ready": ready,
         "Accepted": accepted,
         "StepsReady": steps,
         "ModelFetched": fetched_state(observed),
@@ -90,7 +92,6 @@ def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Me
         "Available": available_state(observed, ready),
         "Progressing": progressing_state(observed, stuck),
         "Degraded": degraded_state(observed, stuck, ready, obstacles),
-        "Ready": ready,
         **_for_kstatus(observed, stuck, ready),
     }
     if observed.rolled_back is not None and stuck is None and not observed.is_deleting:

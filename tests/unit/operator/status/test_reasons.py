@@ -417,7 +417,7 @@ def test_conditions_are_those_of_metav1():
         snapshot(model_key(), serving(), child=deployment(), generation=7), model_spec(), (), (), (), NOW
     )
 
-    assert status["conditions"][-1] == {
+    assert status["conditions"][0] == {
         "type": "Ready",
         "status": "True",
         "reason": "Serving",
