@@ -94,6 +94,10 @@ class KubeApi(Protocol):
         """
         ...
 
+    async def annotate(self, value: Object, annotations: Mapping[str, str]) -> Object:
+        """Set annotations of an object, whose others stay; a conflict if it no longer has the uid of `value`."""
+        ...
+
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, version: str) -> None:
         """Delete the object if it has this uid and resourceVersion; otherwise a conflict. No error if it is gone."""
         ...
@@ -158,6 +162,13 @@ class KubeClient:
         body = {name: metadata[name] for name in ("uid", "resourceVersion")} | {"managedFields": managed_fields}
         query = {"fieldManager": FIELD_MANAGER}
         await self._write("PATCH", resource, path, {"metadata": body}, query, "application/merge-patch+json")
+
+    async def annotate(self, value: Object, annotations: Mapping[str, str]) -> Object:
+        resource, metadata = BY_KIND[value["kind"]], value["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"])
+        body = {"metadata": {"uid": metadata["uid"], "annotations": annotations}}
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._write("PATCH", resource, path, body, query, "application/merge-patch+json")
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, version: str) -> None:
         body = {

@@ -33,6 +33,7 @@ from halimede_operator.core.plan import Change, Plan, member_names
 from halimede_operator.core.pods.claims import allocated, claim_of
 from halimede_operator.core.pods.volume_claims import claim_names, volume_claim
 from halimede_operator.core.reading import clean
+from halimede_operator.core.refused_pods import refusal
 from halimede_operator.core.snapshot import Contender, Object, Snapshot, VolumeClaim
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
@@ -115,7 +116,7 @@ class Observer:
             no_zero=self._no_zero if self._clock() < self._no_zero_until else "",
             idle=self._works.idle(key, pod_objects if may_sleep(value) else (), kept_idle(value)),
             unavailable=cache.unavailable,
-            refused_pods=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
+            refused_pods=tuple(message for owner in replica_set_objects if (message := refusal(owner))),
         )
 
     def _keda_hpa(self, key: Key) -> Object | None:
@@ -283,12 +284,3 @@ class Observer:
         for key in keys:
             if key != but:
                 self._wake(key)
-
-
-def _replica_failures(replica_set: Object) -> list[str]:
-    conditions = (replica_set.get("status") or {}).get("conditions") or ()
-    return [
-        condition.get("message", "")
-        for condition in conditions
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
-    ]

@@ -12,7 +12,7 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
-from halimede_operator.cluster.kinds import BY_KIND
+from halimede_operator.cluster.kinds import BY_KIND, REPLICA_SETS
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.works import Works
@@ -35,6 +35,7 @@ from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S, is_newly_ready
 from halimede_operator.core.pods.volume_claims import waits_for_claims
 from halimede_operator.core.reading import at_rest, condition, moment_at, moment_of
+from halimede_operator.core.refused_pods import TRIED_AGAIN, TRY_AGAIN_S, to_try_again
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
 from halimede_operator.core.workqueue import Failure
@@ -209,6 +210,9 @@ class Reconciler:
             planned = dataclasses.replace(planned, strategy=strategy_now(snapshot, planned, self._now()))
         if performed.failure is not None and self._is_to_be_awaited(key, performed.failure, begun):
             return _failed(performed.failure, performed.retry_after_s)
+        if snapshot.refused_pods:
+            await self._try_pods_again(snapshot)
+            again_in.append(TRY_AGAIN_S)
         snapshot, checks_in = await self._with_causes(snapshot, planned)
         again_in += checks_in
         conflicts = [change for change in planned.changes if isinstance(change, Conflict)]
@@ -272,6 +276,19 @@ class Reconciler:
         late = [child for child in snapshot.children if _is_past_deadline(child)]
         again_in += [self._pods_deadline_in_s(child, snapshot.pods) for child in late]
         return snapshot, again_in
+
+    async def _try_pods_again(self, snapshot: Snapshot) -> None:
+        """Let the controller of ReplicaSets create the refused pods now: what refused them may be repaired."""
+        now = self._now()
+        for replica_set in to_try_again(snapshot.replica_sets, now):
+            try:
+                answer = await self._api.annotate(replica_set, {TRIED_AGAIN: now})
+            except ApiError as error:
+                # Without the right, or without this ReplicaSet, the controller tries again by itself.
+                if not (error.is_refusal or error.is_conflict or error.status == 404):
+                    raise
+            else:
+                self._observer.keep(REPLICA_SETS, answer, reconciled=snapshot.key)
 
     def _devices_again_in(self, snapshot: Snapshot, planned: Plan) -> float:
         """Seconds until a pod that waits for devices may get others, or until its message may be outdated."""

@@ -9,6 +9,7 @@ import pytest
 from halimede_operator.cluster.inventory import FORBIDDEN_S
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S
 from halimede_operator.core.reading import moment_of
+from halimede_operator.core.refused_pods import TRY_AGAIN_S
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.observer import MAX_PODS_ASKED
@@ -243,5 +244,43 @@ def test_events_of_a_pod_without_a_resource_claim_are_read(tmp_path: Path):
         )  # fmt: skip
         await harness.sync()
         assert harness.condition("Placed")["reason"] == "DevicePreparationFailed"
+
+    run(scenario, tmp_path)
+
+
+def _refused_pods(harness: Harness, since: datetime.datetime) -> None:
+    """Create a ReplicaSet that may not create its pod since then."""
+    deployment = harness.api.objects["deployments", "prod", "digits"]
+    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "digits", "controller": True}
+    labels = deployment["metadata"]["labels"]
+    metadata = {"labels": labels, "ownerReferences": [{**owner, "uid": deployment["metadata"]["uid"]}]}
+    text = 'pods "digits-1-" is forbidden: no PriorityClass with name high was found'
+    failure = {"type": "ReplicaFailure", "status": "True", "message": text, "lastTransitionTime": moment_of(since)}
+    template = deployment["spec"]["template"]
+    status = {"conditions": [failure]}
+    harness.api.put("replicasets", "prod", "digits-1", spec={"template": template}, metadata=metadata, status=status)
+
+
+def test_the_controller_of_refused_pods_is_made_to_try_again(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        _refused_pods(harness, harness.today)
+        for tries in (0, 1, 1, 2):
+            assert await harness.sync() == Done(again_in=TRY_AGAIN_S)
+            assert harness.api.counted("PATCH .*/replicasets/") == tries
+            harness.today += datetime.timedelta(seconds=TRY_AGAIN_S if tries != 1 else TRY_AGAIN_S / 2)
+        assert harness.condition("Placed")["reason"] == "PodsRefused"
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_refused_pods_are_reported_without_the_right_to_try_again(tmp_path: Path, status: int):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        _refused_pods(harness, harness.today - datetime.timedelta(seconds=TRY_AGAIN_S))
+        harness.api.faults.append(Fault("PATCH .*/replicasets/", status=status))
+        assert await harness.sync() == Done(again_in=TRY_AGAIN_S)
+        assert harness.condition("Placed")["reason"] == "PodsRefused"
 
     run(scenario, tmp_path)
