@@ -3,11 +3,13 @@
 The messages are those of ReplicaSets in Kubernetes 1.36.
 """
 
+from functools import cache
+
 import pytest
 
 from halimede_operator.core.api.spec import RolloutPolicy
 from support.operator_pods import serving
-from support.operator_rollouts import SPEC, served_world
+from support.operator_rollouts import SPEC, World, served_world
 
 POD = 'pods "bert-7f9c66d5b8-x7k2p" is forbidden: '
 QUOTA = f"{POD}exceeded quota: q, requested: "
@@ -26,14 +28,21 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 
 
-def strategy(*messages: str) -> RolloutPolicy:
-    """Of an update whose old pod serves on a device, with these messages about new pods."""
+@cache
+def update() -> World:
+    """An update whose old pod serves on a device, and whose new pod does not exist."""
     world = served_world({**SPEC, "accelerator": {"type": "MIG", "mig": {"minMemory": "8Gi"}}})
     old = world.revision
     world.edit(scheduling={"priorityClassName": "does-not-exist"})
     world.reconcile()
     assert world.revision != old
     world.have(serving(f"bert-{old}-a", template=old))
+    return world
+
+
+def strategy(*messages: str) -> RolloutPolicy:
+    """Of the update, with these messages about new pods."""
+    world = update()
     world.refused_pods = messages
     planned = world.plan()
     assert planned.strategy is not None
