@@ -120,7 +120,7 @@ LIMITS = {"spec": {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]}}
 REFUSED_PODS: dict[str, tuple[dict[str, Any], str, str]] = {
     "priority": ({"scheduling": {"priorityClassName": "absent"}}, "PodsRefused", "no PriorityClass with name absent was found"),
     "runtime": ({"podTemplate": {"spec": {"runtimeClassName": "absent"}}}, "PodsRefused", 'RuntimeClass "absent" not found'),
-    "security": ({"podTemplate": server(securityContext={"capabilities": {"add": ["NET_ADMIN"]}})}, "PodsRefused", "violates PodSecurity"),
+    "security": ({"cache": {"medium": "HostPath"}}, "PodsRefused", "violates PodSecurity"),
     "large": ({"resources": {"limits": {"memory": "2Gi"}}}, "PodsRefused", "maximum memory usage per Container is 1Gi"),
     "quota": ({}, "QuotaExceeded", "exceeded quota: none"),
 }  # fmt: skip

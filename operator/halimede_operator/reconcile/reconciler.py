@@ -140,8 +140,6 @@ class Reconciler:
         failed = _failed(failure, retry_after_s)
         if self._is_to_be_awaited(key, failure, self._clock()) or (snapshot := self._observer.observe(key)) is None:
             return failed
-        if "deletionTimestamp" in snapshot.object["metadata"]:
-            return failed
         try:
             if await self._leave_to_others(snapshot) is None:
                 planned = self._plan_after_failure(snapshot)

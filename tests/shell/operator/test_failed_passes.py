@@ -93,6 +93,19 @@ def test_a_read_that_keeps_failing_is_reported_after_a_while(tmp_path: Path):
     run(scenario, tmp_path)
 
 
+def test_a_conflict_is_tried_again_and_is_not_in_the_status(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        before = harness.digits()["status"]
+        harness.api.put("inferencemodels", "prod", "digits", spec={**SPEC, "replicas": 2})
+        harness.api.faults.append(Fault("PATCH .*/deployments/", status=409, reason="Conflict", times=1))
+        outcome = await harness.sync()
+        assert isinstance(outcome, Failed)
+        assert (outcome.failure, harness.digits()["status"]) == (Failure.CONFLICT, before)
+
+    run(scenario, tmp_path)
+
+
 def test_a_fault_of_the_operator_itself_is_in_the_status(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     async def scenario(harness: Harness) -> None:
         harness.api.put("inferencemodels", "prod", "digits", spec=SLEEPS)

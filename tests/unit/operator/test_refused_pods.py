@@ -24,6 +24,7 @@ WITHOUT_EFFECT = {
     "webhook": 'admission webhook "w.example.com" denied the request: exceeded quota: of the team',
     "webhook without an answer": 'Internal error occurred: failed calling webhook "w.example.com": connection refused',
     "more than the quota has": f"{QUOTA}limits.memory=8Gi,pods=1, used: limits.memory=1Gi,pods=1, limited: limits.memory=4Gi,pods=9",
+    "no amounts": f"{POD}exceeded quota: q, of a kind that is not counted",
     "an unknown amount": f"{QUOTA}pods=many, used: pods=2, limited: pods=2",
 }  # fmt: skip
 

@@ -3,6 +3,8 @@
 Most of them repeat what a status has, so no event is read for them. The others are read (`kubelet_events`).
 """
 
+from dataclasses import replace
+
 import pytest
 
 from halimede_operator.core.pods.kubelet_events import START_WARNINGS
@@ -117,6 +119,12 @@ def test_each_warning_about_a_pod_has_a_reason(case: tuple[str, str]):
     status = status_of(found, model_spec(), (), (), (), NOW)
     assert ready_state(status)[:2] == ("False", reason)
     assert words in message(status)
+
+
+def test_a_pod_without_its_resource_claim_does_not_wait_for_a_scheduler():
+    """The scheduler does not look at it before the claim is made."""
+    found = replace(without_claim(), kubelet_events={})
+    assert ready_state(status_of(found, model_spec(), (), (), (), NOW))[1] == "Scheduling"
 
 
 def test_every_event_that_is_read_has_a_row():
