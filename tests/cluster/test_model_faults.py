@@ -106,7 +106,7 @@ def test_every_failing_model_reports_its_cause(
         "gpu": (
             {"model": {"uri": scaled}, "accelerator": {"type": "GPU"}},
             "InsufficientDevices",
-            ("nvidia.com/gpu", "no node has devices"),
+            ("need 1x GPU", "no node has devices"),
         ),
         "quota": (
             {"model": {"uri": scaled}, "accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb"}}},
