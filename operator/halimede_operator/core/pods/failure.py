@@ -65,6 +65,11 @@ class Stage(IntEnum):
     SERVING = 4
 
 
+def joined(text: str, more: str) -> str:
+    """Two sentences as one text."""
+    return f"{text}{' ' if text.endswith('.') else '; '}{more}" if more else text
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     reason: Reason
@@ -82,8 +87,7 @@ class Failure:
     @property
     def text(self) -> str:
         """The message with the detail behind it."""
-        between = " " if self.message.endswith(".") else "; "
-        return f"{self.message}{between}{self.detail}" if self.detail else self.message
+        return joined(self.message, self.detail)
 
     @property
     def order(self) -> tuple[int, str, str]:

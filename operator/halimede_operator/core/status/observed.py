@@ -7,7 +7,7 @@ from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Spec, Workl
 from halimede_operator.core.api_errors import is_over_quota
 from halimede_operator.core.autoscaling.replicas import present_of
 from halimede_operator.core.labels import REVISION_LABEL
-from halimede_operator.core.pods.failure import Failure, Reason, Stage
+from halimede_operator.core.pods.failure import Failure, Reason, Stage, joined
 from halimede_operator.core.pods.read import read_pod
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import (
@@ -251,7 +251,7 @@ def _with_hint(failure: Failure | None, free_devices: str) -> Failure | None:
         return failure
     scheduler = clean(failure.message, _HINT_ROOM)
     if failure.reason is Reason.UNSCHEDULABLE:
-        return replace(failure, message=clean(f"{scheduler}; {free_devices}"))
+        return replace(failure, message=clean(joined(scheduler, free_devices)))
     # What is free is what a person needs to know; which nodes the scheduler counted is a detail.
     said = scheduler.removeprefix(f"pod {failure.pod}: ")
     return replace(

@@ -27,6 +27,14 @@ def test_a_lack_of_devices_says_which_are_free():
     assert status["phase"] == "Scheduling"
 
 
+def test_another_lack_is_named_before_the_free_devices():
+    scheduler, text = "0/2 nodes are available: 2 Insufficient cpu.", "need 1x 1g.5gb; 2x 1g.5gb free on node a"
+    seen = snapshot(model_key(), unscheduled(scheduler), child=deployment(), free_devices=text)
+    status = status_of(seen, model_spec(), (), (), (), NOW)
+
+    assert ready_state(status) == ("False", "Unschedulable", f"0/1 replicas serving: pod {NAME}: {scheduler} {text}")
+
+
 def test_an_object_without_fitting_devices_says_so():
     text = "need 1x a slice with 40 GiB; no node has devices that fit"
     status = status_of(snapshot(model_key()), model_spec(), (), (), (), NOW, unplaced=text)
