@@ -12,6 +12,9 @@ from cluster.spaces import eventually
 
 pytestmark = pytest.mark.large
 
+RELIST_S = 11.0
+"""By then the operator reads the devices of all pods again: those of an earlier test are gone."""
+
 
 def test_updates_in_place_take_the_device_of_the_old_pod(tenant: Tenant, gpus: Gpus, scaled: str) -> None:
     gpus.install("node-1", Layout([["4g.40gb"]]))
@@ -58,6 +61,7 @@ def test_a_refused_successor_leaves_the_serving_pod_alone(tenant: Tenant, gpus: 
     apply(tenant, model("only", scaled, accelerator=accelerator))
     tenant.wait_ready("im/only", START_LIMIT_S)
     first = tenant.names("pods")
+    time.sleep(RELIST_S)
 
     priority = f"{tenant.namespace}-high"
     apply(tenant, model("only", scaled, accelerator=accelerator, scheduling={"priorityClassName": priority}))
