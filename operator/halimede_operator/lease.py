@@ -13,6 +13,8 @@ from halimede_operator.core.snapshot import Object
 
 log = logging.getLogger(__name__)
 
+RELEASE_LIMIT_S = 2.0
+
 
 class LeaseApi(Protocol):
     async def get_lease(self, namespace: str, name: str, timeout_s: float) -> Object | None: ...
@@ -85,7 +87,9 @@ class Leadership:
             async with asyncio.timeout(self._answer_limit_s):
                 await self._advance()
         except (ApiError, TimeoutError) as error:
-            log.warning("lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
+            log.warning(
+                "lease %s/%s: %s", self._namespace, self._name, str(error) or f"no answer in {self._answer_limit_s:g} s"
+            )
         if self.may_act() != self._acted:
             self._acted = not self._acted
             what = "acquired" if self._acted else "not renewed in time, nothing is written"
@@ -101,17 +105,19 @@ class Leadership:
         A failure is only logged, because the lease expires by itself.
         """
         try:
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(RELEASE_LIMIT_S):
                 # A cancelled renewal may have reached the API server.
                 await self._read()
                 if self._lease is None or self._election.step(self._clock()) is not Step.RENEW:
                     return
                 record = self._election.next_record(self._now())
                 await self._api.write_lease(
-                    self._namespace, self._lease_with(Record("", record.renewed, record.transitions, 1.0)), 2.0
+                    self._namespace,
+                    self._lease_with(Record("", record.renewed, record.transitions, 1.0)),
+                    RELEASE_LIMIT_S,
                 )
         except (ApiError, TimeoutError) as error:
-            log.info("lease not released: %s", error)
+            log.info("lease not released: %s", str(error) or f"no answer in {RELEASE_LIMIT_S:g} s")
         self._election.saw(None, self._clock())
 
     async def _advance(self) -> None:

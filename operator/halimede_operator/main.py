@@ -31,7 +31,7 @@ from halimede_operator.core.api.spec import Key
 from halimede_operator.core.election import RENEW_DEADLINE_S, RETRY_S
 from halimede_operator.core.reading import moment_of
 from halimede_operator.handlers.probes import serve_metrics, serve_probes
-from halimede_operator.handlers.watch import Watches, kopf_settings
+from halimede_operator.handlers.watch import Watches, ignore_dropped_workers, kopf_settings
 from halimede_operator.lease import Leadership, LostError
 from halimede_operator.log import set_up_logging
 from halimede_operator.metrics import RESULT_DONE, Metrics
@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(metrics_api(arguments[1:]))
     settings = parse(arguments)
     set_up_logging(settings.log_format)
+    ignore_dropped_workers()
     sys.exit(asyncio.run(Operator(settings).run()))
 
 

@@ -50,6 +50,8 @@ class Queue:
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._told: dict[Key, str] = {}
+        """The last logged failure of each failing key: a refusal is retried often, and logged once."""
 
     def add(self, key: Key) -> None:
         """Something changed that the key's reconcile depends on."""
@@ -112,13 +114,18 @@ class Queue:
         now = self._clock()
         match outcome:
             case Done(again_in):
+                self._told.pop(key, None)
                 self._queue.done(key, now, again_in)
             case Gone():
+                self._told.pop(key, None)
                 self._queue.forget(key)
             case Failed(failure, why, retry_after_s):
                 wait_s = self._queue.failed(
                     key, now, failure, now + retry_after_s if retry_after_s is not None else None
                 )
                 level = logging.INFO if failure is Failure.CONFLICT else logging.WARNING
+                if failure is Failure.PERMANENT and self._told.get(key) == why:
+                    level = logging.DEBUG
+                self._told[key] = why
                 log.log(level, "reconcile of %s failed, retry in %.1f s: %s", key, wait_s, why)
         self._changed.set()

@@ -73,9 +73,12 @@ def model_rows(index: Sequence[ModelIndexEntry]) -> Rows:
 
 
 def failed_loads(index: Sequence[ModelIndexEntry]) -> str:
-    """Why the server does not start: one line for each version that failed to load."""
+    """Why the server does not start: one line for each version that failed to load.
+
+    The operator knows the first words.
+    """
     return "\n".join(
-        f"{' version '.join(filter(None, (entry.name, entry.version)))}: {entry.reason}"
+        f"failed to load {' version '.join(filter(None, (repr(entry.name), entry.version)))}: {entry.reason}"
         for entry in index
         if entry.state is ModelReadyState.UNAVAILABLE and entry.reason
     )

@@ -106,15 +106,23 @@ def test_every_failing_model_reports_its_cause(
         "gpu": (
             {"model": {"uri": scaled}, "accelerator": {"type": "GPU"}},
             "InsufficientDevices",
-            ("nvidia.com/gpu", "no node has devices"),
+            ("need 1x GPU", "no node has devices"),
         ),
         "quota": (
             {"model": {"uri": scaled}, "accelerator": {"type": "MIG", "mig": {"profile": "1g.10gb"}}},
             "QuotaExceeded",
             ("requests.nvidia.com/mig-1g.10gb",),
         ),
-        "claim": ({"model": {"uri": "pvc://nowhere/twice"}}, "Unschedulable", ('"nowhere" not found',)),
-        "unbound": ({"model": {"uri": "pvc://unbound/twice"}}, "Unschedulable", ("unbound",)),
+        "claim": (
+            {"model": {"uri": "pvc://nowhere/twice"}},
+            "ClaimMissing",
+            ("PersistentVolumeClaim nowhere does not exist",),
+        ),
+        "unbound": (
+            {"model": {"uri": "pvc://unbound/twice"}},
+            "ClaimUnbound",
+            ("PersistentVolumeClaim unbound (without a StorageClass) is not bound: no persistent volumes available",),
+        ),
         "denied": ({"model": denied}, "ModelFetchFailed", ("not allowed", "s3://models/denied", "403")),
         "other": (
             {"model": {"uri": scaled, "digest": f"sha256:{'0' * 64}"}},

@@ -116,6 +116,52 @@ def test_taken_names_are_reported_and_retried_within_ten_seconds(place: Place) -
     assert asked() - before <= 2 + (time.monotonic() - begun) / 8
 
 
+LIMITS = {"spec": {"limits": [{"type": "Container", "max": {"memory": "1Gi"}}]}}
+REFUSED_PODS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "priority": ({"scheduling": {"priorityClassName": "absent"}}, "PodsRefused", "no PriorityClass with name absent was found"),
+    "runtime": ({"podTemplate": {"spec": {"runtimeClassName": "absent"}}}, "PodsRefused", 'RuntimeClass "absent" not found'),
+    "security": ({"cache": {"medium": "HostPath"}}, "PodsRefused", "violates PodSecurity"),
+    "large": ({"resources": {"limits": {"memory": "2Gi"}}}, "PodsRefused", "maximum memory usage per Container is 1Gi"),
+    "quota": ({}, "QuotaExceeded", "exceeded quota: none"),
+}  # fmt: skip
+LONG_WAIT_S = 85.0
+"""By then the controller of ReplicaSets waits for more than a minute before it tries again."""
+SECONDS_TO_TRY_AGAIN = 40.0
+
+
+@pytest.mark.large
+def test_refused_pods_have_a_cause_and_are_tried_again_after_its_repair(place: Place) -> None:
+    place.kubectl("label", "namespace", place.namespace, "pod-security.kubernetes.io/enforce=baseline")
+    api = f"/api/v1/namespaces/{place.namespace}"
+    place.own.api.create(f"{api}/limitranges", {"metadata": {"name": "limits"}, **LIMITS})
+    place.own.api.create(f"{api}/resourcequotas", {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
+    operator = place.start().ready()
+    begun = time.monotonic()
+    for name, (spec, _, _) in REFUSED_PODS.items():
+        place.model(name, suspend=False, **spec)
+    for name, (_, reason, words) in REFUSED_PODS.items():
+
+        def is_told(name: str = name, reason: str = reason, words: str = words) -> bool:
+            ready = condition_of(place, name, "Ready")
+            return ready.get("reason") == reason and words in ready["message"]
+
+        try:
+            eventually(is_told, f"{name} to be {reason}: {words}", 60, operator.check)
+        except AssertionError as error:
+            error.add_note(str(condition_of(place, name, "Ready")))
+            raise
+
+    time.sleep(max(0.0, begun + LONG_WAIT_S - time.monotonic()))
+    place.kubectl("patch", "resourcequota", "none", '--patch={"spec":{"hard":{"pods":"9"}}}')
+    eventually(lambda: "quota" in _models_with_pods(place), "the pod", SECONDS_TO_TRY_AGAIN, operator.check)
+    assert _models_with_pods(place) == {"quota"}
+
+
+def _models_with_pods(place: Place) -> set[str]:
+    pods = place.own.api.get(f"/api/v1/namespaces/{place.namespace}/pods")["items"]
+    return {pod["metadata"]["labels"]["halimede.dev/model"] for pod in pods}
+
+
 @pytest.mark.large
 def test_another_releases_operator_writes_only_after_the_first_is_gone(place: Place) -> None:
     first = place.start().ready()

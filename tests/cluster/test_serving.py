@@ -187,7 +187,7 @@ def test_a_device_that_no_node_has_is_reported(tenant: Tenant, gpus: Gpus, scale
     gpus.install("node-1", Layout([["1g.10gb"]]))
     tenant.apply(model("hungry", scaled, "accelerator: {type: MIG, mig: {profile: 7g.80gb}}"))
     message = tenant.wait_for_reason("im/hungry", "InsufficientDevices", SECONDS_TO_TELL)
-    assert "nvidia.com/mig-7g.80gb" in message
+    assert "need 1x 7g.80gb" in message
     assert "1g.10gb" in message
 
 

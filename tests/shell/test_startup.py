@@ -105,7 +105,7 @@ def test_termination_message_names_each_failed_version() -> None:
         ModelIndexEntry("b", "", failed, "no version"),
         ModelIndexEntry("c", "1", failed, ""),
     ]
-    assert failed_loads(index) == "a version 2: broken\nb: no version"
+    assert failed_loads(index) == "failed to load 'a' version 2: broken\nfailed to load 'b': no version"
 
 
 def test_termination_message_is_short_and_in_the_kubelets_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ GROUPS = (
             "events": "Event",
             "namespaces": "Namespace",
             "nodes": "Node",
+            "persistentvolumeclaims": "PersistentVolumeClaim",
         },
     ),
 )

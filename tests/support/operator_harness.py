@@ -84,7 +84,7 @@ def _placer(client: KubeClient, clock: Callable[[], float], today: Callable[[], 
 
 
 @asynccontextmanager
-async def open_harness(folder: Path) -> AsyncIterator[Harness]:
+async def open_harness(folder: Path, platform: Platform = PLATFORM) -> AsyncIterator[Harness]:
     async with kube_api() as api:
         connection = Connection(str(api.kubeconfig(folder)))
         await connection.refresh()
@@ -101,7 +101,7 @@ async def open_harness(folder: Path) -> AsyncIterator[Harness]:
             _placer(client, lambda: harness.now, lambda: harness.today),
             Events(client, "this-operator", lambda: harness.now),
             OtherOperators(client, "halimede/this", lambda: harness.now),
-            PLATFORM,
+            platform,
             woken.append,
             lambda: harness.now,
             lambda: harness.today,
@@ -114,9 +114,9 @@ async def open_harness(folder: Path) -> AsyncIterator[Harness]:
             await client.close()
 
 
-def run(scenario: Callable[[Harness], Awaitable[None]], folder: Path) -> None:
+def run(scenario: Callable[[Harness], Awaitable[None]], folder: Path, platform: Platform = PLATFORM) -> None:
     async def whole() -> None:
-        async with open_harness(folder) as harness:
+        async with open_harness(folder, platform) as harness:
             await scenario(harness)
 
     asyncio.run(whole())

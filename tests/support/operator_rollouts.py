@@ -49,6 +49,8 @@ class World:
         self.replica_sets: dict[str, Object] = {}
         """By revision."""
         self.pods: list[Object] = []
+        self.refused_pods: tuple[str, ...] = ()
+        """What ReplicaSets say about pods that they may not make."""
         self.progress = "ReplicaSetUpdated"
         self.object: Object = {
             "apiVersion": "halimede.dev/v1alpha1",
@@ -209,6 +211,7 @@ class World:
             replica_sets=tuple(self.replica_sets.values()),
             pods=tuple(self.pods),
             indexes={each["metadata"]["uid"]: READY for each in self.pods if _is_ready(each)},
+            refused_pods=self.refused_pods,
         )
 
 

@@ -17,7 +17,7 @@ from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.optional_kinds import why_unavailable
 from halimede_operator.cluster.watch_health import Collection, WatchHealth
 from halimede_operator.core.api.spec import Key
-from halimede_operator.handlers.watch import Watches, kopf_settings
+from halimede_operator.handlers.watch import Watches, ignore_dropped_workers, kopf_settings
 from support.kube_api import KubeApi, kube_api
 
 QUICK_S = (0.01, 0.02, 0.05, 0.05, 0.05)
@@ -107,9 +107,8 @@ def running(
         return await stack.enter_async_context(watching(api, folder, **options))  # type: ignore[arg-type]
 
     stack = AsyncExitStack()
-    # kopf, stopped while it starts to handle the objects of a list, drops what it has not started.
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine 'worker' was never awaited", RuntimeWarning)
+        ignore_dropped_workers()
         with asyncio.Runner() as runner:
             try:
                 yield runner, runner.run(enter())

@@ -16,7 +16,6 @@ from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, SELE
 from halimede_operator.core.api_errors import Cause, Meaning, meaning_of
 from halimede_operator.core.autoscaling.replicas import HOLDER
 from halimede_operator.core.platform import FIELD_MANAGER
-from halimede_operator.core.pods.kubelet_events import NO_PULL_SECRET
 from halimede_operator.core.snapshot import Object
 
 T = TypeVar("T")
@@ -27,7 +26,7 @@ RETRY_AFTER_MAX_S = 600.0
 PAGE = 100
 """Objects per answer of a list of all namespaces, which bounds the memory that a list takes."""
 MOST_EVENTS = 32
-"""Of one pod. A kubelet makes one for each message, but anybody may write events about a pod."""
+"""Of one object. A kubelet makes one for each message, but anybody may write events about a pod."""
 NO_VERSION = "1"
 """A resourceVersion that no object has, because etcd counts writes from 2. An apply that names it creates the object if
 the name is free, and is a conflict otherwise."""
@@ -95,6 +94,10 @@ class KubeApi(Protocol):
         """
         ...
 
+    async def annotate(self, value: Object, annotations: Mapping[str, str]) -> Object:
+        """Set annotations of an object, whose others stay; a conflict if it no longer has the uid of `value`."""
+        ...
+
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, version: str) -> None:
         """Delete the object if it has this uid and resourceVersion; otherwise a conflict. No error if it is gone."""
         ...
@@ -109,12 +112,8 @@ class KubeApi(Protocol):
 
     async def get_node(self, name: str) -> Object | None: ...
 
-    async def failed_mounts(self, namespace: str, uid: str) -> tuple[Object, ...]:
-        """Events in which a kubelet reports why it cannot mount the volumes of the pod with this uid."""
-        ...
-
-    async def failed_pull_secrets(self, namespace: str, uid: str) -> tuple[Object, ...]:
-        """Events in which a kubelet reports which pull secrets of the pod with this uid it cannot read."""
+    async def events_about(self, namespace: str, uid: str, **fields: str) -> tuple[Object, ...]:
+        """Events about the object with this uid. fields: that the events must have, such as `reason` or `type`."""
         ...
 
 
@@ -164,6 +163,13 @@ class KubeClient:
         query = {"fieldManager": FIELD_MANAGER}
         await self._write("PATCH", resource, path, {"metadata": body}, query, "application/merge-patch+json")
 
+    async def annotate(self, value: Object, annotations: Mapping[str, str]) -> Object:
+        resource, metadata = BY_KIND[value["kind"]], value["metadata"]
+        path = resource.path(metadata["namespace"], metadata["name"])
+        body = {"metadata": {"uid": metadata["uid"], "annotations": annotations}}
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self._write("PATCH", resource, path, body, query, "application/merge-patch+json")
+
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str, version: str) -> None:
         body = {
             "kind": "DeleteOptions",
@@ -204,14 +210,8 @@ class KubeClient:
     async def get_node(self, name: str) -> Object | None:
         return await self._get(NODES.path(None, name), query={"resourceVersion": "0"})
 
-    async def failed_mounts(self, namespace: str, uid: str) -> tuple[Object, ...]:
-        return await self._events_of(namespace, uid, "FailedMount")
-
-    async def failed_pull_secrets(self, namespace: str, uid: str) -> tuple[Object, ...]:
-        return await self._events_of(namespace, uid, NO_PULL_SECRET)
-
-    async def _events_of(self, namespace: str, uid: str, reason: str) -> tuple[Object, ...]:
-        selector = f"involvedObject.uid={uid},reason={reason}"
+    async def events_about(self, namespace: str, uid: str, **fields: str) -> tuple[Object, ...]:
+        selector = ",".join([f"involvedObject.uid={uid}", *(f"{name}={value}" for name, value in fields.items())])
         query = {"fieldSelector": selector, "limit": str(MOST_EVENTS)}
         answer = await self._call("GET", EVENTS.path(namespace), query=query)
         return tuple(answer.get("items") or ())

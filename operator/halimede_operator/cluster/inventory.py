@@ -9,7 +9,7 @@ from halimede_operator.core.placement.inventory import Inventory, has_devices, i
 
 KEPT_S = 10.0
 """The lists are read at most this often, however many objects there are, and only while one needs a decision."""
-FORBIDDEN_S = 600.0
+FORBIDDEN_S = 30.0
 
 
 class Inventories:

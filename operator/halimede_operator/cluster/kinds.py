@@ -69,6 +69,7 @@ REQUIRED = tuple(resource for resource in WATCHED if not resource.is_optional)
 OPTIONAL = tuple(resource for resource in WATCHED if resource.is_optional)
 NODES = Resource("", "v1", "Node", "nodes")
 RESOURCE_CLAIMS = Resource("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims")
+VOLUME_CLAIMS = Resource("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENTS = Resource("", "v1", "Event", "events")
 LEASES = Resource("coordination.k8s.io", "v1", "Lease", "leases")
 

@@ -9,7 +9,7 @@ from halimede_operator.core.api.spec import Key
 from halimede_operator.core.devices import Held, held_devices, shortages
 from halimede_operator.core.snapshot import Object, Shortage
 
-FORBIDDEN_S = 600.0
+FORBIDDEN_S = 30.0
 PERIOD_S = 3.0
 SPACING_S = 0.05
 """Between two nodes, which bounds the rate of requests: many nodes are each read less often."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from halimede_operator.core.api.quantities import quantity
 from halimede_operator.core.objects import map_key
 from halimede_operator.core.reading import at, at_rest
 from halimede_operator.core.snapshot import Object
@@ -63,12 +64,17 @@ def _row(statuses: range | set[int], pattern: str | None, meaning: Meaning) -> _
     return _Row(listed, None if pattern is None else re.compile(pattern), meaning)
 
 
+_EXCEEDED_QUOTA = r"\bis forbidden: exceeded quota: "
+"""Not in the message of a webhook, which may have any words."""
+
+_UNKNOWN_OWNER = r"\bcannot find RESTMapping\b"
+"""The admission plugin that checks owners does not know a new CustomResourceDefinition for up to 30 s."""
+
 _ROWS = (
-    # The admission plugin that checks owners may not know a new CustomResourceDefinition for up to 30 s.
-    _row({403}, r"\bcannot find RESTMapping\b", Meaning.TRANSIENT),
+    _row({403}, _UNKNOWN_OWNER, Meaning.TRANSIENT),
     _row({403, 409}, r"\bis being terminated\b|\bNamespaceTerminating\b", Meaning.NAMESPACE_TERMINATING),
     _row({404}, r'^namespaces "[^"]*" not found', Meaning.NAMESPACE_TERMINATING),
-    _row({403}, r"\bexceeded quota\b", Meaning.OVER_QUOTA),
+    _row({403}, _EXCEEDED_QUOTA, Meaning.OVER_QUOTA),
     _row({403}, r"\bcannot (\w+ resource|set blockOwnerDeletion|set an ownerRef)\b", Meaning.FORBIDDEN),
     _row({409}, None, Meaning.CONFLICT),
     _row({401, 408, 425, 429}, None, Meaning.TRANSIENT),
@@ -87,6 +93,34 @@ def meaning_of(status: int, message: str, causes: Sequence[Cause] = ()) -> Meani
     return next((row.meaning for row in fitting), Meaning.TRANSIENT)
 
 
+def is_owner_unknown(message: str) -> bool:
+    """Whether a child was refused because its owner's CustomResourceDefinition is new."""
+    return re.search(_UNKNOWN_OWNER, message) is not None
+
+
+def is_over_quota(message: str) -> bool:
+    """Whether a message about a refused object says that a ResourceQuota is used up."""
+    return re.search(_EXCEEDED_QUOTA, message) is not None
+
+
+_AMOUNTS = re.compile(r"\brequested: (?P<requested>[^ ]+), used: [^ ]+, limited: (?P<limited>[^ ]+)$")
+
+
+def is_room_made_by_others(message: str) -> bool:
+    """Whether a used-up quota may admit the refused object once others are deleted: it asks for no more than the whole
+    quota. False for every other refusal."""
+    amounts = _AMOUNTS.search(message)
+    if not is_over_quota(message) or amounts is None:
+        return False
+    requested, limited = (
+        dict(each.split("=", 1) for each in part.split(",") if "=" in each) for part in amounts.groups()
+    )
+    return all(
+        (asked := quantity(value)) is not None and (whole := quantity(limited.get(name))) is not None and asked <= whole
+        for name, value in requested.items()
+    )
+
+
 _PREFIX = re.compile(
     r"^failed to [a-z ]+ \([^)]*\)[a-z ]*: (?:unable to convert unstructured object to [\w./]+, Kind=\w+: )?"
     r'|^\w+(?:\.[\w.]+)? "[^"]*" is invalid: '
@@ -94,6 +128,7 @@ _PREFIX = re.compile(
 _TEMPLATE_PATH = re.compile(
     r"(?<![\w.])\.?spec\.template((?:\.[A-Za-z]\w*|\[[^\]]*\])*)(?P<missing>(?=: Required value))?"
 )
+_BEHAVIOR_PATH = re.compile(r"(?<![\w.])\.?spec\.behavior\b")
 _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<item>[^\]]*)\]")
 _KEY = re.compile(r'(\w+)=(?:"([^"]*)"|([^,]*))')
 
@@ -112,6 +147,8 @@ def message_for_author(status: int, message: str, wanted: Object, spec: object) 
     def instead(match: re.Match[str]) -> str:
         return _in_spec(match[1], template, spec, is_missing=match["missing"] is not None) or match[0]
 
+    if wanted.get("kind") == "HorizontalPodAutoscaler" and at(spec, "autoscaling", "behavior") is not None:
+        found = _BEHAVIOR_PATH.sub("spec.autoscaling.behavior", found)
     return at_rest(_TEMPLATE_PATH.sub(instead, found))
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 from halimede_operator.core.api.ensemble import MAX_STEPS
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, RolloutPolicy, Spec, Workload
+from halimede_operator.core.api_errors import is_room_made_by_others
 from halimede_operator.core.autoscaling.idle import WAKE, asleep, falls_asleep, wakes
 from halimede_operator.core.autoscaling.replicas import IS_OURS, Replicas, held, present_of, replicas_of
 from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
@@ -192,7 +193,7 @@ def plan(
         devices.room,
         now=now,
         startup=at(snapshot.object, "status", "startup"),
-        over_quota=bool(snapshot.quota_messages),
+        over_quota=any(is_room_made_by_others(message) for message in snapshot.refused_pods),
     )
     if strategy.policy is not kept:
         wanted = children(strategy.policy)
@@ -218,6 +219,12 @@ def plan(
         placement=placement_in(deployment),
         unavailable=unavailable,
     )
+
+
+def plan_without_requests(snapshot: Snapshot, platform: Platform, now: str) -> Plan:
+    """A plan for the status of an object whose reconcile failed: with the devices that the Deployment has."""
+    kept = placement_in(deployment_in(snapshot))
+    return replace(plan(snapshot, platform, now, devices=Devices(kept)), changes=())
 
 
 def _in_order(

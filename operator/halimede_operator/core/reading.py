@@ -120,6 +120,9 @@ _AT_REST = (
     # The pod's name differs on every attempt to create one.
     (re.compile(r'\bpods "([a-z0-9.-]{1,253}-)[a-z0-9]{5}" is forbidden'), r'pods "\1…" is forbidden'),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"), "<time>"),
+    # Names of sandboxes; digests stay.
+    (re.compile(r"(?<!sha256:)\b[0-9a-f]{64}\b"), "…"),
+    (re.compile(r"^\(combined from similar events\): "), ""),
     # Addresses of objects in memory.
     (re.compile(r"\b0x[0-9a-fA-F]{6,16}\b"), "0x…"),
     # The local port of a connection.

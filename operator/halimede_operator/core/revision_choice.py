@@ -47,6 +47,7 @@ _CAUSES_OF_THE_CLUSTER = frozenset(
         Reason.POD_FAILED,
         Reason.QUOTA_EXCEEDED,
         Reason.UNSCHEDULABLE,
+        Reason.CLAIM_UNBOUND,
     }
 )
 """No reasons to roll back."""

@@ -58,7 +58,9 @@ def strategy_of(
     """existing: the Deployment; None before there is one. wanted: the Deployment as it will be applied. pods: the
     object's. placement: the devices of the wanted pods; None without. room: how many further pods the free devices
     allow; None if that was not asked. now: UTC time as `moment_at` writes it. startup: `status.startup`, how a pod
-    started. over_quota: a quota refuses pods."""
+    started. over_quota: a quota refuses pods, and has room for one when another goes. No other refusal counts: without
+    the old pod the new one is refused all the same.
+    """
     kept = strategy_at_rest(workload, existing)
     if existing is None or workload.suspend or workload.replicas == 0:
         return Strategy(kept)

@@ -79,6 +79,17 @@ class Shortage:
 
 
 @dataclass(frozen=True, slots=True)
+class VolumeClaim:
+    """A PersistentVolumeClaim that a pod waits for."""
+
+    is_bound: bool
+    storage_class: str | None
+    """"" if the claim wants none; None if it names none, and the cluster has no default."""
+    event: str
+    """What provisioner and controllers said about it last; "" if nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Contender:
     """Another object whose children would have names of this object's children."""
 
@@ -107,11 +118,13 @@ class Snapshot:
     """Why the API server refuses an HPA with 0 as minReplicas; "" if that is not known."""
     idle: Idle | None = None
     """None if it is not idle, if that is not known, or if nobody asks."""
-    quota_messages: tuple[str, ...] = ()
+    refused_pods: tuple[str, ...] = ()
     """Messages of ReplicaSets about pods that they may not create (condition ReplicaFailure)."""
     kubelet_events: Mapping[str, tuple[Object, ...]] = field(default_factory=dict)
-    """By pod uid. For pods that wait for volumes: which volumes the kubelet could not mount. For pods whose images are
-    not pulled: which pull secrets it could not read."""
+    """By pod uid. For pods that wait for their sandbox: warnings about what comes before it. For pods whose images are
+    not pulled: which pull secrets the kubelet could not read."""
+    volume_claims: Mapping[str, VolumeClaim | None] = field(default_factory=dict)
+    """PersistentVolumeClaims for which pods get no node, by name; None: it does not exist. Those that were read."""
     shortages: Mapping[str, tuple[Shortage, ...]] = field(default_factory=dict)
     """By node, of devices that pods of this object hold."""
     contenders: tuple[Contender, ...] = ()

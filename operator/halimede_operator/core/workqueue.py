@@ -2,9 +2,9 @@
 
 - A key is queued at most once, however often it is added. If it is added while it is in work, it is queued again when
   that work is done.
-- A key that failed waits longer each time (1 s to 5 minutes; 10 minutes if only a user can fix the cause). A success
-  resets the wait. A change (`add`) shortens the wait to `WAIT_AFTER_CHANGE_S`, because it may have fixed the cause; the
-  wait that the API server asked for (`not_before`) stays.
+- A key that failed waits longer each time (1 s to 5 minutes; 5 to 30 s if a person can repair the cause, who then waits
+  for the effect). A success resets the wait. A change (`add`) shortens the wait to `WAIT_AFTER_CHANGE_S`, because it
+  may have fixed the cause; the wait that the API server asked for (`not_before`) stays.
 - Two runs of one key start at least `SPACING_S` apart, so that a burst of events costs one run.
 - Every key is reconciled again about every `RESYNC_S`, at a time of its own within that period.
 - Keys run in the order in which they are due. A failing key does not delay others.
@@ -31,8 +31,9 @@ class Failure(Enum):
     CONFLICT = (0.05, 5.0)
     """The object was changed by another write."""
     TRANSIENT = (1.0, 300.0)
-    PERMANENT = (300.0, 600.0)
-    """The API server refuses the write until a user changes something."""
+    PERMANENT = (5.0, 30.0)
+    """The API server refuses the write until a person changes something: a quota, a right, an admission rule. That is
+    not watched, so it is noticed only by another attempt."""
 
     def wait_s(self, failures: int) -> float:
         """Seconds to wait after this many failures in a row, at least 1."""
@@ -111,7 +112,7 @@ class WorkQueue(Generic[KeyT]):
         was_added = entry.due is not None
         entry.due = max(min(now + wait, entry.started + entry.spacing) if was_added else now + wait, entry.floor)
         self._push(key, entry.due)
-        return entry.due - now
+        return max(0.0, entry.due - now)
 
     def retry(self, now: float) -> None:
         """The cause of all failures may be over: make every failed key due now."""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +90,8 @@ class Watches:
         self.feed.start([Collection(resource, space) for resource in kinds for space in spaces], unavailable)
         look = asyncio.create_task(self._stop_at_change(unavailable, stop))
         try:
-            await asyncio.to_thread(asyncio.run, self._run_kopf(stop, kinds))
+            # The coroutine is made in the thread: if this is cancelled before it starts, there is none to await.
+            await asyncio.to_thread(lambda: asyncio.run(self._run_kopf(stop, kinds)))
         finally:
             look.cancel()
             await asyncio.wait({look})
@@ -159,6 +161,11 @@ class Watches:
             on = kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural, registry=registry)
             on(on_event)
         return registry
+
+
+def ignore_dropped_workers() -> None:
+    """Let the interpreter not warn of coroutines that kopf drops when it is ended while it starts to handle a list."""
+    warnings.filterwarnings("ignore", "coroutine 'worker' was never awaited", RuntimeWarning)
 
 
 def kopf_settings() -> kopf.OperatorSettings:

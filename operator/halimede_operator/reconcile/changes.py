@@ -8,7 +8,7 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS
 from halimede_operator.core.api.spec import Key
-from halimede_operator.core.api_errors import Meaning, message_for_author
+from halimede_operator.core.api_errors import Meaning, is_owner_unknown, message_for_author
 from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, may_be_applied
 from halimede_operator.core.labels import TEMPLATE_HASH
 from halimede_operator.core.ownership import taken_over
@@ -21,12 +21,17 @@ ROLLOUT_SPACING_S = 3.0
 """Shortest time between two changes of a Deployment's template, so that a hundred edits make a few rollouts."""
 
 
+UNKNOWN_OWNERS_AGAIN_S = 1.0
+"""How often to ask whether the API server knows the owners of new children, for all objects together."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Performed:
     """How many of the planned changes were made, and why not all."""
 
     is_postponed: bool = False
-    """The Deployment's template changed too recently. This change and those planned after it are made later."""
+    """The Deployment's template changed too recently, or the API server does not know the owner's kind yet. This change
+    and those planned after it are made later."""
     failure: ApplyFailure | None = None
     retry_after_s: float | None = None
 
@@ -41,6 +46,9 @@ class ChildWriter:
         self._clock = clock
         self._rolled_out_at: dict[Key, float] = {}
         """When a Deployment's template was last changed."""
+        self._unknown_owners: set[str] = set()
+        """Kinds of owners that children were refused for, because the API server does not know the kinds yet."""
+        self._ask_again_at = float("-inf")
 
     def forget(self, key: Key) -> None:
         """The object no longer exists."""
@@ -50,6 +58,8 @@ class ChildWriter:
         """Make the planned changes in order, up to the first one that fails."""
         key = snapshot.key
         change: Change
+        if not await self._is_owner_known(key, planned):
+            return Performed(is_postponed=True)
         try:
             for change in planned.changes:
                 if planned.has_unchecked_parts and self._changes_template(change):
@@ -68,8 +78,31 @@ class ChildWriter:
                 if is_rollout:
                     self._rolled_out_at[key] = self._clock()
         except ApiError as error:
+            if is_owner_unknown(error.message):
+                self._unknown_owners.add(key.kind)
+                self._ask_again_at = self._clock() + UNKNOWN_OWNERS_AGAIN_S
+                return Performed(is_postponed=True)
             return _report_failure(change, error, snapshot)
         return Performed()
+
+    async def _is_owner_known(self, key: Key, planned: Plan) -> bool:
+        """Whether new children of this kind of owner may be accepted. A dry run tells, after one was refused.
+
+        After an installation every object would otherwise have its children refused, again and again, for up to 30 s.
+        """
+        new = next((each for each in planned.changes if isinstance(each, Apply) and each.is_new), None)
+        if new is None or key.kind not in self._unknown_owners:
+            return True
+        if self._clock() < self._ask_again_at:
+            return False
+        try:
+            await self._api.try_apply(new.object, is_new=True)
+        except ApiError as error:
+            if is_owner_unknown(error.message):
+                self._ask_again_at = self._clock() + UNKNOWN_OWNERS_AGAIN_S
+                return False
+        self._unknown_owners.discard(key.kind)
+        return True
 
     def _is_rollout(self, change: Change) -> bool:
         """Whether it changes the pod template of a Deployment that exists."""

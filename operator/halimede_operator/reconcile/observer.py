@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi
@@ -15,6 +15,7 @@ from halimede_operator.cluster.kinds import (
     PODS,
     REPLICA_SETS,
     RESOURCE_CLAIMS,
+    VOLUME_CLAIMS,
     Resource,
 )
 from halimede_operator.cluster.nodes import Nodes
@@ -30,14 +31,18 @@ from halimede_operator.core.names import child_name
 from halimede_operator.core.operator_mark import other_operator
 from halimede_operator.core.plan import Change, Plan, member_names
 from halimede_operator.core.pods.claims import allocated, claim_of
+from halimede_operator.core.pods.volume_claims import claim_names, volume_claim
 from halimede_operator.core.reading import clean
-from halimede_operator.core.snapshot import Contender, Object, Snapshot
+from halimede_operator.core.refused_pods import refusal
+from halimede_operator.core.snapshot import Contender, Object, Snapshot, VolumeClaim
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
 NO_ZERO_S = 600.0
 """How long an API server is believed to refuse 0 as minReplicas. Its feature gates may change with an upgrade."""
 MAX_CLAIMS_READ = 64
 """Of one object at a time: as many pods as the status lists."""
+MAX_VOLUME_CLAIMS = 4
+"""Of one object."""
 MAX_PODS_ASKED = 4
 """Of one object, when asking for events: all its pods have the same volumes."""
 
@@ -111,7 +116,7 @@ class Observer:
             no_zero=self._no_zero if self._clock() < self._no_zero_until else "",
             idle=self._works.idle(key, pod_objects if may_sleep(value) else (), kept_idle(value)),
             unavailable=cache.unavailable,
-            quota_messages=tuple(message for owner in replica_set_objects for message in _replica_failures(owner)),
+            refused_pods=tuple(message for owner in replica_set_objects if (message := refusal(owner))),
         )
 
     def _keda_hpa(self, key: Key) -> Object | None:
@@ -191,7 +196,8 @@ class Observer:
                 await self._api.try_apply(change.object, is_new=change.is_new)
             except ApiError as error:
                 if not any(cause.field == "spec.minReplicas" for cause in error.causes):
-                    raise
+                    # The apply is refused for the same cause, which is then reported as that of this child.
+                    continue
                 self._no_zero = clean(error.message, 256)
                 self._no_zero_until = self._clock() + NO_ZERO_S
                 raise Stale("the API server refuses an HPA with 0 as minReplicas") from error
@@ -226,14 +232,14 @@ class Observer:
             return known.object
         return await self._api.get(BY_KIND[kind], metadata["namespace"], metadata["name"])
 
-    async def with_kubelet_events(
-        self, snapshot: Snapshot, pods: Sequence[Object], ask: Callable[[str, str], Awaitable[tuple[Object, ...]]]
-    ) -> Snapshot:
-        """The snapshot with the kubelets' events about the newest of these pods."""
+    async def with_kubelet_events(self, snapshot: Snapshot, pods: Sequence[Object], **fields: str) -> Snapshot:
+        """The snapshot with the events about the newest of these pods. fields: that the events must have."""
         newest = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
         uids = [pod["metadata"]["uid"] for pod in newest[:MAX_PODS_ASKED]]
         try:
-            found = await asyncio.gather(*[ask(snapshot.key.namespace, uid) for uid in uids])
+            found = await asyncio.gather(
+                *[self._api.events_about(snapshot.key.namespace, uid, **fields) for uid in uids]
+            )
         except ApiError as error:
             if not error.is_refusal:
                 raise
@@ -241,6 +247,24 @@ class Observer:
             return snapshot
         events = {**snapshot.kubelet_events, **dict(zip(uids, found, strict=True))}
         return dataclasses.replace(snapshot, kubelet_events=events)
+
+    async def with_volume_claims(self, snapshot: Snapshot, pods: Sequence[Object]) -> Snapshot:
+        """The snapshot with the PersistentVolumeClaims of these pods."""
+        names = sorted({name for pod in pods for name in claim_names(pod)})[:MAX_VOLUME_CLAIMS]
+        try:
+            found = await asyncio.gather(*[self._volume_claim(snapshot.key.namespace, name) for name in names])
+        except ApiError as error:
+            if not error.is_refusal:
+                raise
+            # Without the right to read claims the status has the scheduler's words.
+            return snapshot
+        return dataclasses.replace(snapshot, volume_claims=dict(zip(names, found, strict=True)))
+
+    async def _volume_claim(self, namespace: str, name: str) -> VolumeClaim | None:
+        value = await self._api.get(VOLUME_CLAIMS, namespace, name)
+        if value is None:
+            return None
+        return volume_claim(value, await self._api.events_about(namespace, value["metadata"]["uid"]))
 
     async def with_claims(self, snapshot: Snapshot, pods: Sequence[Object]) -> Snapshot:
         """The snapshot with what the ResourceClaims of these pods were allocated."""
@@ -260,12 +284,3 @@ class Observer:
         for key in keys:
             if key != but:
                 self._wake(key)
-
-
-def _replica_failures(replica_set: Object) -> list[str]:
-    conditions = (replica_set.get("status") or {}).get("conditions") or ()
-    return [
-        condition.get("message", "")
-        for condition in conditions
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
-    ]

@@ -12,22 +12,30 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
-from halimede_operator.cluster.kinds import BY_KIND
+from halimede_operator.cluster.kinds import BY_KIND, REPLICA_SETS
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key, RolloutPolicy
-from halimede_operator.core.api_errors import Meaning
+from halimede_operator.core.api_errors import Meaning, message_for_author
 from halimede_operator.core.diff import Apply, Conflict, Delete
 from halimede_operator.core.merge_patch import merge_patch
 from halimede_operator.core.operator_mark import other_operator
-from halimede_operator.core.plan import Devices, Plan, plan, strategy_now
+from halimede_operator.core.plan import Devices, Plan, plan, plan_without_requests, strategy_now
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.claims import unread_claims
-from halimede_operator.core.pods.kubelet_events import waits_for_pull_secrets, waits_for_volumes
+from halimede_operator.core.pods.kubelet_events import (
+    NO_PULL_SECRET,
+    waits_for_device_claim,
+    waits_for_pull_secrets,
+    waits_for_volumes,
+)
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
-from halimede_operator.core.reading import condition, moment_at, moment_of
+from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S, is_newly_ready
+from halimede_operator.core.pods.volume_claims import waits_for_claims
+from halimede_operator.core.reading import at_rest, condition, moment_at, moment_of
+from halimede_operator.core.refused_pods import TRIED_AGAIN, TRY_AGAIN_S, to_try_again
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
 from halimede_operator.core.workqueue import Failure
@@ -94,22 +102,65 @@ class Reconciler:
         """Since when we know an object that no operator has written to yet; kept only while other operators run."""
 
     async def __call__(self, key: Key) -> Outcome:
-        """Reconcile one object. Errors of the API server become a `Failed`."""
+        """Reconcile one object. Whatever fails becomes a `Failed`, and is in the object's status."""
         try:
             try:
-                return await self._reconcile(
-                    key, await self._observer.name_holders(key, self._children_with_taken_names.get(key, ()))
-                )
-            except NameTaken:
-                return await self._reconcile(key, await self._observer.name_holders(key, await self._new_children(key)))
+                outcome = await self._attempt(key)
+            except (Vanished, Stale, NotLeaderError):
+                raise
+            except ApiError as error:
+                if error.is_conflict or error.meaning is Meaning.NAMESPACE_TERMINATING:
+                    return Failed(_failure_of(error.meaning), str(error), error.retry_after_s)
+                message = message_for_author(error.status, error.message, {}, None)
+                failure = ApplyFailure(f"{error.verb} {error.path}", error.meaning, message)
+                return await self._report(key, failure, error.retry_after_s)
+            except Exception as error:
+                log.exception("reconcile of %s raised an exception", key)
+                failure = ApplyFailure("the operator failed", Meaning.TRANSIENT, at_rest(repr(error)))
+                return await self._report(key, failure, None)
         except Vanished:
             return Done()
         except Stale as stale:
             return Failed(Failure.CONFLICT, str(stale))
         except NotLeaderError:
             return Failed(Failure.TRANSIENT, "another operator may hold the lease")
-        except ApiError as error:
-            return Failed(_failure_of(error.meaning), str(error), error.retry_after_s)
+        if not isinstance(outcome, Failed):
+            self._failing_since.pop(key, None)
+        return outcome
+
+    async def _attempt(self, key: Key) -> Outcome:
+        try:
+            return await self._reconcile(
+                key, await self._observer.name_holders(key, self._children_with_taken_names.get(key, ()))
+            )
+        except NameTaken:
+            return await self._reconcile(key, await self._observer.name_holders(key, await self._new_children(key)))
+
+    async def _report(self, key: Key, failure: ApplyFailure, retry_after_s: float | None) -> Outcome:
+        """Write the status of an object whose reconcile ended early. A request that failed may fail here, too."""
+        failed = _failed(failure, retry_after_s)
+        if self._is_to_be_awaited(key, failure, self._clock()) or (snapshot := self._observer.observe(key)) is None:
+            return failed
+        try:
+            if await self._leave_to_others(snapshot) is None:
+                planned = self._plan_after_failure(snapshot)
+                await self._write_status(snapshot, planned, Performed(failure=failure), [])
+        except ApiError:
+            pass
+        return failed
+
+    def _plan_after_failure(self, snapshot: Snapshot) -> Plan:
+        try:
+            return plan_without_requests(snapshot, self._platform, self._now())
+        except Exception:  # noqa: BLE001 - it is what failed, and the log has it
+            return Plan((), None, ())
+
+    def _is_to_be_awaited(self, key: Key, failure: ApplyFailure, begun: float) -> bool:
+        """Whether a failure is not to be reported yet, because it may be over soon. begun: of the reconcile."""
+        if failure.meaning is not Meaning.TRANSIENT:
+            self._failing_since.pop(key, None)
+            return False
+        return self._clock() - self._failing_since.setdefault(key, begun) < REPORT_AFTER_S
 
     async def _reconcile(self, key: Key, name_holders: Sequence[Object]) -> Outcome:
         begun = self._clock()
@@ -157,11 +208,11 @@ class Reconciler:
             snapshot = after
         if not performed.is_postponed:
             planned = dataclasses.replace(planned, strategy=strategy_now(snapshot, planned, self._now()))
-        if performed.failure is not None and performed.failure.meaning is Meaning.TRANSIENT:
-            if self._clock() - self._failing_since.setdefault(key, begun) < REPORT_AFTER_S:
-                return _failed(performed.failure, performed.retry_after_s)
-        else:
-            self._failing_since.pop(key, None)
+        if performed.failure is not None and self._is_to_be_awaited(key, performed.failure, begun):
+            return _failed(performed.failure, performed.retry_after_s)
+        if snapshot.refused_pods:
+            await self._try_pods_again(snapshot)
+            again_in.append(TRY_AGAIN_S)
         snapshot, checks_in = await self._with_causes(snapshot, planned)
         again_in += checks_in
         conflicts = [change for change in planned.changes if isinstance(change, Conflict)]
@@ -207,21 +258,39 @@ class Reconciler:
                 self._wake(asked)
             snapshot = dataclasses.replace(snapshot, free_devices=text)
             again_in.append(self._devices_again_in(snapshot, planned))
-        if waiting := [pod for pod in snapshot.pods if waits_for_volumes(pod)]:
+        if waiting := [pod for pod in snapshot.pods if waits_for_volumes(pod) or waits_for_device_claim(pod)]:
             age_s = max(self._waited_s(pod) for pod in waiting)
             if age_s >= EVENTS_AFTER_S:
-                snapshot = await self._observer.with_kubelet_events(snapshot, waiting, self._api.failed_mounts)
+                snapshot = await self._observer.with_kubelet_events(snapshot, waiting, type="Warning")
             # Often at first, and less often the longer nothing changes.
             again_in.append(min(60.0, max(EVENTS_AFTER_S, age_s / 4)))
         if pulling := [pod for pod in snapshot.pods if waits_for_pull_secrets(pod)]:
-            snapshot = await self._observer.with_kubelet_events(snapshot, pulling, self._api.failed_pull_secrets)
+            snapshot = await self._observer.with_kubelet_events(snapshot, pulling, reason=NO_PULL_SECRET)
+        if claiming := [pod for pod in snapshot.pods if waits_for_claims(pod)]:
+            snapshot = await self._observer.with_volume_claims(snapshot, claiming)
+            again_in.append(UNPLACED_AGAIN_S)
         if (unread := unread_claims(snapshot)) and "ResourceClaimTemplate" not in snapshot.unavailable:
             snapshot = await self._observer.with_claims(snapshot, unread)
         if any(waits_for_scheduler(pod) for pod in snapshot.pods):
             again_in.append(SCHEDULER_LIMIT_S)
+        if any(is_newly_ready(pod, self._now()) and not _has_served(snapshot, pod) for pod in snapshot.pods):
+            again_in.append(INDEX_LIMIT_S)
         late = [child for child in snapshot.children if _is_past_deadline(child)]
         again_in += [self._pods_deadline_in_s(child, snapshot.pods) for child in late]
         return snapshot, again_in
+
+    async def _try_pods_again(self, snapshot: Snapshot) -> None:
+        """Let the controller of ReplicaSets create the refused pods now: what refused them may be repaired."""
+        now = self._now()
+        for replica_set in to_try_again(snapshot.replica_sets, now):
+            try:
+                answer = await self._api.annotate(replica_set, {TRIED_AGAIN: now})
+            except ApiError as error:
+                # Without the right, or without this ReplicaSet, the controller tries again by itself.
+                if not (error.is_refusal or error.is_conflict or error.status == 404):
+                    raise
+            else:
+                self._observer.keep(REPLICA_SETS, answer, reconciled=snapshot.key)
 
     def _devices_again_in(self, snapshot: Snapshot, planned: Plan) -> float:
         """Seconds until a pod that waits for devices may get others, or until its message may be outdated."""
@@ -243,8 +312,9 @@ class Reconciler:
         return DEADLINE_AGAIN_S if left < 0 else min(DEADLINE_AGAIN_S, left + 1.0)
 
     def _waited_s(self, pod: Object) -> float:
-        """Seconds that the pod has waited for its volumes: from its node's clock to ours."""
-        since = moment_at(condition(pod, "PodReadyToStartContainers"), "lastTransitionTime")
+        """Seconds that the pod has waited for its volumes or its ResourceClaim: from the cluster's clocks to ours."""
+        sandbox = condition(pod, "PodReadyToStartContainers")
+        since = moment_at(sandbox or pod["metadata"], "lastTransitionTime" if sandbox else "creationTimestamp")
         if since is None:
             return EVENTS_AFTER_S
         return (self._today() - datetime.datetime.fromisoformat(since)).total_seconds()
@@ -357,6 +427,12 @@ def _begins_with_a_gap(snapshot: Snapshot, planned: Plan) -> bool:
     return not is_told and any(
         isinstance(change, Apply) and change.object["kind"] == "Deployment" for change in planned.changes
     )
+
+
+def _has_served(snapshot: Snapshot, pod: Object) -> bool:
+    """Whether the pod's last index has a version that is READY."""
+    index = snapshot.indexes.get(pod["metadata"]["uid"])
+    return index is not None and any(version.state == "READY" for version in index.versions)
 
 
 def _is_past_deadline(child: Object) -> bool:

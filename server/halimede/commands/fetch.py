@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from halimede_spec.fetch_exit import FetchExit
 
 DEFAULT_TIMEOUT_SECS = 60.0
-UNREACHABLE_FILE = "unreachable"
-"""A file in the repository's hidden directory, which survives a container restart: the last run's failure to reach a
-store."""
+FAILURE_FILE = "failure"
+"""A file in the repository's hidden directory, which survives a container restart: the last run's failure, if its cause
+is outside of the pod."""
 UNEXPECTED = 1
 KILLED = 128 + signal.SIGTERM
 
@@ -33,8 +33,8 @@ def run(
     """Fetch, and report the result; returns the exit code.
 
     Kubernetes shows why a container failed only after it has ended. Therefore an init container ends at the first
-    failure to reach a store. After the restart it reads from the file what was already reported, and retries until the
-    store answers or another failure occurs.
+    failure of a store. After the restart it reads from the file what was already reported, and retries until the store
+    has the model, or another failure occurs: kubelets wait for up to 5 minutes before the next restart.
     """
     # Imported here, so that --help and a mistyped flag answer quickly, without the libraries of stores.
     from halimede.fetch.errors import FetchError
@@ -80,7 +80,7 @@ def _take_last_failure(into: Path) -> str | None:
     """The last run's report; "" if it only reported that the store answers again; None if it reported nothing."""
     from halimede.fetch.repository import HIDDEN
 
-    file = into / HIDDEN / UNREACHABLE_FILE
+    file = into / HIDDEN / FAILURE_FILE
     try:
         message = file.read_text()
         # Deleted now: a run that is killed reports another reason, so the next run must report this one again.
@@ -94,9 +94,9 @@ def _keep_failure(into: Path, code: "FetchExit", message: str) -> None:
     from halimede.fetch.repository import HIDDEN
     from halimede_spec.fetch_exit import FetchExit
 
-    if code in (FetchExit.UNREACHABLE, FetchExit.RECOVERED):
+    if code in (FetchExit.UNREACHABLE, FetchExit.AUTH, FetchExit.NOT_FOUND, FetchExit.RECOVERED):
         with suppress(OSError):
-            (into / HIDDEN / UNREACHABLE_FILE).write_text(message if code is FetchExit.UNREACHABLE else "")
+            (into / HIDDEN / FAILURE_FILE).write_text("" if code is FetchExit.RECOVERED else message)
 
 
 def _read(plan_file: str) -> "FetchPlan":
@@ -165,8 +165,8 @@ def _log_without(secrets: "Secrets") -> None:
     "--init-container",
     "is_init_container",
     is_flag=True,
-    help="For a container that is restarted when it fails: end within seconds if the store cannot be reached, so "
-    "that the container's status shows the reason; after the restart try until the store answers.",
+    help="For a container that is restarted when it fails: end within seconds if the store does not have the model, so "
+    "that the container's status shows the reason; after the restart try until it has.",
 )
 @click.option(
     "--termination-log",

@@ -112,7 +112,7 @@ class Fetcher:
     def fetch(self, model: PlannedModel) -> FetchedModel:
         """Make the model's directory, unless it already exists as planned; FetchError, OSError."""
         if model.uri.scheme in (Scheme.FILE, Scheme.PVC):
-            return self._link(model)
+            return self._retries.try_until_done(model.uri.display, lambda: self._link(model), waits_for_repair=True)
         for _ in range(MAX_STARTS):
             try:
                 return self._fetch_one(model)
@@ -129,7 +129,10 @@ class Fetcher:
 
     def _open(self, model: PlannedModel) -> Source:
         folder = credentials_folder(model, self._s3)
-        credentials = read_credentials(folder) if folder is not None else None
+        try:
+            credentials = read_credentials(folder) if folder is not None else None
+        except FetchError as error:
+            raise FetchError(error.code, f"{model.uri.display}: {error.message}") from None
         bundle = None
         if model.ca_bundle is not None:
             try:
@@ -170,21 +173,21 @@ class Fetcher:
         # Some tools create an empty object to represent a directory.
         if single is not None and single.size != 0:
             return source, single, []
-        return source, None, source.listing()
+        listed = [file for file in safe_tree(source.listing(), model.uri.display) if not is_empty_version(file)]
+        if not listed:
+            raise FetchError(FetchExit.NOT_FOUND, f"{model.uri.display}: no file exists under it")
+        return source, None, listed
 
     def _list(self, model: PlannedModel) -> tuple[Source, tuple[RemoteFile, ...], str | None]:
         """The files to download, and the name of a single file. A directory without a digest is reduced to the files
         that are served."""
         where = model.uri.display
-        source, single, listing = self._retries.try_until_done(where, lambda: self._ask(model))
+        source, single, listing = self._retries.try_until_done(where, lambda: self._ask(model), waits_for_repair=True)
         if single is not None:
             if not is_archive(single.path):
                 single_file(single.path, model.format, where)
             return source, (single,), single.path
-        listed = safe_tree(listing, where)
-        files = tuple(file for file in listed if not is_empty_version(file))
-        if not files:
-            raise FetchError(FetchExit.NOT_FOUND, f"{where}: no file exists under it")
+        files = tuple(listing)
         layout = folder_layout({file.path for file in files}, where)
         if model.digest is not None:
             return source, files, None

@@ -23,6 +23,8 @@ FIRST_ANSWER_SECS = 4.0
 REPORT_RECOVERY_SECS = 10.0
 FIRST_PAUSE_SECS = 0.25
 LONGEST_PAUSE_SECS = 10.0
+REPAIR_PAUSE_SECS = 5.0
+"""The longest pause before a failure is tried again that a person must repair, and who then waits for the effect."""
 
 
 def pause_secs(failures: int, jitter: float) -> float:
@@ -54,8 +56,12 @@ class RetryPolicy:
         self._recovered_at: float | None = None
         self.abort = threading.Event()
 
-    def try_until_done(self, where: str, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it succeeds, and return its result. Retries transient errors within the time limit."""
+    def try_until_done(self, where: str, attempt: Callable[[], T], *, waits_for_repair: bool = False) -> T:
+        """Call `attempt` until it succeeds, and return its result. Retries transient errors within the time limit.
+
+        waits_for_repair: also retries the known failure without end, if it is one that a person must repair. For
+        attempts that read credentials again.
+        """
         failures = 0
         while True:
             try:
@@ -63,6 +69,11 @@ class RetryPolicy:
             except TransientError as fault:
                 failures += 1
                 self.pause(where, failures, fault)
+            except FetchError as failure:
+                if not waits_for_repair or failure.message != self._known:
+                    raise
+                failures += 1
+                self._wait(failure.message, min(pause_secs(failures, random.random()), REPAIR_PAUSE_SECS))  # noqa: S311 - no secret
             else:
                 self.progress(where)
                 return done
@@ -77,6 +88,9 @@ class RetryPolicy:
             self._progress_at = now
         elif now + secs - self._progress_at >= limit_secs:
             raise FetchError(FetchExit.UNREACHABLE, message)
+        self._wait(message, secs)
+
+    def _wait(self, message: str, secs: float) -> None:
         log.warning("%s; trying again in %.1f s", message, secs)
         if self.abort.wait(secs):
             raise AbortedError

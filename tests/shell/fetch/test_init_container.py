@@ -1,4 +1,4 @@
-"""`halimede fetch --init-container`: an unreachable store is reported at once, and retried until it answers."""
+"""`halimede fetch --init-container`: a store without the model is reported at once, and retried until it has it."""
 
 import re
 import shutil
@@ -233,6 +233,44 @@ def test_credentials_and_endpoint_are_read_at_each_try(store: Store) -> None:
 
     endpoint.write_text(store.proxy.url)
 
+    assert second.end(process).code == 0
+
+
+def test_a_failure_that_a_person_repairs_is_retried(store: Store) -> None:
+    """A Secret that is completed, and then a bucket that is made again."""
+    keys = Path(store.credentials)
+    kept = {path.name: path.read_text() for path in keys.iterdir()}
+    for path in list(keys.iterdir()):
+        path.unlink()
+    container = Container(store)
+    first = container.fetching().run()
+    assert (first.code, first.report.startswith(f"{store.uri('digits/')}: the credentials in ")) == (10, True)
+
+    second = container.fetching(timeout=1)
+    process = second.start()
+    second.wait_for("AWS_ACCESS_KEY_ID", process, count=2)
+    for name, value in kept.items():
+        (keys / name).write_text(value)
+    missing = second.end(process)
+    assert (missing.code, missing.report) == (11, f"{store.uri('digits/')}: it does not exist (404 NoSuchBucket)")
+
+    third = container.fetching(timeout=1)
+    process = third.start()
+    third.wait_for("NoSuchBucket); trying again", process, count=4)
+    store.put({"digits/1/model.onnx": b"x"})
+    assert (third.end(process).code, tree(store.models)) == (0, {"digits/1/model.onnx": b"x"})
+
+
+def test_a_folder_of_a_claim_that_appears_is_found(tmp_path: Path) -> None:
+    mount = tmp_path / "claim"
+    mount.mkdir()
+    plan = {"models": [{"name": "digits", "uri": "pvc://claim/digits", "mount": str(mount)}]}
+    assert Fetch(tmp_path, plan, name="first", options=["--init-container"]).run().code == 11
+    second = Fetch(tmp_path, plan, name="second", options=["--init-container"])
+    process = second.start()
+    second.wait_for("trying again", process)
+    (mount / "digits" / "1").mkdir(parents=True)
+    (mount / "digits" / "1" / "model.onnx").write_bytes(b"x")
     assert second.end(process).code == 0
 
 

@@ -67,8 +67,8 @@ def test_a_pod_that_gets_no_device_is_explained(tmp_path: Path):
         placed = harness.condition("Placed")
         assert (placed["status"], placed["reason"]) == ("False", "InsufficientDevices")
         assert placed["message"] == (
-            "pod digits-1-a: 0/2 nodes are available: 2 cannot allocate all claims. need 1x device of class mig.nvidia.com "
-            "that one of its 2 selectors matches; kubectl get resourceclaims -A lists what is taken"
+            "pod digits-1-a: need 1x device of class mig.nvidia.com that one of its 2 selectors matches; "
+            "kubectl get resourceclaims -A lists what is taken; 0/2 nodes are available: 2 cannot allocate all claims."
         )
         assert harness.digits()["status"]["effective"]["deviceClassName"] == "mig.nvidia.com"
         assert harness.digits()["status"]["phase"] == "Scheduling"

@@ -2,24 +2,55 @@
 
 import asyncio
 import email.utils
+import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from halimede_operator.cluster.watch_health import STUCK_S
+from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.kopf_adapter import CacheFeed
+from halimede_operator.cluster.watch_health import STUCK_S, WatchHealth
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
-from halimede_operator.handlers.watch import kopf_settings
+from halimede_operator.handlers.watch import Watches, kopf_settings
 from support.kube_api import Fault, KubeApi, deep
 from support.operator_watches import Scenario, Watched, a_few, run, running
 
 MODELS = "/apis/halimede.dev/v1alpha1/inferencemodels"
 WATCH = rf"GET {MODELS}\?.*watch=true"
 LIST = rf"GET {MODELS}\?(?!.*watch=true)"
+
+
+def test_watches_that_end_before_kopf_has_a_thread_drop_no_coroutine():
+    """All threads may be busy, for instance with the names of an API server whose name server is overloaded."""
+
+    async def nothing(_resource: object = None) -> str:
+        return ""
+
+    async def are_there() -> bool:
+        return True
+
+    async def scenario() -> None:
+        free = threading.Event()
+        with ThreadPoolExecutor(1) as busy:
+            asyncio.get_running_loop().set_default_executor(busy)
+            busy.submit(free.wait)
+            feed = CacheFeed(Cache(), WatchHealth([], 0.0), lambda _key: None)
+            watches = asyncio.create_task(Watches(None, (), feed, are_there, nothing, kopf_settings()).run())
+            while not busy._work_queue.qsize():
+                await asyncio.sleep(0)
+            watches.cancel()
+            await asyncio.wait({watches})
+            free.set()
+        gc.collect()
+
+    asyncio.run(scenario())
 
 
 async def still_works(watched: Watched) -> None:

@@ -29,7 +29,12 @@ class Hall:
     _clients: list[KubeClient] = field(default_factory=list)
 
     async def contender(
-        self, name: str, *, clock_minutes: float = 0, clock: Callable[[], float] | None = None, retry_s: float = RETRY_S
+        self,
+        name: str,
+        *,
+        clock_minutes: float = 0,
+        clock: Callable[[], float] | None = None,
+        retry_s: float = RETRY_S,
     ) -> Leadership:
         """clock_minutes: offset of its machine's clock."""
         connection = Connection(str(self.api.kubeconfig(self.folder)))
@@ -143,6 +148,24 @@ def test_a_leader_without_api_server_stops_acting_and_resumes_later(tmp_path: Pa
         assert (first.may_act(), hall.regained, hall.lease()["leaseTransitions"]) == (True, 2, 0)
 
     run(scenario, tmp_path)
+
+
+class Silent:
+    """An API that never answers."""
+
+    async def get_lease(self, namespace: str, name: str, timeout_s: float) -> dict[str, Any] | None:
+        await asyncio.Event().wait()
+        return None
+
+    async def write_lease(self, namespace: str, lease: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return lease
+
+
+def test_a_warning_about_the_lease_has_a_cause(caplog: pytest.LogCaptureFixture):
+    first = Leadership(Silent(), "halimede", "operator", "first", renew_deadline_s=0.02)
+    asyncio.run(first.attempt(lambda: None))
+    assert [record.getMessage() for record in caplog.records] == ["lease halimede/operator: no answer in 0.01 s"]
 
 
 def test_the_lease_is_released_after_a_cancelled_renewal(tmp_path: Path):

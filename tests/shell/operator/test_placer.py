@@ -410,7 +410,7 @@ def test_a_model_moves_to_a_smaller_slice_only_if_it_may(tmp_path: Path, rollout
         assert devices(harness, "m9") == f"{SLICE}2g.20gb"
 
         await harness.sync(waits)
-        assert placed(harness, "digits")[1].endswith("held by im/m9; im/m9 would fit on the free 1g.10gb")
+        assert "held by im/m9; im/m9 would fit on the free 1g.10gb; 0/1 nodes" in placed(harness, "digits")[1]
         assert (small in harness.woken) == rebalance
         await harness.sync(small)
         assert devices(harness, "m9") == f"{SLICE}{'1g.10gb' if rebalance else '2g.20gb'}"
@@ -437,7 +437,7 @@ def test_no_model_moves_for_one_that_gets_a_free_device(tmp_path: Path) -> None:
         harness.now += 10
         await harness.sync(waits)
         assert small not in harness.woken
-        assert placed(harness, "digits")[1].endswith("headroom); devices that fit are free, or will be soon")
+        assert "headroom); devices that fit are free, or will be soon; 0/1 nodes" in placed(harness, "digits")[1]
 
     run(scenario, tmp_path)
 
@@ -458,7 +458,7 @@ def test_a_forced_surge_without_a_spare_names_the_remedy(tmp_path: Path, policy:
         harness.now += 10
         await harness.sync(model)
         message = placed(harness, "digits")[1]
-        assert message.endswith("Auto or InPlace lets an old pod go first") == (policy == "Surge")
+        assert ("Auto or InPlace lets an old pod go first; 0/1 nodes" in message) == (policy == "Surge")
         assert "held by" not in message
 
     run(scenario, tmp_path)

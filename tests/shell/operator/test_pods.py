@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from halimede_operator.cluster.inventory import FORBIDDEN_S
+from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S
+from halimede_operator.core.reading import moment_of
+from halimede_operator.core.refused_pods import TRY_AGAIN_S
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.observer import MAX_PODS_ASKED
@@ -63,9 +67,14 @@ def test_a_reconcile_works_without_the_right_to_read_nodes(tmp_path: Path):
         create_unscheduled_pod(harness)
         for _ in range(3):
             assert await harness.sync() == Done(again_in=UNPLACED_AGAIN_S)
-            harness.now += 60
+            harness.now += FORBIDDEN_S / 3
         assert harness.api.counted("GET /api/v1/nodes") == 1
         assert "may not read nodes" in harness.condition("Placed")["message"]
+
+        # The right is granted.
+        harness.api.faults.clear()
+        await harness.sync()
+        assert "no node has devices" in harness.condition("Placed")["message"]
 
     run(scenario, tmp_path)
 
@@ -159,7 +168,7 @@ def test_events_are_read_for_a_few_of_many_waiting_pods(tmp_path: Path):
 
 def _failed_mount(harness: Harness, name: str, uid: str, message: str) -> None:
     harness.api.put(
-        "events", "prod", name, involvedObject={"uid": uid}, reason="FailedMount", message=message,
+        "events", "prod", name, involvedObject={"uid": uid}, reason="FailedMount", type="Warning", message=message,
         lastTimestamp="2030-01-01T00:00:01Z",
     )  # fmt: skip
 
@@ -169,3 +178,109 @@ def _waiting_pod(harness: Harness, since: datetime.datetime, name: str = "digits
     at = since.strftime("%Y-%m-%dT%H:%M:%SZ")
     has_sandbox = {"type": "PodReadyToStartContainers", "status": str(not does), "lastTransitionTime": at}
     return create_pod(harness, name, {"type": "PodScheduled", "status": "True"}, has_sandbox)
+
+
+def test_a_newly_ready_pod_is_looked_at_again_when_its_index_is_due(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": moment_of(harness.today)}
+        create_pod(harness, "digits-1-x", ready, node="node-1")
+        assert await harness.sync() == Done(again_in=INDEX_LIMIT_S)
+        harness.today += datetime.timedelta(seconds=INDEX_LIMIT_S)
+        assert await harness.sync() == Done()
+
+    run(scenario, tmp_path)
+
+
+def _pod_with_claim(harness: Harness) -> None:
+    """Create a pod that gets no node because of its claim `models`."""
+    text = "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "False", "message": text})
+    known = harness.api.objects["pods", "prod", "digits-1-x"]["spec"]
+    volumes = [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}]
+    harness.api.put("pods", "prod", "digits-1-x", spec={**known, "volumes": volumes})
+
+
+def test_the_claims_of_a_pod_without_a_node_are_read(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        _pod_with_claim(harness)
+        assert await harness.sync() == Done(again_in=UNPLACED_AGAIN_S)
+        assert harness.condition("Placed")["reason"] == "ClaimMissing"
+        claim = harness.api.put("persistentvolumeclaims", "prod", "models", spec={"storageClassName": "fast"})
+        harness.api.put(
+            "events", "prod", "it", involvedObject={"uid": claim["metadata"]["uid"]}, reason="ProvisioningFailed",
+            type="Warning", message="no space left",
+        )  # fmt: skip
+        await harness.sync()
+        assert harness.condition("Placed")["reason"] == "ClaimUnbound"
+        assert "models (StorageClass fast) is not bound: no space left" in harness.condition("Placed")["message"]
+
+    run(scenario, tmp_path)
+
+
+def test_a_reconcile_works_without_the_right_to_read_claims(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        _pod_with_claim(harness)
+        harness.api.faults.append(Fault("GET .*/persistentvolumeclaims/", status=403))
+        assert await harness.sync() == Done(again_in=UNPLACED_AGAIN_S)
+        assert harness.condition("Placed")["reason"] == "Unschedulable"
+
+    run(scenario, tmp_path)
+
+
+def test_events_of_a_pod_without_a_resource_claim_are_read(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        uid = create_pod(harness, "digits-1-x")
+        known = harness.api.objects["pods", "prod", "digits-1-x"]
+        created = {"creationTimestamp": moment_of(harness.today - datetime.timedelta(seconds=EVENTS_AFTER_S))}
+        spec = {**known["spec"], "resourceClaims": [{"name": "accelerator"}]}
+        harness.api.put("pods", "prod", "digits-1-x", spec=spec, metadata=created)
+        harness.api.put(
+            "events", "prod", "it", involvedObject={"uid": uid}, reason="FailedResourceClaimCreation", type="Warning",
+            message="exceeded quota",
+        )  # fmt: skip
+        await harness.sync()
+        assert harness.condition("Placed")["reason"] == "DevicePreparationFailed"
+
+    run(scenario, tmp_path)
+
+
+def _refused_pods(harness: Harness, since: datetime.datetime) -> None:
+    """Create a ReplicaSet that may not create its pod since then."""
+    deployment = harness.api.objects["deployments", "prod", "digits"]
+    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "digits", "controller": True}
+    labels = deployment["metadata"]["labels"]
+    metadata = {"labels": labels, "ownerReferences": [{**owner, "uid": deployment["metadata"]["uid"]}]}
+    text = 'pods "digits-1-" is forbidden: no PriorityClass with name high was found'
+    failure = {"type": "ReplicaFailure", "status": "True", "message": text, "lastTransitionTime": moment_of(since)}
+    template = deployment["spec"]["template"]
+    status = {"conditions": [failure]}
+    harness.api.put("replicasets", "prod", "digits-1", spec={"template": template}, metadata=metadata, status=status)
+
+
+def test_the_controller_of_refused_pods_is_made_to_try_again(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        _refused_pods(harness, harness.today)
+        for tries in (0, 1, 1, 2):
+            assert await harness.sync() == Done(again_in=TRY_AGAIN_S)
+            assert harness.api.counted("PATCH .*/replicasets/") == tries
+            harness.today += datetime.timedelta(seconds=TRY_AGAIN_S if tries != 1 else TRY_AGAIN_S / 2)
+        assert harness.condition("Placed")["reason"] == "PodsRefused"
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_refused_pods_are_reported_without_the_right_to_try_again(tmp_path: Path, status: int):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        _refused_pods(harness, harness.today - datetime.timedelta(seconds=TRY_AGAIN_S))
+        harness.api.faults.append(Fault("PATCH .*/replicasets/", status=status))
+        assert await harness.sync() == Done(again_in=TRY_AGAIN_S)
+        assert harness.condition("Placed")["reason"] == "PodsRefused"
+
+    run(scenario, tmp_path)

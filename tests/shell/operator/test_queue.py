@@ -1,5 +1,9 @@
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from itertools import count
+
+import pytest
 
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.workqueue import Failure
@@ -124,3 +128,29 @@ def test_stop_cancels_work_that_takes_too_long():
             await running
 
     asyncio.run(whole())
+
+
+def test_a_refusal_that_is_retried_is_logged_once(caplog: pytest.LogCaptureFixture):
+    async def whole() -> None:
+        clock = count(0.0, 60.0)
+        queue = Queue(lambda: next(clock))
+        answers = iter(["no right", "no right", "no quota", "no quota"])
+
+        async def work(name: Key) -> Outcome:
+            why = next(answers, None)
+            if why is None:
+                ended.set()
+                return Gone()
+            return Failed(Failure.PERMANENT, why)
+
+        ended = asyncio.Event()
+
+        async def scenario() -> None:
+            queue.add(key("a"))
+            await ended.wait()
+
+        with caplog.at_level(logging.INFO):
+            await serving(queue, work, scenario)
+
+    asyncio.run(whole())
+    assert [record.args[-1] for record in caplog.records if isinstance(record.args, tuple)] == ["no right", "no quota"]

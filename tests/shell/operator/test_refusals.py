@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed
-from halimede_operator.reconcile.reconciler import (
-    REPORT_AFTER_S,
-)
+from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S
+from halimede_operator.reconcile.reconciler import REPORT_AFTER_S
 from support.kube_api import Fault
-from support.operator_harness import CHILDREN, SPEC, Harness, run
+from support.operator_harness import CHILDREN, DIGITS, SPEC, Harness, run
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,43 @@ def test_a_failed_rollout_is_retried_and_not_postponed(tmp_path: Path):
         outcomes = [await harness.sync() for _ in range(3)]
         assert [outcome.failure for outcome in outcomes if isinstance(outcome, Failed)] == [Failure.TRANSIENT] * 3
         assert await harness.sync() == Done()
+
+    run(scenario, tmp_path)
+
+
+UNKNOWN_OWNER = Fault(
+    "PATCH .*(configmaps|deployments)/",
+    status=403,
+    reason="Forbidden",
+    message='configmaps "a" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for '
+    "APIVersion halimede.dev/v1alpha1 Kind InferenceModel",
+)
+
+
+def test_children_of_a_new_kind_wait_quietly_until_it_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """One request in a second tells for all objects, and none of them is reported to fail."""
+
+    async def scenario(harness: Harness) -> None:
+        others = [Key(Kind.INFERENCE_MODEL, "prod", f"model-{number}") for number in range(5)]
+        for key in others:
+            harness.api.put("inferencemodels", "prod", key.name, spec=SPEC)
+        harness.api.faults.append(UNKNOWN_OWNER)
+        for _ in range(3):
+            for key in (DIGITS, *others):
+                assert await harness.sync(key) == Done(again_in=ROLLOUT_SPACING_S)
+            harness.now += ROLLOUT_SPACING_S
+        # One write, and one dry run for each of the next looks.
+        assert harness.api.counted("PATCH .*/configmaps/") == 3
+        assert harness.api.counted("dryRun=All") == 2
+        assert harness.condition("Ready")["reason"] == "Pending"
+        assert harness.api.named("events") == set()
+        assert not caplog.records
+
+        harness.api.faults.clear()
+        for key in (DIGITS, *others):
+            assert await harness.sync(key) == Done()
+        assert harness.api.counted("dryRun=All") == 3
+        assert harness.api.named("deployments") == {"digits", *(key.name for key in others)}
 
     run(scenario, tmp_path)
 

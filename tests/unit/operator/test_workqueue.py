@@ -63,10 +63,10 @@ def test_a_failing_key_waits_longer_each_time_until_it_succeeds():
 
 @pytest.mark.parametrize(
     ("failure", "waits"),
-    [(Failure.PERMANENT, [300, 600, 600]), (Failure.CONFLICT, [0.05, 0.1, 0.2])],
+    [(Failure.PERMANENT, [5, 10, 20, 30, 30]), (Failure.CONFLICT, [0.05, 0.1, 0.2, 0.4, 0.8])],
 )
 def test_waits_depend_on_the_kind_of_failure(failure: Failure, waits: list[float]):
-    assert [failure.wait_s(n) for n in (1, 2, 3)] == waits
+    assert [failure.wait_s(n) for n in (1, 2, 3, 4, 5)] == waits
     assert failure.wait_s(10_000) == max(*failure.value)
 
 
@@ -74,9 +74,12 @@ def test_a_change_shortens_the_wait_after_a_failure_but_not_to_zero():
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a", 0.0)
     queue.take(0.0)
-    queue.failed("a", 0.0, Failure.PERMANENT)
-    queue.add("a", 1.0)
-    assert queue.wake_at() == WAIT_AFTER_CHANGE_S
+    for now in (0.0, 5.0, 15.0):
+        queue.failed("a", now, Failure.PERMANENT)
+        queue.take(queue.wake_at() or 0.0)
+    queue.failed("a", 35.0, Failure.PERMANENT)
+    queue.add("a", 36.0)
+    assert queue.wake_at() == 35.0 + WAIT_AFTER_CHANGE_S
 
 
 def test_a_change_during_failing_work_shortens_the_wait_too():
@@ -85,6 +88,14 @@ def test_a_change_during_failing_work_shortens_the_wait_too():
     queue.take(0.0)
     queue.add("a", 0.5)
     assert queue.failed("a", 1.0, Failure.PERMANENT) == WAIT_AFTER_CHANGE_S - 1.0
+
+
+def test_failing_work_that_took_longer_than_its_wait_is_due_now():
+    queue: WorkQueue[str] = WorkQueue()
+    queue.add("a", 0.0)
+    queue.take(0.0)
+    queue.add("a", 0.5)
+    assert queue.failed("a", 60.0, Failure.TRANSIENT) == 0.0
 
 
 def test_a_change_does_not_shorten_the_servers_retry_after():

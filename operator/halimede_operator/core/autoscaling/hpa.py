@@ -23,7 +23,15 @@ def decision_of(hpa: Object) -> Any:
 
 def desired_replicas(hpa: Object | None) -> int | None:
     """What the HPA decided; None before its first decision."""
-    return decimal(at(hpa, "status", "desiredReplicas")) if condition(hpa, "ScalingActive") else None
+    active, desired = condition(hpa, "ScalingActive"), decimal(at(hpa, "status", "desiredReplicas"))
+    # 0 is also what the field has before there was a value of any metric.
+    is_undecided = not active or (desired == 0 and active.get("status") == "False" and bool(current_replicas(hpa)))
+    return None if is_undecided else desired
+
+
+def current_replicas(hpa: Object | None) -> int | None:
+    """The replicas from which the HPA made its last decision."""
+    return decimal(at(hpa, "status", "currentReplicas"))
 
 
 def last_scaled(hpa: Object | None) -> str | None:

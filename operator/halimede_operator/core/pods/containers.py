@@ -50,6 +50,8 @@ _FETCH_EXITS: dict[int, tuple[Reason, str]] = {
     FetchExit.NOT_A_MODEL: (Reason.INVALID_MODEL, "not a model"),
     FetchExit.UNREACHABLE: (Reason.MODEL_FETCH_FAILED, "unreachable"),
 }
+_TRIED_AGAIN = frozenset({FetchExit.AUTH, FetchExit.NOT_FOUND, FetchExit.UNREACHABLE})
+"""The next run waits until the store has the model."""
 _SIGNALS = {
     128 + number: name
     for number, name in {
@@ -62,8 +64,9 @@ _KILLED_TEXT = (
     "killed by SIGKILL (exit code 137): the kernel sends it for lack of memory, "
     "the kubelet after failed liveness probes, or a person"
 )
-_LOAD_FAILED_EXIT = 1
-"""The server's exit code if a model cannot be loaded at startup."""
+_LOAD_FAILED_EXIT, _LOAD_FAILED_WORDS = 1, "failed to load"
+"""The server's exit code if a model cannot be loaded at startup, and words of the cause. Shells and Python
+end with the same code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +169,10 @@ def _exit_failure(container: Container, ended: Mapping[str, Any]) -> Failure:
         return failure(Reason.CONTAINER_START_FAILED, reason, cause)
     if container.name == FETCH:
         kind, what = _FETCH_EXITS.get(code or 0, (Reason.MODEL_FETCH_FAILED, how))
-        trying = ", trying again" if code == FetchExit.UNREACHABLE else ""
+        trying = ", trying again" if code in _TRIED_AGAIN else ""
         return failure(kind, what, f"{cause}{trying}")
-    if container.name == SERVER and code == _LOAD_FAILED_EXIT and not container.was_ready_in(ended):
+    is_load_failure = code == _LOAD_FAILED_EXIT and _LOAD_FAILED_WORDS in cause
+    if container.name == SERVER and is_load_failure and not container.was_ready_in(ended):
         return failure(Reason.MODEL_LOAD_FAILED, how, cause)
     shown = how if reason in {"", "Error", "Completed"} else f"{how}, {reason}"
     return failure(Reason.CRASH_LOOP, shown, cause)

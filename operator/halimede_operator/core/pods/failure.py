@@ -17,7 +17,11 @@ class Reason(StrEnum):
     MODEL_FETCH_FAILED = "ModelFetchFailed"
     SECRET_MISSING = "SecretMissing"  # noqa: S105 - a reason
     CONFIG_MAP_MISSING = "ConfigMapMissing"
+    CLAIM_MISSING = "ClaimMissing"
+    CLAIM_UNBOUND = "ClaimUnbound"
     VOLUME_MOUNT_FAILED = "VolumeMountFailed"
+    DEVICE_PREPARATION_FAILED = "DevicePreparationFailed"
+    SANDBOX_FAILED = "SandboxFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_START_FAILED = "ContainerStartFailed"
@@ -61,6 +65,11 @@ class Stage(IntEnum):
     SERVING = 4
 
 
+def joined(text: str, more: str) -> str:
+    """Two sentences as one text."""
+    return f"{text}{' ' if text.endswith('.') else '; '}{more}" if more else text
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     reason: Reason
@@ -72,6 +81,13 @@ class Failure:
     exit_code: int | None = None
     time: str | None = None
     """When it happened, as the cluster reports it; None if it does not."""
+    detail: str = ""
+    """More words of the scheduler, for the one condition that is about it."""
+
+    @property
+    def text(self) -> str:
+        """The message with the detail behind it."""
+        return joined(self.message, self.detail)
 
     @property
     def order(self) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""Failures that kubelets report only in events: volumes that cannot be mounted, and missing pull secrets."""
+"""Failures that are reported only in events: of volumes, devices and sandboxes, and missing pull secrets."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -30,25 +30,57 @@ def waits_for_volumes(pod: Object) -> bool:
     )
 
 
+def waits_for_device_claim(pod: Object) -> bool:
+    """Whether a ResourceClaim of the pod was not made yet. Until then the scheduler does not look at the pod."""
+    return (
+        text_at(pod, "status", "phase") == "Pending"
+        and at(pod, "metadata", "deletionTimestamp") is None
+        and bool(objects_at(pod, "spec", "resourceClaims"))
+        and not objects_at(pod, "status", "resourceClaimStatuses")
+        and condition(pod, "PodScheduled").get("status") != "True"
+    )
+
+
+START_WARNINGS = {
+    "FailedAttachVolume": Reason.VOLUME_MOUNT_FAILED,
+    "FailedMount": Reason.VOLUME_MOUNT_FAILED,
+    "FailedMapVolume": Reason.VOLUME_MOUNT_FAILED,
+    "FailedMountOnFilesystemMismatch": Reason.VOLUME_MOUNT_FAILED,
+    "FailedResourceClaimCreation": Reason.DEVICE_PREPARATION_FAILED,
+    "FailedPrepareDynamicResources": Reason.DEVICE_PREPARATION_FAILED,
+    "NetworkNotReady": Reason.SANDBOX_FAILED,
+    "FailedCreatePodContainer": Reason.SANDBOX_FAILED,
+    "FailedCreatePodSandBox": Reason.SANDBOX_FAILED,
+    "FailedPodSandBoxStatus": Reason.SANDBOX_FAILED,
+    "FailedSync": Reason.SANDBOX_FAILED,
+}
+"""Reasons of events about pods that have no sandbox yet: of kubelets, and of controllers that attach volumes and make
+ResourceClaims. No status has these. Other warnings about pods are in their statuses: of the scheduler, images,
+containers, probes and evictions."""
 MOUNT_RETRIES_S = 150.0
 """A kubelet retries each volume after at most 2 min 2 s. A failure that it has not repeated by then is over."""
 _OF_VOLUME = re.compile(r'\bfor volume "([^"]{1,253})"')
 
 
-def mount_failures(pod: Object, name: str, events: Sequence[Object]) -> Iterator[Failure]:
-    """The kubelet's last failure for each volume that it still tries to mount."""
-    if not waits_for_volumes(pod):
+def start_failures(pod: Object, name: str, events: Sequence[Object]) -> Iterator[Failure]:
+    """Why the pod has no sandbox. Volumes, devices and sandbox are made one after the other, so only failures of the
+    kind of the newest one exist still; of volumes the last failure of each."""
+    if not (waits_for_volumes(pod) or waits_for_device_claim(pod)):
         return
-    last: dict[str, tuple[str, str]] = {}
+    last: dict[tuple[Reason, str], tuple[str, str]] = {}
     for event in events:
-        if event.get("reason") == NO_PULL_SECRET or not (message := at_rest(text_at(event, "message"))):
+        kind, message = START_WARNINGS.get(text_at(event, "reason")), at_rest(text_at(event, "message"))
+        if kind is None or not message:
             continue
-        volume = match[1] if (match := _OF_VOLUME.search(message)) else message
-        last[volume] = max(last.get(volume, ("", "")), (moment_at(event, "lastTimestamp") or "", message))
-    since = seconds_before(max((time for time, _ in last.values()), default=""), MOUNT_RETRIES_S)
-    for message in sorted({message for time, message in last.values() if time >= since}):
-        reason = missing_object_reason(message, Reason.VOLUME_MOUNT_FAILED)
-        yield Failure(reason, clean(f"pod {name}: {message}"), Stage.FETCHED, pod=name)
+        is_of_volume = kind is Reason.VOLUME_MOUNT_FAILED
+        what = (match[1] if (match := _OF_VOLUME.search(message)) else message) if is_of_volume else ""
+        last[kind, what] = max(last.get((kind, what), ("", "")), (moment_at(event, "lastTimestamp") or "", message))
+    newest, kind = max(((time, kind) for (kind, _), (time, _) in last.items()), default=("", None))
+    since = seconds_before(newest, MOUNT_RETRIES_S)
+    for message in sorted({message for (of, _), (time, message) in last.items() if of is kind and time >= since}):
+        reason = missing_object_reason(message, kind or Reason.SANDBOX_FAILED)
+        stage = Stage.PLACED if waits_for_device_claim(pod) else Stage.FETCHED
+        yield Failure(reason, clean(f"pod {name}: {message}"), stage, pod=name)
 
 
 PULL_REASONS = frozenset({

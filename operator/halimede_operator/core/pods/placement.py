@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from halimede_operator.core.devices import devices_in, held_devices
 from halimede_operator.core.pods.failure import Failure, Reason, Stage
 from halimede_operator.core.pods.fields import container_statuses
+from halimede_operator.core.pods.kubelet_events import waits_for_device_claim
 from halimede_operator.core.reading import (
     at,
     at_rest,
@@ -40,6 +41,10 @@ _LACKS_DEVICE = re.compile(r"Insufficient nvidia\.com/|cannot allocate all claim
 _NO_SUCH_NODE = re.compile(r"node\(s\) didn't match Pod's node affinity/selector")
 
 
+_NOISE = re.compile(r" +(?:(?:no new claims to deallocate|still not schedulable), *)?preemption: .*$")
+"""What the scheduler appends: whether other pods could be evicted. It is never the cause."""
+
+
 def scheduling_failures(pod: Object, name: str) -> Iterator[Failure]:
     """Why no node fits, as the scheduler reports it."""
     scheduled = condition(pod, "PodScheduled")
@@ -52,7 +57,9 @@ def scheduling_failures(pod: Object, name: str) -> Iterator[Failure]:
     reason = Reason.INSUFFICIENT_DEVICES if lacks else Reason.UNSCHEDULABLE
     why = "" if text_at(scheduled, "reason") == "Unschedulable" else f"{name_at(scheduled, 'reason')}: "
     time = moment_at(scheduled, "lastTransitionTime")
-    yield Failure(reason, clean(f"pod {name}: {why}{text}"), Stage.PLACED, pod=name, time=time)
+    cause = _NOISE.sub("", text)
+    noise = text[len(cause) :]
+    yield Failure(reason, clean(f"pod {name}: {why}{cause}"), Stage.PLACED, pod=name, time=time, detail=clean(noise))
 
 
 def waits_for_devices(pod: Object) -> bool:
@@ -90,7 +97,12 @@ def waits_for_scheduler(pod: Object) -> bool:
 def scheduler_failures(pod: Object, name: str, now: str) -> Iterator[Failure]:
     """The failure of a pod that its scheduler ignores, probably because that scheduler does not run."""
     created = moment_at(pod, "metadata", "creationTimestamp")
-    if not waits_for_scheduler(pod) or created is None or created > seconds_before(now, SCHEDULER_LIMIT_S):
+    if (
+        not waits_for_scheduler(pod)
+        or waits_for_device_claim(pod)
+        or created is None
+        or created > seconds_before(now, SCHEDULER_LIMIT_S)
+    ):
         return
     scheduler = name_at(pod, "spec", "schedulerName")
     text = f"no scheduler has looked at it: its schedulerName is '{scheduler}'; does that scheduler run?"

@@ -1,6 +1,6 @@
 """Reads the state of one of our pods: which stage it has reached, and which failure keeps it from the next one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from halimede_operator.core.pods.containers import Container, container_failure, past_failure
 from halimede_operator.core.pods.failure import Failure, Reason, Stage
@@ -12,7 +12,7 @@ from halimede_operator.core.pods.fields import (
     has_started,
     image_of,
 )
-from halimede_operator.core.pods.kubelet_events import missing_pull_secrets, mount_failures, with_missing_secrets
+from halimede_operator.core.pods.kubelet_events import missing_pull_secrets, start_failures, with_missing_secrets
 from halimede_operator.core.pods.placement import (
     ended_pod_failure,
     lost_device_failures,
@@ -21,8 +21,9 @@ from halimede_operator.core.pods.placement import (
     scheduling_failures,
     unhealthy_device_failures,
 )
-from halimede_operator.core.pods.served_versions import index_failures
+from halimede_operator.core.pods.served_versions import index_failures, is_newly_ready
 from halimede_operator.core.pods.view import DIGEST, FetchedModel, PodView, ready_versions
+from halimede_operator.core.pods.volume_claims import claim_failures
 from halimede_operator.core.reading import (
     at,
     clean,
@@ -36,7 +37,7 @@ from halimede_operator.core.reading import (
     seconds_before,
     text_at,
 )
-from halimede_operator.core.snapshot import Object, PodIndex, Shortage
+from halimede_operator.core.snapshot import Object, PodIndex, Shortage, VolumeClaim
 
 _REASONS_WHILE_SERVING = frozenset(
     {Reason.DEVICE_UNHEALTHY, Reason.DEVICE_LOST, Reason.OUT_OF_MEMORY, Reason.WORKER_CRASHED}
@@ -51,16 +52,18 @@ def read_pod(
     now: str,
     events: Sequence[Object] = (),
     shortages: Sequence[Shortage] = (),
+    claims: Mapping[str, VolumeClaim | None] | None = None,
 ) -> PodView:
     """Read one pod. Never raises, for any content of the object.
 
     index: the pod's, None if it was not asked yet. served: the name under which the model or ensemble is served. now:
-    UTC time as `moment_at` writes it. events: of its kubelet, about volumes and pull secrets. shortages: of its node.
+    UTC time as `moment_at` writes it. events: about it. shortages: of its node. claims: those that were read, by name.
     """
     name = name_at(pod, "metadata", "name")
     has_ended = text_at(pod, "status", "phase") in {"Failed", "Succeeded"}
     reached = _reached(pod, index, served)
-    found = [*_failures(pod, name, index, served, reached), *mount_failures(pod, name, events)]
+    found = [*_failures(pod, name, index, served, reached, now), *start_failures(pod, name, events)]
+    found += claim_failures(pod, name, claims or {})
     found += [*lost_device_failures(pod, name, shortages), *scheduler_failures(pod, name, now)]
     missing_secrets = missing_pull_secrets(events, now)
     found = [with_missing_secrets(failure, missing_secrets) for failure in found]
@@ -86,6 +89,7 @@ def read_pod(
         fetch_ended=_fetch_ended(pod),
         fetched=_fetched(pod),
         index=index,
+        is_newly_ready=is_newly_ready(pod, now),
     )
 
 
@@ -117,7 +121,9 @@ def _has_loaded(index: PodIndex, served: str) -> bool:
     return next(ready_versions(index.versions, served), None) is not None
 
 
-def _failures(pod: Object, name: str, index: PodIndex | None, served: str, reached: Stage) -> Iterator[Failure]:
+def _failures(
+    pod: Object, name: str, index: PodIndex | None, served: str, reached: Stage, now: str
+) -> Iterator[Failure]:
     if text_at(pod, "status", "phase") in {"Failed", "Succeeded"}:
         yield ended_pod_failure(pod, name)
         return
@@ -127,7 +133,7 @@ def _failures(pod: Object, name: str, index: PodIndex | None, served: str, reach
     for status in container_statuses(pod):
         if failure := container_failure(Container(pod, name, status)):
             yield failure
-    yield from index_failures(pod, name, index, served, reached)
+    yield from index_failures(pod, name, index, served, reached, now)
 
 
 VOLUMES_LIMIT_S = 3.0

@@ -55,6 +55,8 @@ class PodView:
     fetched: tuple[FetchedModel, ...]
     index: PodIndex | None
     """None: the pod was not asked yet."""
+    is_newly_ready: bool
+    """It is ready for so short that its index may be older."""
 
     @property
     def is_active(self) -> bool:

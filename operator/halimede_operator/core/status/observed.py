@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Spec, Workload
+from halimede_operator.core.api_errors import is_over_quota
 from halimede_operator.core.autoscaling.replicas import present_of
 from halimede_operator.core.labels import REVISION_LABEL
-from halimede_operator.core.pods.failure import Failure, Reason, Stage
+from halimede_operator.core.pods.failure import Failure, Reason, Stage, joined
 from halimede_operator.core.pods.read import read_pod
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import (
@@ -149,7 +150,7 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "")
         worst=(
             Failure(Reason.INSUFFICIENT_DEVICES, clean(unplaced), Stage.PLACED)
             if unplaced
-            else _worst(newest, active, ended, desired, snapshot.quota_messages)
+            else _worst(newest, active, ended, desired, snapshot.refused_pods)
         ),
         deadline=_deadline(deployment, newest, now),
         memory=measured(old, spec, serving, template_hash, now),
@@ -191,7 +192,8 @@ def _served_name(snapshot: Snapshot, spec: Spec | None) -> str:
 def _read(snapshot: Snapshot, pod: Object, served: str, now: str) -> PodView:
     uid = text_at(pod, "metadata", "uid")
     short = snapshot.shortages.get(text_at(pod, "spec", "nodeName"), ())
-    return read_pod(pod, snapshot.indexes.get(uid), served, now, snapshot.kubelet_events.get(uid, ()), short)
+    index, events = snapshot.indexes.get(uid), snapshot.kubelet_events.get(uid, ())
+    return read_pod(pod, index, served, now, events, short, snapshot.volume_claims)
 
 
 def _newest_template(replica_sets: Sequence[Object]) -> tuple[str, str]:
@@ -235,7 +237,7 @@ def _worst(
 
 
 def _refusal(message: str) -> Failure:
-    reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in message else Reason.PODS_REFUSED
+    reason = Reason.QUOTA_EXCEEDED if is_over_quota(message) else Reason.PODS_REFUSED
     return Failure(reason, clean(at_rest(message)), Stage.PLACED)
 
 
@@ -247,4 +249,11 @@ def _with_hint(failure: Failure | None, free_devices: str) -> Failure | None:
     waits = failure is not None and failure.reason in {Reason.INSUFFICIENT_DEVICES, Reason.UNSCHEDULABLE}
     if failure is None or not waits or not free_devices:
         return failure
-    return replace(failure, message=clean(f"{clean(failure.message, _HINT_ROOM)} {free_devices}"))
+    scheduler = clean(failure.message, _HINT_ROOM)
+    if failure.reason is Reason.UNSCHEDULABLE:
+        return replace(failure, message=clean(joined(scheduler, free_devices)))
+    # What is free is what a person needs to know; which nodes the scheduler counted is a detail.
+    said = scheduler.removeprefix(f"pod {failure.pod}: ")
+    return replace(
+        failure, message=clean(f"pod {failure.pod}: {free_devices}"), detail=clean(f"{said} {failure.detail}")
+    )

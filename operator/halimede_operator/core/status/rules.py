@@ -83,6 +83,8 @@ def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Me
     stuck = next((v for v in (accepted, _member_problem(members)) if v is not None and v.status == FALSE), None)
     ready = ready_state(observed, stuck, obstacles)
     states = {
+        # First, because `kubectl describe` shows them in this order.
+        "Ready": ready,
         "Accepted": accepted,
         "StepsReady": steps,
         "ModelFetched": fetched_state(observed),
@@ -91,7 +93,6 @@ def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Me
         "Available": available_state(observed, ready),
         "Progressing": progressing_state(observed, stuck),
         "Degraded": degraded_state(observed, stuck, ready, obstacles),
-        "Ready": ready,
         **_for_kstatus(observed, stuck, ready),
     }
     if observed.rolled_back is not None and stuck is None and not observed.is_deleting:
@@ -202,10 +203,16 @@ def loaded_state(observed: Observed) -> ConditionState:
     unasked = [pod for pod in observed.newest if pod.stage >= Stage.LOADED and pod.is_unknown]
     if state.status != TRUE or not unasked:
         return state
-    text = "; ".join(_unread_index(pod) for pod in unasked)
-    return ConditionState(
-        TRUE if observed.was_ready else UNKNOWN, "Loaded" if observed.was_ready else "IndexUnreachable", text
-    )
+    if observed.was_ready:
+        return ConditionState(TRUE, "Loaded", "; ".join(_unread_index(pod) for pod in unasked))
+    return _unread_indexes(unasked)
+
+
+def _unread_indexes(pods: Sequence[PodView]) -> ConditionState:
+    """The state of a condition that depends on what these pods serve. A pod that has just become ready is loading."""
+    is_new = any(pod.is_newly_ready for pod in pods)
+    text = "; ".join(_unread_index(pod) for pod in pods)
+    return ConditionState(UNKNOWN, NormalReason.LOADING if is_new else "IndexUnreachable", text)
 
 
 def _unread_index(pod: PodView) -> str:
@@ -216,14 +223,14 @@ def _unread_index(pod: PodView) -> str:
 def _stage_state(observed: Observed, stage: Stage, coming: NormalReason, reached: str, done: str) -> ConditionState:
     """Whether the newest template's pods have all reached this stage."""
     if observed.worst is not None and observed.worst.stage == stage:
-        return ConditionState(FALSE, observed.worst.reason, observed.worst.message)
+        return ConditionState(FALSE, observed.worst.reason, observed.worst.text)
     if observed.desired == 0:
         return _idle(observed)
     behind = [pod for pod in observed.newest if pod.stage < stage]
     failed = [pod for pod in behind if pod.failure is not None and pod.failure.stage == stage]
     if failed:
         failure = min((pod.failure for pod in failed if pod.failure), key=lambda f: f.order[0])
-        return ConditionState(FALSE, failure.reason, failure.message)
+        return ConditionState(FALSE, failure.reason, failure.text)
     if behind:
         slowest = min(behind, key=lambda pod: (pod.stage, pod.age))
         is_next = slowest.stage == stage - 1
@@ -340,7 +347,7 @@ def _ready_while_served(observed: Observed, serves: str) -> ConditionState:
     """Ready for a newest spec that is served, by all replicas or by some of them."""
     unasked = [pod for pod in observed.serving_newest if pod.is_unknown]
     if unasked and not observed.was_ready:
-        return ConditionState(UNKNOWN, "IndexUnreachable", "; ".join(_unread_index(pod) for pod in unasked))
+        return _unread_indexes(unasked)
     text = f"{serves} {_versions_text(observed)}"
     if _is_complete(observed):
         return ConditionState(TRUE, "Serving", text)

@@ -6,7 +6,13 @@ of the last one, and of the HPA's conditions only those are quoted that say why 
 
 from halimede_operator.core.api.conditions import FALSE, TRUE, UNKNOWN
 from halimede_operator.core.api.spec import Autoscaling, Provider
-from halimede_operator.core.autoscaling.hpa import desired_replicas, last_scaled, metrics_text, without_value
+from halimede_operator.core.autoscaling.hpa import (
+    current_replicas,
+    desired_replicas,
+    last_scaled,
+    metrics_text,
+    without_value,
+)
 from halimede_operator.core.autoscaling.idle import idle_json
 from halimede_operator.core.autoscaling.scalers import HPA, SCALED_OBJECT, scaler_in, scalers_in
 from halimede_operator.core.names import child_name
@@ -117,7 +123,8 @@ def scaling_json(observed: Observed, now: str) -> Object | None:
     decision = clean(text_at(old, "lastDecision"), 512)
     if desired is not None and desired != before:
         values = metrics_text(hpa)
-        change = f"{desired}" if before is None else f"{before} -> {desired}"
+        origin = current_replicas(hpa) if before is None else before
+        change = f"{desired}" if origin in {None, desired} else f"{origin} -> {desired}"
         decision = f"{change}: {values}" if values else change
     found = {
         "provider": str(scaling.provider),

@@ -12,7 +12,7 @@ from support.operator_pods import (
     unscheduled,
 )
 from support.operator_specs import model_key, model_spec
-from support.operator_status import NAME, NO_GPU, NOW, ready_state
+from support.operator_status import NAME, NO_GPU, NOW, message, ready_state
 
 
 def test_a_lack_of_devices_says_which_are_free():
@@ -20,8 +20,19 @@ def test_a_lack_of_devices_says_which_are_free():
     seen = snapshot(model_key(), unscheduled(NO_GPU), child=deployment(), free_devices=text)
     status = status_of(seen, model_spec(), (), (), (), NOW)
 
-    assert ready_state(status) == ("False", "InsufficientDevices", f"0/1 replicas serving: pod {NAME}: {NO_GPU} {text}")
+    assert ready_state(status) == ("False", "InsufficientDevices", f"0/1 replicas serving: pod {NAME}: {text}")
+    assert message(status, "Placed") == f"pod {NAME}: {text}; {NO_GPU}"
+    # The scheduler's words are in one condition.
+    assert str(status).count("no new claims") == 1
     assert status["phase"] == "Scheduling"
+
+
+def test_another_lack_is_named_before_the_free_devices():
+    scheduler, text = "0/2 nodes are available: 2 Insufficient cpu.", "need 1x 1g.5gb; 2x 1g.5gb free on node a"
+    seen = snapshot(model_key(), unscheduled(scheduler), child=deployment(), free_devices=text)
+    status = status_of(seen, model_spec(), (), (), (), NOW)
+
+    assert ready_state(status) == ("False", "Unschedulable", f"0/1 replicas serving: pod {NAME}: {scheduler} {text}")
 
 
 def test_an_object_without_fitting_devices_says_so():

@@ -46,7 +46,7 @@ def test_a_model_that_becomes_ready_is_one_event():
 
 
 def test_a_crash_loop_is_one_event():
-    crash = ended(1, "no weights")
+    crash = ended(1, "failed to load: no weights")
     turn = (
         seen(stopped(crash)),
         seen(stopped({"waiting": {"reason": "CrashLoopBackOff"}}, last=crash)),

@@ -152,7 +152,14 @@ def test_a_missing_pull_secret_is_named_beside_the_failed_pull(case: str):
 
 
 def test_malformed_events_are_ignored():
-    events = {f"uid-{NAME}": ({"message": 7}, {"lastTimestamp": "soon", "message": NO_SECRET}, {})}
+    events = {
+        f"uid-{NAME}": (
+            {"message": 7},
+            {"lastTimestamp": "soon", "message": NO_SECRET, "reason": "FailedMount"},
+            {},
+            {"reason": []},
+        )
+    }
     seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), kubelet_events=events)
 
     assert ready_state(status_of(seen, model_spec(), (), (), (), NOW))[1] == "SecretMissing"

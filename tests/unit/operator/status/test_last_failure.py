@@ -19,7 +19,7 @@ def test_a_failure_is_remembered_after_recovery():
 
     assert failed["lastFailure"] == {
         "reason": "ModelFetchFailed",
-        "message": f"pod bert-1-a: container fetch (image {IMAGE}): not found: no key",
+        "message": f"pod bert-1-a: container fetch (image {IMAGE}): not found: no key, trying again",
         "pod": "bert-1-a",
         "container": "fetch",
         "exitCode": 11,
@@ -52,3 +52,8 @@ def test_a_failure_without_a_time_keeps_the_time_of_its_first_report():
     second = status_for(snapshot(model_key(), pulling, child=deployment(2), status=first), now=LATER)
 
     assert (first["lastFailure"]["time"], second["lastFailure"]["time"]) == (NOW, NOW)
+
+
+def test_an_exit_code_that_the_schema_does_not_allow_is_left_out():
+    status = status_for(snapshot(model_key(), stopped(ended(10**20, "no config")), child=deployment()))
+    assert "exitCode" not in status["lastFailure"]

@@ -103,7 +103,7 @@ def snapshot_of(draws: Draws, key: Key) -> Snapshot:
         replica_sets=(replica_set(OLD, 9), replica_set(NEW, draws.pick((8, 10)))),
         indexes={f"bert-{number}": each for number, each in enumerate(asked) if each},
         generation=1 + draws.below(2),
-        quota_messages=tuple(draws.some(('pods "a-12345" is forbidden: exceeded quota',), 1)),
+        refused_pods=tuple(draws.some(('pods "a-12345" is forbidden: exceeded quota: q',), 1)),
         free_devices=draws.pick(("", "need 1x GPU; no device is free")),
         members={name: {"metadata": {"name": name, "generation": 1}} for name in draws.some(("tok", "pool"), 2)},
     )

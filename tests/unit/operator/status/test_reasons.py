@@ -47,8 +47,8 @@ NO_CLAIM = (
 )
 NO_CLASS = "0/2 nodes are available: resourceclaim bert-1: request device: device class mig.nvidia.com does not exist."
 CASES = {
-    "no node has the device": (unscheduled(NO_GPU), "Placed", "InsufficientDevices", f"pod {NAME}: {NO_GPU}"),
-    "no node has a device for its claim": (unscheduled(NO_CLAIM), "Placed", "InsufficientDevices", f"pod {NAME}: {NO_CLAIM}"),
+    "no node has the device": (unscheduled(NO_GPU), "Placed", "InsufficientDevices", f"pod {NAME}: 0/2 nodes are available: 2 Insufficient nvidia.com/mig-1g.5gb."),
+    "no node has a device for its claim": (unscheduled(NO_CLAIM), "Placed", "InsufficientDevices", f"pod {NAME}: 0/2 nodes are available: 2 cannot allocate all claims."),
     "no such device class": (unscheduled(NO_CLASS), "Placed", "Unschedulable", f"pod {NAME}: {NO_CLASS}"),
     "taints": (
         unscheduled("0/2 nodes are available: 2 node(s) had untolerated taint(s)."),
@@ -62,8 +62,8 @@ CASES = {
         "Unschedulable",
         f'pod {NAME}: 0/2 nodes are available: persistentvolumeclaim "models" not found.',
     ),
-    "no right to the store": (fetch_failed(10, "s3://m/bert: AccessDenied"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: not allowed: s3://m/bert: AccessDenied"),
-    "no such model": (fetch_failed(11, "s3://m/bert: NoSuchKey"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: not found: s3://m/bert: NoSuchKey"),
+    "no right to the store": (fetch_failed(10, "s3://m/bert: AccessDenied"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: not allowed: s3://m/bert: AccessDenied, trying again"),
+    "no such model": (fetch_failed(11, "s3://m/bert: NoSuchKey"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: not found: s3://m/bert: NoSuchKey, trying again"),
     "other files": (fetch_failed(12, "sha256:1 is not sha256:2"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: digest mismatch: sha256:1 is not sha256:2"),
     "no room": (fetch_failed(13, "4 GB needed"), "ModelFetched", "ModelFetchFailed", f"{FETCH}: disk full: 4 GB needed"),
     "no model": (fetch_failed(14, "a folder of pictures"), "ModelFetched", "InvalidModel", f"{FETCH}: not a model: a folder of pictures"),
@@ -80,7 +80,7 @@ CASES = {
         pod(fetch=container("fetch", back_off(NAME, "fetch"), ended(11, "NoSuchKey"), restarts=3)),
         "ModelFetched",
         "ModelFetchFailed",
-        f"{FETCH}: not found: NoSuchKey",
+        f"{FETCH}: not found: NoSuchKey, trying again",
     ),
     "the fetch container's image": (
         pod(fetch=container("fetch", waiting("ErrImagePull", PULL + "i/o timeout"))),
@@ -140,7 +140,13 @@ CASES = {
     "a hook that fails": (stopped(waiting("PostStartHookError", "no")), "ModelLoaded", "ContainerStartFailed", f"{SERVER}: PostStartHookError: no"),
     "a model that does not load": (stopped(ended(1, LOG)), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: {LOAD_SAID}"),
     "a log of JSON lines": (stopped(ended(1, JSON_LOG)), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: failed to load: ValueError: no weights"),
-    "a message of its own": (stopped(ended(1, "bert: no weights\n")), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: bert: no weights"),
+    "a message of its own": (stopped(ended(1, "failed to load 'bert': no weights\n")), "ModelLoaded", "ModelLoadFailed", f"{SERVER}: exited with code 1: failed to load 'bert': no weights"),
+    "another command that fails": (
+        stopped(ended(1, "sleep: unrecognized option: model-repository=/models\n")),
+        "ModelLoaded",
+        "CrashLoop",
+        f"{SERVER}: exited with code 1: sleep: unrecognized option: model-repository=/models",
+    ),
     "a server out of memory": (
         stopped(back_off(NAME), last=ended(137, "Killed\n", reason="OOMKilled")),
         "ModelLoaded",
@@ -281,7 +287,7 @@ AT_REST = {
 def test_parts_that_change_at_every_attempt_are_not_reported(text: str):
     status = status_of(snapshot(model_key(), fetch_failed(10, text), child=deployment()), model_spec(), (), (), (), NOW)
 
-    assert ready_state(status)[2] == f"0/1 replicas serving: {FETCH}: not allowed: {AT_REST[text]}"
+    assert ready_state(status)[2] == f"0/1 replicas serving: {FETCH}: not allowed: {AT_REST[text]}, trying again"
 
 
 @pytest.mark.parametrize("fetch", [ended(16, "it answers"), back_off(NAME, "fetch"), running(2)])
@@ -340,9 +346,7 @@ SECURITY = 'pods "bert-7f9c66d5b8-%s" is forbidden: violates PodSecurity "restri
 @pytest.mark.parametrize(("text", "reason"), [(QUOTA, "QuotaExceeded"), (SECURITY, "PodsRefused")])
 def test_pods_that_a_quota_or_policy_refuses_are_reported(text: str, reason: str):
     statuses = [
-        status_of(
-            snapshot(model_key(), child=deployment(), quota_messages=(text % name,)), model_spec(), (), (), (), NOW
-        )
+        status_of(snapshot(model_key(), child=deployment(), refused_pods=(text % name,)), model_spec(), (), (), (), NOW)
         for name in ("zn6zz", "x7k2p")
     ]
     assert statuses[0] == statuses[1]
@@ -351,7 +355,7 @@ def test_pods_that_a_quota_or_policy_refuses_are_reported(text: str, reason: str
 
 
 def test_a_quota_message_without_missing_pods_is_not_reported():
-    seen = snapshot(model_key(), serving(), child=deployment(), quota_messages=(QUOTA % "zn6zz",))
+    seen = snapshot(model_key(), serving(), child=deployment(), refused_pods=(QUOTA % "zn6zz",))
 
     assert ready_state(status_of(seen, model_spec(), (), (), (), NOW)) == (
         "True",
@@ -413,7 +417,7 @@ def test_conditions_are_those_of_metav1():
         snapshot(model_key(), serving(), child=deployment(), generation=7), model_spec(), (), (), (), NOW
     )
 
-    assert status["conditions"][-1] == {
+    assert status["conditions"][0] == {
         "type": "Ready",
         "status": "True",
         "reason": "Serving",

@@ -47,7 +47,7 @@ ROLLOUTS: dict[str, tuple[tuple[Object, ...], Object, str, dict[str, str]]] = {
     "the old ones serve and the new ones fail": (
         (serving("bert-0-a", template=OLD), serving("bert-0-b", template=OLD), fetch_failed(11, "no key", "bert-1-a")),
         deployment(2, generation=2, progress="ReplicaSetUpdated"),
-        f"0/2 replicas serving, 2 of the spec before: pod bert-1-a: container fetch (image {IMAGE}): not found: no key",
+        f"0/2 replicas serving, 2 of the spec before: pod bert-1-a: container fetch (image {IMAGE}): not found: no key, trying again",
         {"Ready": "False ModelFetchFailed", "Available": "True Serving", "Progressing": "True RollingOut",
          "Degraded": "True ModelFetchFailed", "Reconciling": "True ModelFetchFailed", "phase": "Degraded"},
     ),
@@ -137,7 +137,7 @@ ROLLOUTS: dict[str, tuple[tuple[Object, ...], Object, str, dict[str, str]]] = {
     "none of two is left": (
         (fetch_failed(11, "no key", "bert-1-a"), node_lost("bert-1-b")),
         deployment(2),
-        f"0/2 replicas serving: pod bert-1-a: container fetch (image {IMAGE}): not found: no key",
+        f"0/2 replicas serving: pod bert-1-a: container fetch (image {IMAGE}): not found: no key, trying again",
         {"Ready": "False ModelFetchFailed", "Available": "False ModelFetchFailed", "Progressing": "False Complete",
          "Degraded": "False AsExpected", "Reconciling": "True ModelFetchFailed", "phase": "Failed"},
     ),

@@ -166,6 +166,21 @@ def test_decision_has_the_values_that_it_was_made_from():
     }
 
 
+@pytest.mark.parametrize(("current_replicas", "told"), [(1, "1 -> 3"), (3, "3"), (None, "3")])
+def test_first_decision_names_the_replicas_before_it(current_replicas: int | None, told: str):
+    made = hpa(WORKS, desiredReplicas=3, currentReplicas=current_replicas, currentMetrics=current("11"))
+    status = status_for(seen(made), spec())
+    assert status["autoscaling"]["lastDecision"] == f"{told}: halimede_queue_requests 11 of 4"
+
+
+def test_an_hpa_that_never_had_a_value_has_decided_nothing():
+    no_value = ("ScalingActive", "False", "FailedGetPodsMetric", "no value")
+    status = status_for(seen(hpa(no_value, desiredReplicas=0, currentReplicas=1)), spec())
+    assert {"lastDecision", "desiredReplicas"}.isdisjoint(status["autoscaling"])
+    asleep = status_for(seen(hpa(no_value, desiredReplicas=0, currentReplicas=0)), spec())
+    assert asleep["autoscaling"]["desiredReplicas"] == 0
+
+
 def test_how_to_wake_is_told():
     by_operator = replace(SCALING, scale_to_zero=ScaleToZero(600))
     by_hand = "kubectl scale deployment/bert --replicas=1"

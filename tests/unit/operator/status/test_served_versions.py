@@ -1,9 +1,11 @@
 """What a pod's repository index reports: versions that fail, and worker processes that died."""
 
+from dataclasses import replace
+
 import pytest
 
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion
-from halimede_operator.core.status import status_of
+from halimede_operator.core.status import events_of, status_of
 from support.operator_pods import (
     deployment,
     fetched,
@@ -11,6 +13,7 @@ from support.operator_pods import (
     loading,
     lost_readiness,
     pod,
+    second,
     serving,
     snapshot,
 )
@@ -144,3 +147,30 @@ def test_one_failed_index_read_does_not_make_a_ready_object_unready():
     assert after["current"] == before["current"]
     loaded = next(c for c in after["conditions"] if c["type"] == "ModelLoaded")
     assert (loaded["status"], loaded["message"]) == ("True", f"pod {NAME}: what it serves is not known: timed out")
+
+
+def just_ready(*, seconds: int, pod_index: PodIndex | None) -> Object:
+    """The status so long after the pod became ready, with its last index."""
+    seen = snapshot(model_key(), serving(since=8), child=deployment())
+    indexes = {} if pod_index is None else {f"uid-{NAME}": pod_index}
+    return status_of(replace(seen, indexes=indexes), model_spec(), (), (), (), second(8 + seconds))
+
+
+STALE = {
+    "not asked": (None, ("Unknown", "IndexUnreachable")),
+    "asked before its port was open": (PodIndex(error="connection refused"), ("Unknown", "IndexUnreachable")),
+    "asked while it was loading": (index(("bert", "1", "LOADING", "")), ("False", "ModelLoadFailed")),
+}
+
+
+@pytest.mark.parametrize("case", STALE)
+def test_the_index_of_a_pod_that_is_newly_ready_may_be_old(case: str):
+    pod_index, state = STALE[case]
+    for seconds in (0, 9):
+        new = just_ready(seconds=seconds, pod_index=pod_index)
+        assert ready_state(new)[1] == "Loading"
+        assert condition_state(new, "ModelLoaded")[1] == "Loading"
+        assert events_of(None, new) == ()
+    later = just_ready(seconds=10, pod_index=pod_index)
+    assert ready_state(later)[:2] == state
+    assert [(event.type, event.reason) for event in events_of(new, later)] == [("Warning", state[1])]

@@ -48,6 +48,7 @@ def test_the_whole_status_of_a_model_that_serves():
         "conditions": [
             {"type": type_, "status": status, "reason": reason, "message": text, "observedGeneration": 3, "lastTransitionTime": NOW}
             for type_, status, reason, text in (
+                ("Ready", "True", "Serving", "2/2 replicas serving version 1"),
                 ("Accepted", "True", "Valid", "the spec is valid"),
                 ("ModelFetched", "True", "Fetched", "every replica has the model's files"),
                 ("Placed", "True", "Scheduled", "every replica has a node: node-1 (1g.10gb), node-2 (1g.10gb)"),
@@ -55,7 +56,6 @@ def test_the_whole_status_of_a_model_that_serves():
                 ("Available", "True", "Serving", "2 replicas serving"),
                 ("Progressing", "False", "Complete", "all pods are of the newest spec"),
                 ("Degraded", "False", "AsExpected", "no replica fails beside others that serve"),
-                ("Ready", "True", "Serving", "2/2 replicas serving version 1"),
             )
         ],
         "phase": "Serving",

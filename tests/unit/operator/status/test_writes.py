@@ -126,7 +126,7 @@ def test_a_crash_loop_with_varying_messages_writes_one_status():
     expected = f"pod {NAME}: container server (image {IMAGE}): exited with code 1: ValueError: <Model object at 0x…> has no weights"
     assert reasons == [
         ("Loading", f"0/1 replicas serving: pod {NAME} on node node-1 starts the server and loads the model"),
-        ("ModelLoadFailed", f"0/1 replicas serving: {expected}"),
+        ("CrashLoop", f"0/1 replicas serving: {expected}"),
     ]
 
 
