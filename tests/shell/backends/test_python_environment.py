@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -191,6 +192,17 @@ def test_a_model_gets_what_the_scripts_of_a_conda_environment_export(
     found.close()
 
 
+def test_scripts_may_print_much_and_leave_processes_behind(tmp_path: Path, model: Path, cache: Path):
+    """Neither is a reason to refuse the environment, or to wait."""
+    script = f"printf '%100000s' x\nsetsid sleep 20 & echo $! > {tmp_path}/left\nexport DATA=1\n"
+    root = make_conda(tmp_path / "conda", {"a.sh": script})
+    found = resolve_environment(str(root), model, cache)
+    # Raises if the process has ended.
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+    assert found.environment["DATA"] == "1"
+    found.close()
+
+
 def test_scripts_that_end_the_shell_are_named(tmp_path: Path, model: Path, cache: Path):
     root = make_conda(tmp_path / "conda", {"a.sh": 'echo "no licence in $CONDA_PREFIX"; exit 4\n'})
     assert refusal(str(root), model, cache).message == (
@@ -251,7 +263,7 @@ NEEDED = "needed is CPython 3.10 or newer with numpy 1.21 or newer"
         ("no such option: -I", 2, "its interpreter cannot be run (exit code 2): no such option: -I"),
         ("", 127, "its interpreter cannot be run (exit code 127): it printed nothing"),
         ("interpreter cpython x y", 0, "its interpreter cannot be run (exit code 0): interpreter cpython x y"),
-        ("x" * 1_000_000, 0, f"its interpreter cannot be run (exit code -9): {'x' * 500}"),
+        ("x" * 2_000_000, 0, f"its interpreter cannot be run (exit code -9): {'x' * 500}"),
     ],
 )
 def test_unusable_interpreter_fails_the_load(output: str, code: int, problem: str, model: Path, cache: Path):

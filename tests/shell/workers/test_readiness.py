@@ -51,6 +51,28 @@ def test_a_model_that_does_not_answer_in_time_is_unavailable() -> None:
     run(scenario, limit_s=0.01)
 
 
+def test_a_batch_behind_a_check_that_hangs_does_not_make_the_model_ready() -> None:
+    async def scenario(readiness: Readiness, process: Process) -> None:
+        checks = [asyncio.create_task(answer_of(readiness.ask(process)))]
+        await asyncio.sleep(0)
+        process.batches.append(object())
+        checks.append(asyncio.create_task(answer_of(readiness.ask(process))))
+        answers = await asyncio.gather(*checks)
+        assert [isinstance(answer, InferenceError) for answer in answers] == [True, True]
+
+    run(scenario, limit_s=0.01)
+
+
+def test_while_a_batch_runs_the_last_answer_stands() -> None:
+    async def scenario(readiness: Readiness, process: Process) -> None:
+        process.batches.append(object())
+        assert await readiness.ask(process) is True
+        readiness.on_ready(False)
+        assert (await readiness.ask(process), process.questions) == (False, 0)
+
+    run(scenario, limit_s=60)
+
+
 def test_a_check_waits_for_the_one_that_runs_and_takes_its_result() -> None:
     async def scenario(readiness: Readiness, process: Process) -> None:
         checks = [asyncio.create_task(answer_of(readiness.ask(process))) for _ in range(3)]

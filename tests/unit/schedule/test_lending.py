@@ -86,6 +86,37 @@ def test_a_batch_that_lies_ready_is_cut_anew_when_a_request_behind_it_leaves():
         assert played.batches == {A: [(1,), (2, 4, 5)]}, leaves
 
 
+@each_queue
+def test_a_batch_is_cut_anew_when_the_request_that_closed_it_leaves(levels: Priorities | None):
+    played = instances(BatchPolicy(max_batch_size=4), levels=levels)
+    played.arrive(pending(1, rows=4))
+    played.arrive(pending(2), pending(3, shape="other"), pending(4))
+    assert played.batches == {A: [(1,), (2,)]}
+    assert played.cancel(3)
+    played.end(A)
+    assert played.batches == {A: [(2, 4)]}
+
+
+def test_requests_behind_a_batch_of_another_shape_do_not_join_one_before_it():
+    played = instances(PREFERRED, 2)
+    played.arrive(pending(1, rows=8))
+    played.arrive(pending(2, rows=8))
+    played.arrive(pending(3, rows=4))
+    played.arrive(pending(4, rows=8, shape="other"))
+    played.arrive(pending(5, rows=4))
+    assert played.batches == {A: [(1,), (3,)], B: [(2,), (4,)]}
+
+
+def test_a_request_before_the_one_that_closed_a_batch_joins_it():
+    played = instances(BatchPolicy(max_batch_size=4), 1, Priorities(2, 1))
+    played.arrive(pending(1, rows=4))
+    played.arrive(pending(2), Pending(3, 1, 4, "other", priority=2))
+    assert played.batches == {A: [(1,), (2,)]}
+    played.arrive(pending(4))
+    played.end(A)
+    assert played.batches == {A: [(2, 4)]}
+
+
 def test_no_request_is_sent_often_if_many_sizes_are_preferred():
     played = instances(BatchPolicy(max_batch_size=16, preferred_batch_sizes=tuple(range(1, 17))))
     played.arrive(pending(1, rows=16))

@@ -158,7 +158,7 @@ def test_each_request_leaves_once_and_no_instance_idles(case: tuple[BatchPolicy,
 @settings(max_examples=examples(400), deadline=None)
 @given(drawn(lambda draws: (policy(draws), perhaps_priorities(draws), script(draws)), 260))
 def test_the_same_batches_run_as_without_lending(case: tuple[BatchPolicy, Priorities | None, Script]):
-    """One instance, which reports the end of a batch at once; requests of one row, so that a batch is full or open."""
+    """One instance, which reports the end of a batch at once."""
     policy, levels, script = case
     if levels is None:
         # With a delay, a batch of a preferred size that lies ready does not take later requests when its delay is over.
@@ -168,7 +168,8 @@ def test_the_same_batches_run_as_without_lending(case: tuple[BatchPolicy, Priori
         for played in plays:
             match kind:
                 case "arrive":
-                    played.arrive(Pending(key, 1, 4, priority=pick % 4, timeout_us=(0, 0, 3)[pick // 4 % 3]))
+                    rows, shape = (1, 1, 2, 4)[pick // 12 % 4], "aab"[pick % 3]
+                    played.arrive(Pending(key, rows, 4, shape, pick % 4, (0, 0, 3)[pick // 4 % 3]))
                 case "cancel":
                     played.cancel(max(1, key - pick % 6))
                 case "end" if played.batches:

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import select
 import shutil
 import signal
 import stat
@@ -46,7 +47,8 @@ LOCK_PAUSE_SECS = 0.02
 UNPACK_SECONDS = 3600.0
 PREFIX_SECONDS = 600.0
 CHECK_SECONDS = 60.0
-OUTPUT_BYTES = 64 << 10
+OUTPUT_BYTES = 1 << 20
+"""A process that prints so much is killed."""
 SHOWN_CHARACTERS = 500
 
 READY = "ready"
@@ -398,9 +400,8 @@ def _run(
         timer.daemon = True
         timer.start()
         try:
-            assert process.stdout is not None  # noqa: S101  # asked for above
-            output = process.stdout.read(OUTPUT_BYTES)
-            if len(output) == OUTPUT_BYTES:
+            output = _output(process)
+            if len(output) >= OUTPUT_BYTES:
                 kill()
             code = process.wait()
         except BaseException:
@@ -409,6 +410,28 @@ def _run(
         finally:
             timer.cancel()
     return code, output.decode("utf-8", "replace")
+
+
+def _output(process: subprocess.Popen[bytes]) -> bytes:
+    """What the process prints. Processes that it leaves behind may have its output open, and are not waited for."""
+    assert process.stdout is not None  # noqa: S101  # asked for by the caller
+    printed, output = process.stdout.fileno(), bytearray()
+    end = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(printed)
+        poll.register(end)
+        while len(output) < OUTPUT_BYTES:
+            ready = dict(poll.poll())
+            if printed not in ready:
+                break  # it has ended, and everything is read
+            piece = os.read(printed, 1 << 16)
+            if not piece:
+                break
+            output += piece
+    finally:
+        os.close(end)
+    return bytes(output)
 
 
 def _wrong(text: str, what: str) -> InferenceError:

@@ -15,7 +15,8 @@ the delayed ones, each in the order of arrival. Batches are cut from the front o
 These are Triton's rules for a model with priority levels. While a batch waits for more, it holds all queued requests.
 
 A batch that cannot grow can be lent to an instance that is busy, as in `core.schedule.queue`. It is taken back when a
-request arrives, or moves, that comes before one of its requests: so what runs next is the same as without. Not lent are
+request arrives, or moves, that comes before one of its requests or before the one that closed it, and when that one
+leaves: so what runs next is the same as without. Not lent are
 batches with late requests, and those of a strategy, which would see their requests again.
 
 Each level has the bound and the timeout of its policy, for the requests that arrived there. A request whose timeout
@@ -45,7 +46,7 @@ from halimede.core.types.statistics import FailureReason
 class Forming:
     """The requests at the front of the order that may run as one batch, and the strategy's object for them."""
 
-    __slots__ = ("batch", "error", "has_late", "is_closed", "later", "marked", "oldest", "requests", "rows")
+    __slots__ = ("batch", "error", "has_late", "is_closed", "later", "level", "marked", "oldest", "requests", "rows")
 
     def __init__(self) -> None:
         self.requests: list[LevelRequest] = []
@@ -55,7 +56,10 @@ class Forming:
         self.marked = 0
         """The number of requests up to the last preferred size; 0 for none."""
         self.has_late = False
+        """Whether a late request joins it, or closes it: then arrivals change it."""
         self.is_closed = False
+        self.level = 0
+        """That of the last request that was looked at: it joined, or closed the batch."""
         self.later: deque[LevelRequest] = deque()
         """Arrivals after the last of `requests` that were not looked at yet."""
         self.batch: StrategyBatch | None = None
@@ -140,14 +144,16 @@ class LevelQueue:
                 self._moves.add(key, now_ns + self._priorities.aging_ns)
         forming = self._forming
         if forming is not None:
-            last = forming.later[-1] if forming.later else forming.requests[-1]
+            last = forming.later[-1].level if forming.later else forming.level
             # Late requests are behind an arrival of their level.
-            if level < last.level or forming.has_late:
+            if level < last or forming.has_late:
                 self._forming = None
             elif not forming.is_closed:
                 forming.later.append(request)
         if self._lent:
             self._reclaim_from(level + 1)
+            if next(iter(self._order)) is request:
+                self._reclaim_last()  # the request comes before what closed it
 
     def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
         """Return a batch that did not run. It is closed, and first in the queue.
@@ -183,7 +189,7 @@ class LevelQueue:
                 try:
                     forming.batch.end()
                 except Exception as raised:  # noqa: BLE001  any failure of the strategy is the answer
-                    error = self._failure("end", raised)
+                    error = _failure(self._strategy, "end", raised)
             keys = self._take(requests)
             if error is None:
                 return keys
@@ -222,6 +228,7 @@ class LevelQueue:
         for request in requests:
             self._order.remove(request)
             request.batch = batch
+            batch.rows += request.pending.batch_size
             self._rows -= request.pending.batch_size
         self._lent[batch] = requests
         return batch
@@ -319,9 +326,18 @@ class LevelQueue:
         return forming.requests
 
     def _is_here(self, request: LevelRequest) -> bool:
-        """Whether the request waits here, after its batch is reclaimed if that was lent."""
+        """Whether the request waits here and can leave its place, after batches that this changes are reclaimed."""
         batch = request.batch
-        return batch is None or batch.lent_to is None or self.reclaim(batch, batch.lent_to)
+        if batch is not None:
+            return batch.lent_to is None or self.reclaim(batch, batch.lent_to)
+        self._reclaim_last()  # the request may be what closed it
+        return True
+
+    def _reclaim_last(self) -> None:
+        """Reclaim the batch that was lent last if another request may join it now."""
+        last = next(reversed(self._lent), None)
+        if last is not None and last.lent_to is not None and last.rows < self._enough:
+            self.reclaim(last, last.lent_to)
 
     def _reclaim_from(self, level: int) -> None:
         """Reclaim the lent batches that have a request of this level or of a lower one."""
@@ -332,6 +348,8 @@ class LevelQueue:
     def _try_include(self, forming: Forming, request: LevelRequest) -> bool:
         """Add a request to the batch; False if the batch is closed now."""
         requests, pending = forming.requests, request.pending
+        forming.level = request.level
+        forming.has_late |= request.is_late
         if requests and (
             forming.rows + pending.batch_size > self._enough or pending.compatible != requests[0].pending.compatible
         ):
@@ -343,7 +361,7 @@ class LevelQueue:
                     forming.batch = self._strategy.begin()
                 is_included = bool(forming.batch.include(BatchedRequest(pending)))
             except Exception as error:  # noqa: BLE001  any failure of the strategy is the answer
-                forming.error = self._failure("begin" if forming.batch is None else "include", error)
+                forming.error = _failure(self._strategy, "begin" if forming.batch is None else "include", error)
                 is_included = False
             if not is_included:
                 forming.is_closed = True
@@ -354,7 +372,6 @@ class LevelQueue:
         forming.rows += pending.batch_size
         if forming.rows in self._preferred:
             forming.marked = len(requests)
-        forming.has_late |= request.is_late
         return not forming.is_closed
 
     def _ready(self, forming: Forming, now_ns: int) -> list[LevelRequest]:
@@ -367,12 +384,6 @@ class LevelQueue:
         if forming.is_closed or not delay or forming.rows >= self._enough:
             return forming.requests
         return []
-
-    def _failure(self, where: str, error: Exception) -> InferenceError:
-        name = type(self._strategy).__name__
-        return InferenceError(
-            ErrorCode.INTERNAL, f"batching strategy '{name}' failed in '{where}': {type(error).__name__}: {error}"
-        )
 
     def _expire(self, now_ns: int) -> list[int]:
         """Delay or reject the requests whose deadline has come; the keys of those that were rejected."""
@@ -430,3 +441,10 @@ class LevelQueue:
             self._deadlines.discard(pending.key)
             if self._priorities.aging_ns:
                 self._moves.discard(pending.key)
+
+
+def _failure(strategy: BatchingStrategy | None, where: str, error: Exception) -> InferenceError:
+    name = type(strategy).__name__
+    return InferenceError(
+        ErrorCode.INTERNAL, f"batching strategy '{name}' failed in '{where}': {type(error).__name__}: {error}"
+    )

@@ -16,8 +16,9 @@ their timeouts. A batch is cut from the front of this order, never around a requ
 A batch that is closed or has a preferred size can be lent to a busy instance: it lies ready there, and begins when the
 instance is free. Its requests stay in the queue until then: bounds, deadlines and cancellation hold for them. What has
 to leave the queue before is reclaimed first: the batch is the front of the queue again, and is cut anew. So is a batch
-when a larger preferred size is reached. One that may become larger still is lent again only with at least twice the
-rows, so that no request is sent often. Batches with late requests are not lent, because arrivals come before these.
+when a larger preferred size is reached, and one that is not full when a request behind it leaves. One that may become
+larger still is lent again only with at least twice the rows, so that no request is sent often. Batches with late
+requests are not lent, because arrivals come before these.
 
 A request whose timeout expires is rejected, or (DELAY) is late.
 """
@@ -117,8 +118,8 @@ class BatchQueue:
         self._on_time: OrderedDict[int, QueuedRequest] = OrderedDict()
         self._late: OrderedDict[int, QueuedRequest] = OrderedDict()
         self._front = Front()
-        self._growing: Batch | None = None
-        """A lent batch that may become larger by the requests at the front."""
+        self._lent: list[Batch] = []
+        """In the order in which they were lent. The front follows the last one."""
         self._grown_rows = 0
         """Only a batch of more rows is lent although it may become larger, until another batch begins."""
         self._deadlines = Deadlines[int]()
@@ -163,8 +164,8 @@ class BatchQueue:
                 self._join(front, (queued,))
         if self.may_expire and (deadline := self._policy.deadline(pending.timeout_us, now_ns)) is not None:
             self._deadlines.add(pending.key, deadline)
-        if (growing := self._growing) is not None and growing.rows + self._form().rows in self._preferred:
-            self._reclaim_growing()
+        if self._lent and self._lent[-1].grows and self._lent[-1].rows + self._form().rows in self._preferred:
+            self._reclaim_last()
 
     def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
         """Return a batch that did not run. It is the first in the queue.
@@ -206,7 +207,9 @@ class BatchQueue:
             self._form()
         if front.has_late or not (front.is_closed or front.marked):
             return False
-        return self._is_whole(front) or (self._growing is None and front.marked_rows > self._grown_rows)
+        if self._is_whole(front):
+            return True
+        return front.marked_rows > self._grown_rows and not (self._lent and self._lent[-1].grows)
 
     def lend(self, slot: Slot) -> Batch:
         """The next batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
@@ -219,18 +222,16 @@ class BatchQueue:
                 queued = self.queued[key]
                 queued.batch = batch
                 batch.rows += queued.pending.batch_size
-            if grows:
-                self._growing = batch
         batch.lent_to, batch.overtaken = slot, 0
+        self._lent.append(batch)
         return batch
 
     def take_back(self, batch: Batch) -> None:
         """A lent batch did not begin: its requests are the front of the queue."""
         batch.lent_to = None
+        self._lent.remove(batch)
         if batch.grows:
             self._grown_rows = 2 * batch.rows - 1
-        if batch is self._growing:
-            self._growing = None
         if batch.is_returned:
             self._returned.appendleft(batch)
             return
@@ -244,8 +245,8 @@ class BatchQueue:
         """A lent batch has begun: its requests leave the queue, if they have not."""
         self._forget([key for key in batch.keys if key in self.queued])
         self._grown_rows = 0
-        if batch is self._growing:
-            self._growing = None
+        if batch in self._lent:
+            self._lent.remove(batch)
 
     def ready_at(self) -> int | None:
         """When `pop_ready` has a batch if nothing else happens: AT_ONCE, a time, or None for never."""
@@ -293,10 +294,9 @@ class BatchQueue:
     def clear(self) -> list[int]:
         """Empty the queue; its keys in the order of arrival."""
         keys = list(self.queued)
-        for each in (self.queued, self._returned, self._on_time, self._late, self._deadlines):
+        for each in (self.queued, self._returned, self._on_time, self._late, self._lent, self._deadlines):
             each.clear()
         self._front.is_formed = False
-        self._growing = None
         self._size_bytes = 0
         return keys
 
@@ -350,11 +350,11 @@ class BatchQueue:
         """Whether neither arrivals nor time can change the next batch, if it has no late requests."""
         return front.is_closed and (not self._delay or front.marked in {0, front.count})
 
-    def _reclaim_growing(self) -> None:
-        """Reclaim the batch that may become larger, to cut it anew, unless it has begun."""
-        growing, self._growing = self._growing, None
-        if growing is not None and growing.lent_to is not None:
-            self.reclaim(growing, growing.lent_to)
+    def _reclaim_last(self) -> None:
+        """Reclaim the batch that was lent last, to cut it anew, unless it has begun."""
+        last = self._lent[-1]
+        if last.lent_to is not None:
+            self.reclaim(last, last.lent_to)
 
     def _cut(self, count: int) -> list[int]:
         """Take so many requests from the front of the order; their keys."""
@@ -377,7 +377,9 @@ class BatchQueue:
         """Remove a request from the order, or from its batch that did not run."""
         key, batch = queued.pending.key, queued.batch
         if batch is None:
-            self._reclaim_growing()
+            # It may be what closed the last batch, or what made it too large to grow.
+            if self._lent and self._lent[-1].rows < self._enough and not self._lent[-1].is_returned:
+                self._reclaim_last()
             self._front.is_formed = False
             if self._on_time.pop(key, None) is None:
                 del self._late[key]

@@ -41,7 +41,7 @@ class Readiness:
         """Whether the model is ready; UNAVAILABLE if it does not answer in time."""
         if not self._is_asked_for:
             return True
-        if len(connection.batches):
+        if self._asked is None and len(connection.batches):
             # The process answers only between batches; while one runs, the last answer stands.
             return self._last
         what = "in-flight"

@@ -123,6 +123,7 @@ def test_flags_set_after_construction_are_sent(host):
         ({"inputs": None}, TypeError, "'inputs' must be a list of Tensor"),
         ({"inputs": [np.ones(1)]}, TypeError, r"'inputs\[0\]' must be Tensor, not ndarray"),
         ({"inputs": [None], "request_id": "r"}, TritonModelException, "Input tensor for request with id 'r' and model name 'other' should not be empty."),
+        ({"requested_output_names": ["A", ""]}, TritonModelException, "Requested output name for request with id '' and model name 'other' should not be empty."),
         ({"requested_output_names": None}, TypeError, "'requested_output_names' must be a list of str"),
         ({"requested_output_names": "OUT"}, TypeError, "'requested_output_names' must be a list of str"),
         ({"requested_output_names": [1]}, TypeError, r"'requested_output_names\[0\]' must be str, not int"),

@@ -121,6 +121,8 @@ class InferenceRequest:
             self._inputs = [inputs[0]]
         else:
             self._inputs = self._tensors(inputs)
+        if "" in self._outputs:
+            raise TritonModelException(self._empty("Requested output name"))
         self._parameters = checked_parameters(parameters) if parameters is not None else {}
         if isinstance(correlation_id, str) or (type(correlation_id) is int and correlation_id == 0):
             self._correlation_id: int | str = correlation_id
@@ -135,10 +137,12 @@ class InferenceRequest:
         except TypeError:
             if not has_missing(inputs):
                 raise
-            raise TritonModelException(
-                f"Input tensor for request with id '{self._request_id}' and model name '{self._model_name}' should not"
-                " be empty."
-            ) from None
+            raise TritonModelException(self._empty("Input tensor")) from None
+
+    def _empty(self, what: str) -> str:
+        return (
+            f"{what} for request with id '{self._request_id}' and model name '{self._model_name}' should not be empty."
+        )
 
     def inputs(self) -> list[Tensor]:
         return self._inputs or []
