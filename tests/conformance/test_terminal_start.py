@@ -1,6 +1,7 @@
 """The start at a terminal: a summary for people. Elsewhere the log has Triton's tables, for scripts."""
 
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -60,6 +61,14 @@ def test_a_summary_is_coloured_and_at_most_100_columns_wide(begin: Begin) -> Non
     assert server.shown.startswith("\x1b[31merror:\x1b[0m ")
     lines = re.sub(r"\x1b\[\d+m", "", server.shown).splitlines()
     assert [line for line in lines if len(line) > 100 and " " in line.strip()] == []
+
+
+def test_a_server_stops_when_its_terminal_is_closed(begin: Begin) -> None:
+    server = begin()
+    wait_until(lambda: "READY" in server.shown, "the end of the summary")
+    server.process.send_signal(signal.SIGHUP)
+    assert server.ended() == 0
+    assert '"Signal (1) received."' in server.shown
 
 
 @pytest.mark.parametrize("columns", [80, 0])
