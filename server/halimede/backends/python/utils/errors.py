@@ -190,7 +190,7 @@ def full_traceback(error: BaseException, directories: Sequence[str] = ()) -> str
         while begin is not None and not begin.tb_frame.f_code.co_filename.startswith(own):
             begin = begin.tb_next
         if begin is None and isinstance(error, SyntaxError):
-            return "".join(traceback.format_exception_only(error))
+            return "".join(("Traceback (most recent call last):\n", *traceback.format_exception_only(error)))
         text = "".join(traceback.format_exception(type(error), error, begin or error.__traceback__))
     except BaseException:  # noqa: BLE001  the model's own __str__, or no memory left
         return f"{type(error).__name__} (its traceback cannot be shown)"
