@@ -111,8 +111,7 @@ def _is_folder_of_model(path: str) -> bool:
     # Imported here, because it imports numpy, and other mistakes must be quick.
     from halimede.core.repository.layout import is_model_directory
 
-    # Models of other tools, such as those of Hugging Face, have a config.json.
-    return is_model_directory(name for name in _listed(path) if name != "config.json")
+    return is_model_directory(_listed(path))
 
 
 def _no_model_file(text: str) -> str:

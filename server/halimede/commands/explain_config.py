@@ -126,7 +126,7 @@ def printed(plan: "LoadPlan", form: str) -> str:
 
 def find_model(model: Path, config_name: str) -> "tuple[ModelRepository, ModelEntry]":
     """The model, and the repository that contains it."""
-    from halimede.runtime.repository import ModelRepository, is_model_file
+    from halimede.runtime.repository import ModelRepository, is_model_file, model_problem
 
     if is_model_file(model):
         repository = ModelRepository((), model)
@@ -135,6 +135,8 @@ def find_model(model: Path, config_name: str) -> "tuple[ModelRepository, ModelEn
         # Symbolic links are not resolved, because the link's own name is the model's.
         directory = Path(os.path.abspath(model))
         repository, name = ModelRepository((directory.parent,), config_name=config_name), directory.name
+        if problem := model_problem(directory.parent, name):
+            raise click.UsageError(f"'{model}' is not the folder of a model: {problem}")
     try:
         return repository, repository.find(name)
     except LookupError as error:
