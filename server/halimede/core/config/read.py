@@ -334,8 +334,7 @@ class _Reader:
 def _meant(target: ValueType, node: Node) -> str:
     """The member of an enum that the word most likely means: TYPE_FP32 for FP32. "" if there is none."""
     word = node.text.upper() if isinstance(node, Scalar) else ""
-    meant = [name for name in target.members if word and f"_{name}".endswith(f"_{word}")]
-    return meant[0] if len(meant) == 1 else ""
+    return " or ".join(name for name in target.members if word and f"_{name}".endswith(f"_{word}"))
 
 
 def _elements(field_node: FieldNode) -> Iterator[tuple[Node, int, int]]:
