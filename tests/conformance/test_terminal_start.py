@@ -107,7 +107,7 @@ def test_a_models_own_folder_is_warned_of_in_mode_explicit(models: Path) -> None
     text = f"looks like a model itself; give the folder above as the repository: '{models}'"
     try:
         wait_until(lambda: text in " ".join(server.shown.split()), "the warning")
-        assert "  no model is loaded\n\nwarning: there is no model in repository" in server.shown
+        assert "\n\n  no model is loaded\n\nwarning: there is no model in repository" in server.shown
     finally:
         server.kill()
 

@@ -45,11 +45,11 @@ def summary_lines(
     yield terminal.coloured(title, Severity.INFO)
     for name, url in urls:
         yield f"  {name:<8} {url}"
+    yield ""
     models = [entry for entry in index if entry.state is not None]
     if not models:
         yield "  no model is loaded"
         return
-    yield ""
     widths = [len(head) for head in _HEADS]
     rows = [(printable(entry.name), entry.version, entry.state, seconds.get(entry.name)) for entry in models]
     states = max(len(state.value) for _, _, state, _ in rows if state is not None)
