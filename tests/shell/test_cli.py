@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from halimede import __version__
+from halimede.cli import main
 from halimede.commands.flags import TRITON_VERSION, all_flags
 from halimede.commands.serve import serve
 from support.forked import run_python
@@ -82,6 +83,18 @@ def test_an_unknown_subcommand_is_named() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("Error: No such command 'server'. Did you mean 'serve'?\n")
     assert halimede("model").stderr.endswith("Error: No such command 'model'.\n")
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("--model-repository", "Options of a command follow its name: halimede serve --model-repository"),
+        (str(PYPROJECT), f"Did you mean 'serve {PYPROJECT}'?"),
+    ],
+)
+def test_arguments_without_a_command_name_serve(argument: str, text: str) -> None:
+    shown = CliRunner().invoke(main, [argument, "models"])
+    assert (shown.exit_code, shown.output.rstrip().endswith(text)) == (2, True), shown.output
 
 
 def test_another_distribution_adds_a_subcommand(tmp_path: Path) -> None:
