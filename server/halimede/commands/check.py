@@ -6,6 +6,7 @@ output; warnings about the repository itself go to standard error.
 
 import logging
 import shutil
+import signal
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -169,4 +170,6 @@ def check(ctx: click.Context, /, repositories: tuple[Path, ...], as_json: bool, 
     Python models are imported in separate processes, where auto_complete_config is called and initialize is not. Exits
     with 0 if every model would load, and with 1 if a model would be refused or there is no model.
     """
+    # Ctrl-C ends the command. As an exception it would be an error of the model that is being checked.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctx.exit(run(repositories, as_json, model_flags(**flags)))
