@@ -74,6 +74,17 @@ def problem_lines(line: LogLine, terminal: Terminal) -> Iterator[str]:
     yield from (f"  {printable(each)}" for each in line.trace.splitlines())
 
 
+def without_repeat(lines: Sequence[LogLine]) -> list[LogLine]:
+    """The problems, of which the last one repeats the others' causes if the start has failed. If that is one cause, it
+    is left out above; several are easier to read in lines of their own."""
+    repeated = [line for line in lines[:-1] if not line.trace and _cause(line) and _cause(line) in lines[-1].message]
+    return [line for line in lines if [line] != repeated]
+
+
+def _cause(line: LogLine) -> str:
+    return line.message.partition(": ")[2]
+
+
 def loading_line(loading: Iterable[tuple[str, float]], terminal: Terminal) -> str:
     """Which models still load, each with its seconds so far."""
     text = ", ".join(f"{printable(name)} ({secs:.0f} s)" for name, secs in loading)
