@@ -1,7 +1,6 @@
 """`halimede check` as a process: its output for each model of a repository, and its exit code."""
 
 import json
-import signal
 import subprocess
 import tomllib
 from importlib.metadata import EntryPoint
@@ -10,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from halimede.commands.check import CheckResult, check, table
-from support.forked import run_python, start_python
+from support.forked import run_python
 from support.models import add_identity, add_onnx_identity, add_scaled, write_config
-from support.served import add_python, notes_file, parameter, write_model
-from support.server import wait_until
+from support.served import add_python, parameter, write_model
 
 PROGRAM = "from halimede.commands.check import check; check()"
 
@@ -120,16 +118,6 @@ def test_refused_step_refuses_its_ensemble(tmp_path: Path) -> None:
     models = json.loads(run(tmp_path, "--json").stdout)["models"]
     assert [(model["name"], model["loads"]) for model in models] == [("above", False), ("step", False)]
     assert models[0]["refused"] == models[1]["refused"]
-
-
-def test_an_interrupt_ends_the_check(tmp_path: Path) -> None:
-    add_python(tmp_path / "models", "slow", head="note('imported'); time.sleep(20)")
-    with (tmp_path / "shown").open("w+b") as shown:
-        process = start_python("-c", PROGRAM, tmp_path / "models", stdout=shown, stderr=shown)
-        wait_until(notes_file(tmp_path / "models", "slow").exists, "the import of the model")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == -signal.SIGINT
-    assert (tmp_path / "shown").read_bytes() == b""
 
 
 @pytest.mark.parametrize("arguments", [[], ["nowhere"], [".", "--nonsense"]])

@@ -6,7 +6,6 @@ output; warnings about the repository itself go to standard error.
 
 import logging
 import shutil
-import signal
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halimede.commands.explain_config import ModelFlags, model_flags, print_line, printable, takes_model_flags
+from halimede.commands.explain_config import (
+    ModelFlags,
+    ended_by_interrupt,
+    model_flags,
+    print_line,
+    printable,
+    takes_model_flags,
+)
 
 if TYPE_CHECKING:
     from halimede.commands.planner import Planner
@@ -57,7 +63,7 @@ def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int
     try:
         repository = ModelRepository(repositories, config_name=flags.config_name)
         listing = repository.scan()
-        with flags.load_options() as options:
+        with ended_by_interrupt(), flags.load_options() as options:
             planner = Planner(repository, options)
             results = [examine(repository, planner, name) for name in listing.names]
     except (InferenceError, OSError) as error:
@@ -170,6 +176,4 @@ def check(ctx: click.Context, /, repositories: tuple[Path, ...], as_json: bool, 
     Python models are imported in separate processes, where auto_complete_config is called and initialize is not. Exits
     with 0 if every model would load, and with 1 if a model would be refused or there is no model.
     """
-    # Ctrl-C ends the command. As an exception it would be an error of the model that is being checked.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctx.exit(run(repositories, as_json, model_flags(**flags)))

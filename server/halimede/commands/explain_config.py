@@ -8,6 +8,7 @@ standard error.
 import json
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def run(model: Path, form: str, flags: ModelFlags) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         repository, entry = find_model(model, flags.config_name)
-        with flags.load_options() as options:
+        with ended_by_interrupt(), flags.load_options() as options:
             plan = Planner(repository, options).plan(entry)
     except ConfigError as error:
         for problem in error.problems:
@@ -94,6 +95,16 @@ def run(model: Path, form: str, flags: ModelFlags) -> int:
         print_line(in_file(entry, plan.stages[0].origin, note))
     click.echo(printed(plan, form))
     return 0
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the process. As an exception it would be an error of the model that is planned."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def print_line(text: str) -> None:
