@@ -379,8 +379,12 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        # Sent by log rotation.
-        loop.add_signal_handler(signal.SIGHUP, self._reopen_log)
+        if self._settings.log_file is None and os.isatty(2):
+            # Its terminal is closed.
+            loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
+        else:
+            # Sent by log rotation.
+            loop.add_signal_handler(signal.SIGHUP, self._reopen_log)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             # By default these signals end the process. A handler and not SIG_IGN, which child processes would inherit.
             loop.add_signal_handler(number, _ignore)

@@ -1,5 +1,6 @@
 """The command `halimede`: a name, a version, and the subcommands that installed packages bring."""
 
+import os
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, distribution, entry_points
 
@@ -29,6 +30,13 @@ class EntryPointGroup(click.Group):
             raise TypeError(f"entry point {found.name} of {COMMANDS} is {found.value}, which is not a click command")
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            text = f"{error.message} Options of a command follow its name: halimede serve {error.option_name}"
+            raise click.UsageError(text, ctx) from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -36,6 +44,8 @@ class EntryPointGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not near and os.path.exists(args[0]):
+                near = [f"serve {args[0]}"]
             if not near:
                 raise
             raise click.UsageError(f"{error.message} Did you mean '{near[0]}'?", ctx) from None

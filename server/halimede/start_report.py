@@ -21,6 +21,7 @@ from halimede.core.observe.start_summary import (
     problem_lines,
     summary_lines,
     url_of,
+    without_repeat,
 )
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.log import LEVELS, PACKAGE, LogHandler, handlers, log_table
@@ -100,7 +101,7 @@ class TerminalStart:
     def _write_kept(self) -> None:
         with self._lock:
             kept, self._kept = self._kept, []
-            self._write([text for line in kept for text in problem_lines(line, self._terminal)])
+            self._write([text for line in without_repeat(kept) for text in problem_lines(line, self._terminal)])
 
     def _write(self, lines: list[str]) -> None:
         if lines:

@@ -1,6 +1,7 @@
 """The start at a terminal: a summary for people. Elsewhere the log has Triton's tables, for scripts."""
 
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,6 +63,14 @@ def test_a_summary_is_coloured_and_at_most_100_columns_wide(begin: Begin) -> Non
     assert [line for line in lines if len(line) > 100 and " " in line.strip()] == []
 
 
+def test_a_server_stops_when_its_terminal_is_closed(begin: Begin) -> None:
+    server = begin()
+    wait_until(lambda: "READY" in server.shown, "the end of the summary")
+    server.process.send_signal(signal.SIGHUP)
+    assert server.ended() == 0
+    assert '"Signal (1) received."' in server.shown
+
+
 @pytest.mark.parametrize("columns", [80, 0])
 def test_the_last_line_says_why_the_start_failed(models: Path, begin: Begin, columns: int) -> None:
     broken(models)
@@ -98,7 +107,7 @@ def test_a_models_own_folder_is_warned_of_in_mode_explicit(models: Path) -> None
     text = f"looks like a model itself; give the folder above as the repository: '{models}'"
     try:
         wait_until(lambda: text in " ".join(server.shown.split()), "the warning")
-        assert "  no model is loaded\n\nwarning: there is no model in repository" in server.shown
+        assert "\n\n  no model is loaded\n\nwarning: there is no model in repository" in server.shown
     finally:
         server.kill()
 

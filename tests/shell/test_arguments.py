@@ -30,6 +30,12 @@ def test_a_directory_that_is_a_model_file_needs_no_repository(tmp_path: Path) ->
     assert "a directory; use --model-repository for a repository" in complaint(str(tmp_path))
 
 
+def test_a_uri_in_place_of_a_model_file_names_the_ways_to_serve_one() -> None:
+    assert "(a URI; use --model-repository for a store, `halimede fetch` for a model)" in complaint(
+        "s3://bucket/models"
+    )
+
+
 def test_the_folder_of_a_model_is_told_from_a_repository(tmp_path: Path) -> None:
     (tmp_path / "double" / "1").mkdir(parents=True)
     text = complaint(str(tmp_path / "double"))

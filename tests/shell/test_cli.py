@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -11,10 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from halimede import __version__
+from halimede.cli import main
 from halimede.commands.flags import TRITON_VERSION, all_flags
 from halimede.commands.serve import serve
-from support.forked import run_python
+from support.forked import run_python, start_python
 from support.models import add_identity
+from support.served import add_python, notes_file
+from support.server import wait_until
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -82,6 +86,32 @@ def test_an_unknown_subcommand_is_named() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("Error: No such command 'server'. Did you mean 'serve'?\n")
     assert halimede("model").stderr.endswith("Error: No such command 'model'.\n")
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("--model-repository", "Options of a command follow its name: halimede serve --model-repository"),
+        (str(PYPROJECT), f"Did you mean 'serve {PYPROJECT}'?"),
+    ],
+)
+def test_arguments_without_a_command_name_serve(argument: str, text: str) -> None:
+    shown = CliRunner().invoke(main, [argument, "models"])
+    assert (shown.exit_code, shown.output.rstrip().endswith(text)) == (2, True), shown.output
+
+
+@pytest.mark.parametrize(
+    "command", [["check", "."], ["explain-config", "slow"], ["debug", "slow", "slow/config.pbtxt"]]
+)
+def test_an_interrupt_ends_a_command_and_is_no_error_of_its_model(tmp_path: Path, command: list[str]) -> None:
+    models = tmp_path / "models"
+    add_python(models, "slow", head="note('imported'); time.sleep(20)")
+    with (tmp_path / "shown").open("w+b") as shown:
+        process = start_python("-m", "halimede", *command, stdout=shown, stderr=shown, directory=models)
+        wait_until(notes_file(models, "slow").exists, "the import of the model")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == -signal.SIGINT
+    assert (tmp_path / "shown").read_bytes() == b""
 
 
 def test_another_distribution_adds_a_subcommand(tmp_path: Path) -> None:

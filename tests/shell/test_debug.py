@@ -86,6 +86,16 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full((1, 1), numbe
     assert person.leaves() == 0
 
 
+def test_quitting_the_debugger_fails_the_request(model: Path) -> None:
+    add(model, "breakpoint()\nvalue(requests[0])")
+    person = Person(*DEBUG, model, write_request(model.parent, 5))
+    person.reads(r"\(Pdb\) ")
+    person.types("q")
+    # Nothing about a missing terminal.
+    person.reads(r"message: BdbQuit\r\n")
+    assert person.leaves() == 1
+
+
 def test_each_request_is_answered_as_a_server_does(model: Path) -> None:
     add(model, methods="def finalize(self): print('good bye')")
     done = debug(

@@ -43,6 +43,14 @@ def test_command_is_a_subcommand_of_halimede() -> None:
     assert point.load() is explain_config
 
 
+def test_a_folder_that_is_no_model_is_refused_as_one(tmp_path: Path) -> None:
+    add_onnx_identity(tmp_path / "models", "auto", "FP32", [4])
+    result = explain(tmp_path / "models")
+    assert result.returncode == 2
+    text = "is not the folder of a model: there is neither a config.pbtxt nor a version directory, such as '1', in it"
+    assert f"'{tmp_path / 'models'}' {text}" in result.stderr
+
+
 def test_an_onnx_model_without_a_configuration(tmp_path: Path) -> None:
     add_onnx_identity(tmp_path, "auto", "FP32", ["N", 4])
     result = explain(tmp_path / "auto")

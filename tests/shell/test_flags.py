@@ -292,7 +292,7 @@ def test_a_flag_of_a_missing_feature_does_not_end_the_start(missing: str, tmp_pa
 def test_mode_poll_says_what_is_served() -> None:
     assert settings("--model-repository=.", "--model-control-mode=POLL").notices == (
         "--model-control-mode=POLL has no effect: mode poll is not supported yet; the models that are there at the "
-        "start are served, as in mode none, and --watch reloads a model when its files change",
+        "start are served, as in mode none, and with --watch also what changes later",
     )
 
 

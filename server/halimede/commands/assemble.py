@@ -111,8 +111,7 @@ def _is_folder_of_model(path: str) -> bool:
     # Imported here, because it imports numpy, and other mistakes must be quick.
     from halimede.core.repository.layout import is_model_directory
 
-    # Models of other tools, such as those of Hugging Face, have a config.json.
-    return is_model_directory(name for name in _listed(path) if name != "config.json")
+    return is_model_directory(_listed(path))
 
 
 def _no_model_file(text: str) -> str:
@@ -123,6 +122,8 @@ def _no_model_file(text: str) -> str:
         inside = [each for name in _listed(text) if _is_model_directory(each := os.path.join(text, name))]
         hint = f", or give the model in it: {inside[0]}" if len(inside) == 1 else ""
         return f"Unexpected argument: {text} (a directory; use --model-repository for a repository{hint})"
+    if "://" in text:
+        return f"Unexpected argument: {text} (a URI; use --model-repository for a store, `halimede fetch` for a model)"
     if not os.path.exists(text):
         return f"Unexpected argument: {text} (no such file or directory)"
     return f"Unexpected argument: {text} (neither a flag nor a model file)"

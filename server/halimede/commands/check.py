@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halimede.commands.explain_config import ModelFlags, model_flags, print_line, printable, takes_model_flags
+from halimede.commands.explain_config import (
+    ModelFlags,
+    ended_by_interrupt,
+    model_flags,
+    print_line,
+    printable,
+    takes_model_flags,
+)
 
 if TYPE_CHECKING:
     from halimede.commands.planner import Planner
@@ -56,7 +63,7 @@ def run(repositories: tuple[Path, ...], as_json: bool, flags: ModelFlags) -> int
     try:
         repository = ModelRepository(repositories, config_name=flags.config_name)
         listing = repository.scan()
-        with flags.load_options() as options:
+        with ended_by_interrupt(), flags.load_options() as options:
             planner = Planner(repository, options)
             results = [examine(repository, planner, name) for name in listing.names]
     except (InferenceError, OSError) as error:

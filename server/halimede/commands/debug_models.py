@@ -122,6 +122,11 @@ class OtherModels:
             await asyncio.wait_for(self._core.close(), CLOSE_SECS)
         except TimeoutError:
             self._core.abort()
+        # Such as the release of memory, which a server leaves to the end of its process.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 class OtherCall:

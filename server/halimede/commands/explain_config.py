@@ -8,6 +8,7 @@ standard error.
 import json
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def run(model: Path, form: str, flags: ModelFlags) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         repository, entry = find_model(model, flags.config_name)
-        with flags.load_options() as options:
+        with ended_by_interrupt(), flags.load_options() as options:
             plan = Planner(repository, options).plan(entry)
     except ConfigError as error:
         for problem in error.problems:
@@ -94,6 +95,16 @@ def run(model: Path, form: str, flags: ModelFlags) -> int:
         print_line(in_file(entry, plan.stages[0].origin, note))
     click.echo(printed(plan, form))
     return 0
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the process. As an exception it would be an error of the model that is planned."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def print_line(text: str) -> None:
@@ -126,7 +137,7 @@ def printed(plan: "LoadPlan", form: str) -> str:
 
 def find_model(model: Path, config_name: str) -> "tuple[ModelRepository, ModelEntry]":
     """The model, and the repository that contains it."""
-    from halimede.runtime.repository import ModelRepository, is_model_file
+    from halimede.runtime.repository import ModelRepository, is_model_file, model_problem
 
     if is_model_file(model):
         repository = ModelRepository((), model)
@@ -135,6 +146,8 @@ def find_model(model: Path, config_name: str) -> "tuple[ModelRepository, ModelEn
         # Symbolic links are not resolved, because the link's own name is the model's.
         directory = Path(os.path.abspath(model))
         repository, name = ModelRepository((directory.parent,), config_name=config_name), directory.name
+        if problem := model_problem(directory.parent, name):
+            raise click.UsageError(f"'{model}' is not the folder of a model: {problem}")
     try:
         return repository, repository.find(name)
     except LookupError as error:

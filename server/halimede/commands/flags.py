@@ -164,7 +164,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
             "none: load all models at start; explicit: load only requested models; poll is served as none.",
             treat=_treat_control_mode,
             why="mode poll is not supported yet; the models that are there at the start are served, as in mode none, "
-            "and --watch reloads a model when its files change",
+            "and with --watch also what changes later",
         ),
         _repeatable("--load-model", TEXT, "A model to load at start in mode explicit, * for all."),
         _no_effect(

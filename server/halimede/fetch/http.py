@@ -11,7 +11,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from halimede.fetch.errors import MAX_CAUSE_CHARS, ChangedError, FetchError, TransientError, cause_of
-from halimede.fetch.proxy import through_proxy
+from halimede.fetch.proxy import proxies, through_proxy
 from halimede.fetch.store_errors import OTHER_NAME, UNTRUSTED, classify_status, code_in, raise_classified
 from halimede.fetch.tree import RemoteFile
 from halimede_spec.fetch_exit import FetchExit
@@ -155,7 +155,7 @@ def _opener(uri: Uri, ca_bundle: bytes | None, authorization: str) -> urllib.req
             raise FetchError(FetchExit.BAD_PLAN, f"{uri.display}: its CA bundle holds no certificate") from None
     opener = urllib.request.OpenerDirector()
     for handler in (
-        urllib.request.ProxyHandler(),
+        urllib.request.ProxyHandler(proxies()),
         urllib.request.HTTPHandler(),
         urllib.request.HTTPSHandler(context=context),
         _Redirect(uri.address, authorization),

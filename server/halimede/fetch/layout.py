@@ -247,8 +247,8 @@ def _is_saved_model(tops: Mapping[str, list[str]]) -> bool:
 
 
 def _is_model(tops: Mapping[str, list[str]]) -> bool:
-    """Whether a directory with these names is a model. Stricter than `is_model_directory`, which accepts a config.json
-    alone."""
+    """Whether a directory with these names is a model. Stricter than `is_model_directory`, which accepts a
+    configuration of any name alone."""
     return any(
         (top in ("config.pbtxt", "config.yaml") and not inside) or (inside and is_version(top))
         for top, inside in tops.items()

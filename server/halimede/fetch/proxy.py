@@ -1,18 +1,22 @@
-"""The proxy through which requests to an address go, for error texts: a proxy's refusal looks like the server's."""
+"""The proxies of the environment: HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY."""
 
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 
+def proxies() -> dict[str, str]:
+    """The proxies by scheme, as the library of stores uses them. The standard library leaves ALL_PROXY out."""
+    found = getproxies()
+    return {scheme: proxy for scheme in ("http", "https") if (proxy := found.get(scheme) or found.get("all"))}
+
+
 def through_proxy(address: str) -> str:
     """`, through the proxy http://host:port`, without its user and password; "" if requests go directly.
 
-    The environment decides (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY), for the standard library as for the library
-    of stores.
+    For error texts, because a proxy's refusal looks like the server's.
     """
     parts = urlsplit(address)
-    proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    proxy = proxies().get(parts.scheme)
     if not proxy or not parts.hostname or proxy_bypass(parts.hostname):
         return ""
     scheme, _, rest = proxy.rpartition("://")

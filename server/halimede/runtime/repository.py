@@ -156,7 +156,7 @@ class ModelRepository:
                 progress.steps += 1
                 if name.startswith(".") or name in NOT_MODELS:
                     continue
-                if problem := _model_problem(root, name):
+                if problem := model_problem(root, name):
                     ignored.append(f"ignoring {name!a} in '{root}': {problem}")
                     continue
                 models.append(name)
@@ -206,6 +206,19 @@ class ModelRepository:
         return self._file is None and not any(
             repository_problem(root) or _directory_problem(root / name) != NOT_THERE for root in self._roots
         )
+
+
+def model_problem(root: Path, name: str) -> str | None:
+    """Why an entry of a repository is not a model; None for a model, whether or not it can be loaded."""
+    if problem := model_name_problem(name) or _directory_problem(root / name):
+        return problem
+    try:
+        names = _names(root / name)
+    except OSError:
+        return None  # its load reports why it cannot be read
+    if not is_model_directory(names):
+        return "there is neither a config.pbtxt nor a version directory, such as '1', in it"
+    return None
 
 
 def check_readable(path: Path) -> None:
@@ -290,19 +303,6 @@ def _inside(entry: ModelEntry, filename: str) -> Path:
     if not any(real.is_relative_to(os.path.realpath(place)) for place in (entry.directory, entry.repository)):
         raise ValueError(f"{path} is a link that leads out of the repository '{entry.repository}'; copy the file there")
     return real
-
-
-def _model_problem(root: Path, name: str) -> str | None:
-    """Why an entry of a repository is not a model; None for a model, whether or not it can be loaded."""
-    if problem := model_name_problem(name) or _directory_problem(root / name):
-        return problem
-    try:
-        names = _names(root / name)
-    except OSError:
-        return None  # its load reports why it cannot be read
-    if not is_model_directory(names):
-        return "there is neither a config.pbtxt nor a version directory, such as '1', in it"
-    return None
 
 
 def _directory_problem(path: Path) -> str | None:

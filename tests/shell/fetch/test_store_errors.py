@@ -338,36 +338,41 @@ def test_no_output_contains_a_secret(store: Store, rule: Callable[[Asked], Fault
 
 
 @pytest.mark.parametrize(
-    ("uri", "code", "text"),
+    ("variable", "uri", "code", "text"),
     [
         (
+            "all_proxy",
             "http://models.test/m.onnx",
             10,
             "http://models.test/m.onnx: access was denied (403), through the proxy {proxy}: blocked by policy 7",
         ),
         (
+            "https_proxy",
             "https://models.test/m.onnx",
             15,
             "the server cannot be reached, through the proxy {proxy}: OSError: Tunnel connection failed: 501 Unsupported "
             "method ('CONNECT')",
         ),
         (
+            "http_proxy",
             "s3://http://models.test/bucket/m/",
             10,
             "access was denied (403), through the proxy {proxy}: Forbidden: blocked by policy 7",
         ),
         (
+            "all_proxy",
             "s3://https://models.test/bucket/m/",
             15,
             "the store https://models.test cannot be reached: the proxy refuses to connect to it, through the proxy {proxy}",
         ),
     ],
 )
-def test_an_error_of_a_proxy_has_its_text_and_its_address(tmp_path: Path, uri: str, code: int, text: str) -> None:
+def test_an_error_of_a_proxy_has_its_text_and_its_address(
+    tmp_path: Path, variable: str, uri: str, code: int, text: str
+) -> None:
     plan = {"models": [{"name": "digits", "uri": uri}]}
     with Proxy("http://127.0.0.1", lambda _: Fault(403, b"blocked by policy 7\n")).running() as proxy:
         through = proxy.url.replace("http://", "http://user:pass@")
-        environment = {"http_proxy": through, "https_proxy": through}
-        fetched = Fetch(tmp_path, plan, timeout=1).run(environment)
+        fetched = Fetch(tmp_path, plan, timeout=1).run({variable: through})
 
     assert (fetched.code, text.format(proxy=proxy.url) in fetched.report) == (code, True), fetched.report

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.fetch.store_repository import StoreRepository
 from halimede.runtime.core_server import STOPPING
 from halimede.runtime.lifecycle import ModelLifecycle
-from halimede.runtime.lifecycle.left_behind import MAX_LEFT_BEHIND
+from halimede.runtime.lifecycle.left_behind import MAX_LEFT_BEHIND, LeftBehind
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.services import ModelServices
@@ -292,6 +293,17 @@ async def test_stop_ends_a_load_and_the_unload_that_waits_for_it(repository: Pat
         assert await asyncio.gather(*calls, return_exceptions=True) == [STOPPING, STOPPING]
     faulty.release("hung")
     await until(lambda: "closed_model hung" in faulty.events("hung"))
+
+
+@in_a_loop
+async def test_failure_of_work_that_was_left_behind_is_no_problem(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise InferenceError(ErrorCode.UNAVAILABLE, "its process has ended")
+
+    caplog.set_level(logging.DEBUG)
+    LeftBehind().leave("hung", asyncio.create_task(fail()))
+    await until(lambda: "a load that was left behind has failed: its process has ended" in caplog.text)
+    assert [record for record in caplog.records if record.levelno >= logging.INFO] == []
 
 
 @in_a_loop

@@ -47,9 +47,9 @@ from support.written_configs import ENSEMBLE, SEQUENCES, VISION
 def test_a_type_without_its_prefix_is_recognized():
     for word in ("FP32", "fp32", '"FP32"'):
         [problem] = read_pbtxt(f"input {{ data_type: {word} }}").problems
-        assert problem.message.endswith("; did you mean TYPE_FP32?"), problem.message
+        assert problem.message.startswith("input[0].data_type: expected TYPE_FP32, found "), problem.message
     [problem] = read_pbtxt("instance_group { kind: GPU }").problems
-    assert problem.message.endswith("; did you mean KIND_GPU?")
+    assert problem.message.endswith(": expected KIND_GPU, found GPU")
     [problem] = read_pbtxt("input { data_type: FLOAT32 }").problems
     assert problem.message.endswith("found FLOAT32")
 

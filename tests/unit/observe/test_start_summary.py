@@ -1,9 +1,18 @@
 """What a terminal shows of a start."""
 
+from dataclasses import replace
+
 import pytest
 
 from halimede.core.observe.log_lines import LogLine, Severity
-from halimede.core.observe.start_summary import Terminal, loading_line, problem_lines, summary_lines, url_of
+from halimede.core.observe.start_summary import (
+    Terminal,
+    loading_line,
+    problem_lines,
+    summary_lines,
+    url_of,
+    without_repeat,
+)
 from halimede.core.types import ModelIndexEntry, ModelReadyState
 
 PLAIN = Terminal(60, has_colours=False)
@@ -43,6 +52,18 @@ def test_a_traceback_stays_as_it_is_below_its_problem() -> None:
         '  File "m.py"',
         "    code()",
     ]
+
+
+def test_the_only_cause_of_a_failed_start_is_shown_once() -> None:
+    first, second, third = (
+        LogLine(0, Severity.ERROR, 1, "x.py", 1, text)
+        for text in ("failed to load 'a': no file", "failed to load 'b': no room", "no trace of a cause")
+    )
+    end = LogLine(0, Severity.ERROR, 1, "x.py", 1, "failed to load all models: a: no file")
+    assert without_repeat([first, third, end]) == [third, end]
+    assert without_repeat([first, second, replace(end, message=f"{end.message}; b: no room")])[:2] == [first, second]
+    assert without_repeat([replace(first, trace="File"), end]) == [replace(first, trace="File"), end]
+    assert without_repeat([]) == []
 
 
 def test_models_that_load_are_listed_with_their_seconds() -> None:

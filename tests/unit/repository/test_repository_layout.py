@@ -287,7 +287,7 @@ def test_a_model_directory_has_a_configuration_or_a_version() -> None:
     assert all(
         is_model_directory([name, "notes.txt"]) for name in ("config.pbtxt", "config.yaml", "configs", "1", "12")
     )
-    assert not is_model_directory(["model.onnx", "02", "x", "config", "warmup", ".git"])
+    assert not is_model_directory(["model.onnx", "02", "x", "config", "config.json", "warmup", ".git"])
     assert not is_model_directory([])
 
 

@@ -261,7 +261,7 @@ class _Reader:
             return message
         value = self._scalar(target, node) if isinstance(node, Scalar) else None
         if value is None:
-            self._report_mismatch(self._expected(target), node, path, self._meant(target, node))
+            self._report_mismatch(self._expected(target, node), node, path)
         return value
 
     def _scalar(self, target: ValueType, scalar: Scalar) -> object | None:
@@ -279,7 +279,7 @@ class _Reader:
                 return self._member(target, scalar)
         return None
 
-    def _expected(self, target: ValueType) -> str:
+    def _expected(self, target: ValueType, node: Node) -> str:
         match target.kind:
             case FieldKind.STRING:
                 return "a string of UTF-8"
@@ -290,7 +290,7 @@ class _Reader:
             case FieldKind.BOOL:
                 return "true or false"
             case FieldKind.ENUM:
-                return f"one of {', '.join(target.members)}"
+                return _meant(target, node) or f"one of {', '.join(target.members)}"
         return self.dialect.message_word
 
     def _member(self, target: ValueType, scalar: Scalar) -> Enum | None:
@@ -306,13 +306,7 @@ class _Reader:
             return
         self.problems.append(Problem(f"{printable(path)}: {message}", path, node.line, node.column))
 
-    def _meant(self, target: ValueType, node: Node) -> str:
-        """The member of an enum that the word most likely means, as a hint: TYPE_FP32 for FP32."""
-        word = node.text.upper() if isinstance(node, Scalar) else ""
-        meant = [name for name in target.members if word and f"_{name}".endswith(f"_{word}")]
-        return f"; did you mean {meant[0]}?" if len(meant) == 1 else ""
-
-    def _report_mismatch(self, expected: str, node: Node, path: str, hint: str = "") -> None:
+    def _report_mismatch(self, expected: str, node: Node, path: str) -> None:
         match node:
             case ListNode():
                 found = "a list"
@@ -324,7 +318,7 @@ class _Reader:
                 found = "nothing"
             case _:
                 found = printable(node.text)
-        self._report(f"expected {expected}, found {found}{hint}", path, node)
+        self._report(f"expected {expected}, found {found}", path, node)
 
     def _report_unknown(self, message: MessageType, field_node: FieldNode, path: str) -> None:
         name = printable(field_node.name)
@@ -335,6 +329,12 @@ class _Reader:
         hint = f"did you mean {' or '.join(near)}?" if near else f"its fields are {every}"
         at = f"{path}.{name}" if path else name
         self._report(f"unknown field of {message.name}; {hint}", at, field_node)
+
+
+def _meant(target: ValueType, node: Node) -> str:
+    """The member of an enum that the word most likely means: TYPE_FP32 for FP32. "" if there is none."""
+    word = node.text.upper() if isinstance(node, Scalar) else ""
+    return " or ".join(name for name in target.members if word and f"_{name}".endswith(f"_{word}"))
 
 
 def _elements(field_node: FieldNode) -> Iterator[tuple[Node, int, int]]:

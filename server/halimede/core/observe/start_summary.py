@@ -45,11 +45,11 @@ def summary_lines(
     yield terminal.coloured(title, Severity.INFO)
     for name, url in urls:
         yield f"  {name:<8} {url}"
+    yield ""
     models = [entry for entry in index if entry.state is not None]
     if not models:
         yield "  no model is loaded"
         return
-    yield ""
     widths = [len(head) for head in _HEADS]
     rows = [(printable(entry.name), entry.version, entry.state, seconds.get(entry.name)) for entry in models]
     states = max(len(state.value) for _, _, state, _ in rows if state is not None)
@@ -72,6 +72,17 @@ def problem_lines(line: LogLine, terminal: Terminal) -> Iterator[str]:
     yield terminal.coloured(head.rstrip(), line.severity) + first[len(head) - 1 :]
     yield from rest
     yield from (f"  {printable(each)}" for each in line.trace.splitlines())
+
+
+def without_repeat(lines: Sequence[LogLine]) -> list[LogLine]:
+    """The problems, of which the last one repeats the others' causes if the start has failed. If that is one cause, it
+    is left out above; several are easier to read in lines of their own."""
+    repeated = [line for line in lines[:-1] if not line.trace and _cause(line) and _cause(line) in lines[-1].message]
+    return [line for line in lines if [line] != repeated]
+
+
+def _cause(line: LogLine) -> str:
+    return line.message.partition(": ")[2]
 
 
 def loading_line(loading: Iterable[tuple[str, float]], terminal: Terminal) -> str:

@@ -110,15 +110,20 @@ def is_version(name: str) -> bool:
 
 
 def is_model_directory(names: Iterable[str]) -> bool:
-    """Whether a directory with these names is a model: it has a configuration, under any name, or a version."""
-    return any(name == "configs" or name.startswith("config.") or is_version(name) for name in names)
+    """Whether a directory with these names is a model: it has a configuration, under any name, or a version.
+
+    A config.json is none: models of other tools, such as those of Hugging Face, have one.
+    """
+    return any(
+        name == "configs" or (name.startswith("config.") and name != "config.json") or is_version(name)
+        for name in names
+    )
 
 
 def no_model_warnings(repository: PurePath, names: Iterable[str], ignored: Sequence[str]) -> list[str]:
     """Warnings about a repository without a model. `names` are its entries, `ignored` is why they are not models."""
     names = list(names)
-    # Models of other tools, such as those of Hugging Face, have a config.json.
-    signs = sorted(name for name in names if is_model_directory((name,)) and name != "config.json")
+    signs = sorted(name for name in names if is_model_directory((name,)))
     if signs:
         listed = ", ".join(f"'{clip(name)}'" for name in signs[:3])
         return [

@@ -85,8 +85,8 @@ async def _discard_result(name: str, task: asyncio.Task[T], discard: Discard[T] 
     except asyncio.CancelledError:
         return
     except Exception as error:  # noqa: BLE001  # no caller is left
-        about = {"model": name}
-        log.warning("model '%s': a load that was left behind has failed: %s", name, error, extra=about)
+        # Not a problem: most loads that are left behind fail because a stop of the server has ended their process.
+        log.debug("model '%s': a load that was left behind has failed: %s", name, error, extra={"model": name})
         return
     if discard is not None:
         await discard(result)

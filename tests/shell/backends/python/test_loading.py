@@ -182,7 +182,7 @@ def test_the_log_shows_a_wrong_line_without_the_frames_of_the_server(tmp_path):
     host = FakeHost()
     text = load_error(tmp_path, "def execute(self)\n    pass", host)
     [(_, line)] = host.logs
-    where = f'  File "{tmp_path}/m/1/model.py", line 4\n    def execute(self)\n'
+    where = f'Traceback (most recent call last):\n  File "{tmp_path}/m/1/model.py", line 4\n    def execute(self)\n'
     assert line.startswith(f"model 'm' version 1 instance 'm_0': the import of its file failed: {where}")
     assert text == "SyntaxError: expected ':' (model.py, line 4)"
 

@@ -166,8 +166,7 @@ def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
     """
     name = type(error).__name__
     try:
-        # The debugger has read the end of its input.
-        text = str(error) or (NO_DEBUGGER if name == "BdbQuit" else "")
+        text = str(error) or (NO_DEBUGGER if name == "BdbQuit" and not _has_input() else "")
         for attribute in ("filename", "filename2", "path"):
             path = getattr(error, attribute, None)
             if isinstance(path, str) and os.path.isabs(path):
@@ -177,6 +176,11 @@ def describe(error: BaseException, directories: Iterable[str] = ()) -> str:
     for directory in directories:
         text = text.replace(directory.rstrip("/") + "/", "").replace(directory, os.path.basename(directory))
     return bounded(f"{name}: {text}" if text else name)
+
+
+def _has_input() -> bool:
+    """False in the process of a served model, where a debugger reads the end of its input at once and quits."""
+    return not os.path.samestat(os.fstat(0), os.stat(os.devnull))
 
 
 def full_traceback(error: BaseException, directories: Sequence[str] = ()) -> str:
@@ -190,7 +194,7 @@ def full_traceback(error: BaseException, directories: Sequence[str] = ()) -> str
         while begin is not None and not begin.tb_frame.f_code.co_filename.startswith(own):
             begin = begin.tb_next
         if begin is None and isinstance(error, SyntaxError):
-            return "".join(traceback.format_exception_only(error))
+            return "".join(("Traceback (most recent call last):\n", *traceback.format_exception_only(error)))
         text = "".join(traceback.format_exception(type(error), error, begin or error.__traceback__))
     except BaseException:  # noqa: BLE001  the model's own __str__, or no memory left
         return f"{type(error).__name__} (its traceback cannot be shown)"
