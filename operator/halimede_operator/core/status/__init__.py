@@ -338,16 +338,20 @@ def _failure_json(failure: Failure, now: str) -> Object:
         "message": failure.message,
         "pod": failure.pod or None,
         "container": failure.container or None,
-        "exitCode": failure.exit_code,
+        "exitCode": _int32(failure.exit_code),
         "time": failure.time or now,
     })  # fmt: skip
+
+
+def _int32(code: int | None) -> int | None:
+    """The code if the CRD accepts it."""
+    return code if code is not None and abs(code) < 2**31 else None
 
 
 def _old_failure(observed: Observed) -> Object | None:
     """The last failure of the old status; malformed parts are dropped, because any user may have written it."""
     old = at(observed.old, "lastFailure")
     reason, time = name_at(old, "reason"), moment_at(old, "time")
-    code = integer_at(old, "exitCode")
     if not reason or time is None:
         return None
     return _without_none({
@@ -355,6 +359,6 @@ def _old_failure(observed: Observed) -> Object | None:
         "message": clean(text_at(old, "message")),
         "pod": name_at(old, "pod") or None,
         "container": name_at(old, "container") or None,
-        "exitCode": code if code is not None and abs(code) < 2**31 else None,
+        "exitCode": _int32(integer_at(old, "exitCode")),
         "time": time,
     })  # fmt: skip
