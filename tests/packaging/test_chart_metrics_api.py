@@ -201,3 +201,24 @@ def test_notes_say_what_is_in_the_cluster(server: ApiServer) -> None:
     server.kubectl("wait", "--for=condition=Established", f"crd/{metadata['name']}", "--timeout=30s")
     eventually(lambda: "The cluster has the Gateway API" in notes(server), "the kind in discovery")
     assert "GPUs:" not in notes(server, "--set=watchNamespaces={prod}"), "such a user may not list nodes"
+
+
+def test_the_manifests_can_take_the_place_of_a_release(server: ApiServer) -> None:
+    helm = (server.programs / "helm", f"--kubeconfig={server.kubeconfig}", "--namespace=halimede")
+    chart = REPOSITORY_ROOT / "helm" / "halimede"
+    run(*helm, "install", "halimede", chart, "--set=operator.image.repository=registry/op,metricsApi.enabled=Never")
+    apply = ("apply", "--server-side", f"--kustomize={REPOSITORY_ROOT / 'manifests' / 'base'}")
+    image = ("get", "deployment/halimede", "--namespace=halimede", "--output=jsonpath={..image}")
+    with pytest.raises(AssertionError, match=r'1 conflict: conflict with "helm" .*containers.name="operator".*\.image'):
+        server.kubectl(*apply)
+
+    server.kubectl(*apply, "--force-conflicts")
+    assert server.kubectl(*image) == "halimede-operator:0.1.0"
+    # Until its record is deleted, helm can take everything back.
+    run(*helm, "upgrade", "halimede", chart, "--reuse-values")
+    assert server.kubectl(*image) == "registry/op:0.1.0"
+    server.kubectl(*apply, "--force-conflicts")
+    server.kubectl("delete", "secret", "--namespace=halimede", "--selector=owner=helm,name=halimede")
+
+    assert "halimede" not in run(*helm, "list", "--short")
+    server.kubectl(*apply)
