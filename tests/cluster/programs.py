@@ -95,11 +95,11 @@ def compile_programs(module: Path, whose: str, folder: Path, linker_flags: str, 
     """Compile programs of a Go module into a new folder. Raises Unavailable."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    with phase(f"Downloading the sources of the programs of {whose}, hundreds of MB"):
+    with phase(f"Downloading the sources of the programs of {whose}", "hundreds of MB"):
         packages = len(go(module, "list", "-deps", *programs).splitlines())
     minutes = math.ceil(PACKAGE_CPU_S * packages / (os.cpu_count() or 1) / 60)
     what = f"Compiling the programs of {whose}, {packages:,} packages of Go, on {os.cpu_count()} cores"
-    with phase(f"{what}: about {minutes} minutes if they are idle"):
+    with phase(what, f"about {minutes} minutes if they are idle"):
         _compile(module, packages, "-trimpath", COMPILER_FLAGS, "-ldflags", linker_flags, "-o", f"{folder}/", *programs)
 
 

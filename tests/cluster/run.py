@@ -25,7 +25,7 @@ spec: {model: {uri: "%s"}}
 """
 
 FIRST_START = (
-    "The first start downloads about 1.5 GB, compiles Kubernetes and builds two images. It takes ten minutes on two idle "
+    "The first start downloads about 1 GB, compiles Kubernetes and builds two images. It takes ten minutes on two idle "
     "cores, twenty on busy ones, and 8 GB of disk. Each step prints what it does."
 )
 

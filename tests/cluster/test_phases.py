@@ -66,9 +66,9 @@ def test_a_long_step_reports_for_how_long_it_is_busy(
         output += capfd.readouterr().err
         return "Building ... busy for 0 s\n" in output
 
-    with phase("Building"):
+    with phase("Building", "a minute or two"):
         eventually(has_reported, "the report")
-    assert output.startswith("Building ...\n")
+    assert output.startswith("Building (a minute or two) ...\n")
 
 
 def test_a_slow_installation_reports_that_it_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -24,11 +24,14 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def phase(what: str) -> Iterator[None]:
-    """Print the step, now and then for how long it has been busy, and at its end its duration."""
+def phase(what: str, expect: str = "") -> Iterator[None]:
+    """Print the step, now and then for how long it has been busy, and at its end its duration.
+
+    expect: how long it may take, or how much it downloads.
+    """
     begun = time.monotonic()
     ended = threading.Event()
-    threading.Thread(target=_tell, args=(what, begun, ended), daemon=True).start()
+    threading.Thread(target=_tell, args=(what, expect, begun, ended), daemon=True).start()
     try:
         yield
     finally:
@@ -37,10 +40,10 @@ def phase(what: str) -> Iterator[None]:
         say(f"{what}: {took_s:.0f} s")
 
 
-def _tell(what: str, begun: float, ended: threading.Event) -> None:
+def _tell(what: str, expect: str, begun: float, ended: threading.Event) -> None:
     if ended.wait(SILENT_S):
         return
-    say(f"{what} ...")
+    say(f"{what}{f' ({expect})' if expect else ''} ...")
     while not ended.wait(TELL_EVERY_S):
         say(f"{what} ... busy for {time.monotonic() - begun:.0f} s")
 
