@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from cluster.access import Cluster
 from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.connection import Connection
@@ -20,6 +22,9 @@ METRIC = {
 }
 
 
+# The CRDs come first: for half a minute after the ReplicaSet of a Deployment, which has an owner, the API server would not
+# find the kinds of CRDs that were made later, and would refuse children of their objects.
+@pytest.mark.usefixtures("crds")
 def test_children_hold_any_character_of_a_spec(cluster: Cluster, namespace: str) -> None:
     key = Key(Kind.INFERENCE_MODEL, namespace, "emoji")
     spec = {
