@@ -118,6 +118,10 @@ PATHS: dict[str, tuple[str, str]] = {
         'Deployment.apps "digits" is invalid: spec.template.spec.containers[1].resources.requests: Required value',
         "spec.podTemplate.spec.containers[side].resources.requests: Required value",
     ),
+    "what is in neither container's part of the spec": (
+        'Deployment.apps "digits" is invalid: spec.template.spec.containers[1].resources.claims[0]: no',
+        "spec.template.spec.containers[1].resources.claims[0]: no",
+    ),
     "devices": (
         'Deployment.apps "digits" is invalid: spec.template.spec.containers[0].resources.limits[nvidia.com/gpu]: no',
         "spec.template.spec.containers[0].resources.limits[nvidia.com/gpu]: no",
