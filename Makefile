@@ -119,7 +119,7 @@ locks:  ## of each variant, what it installs beside server.lock, of the demo and
 image-operator:  ## the operator as an image
 	@$(call build,Dockerfile.operator,$(OPERATOR_IMAGE))
 
-cluster: .venv  ## a Kubernetes cluster on this machine, with the operator and a model; cluster-down stops it
+cluster: .venv  ## a Kubernetes cluster on this machine, with the operator and a model, ten to twenty minutes the first time; cluster-down stops it
 	$(BIN)/python tests/cluster/run.py up
 
 cluster-down: .venv

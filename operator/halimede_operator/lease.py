@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from halimede_operator.cluster.client import ApiError
-from halimede_operator.core.election import LEASE_S, RENEW_DEADLINE_S, RETRY_S, Election, Record, Step
+from halimede_operator.core.election import LEASE_S, MAX_LEASE_S, RENEW_DEADLINE_S, RETRY_S, Election, Record, Step
 from halimede_operator.core.snapshot import Object
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ class Leadership:
         self._answer_limit_s = renew_deadline_s / 2
         self._retry_s = retry_s
         self._lease: Object | None = None
+        self._waits_for = ""
+        """The holder that we last reported to wait for."""
         self._renewed = asyncio.Event()
         self.has_read = False
         """Whether the Lease was read at least once."""
@@ -128,9 +130,17 @@ class Leadership:
                 raise LostError(f"{_spec(self._lease).get('holderIdentity')} holds the lease now")
             case Step.WAIT:
                 # Its holder is alive as long as the record changes.
+                self._report_holder()
                 await self._read()
             case Step.CREATE | Step.TAKE | Step.RENEW:
                 await self._write()
+
+    def _report_holder(self) -> None:
+        holder, duration = (_spec(self._lease).get(name) for name in ("holderIdentity", "leaseDurationSeconds"))
+        if holder != self._waits_for:
+            self._waits_for = str(holder)
+            text = "lease %s/%s: waiting, because %s holds it; it is taken when it was not renewed for %.0f s"
+            log.info(text, self._namespace, self._name, holder, min(float(duration or LEASE_S), MAX_LEASE_S))
 
     async def _read(self) -> None:
         self._lease = await self._api.get_lease(self._namespace, self._name, self._answer_limit_s)

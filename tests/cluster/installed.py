@@ -54,7 +54,7 @@ def _provide_image(whose: str, tag: str, target: str, variable: str) -> None:
     inputs = _inputs(REPOSITORY_ROOT / f"Dockerfile.{whose}")
     if kept.exists() and kept.read_text() == f"{inputs} {image_id(tag)}":
         return
-    with phase(f"Building the {whose}'s image"):
+    with phase(f"Building the {whose}'s image", "the first time some 100 MB are downloaded, in a minute or more"):
         run("make", target, "ENGINE=buildah", f"{variable}={tag}", timeout_s=BUILD_LIMIT_S)
     kept.parent.mkdir(exist_ok=True)
     kept.write_text(f"{inputs} {image_id(tag)}")

@@ -1,6 +1,7 @@
 """The programs of the cluster: Kubernetes', built once from Go modules, and Debian's container runtime."""
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -28,6 +29,8 @@ PACKAGES = {
 }
 BUILD_LIMIT_S = 3600
 TELL_EVERY_S = 30.0
+PACKAGE_CPU_S = 0.35
+"""What a package takes a core to compile, on average."""
 # The compiler, once per package, is a short process: collecting garbage costs it a quarter of its time, debugging
 # information a tenth. Together a third of the whole build is saved.
 BUILD_ENVIRONMENT = {"CGO_ENABLED": "0", "GOGC": "off", "GOMEMLIMIT": "1GiB"}
@@ -92,9 +95,11 @@ def compile_programs(module: Path, whose: str, folder: Path, linker_flags: str, 
     """Compile programs of a Go module into a new folder. Raises Unavailable."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    with phase(f"Downloading the sources of the programs of {whose}"):
+    with phase(f"Downloading the sources of the programs of {whose}", "hundreds of MB"):
         packages = len(go(module, "list", "-deps", *programs).splitlines())
-    with phase(f"Compiling the programs of {whose}, {packages:,} packages of Go, on {os.cpu_count()} cores"):
+    minutes = math.ceil(PACKAGE_CPU_S * packages / (os.cpu_count() or 1) / 60)
+    what = f"Compiling the programs of {whose}, {packages:,} packages of Go, on {os.cpu_count()} cores"
+    with phase(what, f"about {minutes} minutes if they are idle"):
         _compile(module, packages, "-trimpath", COMPILER_FLAGS, "-ldflags", linker_flags, "-o", f"{folder}/", *programs)
 
 

@@ -95,3 +95,23 @@ def test_a_child_no_longer_wanted_is_deleted_even_if_edited(place: Place) -> Non
         return kinds == {"ConfigMap": 2, "ServiceAccount": 1, "Service": 2, "Deployment": 1}
 
     eventually(is_gone, "the budget to go", 20, operator.check)
+
+
+@pytest.mark.large
+def test_orphans_that_are_not_wanted_are_deleted(place: Place) -> None:
+    """An HPA that stays after `delete --cascade=orphan` would scale the new object's Deployment."""
+    place.model("digits", suspend=False, autoscaling={"minReplicas": 2, "maxReplicas": 4}, scheduling={"nodeSelector": {"no": "where"}})  # fmt: skip
+    operator = place.start().ready()
+    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+    place.kubectl("delete", "inferencemodel", "digits", "--cascade=orphan")
+    left = place.kubectl("get", "hpa,pdb,deployment", "--output=name").split()
+    assert len(left) == 3, left
+
+    place.model("digits")
+    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
+    # When no scaler exists any more, the replicas are the operator's again.
+    eventually(lambda: place.get("deployment", "digits")["spec"]["replicas"] == 0, "0 replicas", check=operator.check)
+
+    assert place.kubectl("get", "hpa,pdb,deployment", "--output=name").split() == ["deployment.apps/digits"]
+    deployment = place.get("deployment", "digits")
+    assert [each["name"] for each in deployment["metadata"]["ownerReferences"]] == ["digits"]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from cluster.gpus import Gpus, Layout
-from cluster.installed import CHART, NAMESPACE, Platform, Tenant
+from cluster.installed import CHART, NAMESPACE, SERVER_IMAGE, Platform, Tenant
 from cluster.own import OwnCluster
 from cluster.spaces import eventually
 from support.image import REPOSITORY_ROOT
@@ -381,6 +381,28 @@ def test_a_namespace_admin_can_install_an_operator_for_it(platform: Platform, te
             assert refused(requests_of(cluster, f"system:serviceaccount:{home}:admin")) == []
     finally:
         cluster.kubectl("delete", "namespace", home, "--wait=false")
+
+
+@pytest.mark.large
+def test_helm_test_finds_the_operator_that_acts(platform: Platform) -> None:
+    release = ("halimede", f"--namespace={NAMESPACE}")
+    told = platform.cluster.helm("test", *release, "--timeout=2m", limit_s=150)
+    assert "Phase:          Succeeded" in told
+    with at_rest(platform), pytest.raises(AssertionError, match="pod halimede-test failed"):
+        platform.cluster.helm("test", *release, "--timeout=2m", limit_s=150)
+    logs = platform.cluster.kubectl("logs", "halimede-test", f"--namespace={NAMESPACE}")
+    assert "No operator renews its Lease" in logs
+
+
+@pytest.mark.large
+def test_the_demo_serves_without_a_store(platform: Platform, tenant: Tenant) -> None:
+    text = (REPOSITORY_ROOT / "manifests" / "demo.yaml").read_text()
+    image = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert text.count(f"image: halimede:{image}") == 1
+    tenant.apply(text.replace(f"image: halimede:{image}", f"image: {SERVER_IMAGE}"))
+    tenant.wait_ready("im/relu", START_LIMIT_S)
+    answer = tenant.infer("relu", {"IN": ("FP32", [1, 4], [-1.0, 2.0, -3.0, 4.0])})
+    assert answer == {"OUT": [0.0, 2.0, 0.0, 4.0]}
 
 
 def test_the_examples_work_as_documented(tenant: Tenant) -> None:

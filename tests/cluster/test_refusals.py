@@ -41,6 +41,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.nonsense"}}}]},
         "spec.env[A].valueFrom.fieldRef.fieldPath: Invalid value",
     ),
+    "resource": (
+        {"resources": {"requests": {"example.com/fpga": "1"}}},
+        "spec.resources.limits: Required value",
+    ),
 }
 
 

@@ -204,6 +204,20 @@ def test_several_replicas_have_a_disruption_budget(
             assert budget["maxUnavailable"] < each["spec"]["replicas"]
 
 
+def test_several_replicas_are_spread_over_nodes_and_zones(helm: str, tmp_path: Path) -> None:
+    metrics_api = {**METRICS_API["metricsApi"], "replicas": 3}
+    made = with_values(helm, tmp_path, {**METRICS_API, "operator": {"replicas": 2}, "metricsApi": metrics_api})
+    for name in ("halimede", "halimede-metrics-api"):
+        spec = made["Deployment", "halimede", name]["spec"]
+        node, zone = spec["template"]["spec"]["topologySpreadConstraints"]
+        assert (node["topologyKey"], zone["topologyKey"]) == ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+        assert node["labelSelector"] == zone["labelSelector"] == spec["selector"]
+        # A cluster of one node, or of one zone, must have them all.
+        assert {node["whenUnsatisfiable"], zone["whenUnsatisfiable"]} == {"ScheduleAnyway"}
+    alone = with_values(helm, tmp_path, METRICS_API)["Deployment", "halimede", "halimede"]
+    assert "topologySpreadConstraints" not in alone["spec"]["template"]["spec"]
+
+
 def pod_monitors(helm: str, *arguments: str) -> dict[tuple[str, str], Any]:
     """The spec of each PodMonitor by namespace and name."""
     made = generate.rendered(helm, "--set", "monitoring.podMonitor=Always", *WITHOUT_CRDS, *arguments)

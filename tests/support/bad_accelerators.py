@@ -67,6 +67,11 @@ BAD_ACCELERATORS: dict[str, tuple[Mapping[str, Any], str, str]] = {
         "spec.accelerator.shared.resourceName",
         "must be a resource such as nvidia.com/gpu.shared",
     ),
+    "shared-long": (
+        {"spec.accelerator": {"type": "Shared", "shared": {"resourceName": f"nvidia.com/{'g' * 47}"}}},
+        "spec.accelerator.shared.resourceName",
+        "may not be more than 57",
+    ),
     "dra-nothing": ({"spec.accelerator": {"type": "DRA"}}, "spec.accelerator", "type DRA needs dra"),
     "dra-class": (
         {"spec.accelerator": {"type": "DRA", "dra": {"selectors": ["true"]}}},

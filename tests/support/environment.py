@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 PER_STEP = 10
+TELL_EVERY_S = 30.0
 
 
 def requirements(lock: str) -> list[str]:
@@ -62,10 +63,26 @@ def main(folder: Path, lock: Path, size: str) -> None:
         report(begun, f"{done} of {len(found)}: {name(step[0])} to {name(step[-1])}")
         # The lock is complete: to follow dependencies would only take time.
         command = [*install, "--no-deps", "--require-hashes", "-r", "/dev/stdin"]
-        subprocess.run(command, input="".join(step), text=True, check=True)
+        run_step(command, "".join(step), begun)
     report(begun, "Halimede itself")
     subprocess.run([*install, "--no-deps", "-e", "."], check=True)
     report(begun, "done")
+
+
+def run_step(command: list[str], given: str, begun: float, tell_every_s: float = TELL_EVERY_S) -> None:
+    """Run a command with `given` on its standard input, and say now and then that it is still busy."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
+        remaining: str | None = given
+        while True:
+            try:
+                process.communicate(remaining, timeout=tell_every_s)
+                break
+            except subprocess.TimeoutExpired:
+                # What was given is not given again.
+                remaining = None
+                report(begun, "... still downloading or unpacking these")
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
 
 
 def report(begun: float, text: str) -> None:

@@ -89,7 +89,7 @@ def _install_missing(packages: Mapping[str, str]) -> None:
     if shutil.which("apt-get") is None:
         raise Unavailable(f"{', '.join(missing)} must be installed, and apt-get does not exist")
     apt = ("apt-get", "--quiet", "--option", "DPkg::Lock::Timeout=120")
-    with phase(f"Installing Debian's packages {', '.join(missing)}"):
+    with phase(f"Installing Debian's packages {', '.join(missing)}", "some 100 MB"):
         for command in (("update",), ("install", "-y", "--no-install-recommends", *missing)):
             if (done := attempt(*apt, *command)).returncode:
                 raise Unavailable(f"apt-get {command[0]} of {', '.join(missing)}: {done.stderr[-500:]}")
@@ -104,7 +104,8 @@ def provide_base() -> None:
     """Provide the base image of Dockerfile.server: the local one, a registry's, or one made of Debian's packages."""
     if image_id(BASE):
         return
-    with phase(f"Pulling the image {BASE}, or making it from Debian's packages"):
+    expect = "30 MB; debootstrap downloads 60 MB and takes a minute or two"
+    with phase(f"Pulling the image {BASE}, or making it from Debian's packages", expect):
         _make_base()
 
 

@@ -1,6 +1,7 @@
 """Progress messages of slow set-up steps on standard error: the step, the process that it waits for, and its duration.
 
-Steps that end within `SILENT_S` print nothing, so a run with full caches is silent.
+Steps that end within `SILENT_S` print nothing, so a run with full caches is silent. Those that take long print that they
+are still busy.
 """
 
 import fcntl
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 SILENT_S = 3.0
+TELL_EVERY_S = 30.0
 
 
 def say(text: str) -> None:
@@ -22,20 +24,28 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def phase(what: str) -> Iterator[None]:
-    """Print the step, and at its end its duration."""
+def phase(what: str, expect: str = "") -> Iterator[None]:
+    """Print the step, now and then for how long it has been busy, and at its end its duration.
+
+    expect: how long it may take, or how much it downloads.
+    """
     begun = time.monotonic()
-    announced = threading.Timer(SILENT_S, say, (f"{what} ...",))
-    announced.daemon = True
-    announced.start()
+    ended = threading.Event()
+    threading.Thread(target=_tell, args=(what, expect, begun, ended), daemon=True).start()
     try:
         yield
-    except BaseException:
-        announced.cancel()
-        raise
-    announced.cancel()
+    finally:
+        ended.set()
     if (took_s := time.monotonic() - begun) >= SILENT_S:
         say(f"{what}: {took_s:.0f} s")
+
+
+def _tell(what: str, expect: str, begun: float, ended: threading.Event) -> None:
+    if ended.wait(SILENT_S):
+        return
+    say(f"{what}{f' ({expect})' if expect else ''} ...")
+    while not ended.wait(TELL_EVERY_S):
+        say(f"{what} ... busy for {time.monotonic() - begun:.0f} s")
 
 
 @contextmanager

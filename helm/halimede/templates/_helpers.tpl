@@ -26,6 +26,23 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ $image.repository }}{{ if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default (printf "%s%s" $root.Chart.AppVersion (index . 2)) }}{{ end }}
 {{- end }}
 
+{{/* Spreads several replicas over nodes and zones where that is possible: (list of the replicas, their selector) */}}
+{{- define "halimede.spread" -}}
+{{- $selector := index . 1 }}
+{{- if gt (int (index . 0)) 1 -}}
+topologySpreadConstraints:
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+- maxSkew: 1
+  topologyKey: {{ . }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    matchLabels: {{- $selector | nindent 6 }}
+  # During an update pods of the old version do not count.
+  matchLabelKeys: [pod-template-hash]
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* What the operator may do with the objects of the namespaces that it watches. */}}
 {{- define "halimede.rules" -}}
 - apiGroups: [halimede.dev]

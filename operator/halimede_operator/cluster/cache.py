@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from halimede_operator.cluster.kinds import AUTOSCALERS, DEPLOYMENTS, ENSEMBLES, MODELS, REPLICA_SETS, Resource
+from halimede_operator.cluster.kinds import AUTOSCALERS, DEPLOYMENTS, ENSEMBLES, MODELS, PODS, REPLICA_SETS, Resource
 from halimede_operator.core.api.spec import API_VERSION, UNREAD, Key, Kind
 from halimede_operator.core.autoscaling.hpa import decision_of
 from halimede_operator.core.autoscaling.idle import MAX_WAKE, WAKE
@@ -37,6 +37,7 @@ OWN_METADATA = (
 MAX_SPEC_BYTES = 256 * 1024
 """The API server accepts 1.5 MB, but all users share the operator's memory."""
 REMEMBERED_DELETIONS = 10_000
+_NO_CHILDREN = frozenset({MODELS.kind, ENSEMBLES.kind, REPLICA_SETS.kind, PODS.kind})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class Cache:
         self._names: dict[tuple[str, str, str], str] = {}
         self._owned: dict[str, dict[str, None]] = {}
         """Owner's uid -> uids, in the order in which they came."""
+        self._orphans: dict[Key, dict[str, None]] = {}
+        """Uids of objects of the kinds of children without a controller, by the key that their labels name."""
         self._users: dict[tuple[str, str], set[Key]] = {}
         """Namespace and name of an InferenceModel -> the ensembles that use it."""
         self._deleted: OrderedDict[str, int] = OrderedDict()
@@ -91,6 +94,11 @@ class Cache:
 
     def owned_by(self, uid: str) -> Iterator[Entry]:
         for child in self._owned.get(uid, ()):
+            yield self._entries[child]
+
+    def labelled_for(self, key: Key) -> Iterator[Entry]:
+        """Objects of the kinds of children that have no controller, and whose labels name this key."""
+        for child in self._orphans.get(key, ()):
             yield self._entries[child]
 
     def put(self, resource: Resource, value: dict[str, Any]) -> frozenset[Key]:
@@ -121,6 +129,8 @@ class Cache:
         self._names[entry.kind, entry.namespace, entry.name] = entry.uid
         if entry.owner is not None:
             self._owned.setdefault(entry.owner, {})[entry.uid] = None
+        elif entry.key is not None and entry.kind not in _NO_CHILDREN:
+            self._orphans.setdefault(entry.key, {})[entry.uid] = None
         if entry.uses and entry.key is not None:
             for name in entry.uses:
                 self._users.setdefault((entry.namespace, name), set()).add(entry.key)
@@ -190,6 +200,11 @@ class Cache:
             del siblings[entry.uid]
             if not siblings:
                 del self._owned[entry.owner]
+        elif entry.key is not None and entry.kind not in _NO_CHILDREN:
+            orphans = self._orphans[entry.key]
+            del orphans[entry.uid]
+            if not orphans:
+                del self._orphans[entry.key]
         for name in entry.uses:
             users = self._users[entry.namespace, name]
             if entry.key is not None:

@@ -2,6 +2,8 @@
 
 import datetime
 import email.utils
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -126,15 +128,18 @@ class KubeClient:
         may_write: Callable[[], bool],
         count_write: Callable[[str, str, int], None] = lambda _verb, _kind, _status: None,
     ) -> None:
-        """may_write: called just before every write except those of the Lease. count_write: called with verb, kind and
-        HTTP status (0: no answer) of each such write."""
+        """Open a client; needs a running event loop.
+
+        may_write: called just before every write except those of the Lease. count_write: called with verb, kind and
+        HTTP status (0: no answer) of each such write.
+        """
         self._connection = connection
         self._may_write = may_write
         self._count_write = count_write
-        self._rest = connection.rest()
+        self._session = connection.session()
 
     async def close(self) -> None:
-        await self._rest.close()
+        await self._session.close()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         return await self._get(resource.path(namespace, name))
@@ -325,15 +330,12 @@ class KubeClient:
         headers = await self._connection.headers()
         headers |= {"Content-Type": content_type, "User-Agent": FIELD_MANAGER, "Accept": "application/json"}
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, 5.0))
+        data = None if body is None else encoded(body)
         try:
-            # The library's request has no types.
-            response = await self._rest.request(  # type: ignore[no-untyped-call]
-                verb, url, headers=headers, body=body, _request_timeout=timeout
-            )
-            data: bytes = await response.read()
+            async with self._session.request(verb, url, headers=headers, data=data, timeout=timeout) as response:
+                return response.status, response.headers, await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ApiError(verb, path, 0, "Unreachable", str(error) or type(error).__name__) from error
-        return response.status, response.headers, data
 
 
 _APPLY = "application/apply-patch+yaml"
@@ -345,6 +347,19 @@ def _apply_request(value: Object, is_new: bool) -> tuple[Resource, str, Object]:
     resource, metadata = BY_KIND[value["kind"]], value["metadata"]
     body = {**value, "metadata": {**metadata, "resourceVersion": NO_VERSION}} if is_new else value
     return resource, resource.path(metadata["namespace"], metadata["name"]), body
+
+
+_ESCAPED = re.compile("[\x7f-\uffff]")
+
+
+def encoded(body: Object) -> bytes:
+    """The body as JSON that is the same in YAML, which the API server reads an apply as.
+
+    YAML knows no pairs of surrogates, so characters above U+FFFF are sent as they are. All others outside ASCII are
+    escaped, because YAML forbids some of them and takes others for ends of lines.
+    """
+    text = json.dumps(body, ensure_ascii=False)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
 def _malformed(verb: str, path: str) -> ApiError:

@@ -3,6 +3,7 @@ kubeconfig."""
 
 import ssl
 
+import aiohttp
 from kubernetes.aio import config as kubeconfig
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
@@ -15,9 +16,7 @@ class Connection:
     def __init__(self, kubeconfig_path: str | None) -> None:
         """kubeconfig_path: None for the pod's service account."""
         self._path = kubeconfig_path
-        # Proxies and passwords of the environment are not meant for the API server, and aiohttp would look them up in a
-        # thread before every request.
-        self.configuration = Configuration(client_session_kwargs={"trust_env": False})
+        self.configuration = Configuration()
 
     async def refresh(self) -> None:
         """Read the credentials from their files. Raises kubernetes' ConfigException or OSError if that fails."""
@@ -33,11 +32,17 @@ class Connection:
     def host(self) -> str:
         return str(self.configuration.host).rstrip("/")
 
-    def rest(self) -> RESTClientObject:
-        return RESTClientObject(self.configuration)
+    def session(self) -> aiohttp.ClientSession:
+        """A session for requests to the API server; needs a running event loop.
+
+        Not the library's own client, because that one encodes bodies itself, as JSON that is not YAML. Proxies and
+        passwords of the environment are not meant for the API server, and aiohttp would look them up in a thread before
+        every request.
+        """
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.ssl_context()), trust_env=False)
 
     def ssl_context(self) -> ssl.SSLContext:
-        context: ssl.SSLContext = self.rest().ssl_context
+        context: ssl.SSLContext = RESTClientObject(self.configuration).ssl_context
         return context
 
     async def headers(self) -> dict[str, str]:

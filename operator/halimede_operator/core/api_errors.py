@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from halimede_operator.core.api.overlay import FETCH, SERVER
 from halimede_operator.core.api.quantities import quantity
 from halimede_operator.core.objects import map_key
 from halimede_operator.core.reading import at, at_rest
@@ -129,6 +130,7 @@ _TEMPLATE_PATH = re.compile(
     r"(?<![\w.])\.?spec\.template((?:\.[A-Za-z]\w*|\[[^\]]*\])*)(?P<missing>(?=: Required value))?"
 )
 _BEHAVIOR_PATH = re.compile(r"(?<![\w.])\.?spec\.behavior\b")
+_RESOURCES_PATH = re.compile(r"\.spec\.(?P<list>initContainers|containers)\[(?P<item>[^\]]*)\]\.(?P<field>resources.*)")
 _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<item>[^\]]*)\]")
 _KEY = re.compile(r'(\w+)=(?:"([^"]*)"|([^,]*))')
 
@@ -145,7 +147,9 @@ def message_for_author(status: int, message: str, wanted: Object, spec: object) 
     found = _PREFIX.sub("", message) or message
 
     def instead(match: re.Match[str]) -> str:
-        return _in_spec(match[1], template, spec, is_missing=match["missing"] is not None) or match[0]
+        path = match[1]
+        found = _in_spec(path, template, spec, is_missing=match["missing"] is not None)
+        return found or _in_resources(path, template, spec) or match[0]
 
     if wanted.get("kind") == "HorizontalPodAutoscaler" and at(spec, "autoscaling", "behavior") is not None:
         found = _BEHAVIOR_PATH.sub("spec.autoscaling.behavior", found)
@@ -157,13 +161,16 @@ def _in_spec(path: str, template: object, spec: object, *, is_missing: bool) -> 
 
     is_missing: the path's last field does not exist.
     """
-    steps: list[str | _Item] = []
+    steps: list[str | _Key | _Item] = []
     value: Any = template
     for step in _STEP.finditer(path):
         name, item = step["name"], step["item"]
         if name is not None:
             steps.append(name)
             value = at(value, name)
+        elif isinstance(value, Mapping):
+            steps.append(_Key(item))
+            value = value.get(item)
         else:
             value = _item(value, item)
             steps.append(_Item(str(steps[-1]) if steps else "", value))
@@ -176,8 +183,27 @@ def _in_spec(path: str, template: object, spec: object, *, is_missing: bool) -> 
     for root, source, skipped in sources:
         texts = _reach(source, there[skipped:])
         if texts and len(texts) + skipped == len(there):
-            return root + "".join(texts) + (f".{steps[-1]}" if is_missing else "")
+            return root + "".join(texts) + (_text(steps[-1]) if is_missing else "")
     return None
+
+
+def _in_resources(path: str, template: object, spec: object) -> str | None:
+    """The path in `spec.resources` of the field at `path` below the pod template; None if it does not come from there.
+
+    What is missing there, such as a limit beside a request, is in no other place either.
+    """
+    match = _RESOURCES_PATH.fullmatch(path)
+    if match is None or "nvidia.com/" in path or not at(spec, "resources"):
+        return None
+    container = _item(at(template, "spec", match["list"]), match["item"])
+    return f"spec.{match['field']}" if at(container, "name") in (FETCH, SERVER) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key of the user's choice, such as that of an annotation."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +214,16 @@ class _Item:
     """None if the template has no such item."""
 
 
-def _reach(value: Any, steps: Sequence[str | _Item]) -> list[str]:
+def _reach(value: Any, steps: Sequence[str | _Key | _Item]) -> list[str]:
     """Follow the steps until the value lacks one; return the followed steps as text."""
     texts: list[str] = []
     for step in steps:
-        if isinstance(step, str):
-            if not isinstance(value, Mapping) or step not in value:
+        if isinstance(step, str | _Key):
+            name = step if isinstance(step, str) else step.name
+            if not isinstance(value, Mapping) or name not in value:
                 break
-            value = value[step]
-            texts.append(f".{step}")
+            value = value[name]
+            texts.append(_text(step))
         else:
             key = map_key(step.field, step.value)
             items = value if isinstance(value, list) else []
@@ -210,10 +237,12 @@ def _reach(value: Any, steps: Sequence[str | _Item]) -> list[str]:
     return texts
 
 
+def _text(step: str | _Key | _Item) -> str:
+    return f"[{step.name}]" if isinstance(step, _Key) else f".{step}"
+
+
 def _item(value: Any, item: str) -> Any:
-    """The item that `[0]`, `[name="server"]` or `[key]` selects; None if there is none."""
-    if isinstance(value, Mapping):
-        return value.get(item)
+    """The item that `[0]` or `[name="server"]` selects; None if there is none."""
     if not isinstance(value, list):
         return None
     if item.isdecimal() and item.isascii():

@@ -13,8 +13,8 @@ An existing child holds the wanted one if
 
 An object belongs to its controller. An object that has the name of a wanted child and another controller, or none, is
 left alone and reported as a Conflict. There is one exception: an object without a controller that has all labels of
-this owner is taken over, because its owner was deleted with `--cascade=orphan` and created again. An object that is
-being deleted is waited for.
+this owner is taken over, because its owner was deleted with `--cascade=orphan` and created again. If it is not wanted,
+it is deleted like a child: an HPA that was left would go on scaling. An object that is being deleted is waited for.
 
 Children that are no longer wanted are deleted last, by uid and version. A ConfigMap, a ServiceAccount or a
 ResourceClaimTemplate stays as long as the existing Deployment or one of its ReplicaSets names it, because pods of an
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halimede_operator.core.api.quantities import quantity
-from halimede_operator.core.labels import controller_of, has_labels_of
+from halimede_operator.core.labels import controller_of, has_labels_of, labelled_for
 from halimede_operator.core.objects import QUANTITIES, QUANTITY_MAPS, canonical, map_key
 from halimede_operator.core.snapshot import Object
 
@@ -53,7 +53,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A wanted child whose name is taken. `owner`: the controller of the object that has it, `Kind name`, or ""."""
+    """A wanted child whose name is taken. `owner`: who has it, in words, usually a controller as `Kind name`; or ""."""
 
     object: Object
     owner: str
@@ -76,7 +76,8 @@ def diff(
 ) -> tuple[Change, ...]:
     """The changes in the order in which they are made. All objects are in one namespace.
 
-    observed: the owner's children, and other objects that have the name of a wanted child. uid: of the owner.
+    wanted: not empty. observed: the owner's children and orphans, and other objects that have the name of a wanted
+    child. uid: of the owner.
     replica_sets: of its Deployment.
     """
     existing = {_identity(child): child for child in observed}
@@ -93,9 +94,10 @@ def diff(
             changes.append(Apply(child))
 
     kept = {_identity(child) for child in wanted}
+    labels = wanted[0]["metadata"]["labels"]
     in_use = _named_by_pods([*replica_sets, *(each for each in observed if each["kind"] == "Deployment")])
     for child in observed:
-        if _identity(child) in kept or not _is_owned(child, uid) or child["metadata"].get("deletionTimestamp"):
+        if _identity(child) in kept or not _is_ours(child, uid, labels) or child["metadata"].get("deletionTimestamp"):
             continue
         if (child["kind"], child["metadata"]["name"]) in in_use:
             continue
@@ -117,9 +119,10 @@ def _identity(child: Object) -> Identity:
     return (child["apiVersion"], child["kind"], child["metadata"]["name"])
 
 
-def _is_owned(child: Object, uid: str) -> bool:
+def _is_ours(child: Object, uid: str, labels: Mapping[str, str]) -> bool:
+    """Whether the owner has the child, or nobody has it and it has the labels of all its children."""
     owner = controller_of(child)
-    return owner is not None and owner["uid"] == uid
+    return has_labels_of(labels, child) if owner is None else bool(owner["uid"] == uid)
 
 
 def may_be_applied(wanted: Object, found: Object) -> bool:
@@ -132,7 +135,10 @@ def may_be_applied(wanted: Object, found: Object) -> bool:
 
 def _owner_text(found: Object) -> str:
     owner = controller_of(found)
-    return "" if owner is None else f"{owner['kind']} {owner['name']}"
+    if owner is not None:
+        return f"{owner['kind']} {owner['name']}"
+    labelled = labelled_for(found)
+    return f"nobody, with the labels of {labelled}" if labelled else ""
 
 
 def _named_by_pods(workloads: Iterable[Object]) -> set[tuple[str, str]]:

@@ -15,6 +15,11 @@ from enum import Enum, auto
 LEASE_S = 15.0
 RENEW_DEADLINE_S = 10.0
 RETRY_S = 2.0
+MAX_LEASE_S = 60.0
+"""Every holder stops acting long before, so a longer duration, which only somebody else can have written, counts as
+this one."""
+MAX_TRANSITIONS = 2**31 - 1
+"""The API server refuses more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Election:
             return Step.RENEW
         if self._renewed_at is not None and record.holder:
             return Step.LOST
-        if not record.holder or now >= self._changed_at + record.duration_s:
+        if not record.holder or now >= self._changed_at + min(record.duration_s, MAX_LEASE_S):
             return Step.TAKE
         return Step.WAIT
 
@@ -83,7 +88,7 @@ class Election:
         if self._record is None:
             return Record(self.identity, renewed, 0)
         taken = self._record.holder != self.identity
-        return Record(self.identity, renewed, self._record.transitions + int(taken))
+        return Record(self.identity, renewed, min(self._record.transitions + int(taken), MAX_TRANSITIONS))
 
     def may_act(self, now: float) -> bool:
         """Whether no other operator can hold the lease at this time, so that writes are safe."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from halimede_operator.core.api.spec import API_VERSION, GROUP, Key, Kind
+from halimede_operator.core.names import is_child_name
 from halimede_operator.core.platform import FIELD_MANAGER
 
 MANAGED_BY = FIELD_MANAGER
@@ -74,3 +75,16 @@ def has_labels_of(key_labels: Mapping[str, str], child: Mapping[str, Any]) -> bo
     """Whether the child has all these labels with these values."""
     found = child.get("metadata", {}).get("labels") or {}
     return all(found.get(label) == value for label, value in key_labels.items())
+
+
+def is_orphan_of(key: Key, child: Mapping[str, Any]) -> bool:
+    """Whether this is a child of an object of this kind and name that was deleted with `--cascade=orphan`."""
+    if controller_of(child) is not None or not has_labels_of(labels_of(key), child):
+        return False
+    return is_child_name(key.name, child["metadata"]["name"])
+
+
+def labelled_for(child: Mapping[str, Any]) -> str:
+    """The object whose labels a child has, as `Kind name`; "" if it has those of none."""
+    found = child.get("metadata", {}).get("labels") or {}
+    return next((f"{kind} {found[label]}" for kind, label in _NAME_LABELS.items() if label in found), "")

@@ -4,7 +4,8 @@ These are an InferenceModel and a ModelEnsemble of the same name, and `x` beside
 of `x` has the name of the Service of `x-pods`.
 
 An object that has its Deployment keeps the names, even if it is younger: nothing that serves is taken down because of a
-name. If no object has a Deployment, the oldest one gets the names. The others get a Conflict and no children.
+name. A Deployment that was left by `kubectl delete --cascade=orphan` belongs to the object whose labels it has. If no
+object has a Deployment, the oldest one gets the names. The others get a Conflict and no children.
 """
 
 from halimede_operator.core.api.spec import Key, Kind

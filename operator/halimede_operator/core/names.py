@@ -12,6 +12,7 @@ from typing import Any
 MAX_CHILD_NAME = 52
 MAX_LABEL = 63
 
+_HASH = re.compile("[0-9a-f]{8,}")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 
 
@@ -32,6 +33,13 @@ def child_name(name: str, suffix: str = "") -> str:
         return name + end
     middle = f"-{hash_of(name)}"
     return name[: MAX_CHILD_NAME - len(middle) - len(end)].rstrip("-") + middle + end
+
+
+def is_child_name(name: str, child: str) -> bool:
+    """Whether `child` is the name of a child of the object `name`, at present or with other content."""
+    content = child.rpartition("-")[2]
+    named_by_content = (content, f"config-{content}") if _HASH.fullmatch(content) else ()
+    return child in {child_name(name, suffix) for suffix in ("", "pods", *named_by_content)}
 
 
 def volume_name(prefix: str, name: str) -> str:

@@ -105,8 +105,8 @@ class Snapshot:
     members: Mapping[str, Object]
     """The existing InferenceModels of an ensemble, by name."""
     children: tuple[Object, ...]
-    """Objects with our labels and this object's uid as owner, of every kind that we create; without pods and
-    ReplicaSets."""
+    """Objects with our labels, of every kind that we create, without pods and ReplicaSets: those with this object's uid
+    as owner, and orphans (`labels.is_orphan_of`), which an earlier object of this name left."""
     replica_sets: tuple[Object, ...]
     """Of the Deployment."""
     pods: tuple[Object, ...]

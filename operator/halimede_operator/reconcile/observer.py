@@ -2,9 +2,9 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.cache import Cache, Entry
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import (
@@ -25,7 +25,7 @@ from halimede_operator.core.autoscaling.idle import kept_idle, may_sleep
 from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
 from halimede_operator.core.autoscaling.scalers import SCALED_OBJECT, rival_of
 from halimede_operator.core.diff import Apply, Conflict
-from halimede_operator.core.labels import controller_of, selector_of
+from halimede_operator.core.labels import controller_of, is_orphan_of, selector_of
 from halimede_operator.core.name_collisions import contending_keys
 from halimede_operator.core.names import child_name
 from halimede_operator.core.operator_mark import other_operator
@@ -87,11 +87,11 @@ class Observer:
         members = {name: cache.get(Key(Kind.INFERENCE_MODEL, key.namespace, name)) for name in sorted(names)}
         others = (cache.find(other.kind, other.namespace, other.name) for other in contending_keys(key))
         contenders = tuple(
-            Contender(other.object, any(child.kind == DEPLOYMENTS.kind for child in cache.owned_by(other.uid)))
+            Contender(other.object, any(child.kind == DEPLOYMENTS.kind for child in self._children_of(other)))
             for other in others
             if other is not None
         )
-        children = sorted(cache.owned_by(entry.uid), key=lambda child: (child.kind, child.name))
+        children = sorted(self._children_of(entry), key=lambda child: (child.kind, child.name))
         replica_sets = [
             replica_set
             for child in children
@@ -118,6 +118,12 @@ class Observer:
             unavailable=cache.unavailable,
             refused_pods=tuple(message for owner in replica_set_objects if (message := refusal(owner))),
         )
+
+    def _children_of(self, entry: Entry) -> Iterator[Entry]:
+        """What an object owns, and what an earlier object of its name left."""
+        yield from self._cache.owned_by(entry.uid)
+        if (key := entry.key) is not None:
+            yield from (child for child in self._cache.labelled_for(key) if is_orphan_of(key, child.object))
 
     def _keda_hpa(self, key: Key) -> Object | None:
         # It has the labels of the ScaledObject, and so ours.

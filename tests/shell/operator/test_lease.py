@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,20 @@ def test_a_second_operator_takes_over_a_released_lease_at_once(tmp_path: Path):
         await second.active()
         lease = hall.lease()
         assert (lease["holderIdentity"], lease["leaseDurationSeconds"], lease["leaseTransitions"]) == ("second", 15, 1)
+
+    run(scenario, tmp_path)
+
+
+def test_a_waiting_operator_says_once_whom_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    async def scenario(hall: Hall) -> None:
+        first, second = await hall.contender("first"), await hall.contender("second")
+        await hall.attempt(first)
+        hall.api.put("leases", "halimede", "operator", spec={**hall.lease(), "leaseDurationSeconds": 2147483647})
+        with caplog.at_level(logging.INFO):
+            await hall.attempt(second, second, second)
+        assert caplog.messages == [
+            "lease halimede/operator: waiting, because first holds it; it is taken when it was not renewed for 60 s"
+        ]
 
     run(scenario, tmp_path)
 

@@ -63,12 +63,13 @@ AFFINITY = {"nodeAffinity": {"requiredDuring": {}, "terms": [{"weight": 1000}]}}
 SPEC = {
     "model": {"uri": "s3://models/digits"},
     "env": [{"name": "LEVEL", "valueFrom": {"fieldRef": {"fieldPath": "status.nonsense"}}}],
+    "resources": {"requests": {"example.com/fpga": "1"}},
     "scheduling": {"affinity": AFFINITY},
     "podTemplate": {
         "spec": {
             "shareProcessNamespace": "yes",
             "topologySpreadConstraints": [{"maxSkew": 1}],
-            "containers": [{"name": "server", "imagePullPolice": "Never", "volumeMounts": [{"name": "x", "mountPath": "/x"}]}],
+            "containers": [{"name": "server", "imagePullPolice": "Never", "volumeMounts": [{"name": "x", "mountPath": "/x"}]}, {"name": "side", "resources": {"limits": {"cpu": "1"}}}],
         }
     },
 }  # fmt: skip
@@ -100,6 +101,30 @@ PATHS: dict[str, tuple[str, str]] = {
     "a variable": (
         'Deployment.apps "digits" is invalid: spec.template.spec.initContainers[0].env[0].valueFrom.fieldRef.fieldPath: no',
         "spec.env[LEVEL].valueFrom.fieldRef.fieldPath: no",
+    ),
+    "resources": (
+        'Deployment.apps "digits" is invalid: spec.template.spec.containers[0].resources.requests[example.com/fpga]: no',
+        "spec.resources.requests[example.com/fpga]: no",
+    ),
+    "resources that are missing": (
+        'Deployment.apps "digits" is invalid: spec.template.spec.initContainers[0].resources.limits: Required value: Limit',
+        "spec.resources.limits: Required value: Limit",
+    ),
+    "resources of another container": (
+        'Deployment.apps "digits" is invalid: spec.template.spec.containers[1].resources.limits[cpu]: no',
+        "spec.podTemplate.spec.containers[side].resources.limits[cpu]: no",
+    ),
+    "what is missing in another container": (
+        'Deployment.apps "digits" is invalid: spec.template.spec.containers[1].resources.requests: Required value',
+        "spec.podTemplate.spec.containers[side].resources.requests: Required value",
+    ),
+    "what is in neither container's part of the spec": (
+        'Deployment.apps "digits" is invalid: spec.template.spec.containers[1].resources.claims[0]: no',
+        "spec.template.spec.containers[1].resources.claims[0]: no",
+    ),
+    "devices": (
+        'Deployment.apps "digits" is invalid: spec.template.spec.containers[0].resources.limits[nvidia.com/gpu]: no',
+        "spec.template.spec.containers[0].resources.limits[nvidia.com/gpu]: no",
     ),
     "what is not of the spec": (
         'Deployment.apps "digits" is invalid: spec.template.spec.containers[0].command: no',

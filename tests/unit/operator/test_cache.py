@@ -127,6 +127,20 @@ def test_a_child_wakes_its_owner_and_pods_wake_by_their_labels():
     assert put(cache, "Pod", "stray", "4", 1) == frozenset()
 
 
+def test_children_without_a_controller_are_found_by_their_labels():
+    cache = Cache()
+    labelled = {"labels": {"halimede.dev/model": "digits"}}
+    put(cache, "HorizontalPodAutoscaler", "digits", "hpa", 1, metadata=labelled)
+    put(cache, "Pod", "digits-x", "pod", 2, metadata=labelled)
+    assert [entry.uid for entry in cache.labelled_for(DIGITS)] == ["hpa"]
+    owner = ("InferenceModel", "digits", "model")
+    put(cache, "HorizontalPodAutoscaler", "digits", "hpa", 3, owner=owner, metadata=labelled)
+    assert [*cache.labelled_for(DIGITS)] == []
+    put(cache, "HorizontalPodAutoscaler", "digits", "hpa", 4, metadata=labelled)
+    cache.delete("hpa", 5)
+    assert [*cache.labelled_for(DIGITS)] == []
+
+
 def test_a_model_wakes_the_ensembles_that_currently_use_it():
     cache = Cache()
 

@@ -109,7 +109,23 @@ def test_an_object_without_owner_is_taken_over_only_with_our_labels() -> None:
 
     for orphan in orphans:
         orphan["metadata"]["labels"]["halimede.dev/model"] = "another"
+    theirs = "nobody, with the labels of InferenceModel another"
+    assert diff(list(WANTED.values()), orphans, UID) == tuple(Conflict(child, theirs) for child in WANTED.values())
+
+    for orphan in orphans:
+        orphan["metadata"]["labels"] = {}
     assert diff(list(WANTED.values()), orphans, UID) == tuple(Conflict(child, "") for child in WANTED.values())
+
+
+def test_children_that_an_earlier_object_left_are_deleted_unless_wanted() -> None:
+    before = children_of(model_spec("bert", uri="s3://models/older", workload=workload(replicas=2)))
+    orphans = [owned_by(child) for child in before.values()]
+
+    changes = diff(list(WANTED.values()), orphans, UID)
+
+    # Pods of the Deployment as it is may still start.
+    assert changes[-1] == removed(before["PodDisruptionBudget"])
+    assert not any(isinstance(change, Delete) for change in changes[:-1])
 
 
 def test_objects_of_others_are_not_deleted() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.core.election import LEASE_S, RENEW_DEADLINE_S, RETRY_S, Election, Record, Step
+from halimede_operator.core.election import LEASE_S, MAX_LEASE_S, RENEW_DEADLINE_S, RETRY_S, Election, Record, Step
 
 
 def taken(me: str = "me", now: float = 0.0) -> Election:
@@ -42,6 +42,19 @@ def test_a_second_operator_takes_a_lease_whose_record_did_not_change():
     assert election.step(100.0 + LEASE_S - 0.1) is Step.WAIT
     assert election.step(100.0 + LEASE_S) is Step.TAKE
     assert election.next_record("now") == Record("second", "now", 5)
+
+
+def test_a_duration_that_no_operator_writes_is_not_waited_for():
+    election = Election("second")
+    election.saw(Record("first", "t", 4, 2147483647.0), 100.0)
+    assert election.step(100.0 + MAX_LEASE_S - 0.1) is Step.WAIT
+    assert election.step(100.0 + MAX_LEASE_S) is Step.TAKE
+
+
+def test_transitions_stay_at_the_number_that_the_api_server_accepts():
+    election = Election("second")
+    election.saw(Record("", "t", 2**31 - 1), 100.0)
+    assert election.next_record("now") == Record("second", "now", 2**31 - 1)
 
 
 def test_a_released_lease_is_taken_at_once():

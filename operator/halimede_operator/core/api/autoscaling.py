@@ -21,6 +21,7 @@ _METRICS = {
 }
 _WITHOUT_PODS = ("Object", "External")
 _MAX_METRICS = 16
+_A_TARGET = 'a quantity such as "4" or 700m'
 _OF_A_SCALER = ("preset", "target", "metrics", "behavior", "scaleToZero")
 _LEAST_IDLE_SECONDS = 10
 LONGEST_WINDOW_SECONDS = 3600
@@ -38,7 +39,7 @@ def read_autoscaling(field: Field, platform: Platform) -> Autoscaling | None:
                 field.get(name).refuse("must not be set with provider External, which leaves scaling to others")
     metrics = _metrics(field, provider)
     preset, target = _preset(field, provider)
-    behavior = field.free_section("behavior").json()
+    behavior = _behavior(field.free_section("behavior"))
     zero = _scale_to_zero(field.section("scaleToZero"), provider)
     if zero is not None and zero.by is ZeroBy.HPA:
         _check_zero_by_hpa(field, zero, metrics)
@@ -71,7 +72,7 @@ def _min_replicas(field: Field, most: int, zero: ScaleToZero | None) -> int:
 
 def _preset(field: Field, provider: Provider) -> tuple[Preset | None, str | None]:
     given, target, metrics = field.get("preset"), field.get("target"), field.get("metrics")
-    amount = target.quantity('a quantity such as "4" or 700m')
+    amount = target.quantity(_A_TARGET)
     if amount is not None and amount <= 0:
         target.refuse(f"must be above 0, got {shown(target.value)}")
     if metrics.given or provider is Provider.EXTERNAL:
@@ -92,12 +93,24 @@ def _metrics(field: Field, provider: Provider) -> tuple[Json, ...]:
         kind = entry.get("type").required(", ".join(_METRICS)).choice(None, *_METRICS)
         for name, section in _METRICS.items():
             if name == kind:
-                entry.free_section(section).required(f"the metric of type {kind}")
+                _check_target(entry.free_section(section).required(f"the metric of type {kind}").section("target"))
             elif entry.get(section).given and kind is not None:
                 entry.get(section).refuse(f"needs type {name}, got {kind}")
         if kind is not None:
             found.append({"type": kind, _METRICS[kind]: entry.free_section(_METRICS[kind]).json()})
     return tuple(found)
+
+
+def _check_target(target: Field) -> None:
+    """Refuse what is no quantity. The API server would not report where it is."""
+    for name in ("value", "averageValue"):
+        target.get(name).quantity(_A_TARGET)
+
+
+def _behavior(field: Field) -> Json:
+    for direction in ("scaleUp", "scaleDown"):
+        field.section(direction).get("tolerance").quantity('a quantity such as "0.1" or 50m')
+    return field.json()
 
 
 def _scale_to_zero(field: Field, provider: Provider) -> ScaleToZero | None:

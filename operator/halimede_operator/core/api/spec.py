@@ -16,6 +16,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 UNREAD = "unread"
 """Field beside `spec` in a cached object whose spec was too large to keep: the reason as text."""
 
+_PLAIN_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
+"""Of all others the API server knows more rules than parsing."""
+
 Json = Mapping[str, Any]
 """A part of a Kubernetes object, or of a model's configuration, that is passed on unchanged."""
 
@@ -324,7 +327,8 @@ class Workload:
     def has_unchecked_parts(self) -> bool:
         """Whether the pod template has parts that parsing does not check and leaves to the API server."""
         has_field = any("fieldRef" in (variable.get("valueFrom") or {}) for variable in self.env)
-        return bool(self.pod_template or self.scheduling.affinity) or has_field
+        has_resource = any(amounts.keys() - _PLAIN_RESOURCES for amounts in self.resources.values())
+        return bool(self.pod_template or self.scheduling.affinity) or has_field or has_resource
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,10 @@ _VARIABLE = Rule(
 )
 _PERCENT = re.compile(r"(100|[0-9]{1,2})%", re.ASCII)
 _SHARED_RESOURCE = Rule(
-    re.compile(r"nvidia\.com/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII),
+    # Its nodes have labels that end with .sharing-strategy after its name; a label has at most 63 characters.
+    re.compile(r"nvidia\.com/[A-Za-z0-9]([-A-Za-z0-9_.]{0,44}[A-Za-z0-9])?", re.ASCII),
     "must be a resource such as nvidia.com/gpu.shared",
-    74,
+    57,
 )
 _COMPUTE_CAPABILITY = Rule(
     re.compile(r"[0-9]{1,2}\.[0-9]{1,2}", re.ASCII), 'must be a compute capability such as "8.0"', 5

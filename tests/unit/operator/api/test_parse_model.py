@@ -286,6 +286,11 @@ def test_pod_settings_become_the_workload(changes: Json, workload: Workload) -> 
     assert spec_of(changed(model(), changes)).workload == workload
 
 
+def metric(**target: Any) -> Json:
+    pods = {"metric": {"name": "queue"}, "target": {"type": "AverageValue", **target}}
+    return {"maxReplicas": 2, "metrics": [{"type": "Pods", "pods": pods}]}
+
+
 @pytest.mark.parametrize(
     ("changes", "path"),
     [
@@ -298,6 +303,12 @@ def test_pod_settings_become_the_workload(changes: Json, workload: Workload) -> 
         ({"spec.scheduling": {"nodeSelector": {"a b": "disk"}}}, "spec.scheduling.nodeSelector[a b]"),
         ({"spec.model.versionPolicy": {"latest": 1, "specific": [1]}}, "spec.model.versionPolicy"),
         ({"spec.model.versionPolicy": {"specific": [2, 2]}}, "spec.model.versionPolicy.specific[1]"),
+        ({"spec.autoscaling": metric(averageValue="4 GB")}, "spec.autoscaling.metrics[0].pods.target.averageValue"),
+        ({"spec.autoscaling": metric(value=[])}, "spec.autoscaling.metrics[0].pods.target.value"),
+        (
+            {"spec.autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"tolerance": "some"}}}},
+            "spec.autoscaling.behavior.scaleUp.tolerance",
+        ),
     ],
 )
 def test_problems_that_the_schema_does_not_find_are_reported(changes: Json, path: str) -> None:
