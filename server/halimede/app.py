@@ -64,7 +64,7 @@ from halimede.start_report import (
     begin_on_terminal,
     log_tables,
 )
-from halimede.startup import failed_loads, unknown_settings_in
+from halimede.startup import failed_loads, termination_message, unknown_settings_in
 from halimede.termination import write_message
 from halimede.workers.launcher import Launcher
 from halimede.workers.memory_group import memory_bounds
@@ -244,7 +244,7 @@ class App:
         if self._settings.allow_http or self._settings.allow_grpc:
             _warn_of_few_files(self._fronts.count if self._fronts is not None else 0)
         if failed and self._settings.exit_on_error:
-            write_message(failed_loads(index))
+            write_message(termination_message(failed_loads(index)))
         return failed, index
 
     async def _listen(self) -> None:
@@ -308,8 +308,8 @@ class App:
             stopping.cancel()
             await self._drain(delay_secs=0)
             # The last line says why, because that is where people look.
-            causes = failed_loads(index).replace("\n", "; ")
-            log.error("creating server: Internal - failed to load all models: %s", causes or ", ".join(failed))
+            causes = "; ".join(failed_loads(index)) or ", ".join(failed)
+            log.error("creating server: Internal - failed to load all models: %s", causes)
             return 1
         if failed:
             log.error("Internal: failed to load all models")

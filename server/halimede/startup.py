@@ -72,16 +72,18 @@ def model_rows(index: Sequence[ModelIndexEntry]) -> Rows:
     ]
 
 
-def failed_loads(index: Sequence[ModelIndexEntry]) -> str:
-    """Why the server does not start: one line for each version that failed to load.
-
-    The operator knows the first words.
-    """
-    return "\n".join(
-        f"failed to load {' version '.join(filter(None, (repr(entry.name), entry.version)))}: {entry.reason}"
+def failed_loads(index: Sequence[ModelIndexEntry]) -> list[str]:
+    """Name, version if it has one, and cause of each version that failed to load."""
+    return [
+        f"{' version '.join(filter(None, (entry.name, entry.version)))}: {entry.reason}"
         for entry in index
         if entry.state is ModelReadyState.UNAVAILABLE and entry.reason
-    )
+    ]
+
+
+def termination_message(failures: Sequence[str]) -> str:
+    """Why the server does not start, a line for each of `failed_loads`. The operator knows the first words."""
+    return "\n".join(f"failed to load {failure}" for failure in failures)
 
 
 def option_rows(settings: Settings, metadata: ServerMetadata) -> Rows:

@@ -28,7 +28,7 @@ METRIC = {
 def test_children_hold_any_character_of_a_spec(cluster: Cluster, namespace: str) -> None:
     key = Key(Kind.INFERENCE_MODEL, namespace, "emoji")
     spec = {
-        "model": {"uri": "s3://models/emoji", "config": {"parameters": {"🙂": TEXT}}},
+        "model": {"uri": "s3://models/emoji", "config": {"parameters": {"🙂": {"stringValue": TEXT}}}},
         "env": [{"name": "A", "value": TEXT}],
         "podTemplate": {"metadata": {"annotations": {"note": TEXT}}},
         "autoscaling": {"minReplicas": 1, "maxReplicas": 2, "metrics": [METRIC]},

@@ -13,7 +13,14 @@ from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.log import PACKAGE, LogHandler, LogOutput, LogWriter
 from halimede.settings import ModelControlMode, Settings
 from halimede.start_report import MOST_KEPT, TerminalStart
-from halimede.startup import backend_rows, failed_loads, model_rows, option_rows, unknown_settings_in
+from halimede.startup import (
+    backend_rows,
+    failed_loads,
+    model_rows,
+    option_rows,
+    termination_message,
+    unknown_settings_in,
+)
 from halimede.termination import MAX_BYTES, write_message
 from halimede.workers.output import log as prints_log
 
@@ -105,7 +112,9 @@ def test_termination_message_names_each_failed_version() -> None:
         ModelIndexEntry("b", "", failed, "no version"),
         ModelIndexEntry("c", "1", failed, ""),
     ]
-    assert failed_loads(index) == "failed to load 'a' version 2: broken\nfailed to load 'b': no version"
+    failures = failed_loads(index)
+    assert failures == ["a version 2: broken", "b: no version"]
+    assert termination_message(failures) == "failed to load a version 2: broken\nfailed to load b: no version"
 
 
 def test_termination_message_is_short_and_in_the_kubelets_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
