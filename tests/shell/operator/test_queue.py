@@ -1,9 +1,12 @@
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+
+import pytest
 
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.workqueue import Failure
-from halimede_operator.queue import Done, Failed, Gone, Outcome, Queue
+from halimede_operator.queue import Done, Failed, Gone, Metered, Outcome, Queue
 
 
 def key(name: str) -> Key:
@@ -122,5 +125,60 @@ def test_stop_cancels_work_that_takes_too_long():
         async with asyncio.timeout(10):
             await queue.stop(within_s=0.1)
             await running
+
+    asyncio.run(whole())
+
+
+def test_work_that_takes_cpu_is_metered_and_cancelled_like_other_work():
+    async def whole() -> None:
+        cleaned = []
+
+        async def work() -> Outcome:
+            for _ in range(3):
+                begun = time.thread_time()
+                while time.thread_time() < begun + 0.01:
+                    pass
+                await asyncio.sleep(0.02)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleaned.append(True)
+            return Done()
+
+        metered = Metered(work())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await metered
+        assert metered.used_s >= 0.03
+        assert cleaned == [True]
+
+    asyncio.run(whole())
+
+
+def test_a_flood_of_one_namespace_delays_no_other_namespace():
+    async def whole() -> None:
+        queue = Queue(workers=4, most_of_namespace=3)
+        order = list[str]()
+        edited, hold = asyncio.Event(), asyncio.Event()
+
+        async def work(name: Key) -> Outcome:
+            order.append(name.namespace)
+            if name.namespace == "calm":
+                edited.set()
+            else:
+                await hold.wait()
+            return Done()
+
+        async def scenario() -> None:
+            for n in range(50):
+                queue.add(Key(Kind.INFERENCE_MODEL, "flood", str(n)))
+            await asyncio.sleep(0)
+            queue.add(Key(Kind.INFERENCE_MODEL, "calm", "edit"))
+            # All that the flood may have is taken, and stands still.
+            await edited.wait()
+            assert order == ["flood"] * 3 + ["calm"]
+            hold.set()
+
+        await serving(queue, work, scenario)
 
     asyncio.run(whole())
