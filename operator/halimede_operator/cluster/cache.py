@@ -15,13 +15,14 @@ from typing import Any
 
 import orjson
 
-from halimede_operator.cluster.kinds import AUTOSCALERS, DEPLOYMENTS, ENSEMBLES, MODELS, REPLICA_SETS, Resource
+from halimede_operator.cluster.kinds import AUTOSCALERS, DEPLOYMENTS, ENSEMBLES, MODELS, PODS, REPLICA_SETS, Resource
 from halimede_operator.core.api.spec import API_VERSION, UNREAD, Key, Kind
 from halimede_operator.core.autoscaling.hpa import decision_of
 from halimede_operator.core.autoscaling.idle import MAX_WAKE, WAKE
 from halimede_operator.core.autoscaling.replicas import IS_OURS, are_ours
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MODEL_LABEL
 from halimede_operator.core.plan import member_names
+from halimede_operator.core.reading import text_at
 from halimede_operator.core.snapshot import Object
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -55,6 +56,8 @@ class Entry:
     uses: frozenset[str]
     """Names of the InferenceModels of a ModelEnsemble."""
     json: bytes
+    has_ended: bool = False
+    """It is a pod in which nothing runs any more. Kubernetes keeps up to 12,500 of these."""
 
     @property
     def object(self) -> Object:
@@ -210,6 +213,8 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
     whole = {"apiVersion": resource.api_version, "kind": resource.kind, **value, "metadata": _kept(resource, metadata)}
     if resource is REPLICA_SETS and "spec" in value:
         whole["spec"] = {"template": {"spec": _used_by_pods(value["spec"]["template"]["spec"])}}
+    if resource is PODS and "spec" in value:
+        whole["spec"] = _used_of_pod(value["spec"])
     if resource is DEPLOYMENTS:
         whole[IS_OURS] = are_ours(metadata.get("managedFields") or ())
     if resource.ours and (size := len(orjson.dumps(value.get("spec")))) > MAX_SPEC_BYTES:
@@ -225,6 +230,7 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         key=_key(resource, namespace, name, owner, metadata.get("labels") or {}),
         uses=member_names(whole) if resource is ENSEMBLES else frozenset(),
         json=_exact(orjson.dumps(whole)),
+        has_ended=resource is PODS and text_at(value, "status", "phase") in {"Failed", "Succeeded"},
     )
 
 
@@ -240,6 +246,22 @@ def _used_by_pods(pod: dict[str, Any]) -> dict[str, Any]:
     return {"serviceAccountName": pod.get("serviceAccountName", ""), "volumes": volumes, **claims}
 
 
+USED_OF_POD = ("nodeName", "schedulerName", "readinessGates", "imagePullSecrets", "resourceClaims")
+USED_OF_CONTAINER = ("name", "image", "ports", "resources")
+USED_OF_VOLUME = ("name", "secret", "configMap", "persistentVolumeClaim")
+
+
+def _used_of_pod(spec: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a pod's spec that are read. An object may have hundreds of pods, all with the same spec."""
+    lists = (("initContainers", USED_OF_CONTAINER), ("containers", USED_OF_CONTAINER), ("volumes", USED_OF_VOLUME))
+    kept = {field: [_part(item, used) for item in spec[field]] for field, used in lists if spec.get(field)}
+    return {**_part(spec, USED_OF_POD), **kept}
+
+
+def _part(value: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+    return {field: value[field] for field in fields if field in value}
+
+
 def _kept(resource: Resource, metadata: dict[str, Any]) -> dict[str, Any]:
     """The metadata to keep. Of our own kinds only the fields that are used, because users may make the others large."""
     if resource.ours:
@@ -247,6 +269,9 @@ def _kept(resource: Resource, metadata: dict[str, Any]) -> dict[str, Any]:
         wake = (metadata.get("annotations") or {}).get(WAKE)
         return {**kept, "annotations": {WAKE: str(wake)[:MAX_WAKE]}} if wake is not None else kept
     kept = {field: part for field, part in metadata.items() if field != "managedFields"}
+    if resource is PODS:
+        kept.pop("annotations", None)
+        return kept
     annotations = metadata.get("annotations")
     if annotations and LAST_APPLIED in annotations:
         kept["annotations"] = {field: text for field, text in annotations.items() if field != LAST_APPLIED}

@@ -77,7 +77,9 @@ class Reconciler:
     ) -> None:
         """wake: enqueue a key. clock: monotonic seconds. today: the UTC time for statuses and events."""
         self._api = api
-        self._observer = Observer(api, cache, indexes, nodes, works, other_operators.ours, wake, clock)
+        # During a rollout an object may have twice its replicas.
+        most_pods = 2 * platform.max_replicas
+        self._observer = Observer(api, cache, indexes, nodes, works, other_operators.ours, most_pods, wake, clock)
         self._children = ChildWriter(api, cache, clock)
         self._placer = placer
         self._events = events
