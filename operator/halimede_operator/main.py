@@ -25,12 +25,13 @@ from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.optional_kinds import why_unavailable
 from halimede_operator.cluster.other_operators import OtherOperators
-from halimede_operator.cluster.watch_health import Collection, WatchHealth
+from halimede_operator.cluster.watch_health import STARVED_S, Collection, WatchHealth
 from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key
 from halimede_operator.core.election import RENEW_DEADLINE_S, RETRY_S
+from halimede_operator.core.progress import TICK_S, Progress
 from halimede_operator.core.reading import moment_of
-from halimede_operator.handlers.probes import serve_metrics, serve_probes
+from halimede_operator.handlers.probes import ProbeThread, serve_metrics
 from halimede_operator.handlers.watch import Watches, kopf_settings
 from halimede_operator.lease import Leadership, LostError
 from halimede_operator.log import set_up_logging
@@ -78,6 +79,7 @@ class Operator:
         self._metrics = Metrics()
         self._cache = Cache()
         self._queue = Queue()
+        self._progress = Progress(time.monotonic())
         self._watch_health: WatchHealth | None = None
         """None until we hold the lease: nothing is watched before that."""
 
@@ -109,10 +111,14 @@ class Operator:
             self._leadership.may_act,
             lambda: len(self._other_operators.left),
         )
-        servers = [
-            await serve_metrics(self._settings.metrics_port, self._metrics.text),
-            await serve_probes(self._settings.health_port, self._liveness_problem, self._readiness_problem),
-        ]
+        metrics = await serve_metrics(self._settings.metrics_port, self._metrics.text)
+        probes = await ProbeThread.start(
+            self._settings.health_port,
+            self._liveness_problem,
+            self._readiness_problem,
+            lambda: self._progress.ticked(time.monotonic()),
+        )
+        steps = asyncio.create_task(self._report_steps())
         lead = asyncio.create_task(self._leadership.run(regained=self._queue.retry))
         work = asyncio.create_task(self._work(stopping))
         stop = asyncio.create_task(stopping.wait())
@@ -125,12 +131,13 @@ class Operator:
         stopping.set()
         # Running reconciles finish, and their writes with them, before the lease is released.
         await asyncio.wait({work})
-        lead.cancel()
-        await asyncio.wait({lead})
+        for task in (lead, steps):
+            task.cancel()
+        await asyncio.wait({lead, steps})
         await self._leadership.release()
         await self._client.close()
-        for server in servers:
-            await server.cleanup()
+        await metrics.cleanup()
+        await probes.cleanup()
         for task in (lead, work):
             if not task.cancelled() and (bug := task.exception()) is not None:
                 log.error("a task of the operator failed", exc_info=bug)
@@ -218,7 +225,19 @@ class Operator:
     def _may_write(self) -> bool:
         return self._leadership.may_act()
 
+    async def _report_steps(self) -> None:
+        """Report the steps of this event loop, and to the watches when the process did not run for a while."""
+        stepped_at = time.monotonic()
+        while True:
+            self._progress.stepped()
+            await asyncio.sleep(TICK_S)
+            before, stepped_at = stepped_at, time.monotonic()
+            if self._watch_health is not None and stepped_at - before > STARVED_S:
+                self._watch_health.restarted(stepped_at)
+
     def _liveness_problem(self) -> str | None:
+        if (problem := self._progress.problem()) is not None:
+            return problem
         stuck = self._watch_health.stuck(time.monotonic()) if self._watch_health is not None else []
         return f"watches are stuck: {', '.join(map(str, stuck))}" if stuck else None
 

@@ -10,6 +10,8 @@ from halimede_operator.cluster.kinds import Resource, resource_of
 
 STUCK_S = 180.0
 """A watch that neither received anything nor sent a request for longer is stuck."""
+STARVED_S = 5.0
+"""If the event loop makes no step for longer, the process hardly ran, and the watches neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class WatchHealth:
         self._requested.clear()
 
     def restarted(self, now: float) -> None:
-        """kopf is about to start all watches."""
+        """kopf is about to start all watches; or the process hardly ran for a while, and runs again. All watches get
+        the full time to receive something."""
         self._requested_at = dict.fromkeys(self._requested_at, now)
 
     def listed(self, where: Collection) -> None:

@@ -1,0 +1,34 @@
+"""Whether the process makes progress, which its liveness is about.
+
+Two threads report: one that does nothing else (`ticked`), and the event loop of all work (`stepped`). A loop without a
+step hangs if the other thread ran all that time. If the process gets too little CPU, or is stopped for a while, neither
+runs, and a restart would not help: time in which the ticks were late is not counted.
+"""
+
+TICK_S = 1.0
+"""How often to report."""
+LONGEST_TICK_S = 2 * TICK_S
+HANGS_AFTER_S = 60.0
+
+
+class Progress:
+    """Times are monotonic seconds. Each method is called by one thread; every write is one assignment."""
+
+    def __init__(self, now: float) -> None:
+        self._ticked_at = now
+        self._awake_s = 0.0
+        """How long the process ran, without the time in which it was starved."""
+        self._stepped_at_s = 0.0
+        """`_awake_s` at the last step."""
+
+    def ticked(self, now: float) -> None:
+        self._awake_s += min(now - self._ticked_at, LONGEST_TICK_S)
+        self._ticked_at = now
+
+    def stepped(self) -> None:
+        self._stepped_at_s = self._awake_s
+
+    def problem(self) -> str | None:
+        """Why the process is not alive; None if it is."""
+        without_s = self._awake_s - self._stepped_at_s
+        return f"the event loop has hung for {without_s:.0f} s" if without_s > HANGS_AFTER_S else None
