@@ -35,7 +35,7 @@ OWN_METADATA = (
     "creationTimestamp",
     "deletionTimestamp",
 )
-MAX_SPEC_BYTES = 256 * 1024
+MAX_SPEC_BYTES = 64 * 1024
 """The API server accepts 1.5 MB, but all users share the operator's memory."""
 REMEMBERED_DELETIONS = 10_000
 
@@ -206,7 +206,10 @@ def _is_same_decision(known: Entry, entry: Entry) -> bool:
 
 
 def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
-    """The entry for an object; raises KeyError, TypeError, AttributeError or ValueError if it is malformed."""
+    """The entry for an object, or for what an entry has kept of it.
+
+    Raises KeyError, TypeError, AttributeError or ValueError if it is malformed.
+    """
     metadata = value["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
     # Items of lists have neither apiVersion nor kind.
@@ -215,7 +218,7 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         whole["spec"] = {"template": {"spec": _used_by_pods(value["spec"]["template"]["spec"])}}
     if resource is PODS and "spec" in value:
         whole["spec"] = _used_of_pod(value["spec"])
-    if resource is DEPLOYMENTS:
+    if resource is DEPLOYMENTS and IS_OURS not in value:
         whole[IS_OURS] = are_ours(metadata.get("managedFields") or ())
     if resource.ours and (size := len(orjson.dumps(value.get("spec")))) > MAX_SPEC_BYTES:
         whole |= {"spec": {}, UNREAD: f"has {size} bytes as JSON; at most {MAX_SPEC_BYTES} are read"}

@@ -5,6 +5,9 @@ kopf cannot do these things by itself or by its settings. Each has a test in tes
 - kopf decodes a page as a whole. An object that is nested thousands of levels deep would end every list
   (RecursionError), and large objects would take GB of memory: test_a_hostile_object_delays_no_other_object,
   test_large_items_of_a_page_are_in_memory_one_at_a_time.
+- The number of objects per page is fixed in kopf: test_pages_of_large_objects_have_few.
+- kopf reads an event as a whole, which for a large object takes several times the time of `orjson`, and keeps it until
+  its handler has run: test_large_events_are_reduced_before_kopf_reads_them.
 - kopf does not report objects that were deleted while nothing watched:
   test_objects_deleted_while_unwatched_are_forgotten_and_wake.
 - kopf restarts a watch at once, even one that ends at once: test_a_watch_that_ends_at_once_is_not_restarted_at_once.
@@ -19,14 +22,22 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import aiohttp
+import orjson
 
 from halimede_operator.cluster.cache import Cache, entry_of
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.decoding import decode_list, shallow
+from halimede_operator.cluster.kinds import Resource
 from halimede_operator.cluster.watch_health import Collection, WatchHealth, collection_of
 from halimede_operator.core.api.spec import Key
 
 log = logging.getLogger(__name__)
+
+LARGE_EVENT_BYTES = 32 * 1024
+PAGE_BYTES = 4 << 20
+"""How long a page of a list should be. While it is decoded it takes five times the memory."""
+FIRST_PAGE = 10
+"""Objects of the first page of a list, before their size is known."""
 
 
 class CacheFeed:
@@ -115,6 +126,8 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
     apart_s: shortest time between the starts of two watches of one collection.
     """
     begun: dict[Collection, float] = {}
+    most: dict[Collection, int] = {}
+    """Objects of the next page."""
 
     async def ask(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         request.headers.update(await connection.headers())
@@ -122,6 +135,9 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
             if "watch" in request.url.query:
                 await asyncio.sleep(begun.get(where, 0.0) + apart_s - time.monotonic())
                 begun[where] = time.monotonic()
+            elif (limit := request.url.query.get("limit")) is not None:
+                limit = str(min(int(limit), most.get(where, FIRST_PAGE)))
+                request.url = request.url.update_query(limit=limit)
             feed.watch_health.record_request(where, time.monotonic())
         return await send(request)
 
@@ -136,7 +152,10 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
             where = collection_of(self.url.path)
             if self.status != 200 or where is None:
                 return await super().json(**options)
-            page = decode_list(await self.read(), lambda item: entry_of(where.resource, item).object)
+            data = await self.read()
+            page = decode_list(data, lambda item: entry_of(where.resource, item).object)
+            if page["items"]:
+                most[where] = max(1, PAGE_BYTES * len(page["items"]) // len(data))
             feed.page(where, page, is_first="continue" not in self.url.query)
             return page
 
@@ -159,4 +178,16 @@ class Lines:
             self._watch_health.record_answer(self._where, time.monotonic())
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                yield shallow(line) + b"\n"
+                yield reduced(self._where.resource, shallow(line)) + b"\n"
+
+
+def reduced(resource: Resource, line: bytes) -> bytes:
+    """The event of a watch, of a large object only what the cache keeps."""
+    if len(line) <= LARGE_EVENT_BYTES:
+        return line
+    try:
+        event = orjson.loads(line)
+        return orjson.dumps({**event, "object": entry_of(resource, event["object"]).object})
+    except (KeyError, TypeError, AttributeError, ValueError):
+        # An error of the API server, or nothing that the cache could keep. kopf knows what to do.
+        return line

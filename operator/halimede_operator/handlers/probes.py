@@ -29,7 +29,7 @@ class ProbeThread:
 
     def __init__(self, port: int, is_alive: Check, is_ready: Check, tick: Callable[[], None]) -> None:
         """tick: called every `TICK_S`. All three are called in the thread."""
-        self._serve_probes = lambda: serve_probes(port, is_alive, is_ready)
+        self._serve_probes: Callable[[], Awaitable[web.AppRunner]] = lambda: serve_probes(port, is_alive, is_ready)
         self._tick = tick
         self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         """Its loop, and the event that ends it."""
