@@ -176,7 +176,8 @@ def test_a_flood_of_one_namespace_delays_no_other_namespace():
             queue.add(Key(Kind.INFERENCE_MODEL, "calm", "edit"))
             # All that the flood may have is taken, and stands still.
             await edited.wait()
-            assert order == ["flood"] * 3 + ["calm"]
+            assert order[-1] == "calm"
+            assert 2 <= order.count("flood") <= 3
             hold.set()
 
         await serving(queue, work, scenario)

@@ -55,6 +55,13 @@ def test_an_expensive_group_has_few_workers():
     assert shares.take() == ("b", "b0")
 
 
+def test_a_new_group_has_few_workers_until_its_first_item_has_ended():
+    shares = filled(a=30)
+    assert [shares.take() is not None for _ in range(MOST_EXPENSIVE + 1)] == [True] * MOST_EXPENSIVE + [False]
+    shares.finish("a", 0.001)
+    assert [shares.take() is not None for _ in range(12)] == [True] * 11 + [False]
+
+
 def test_groups_without_work_are_forgotten():
     shares: Shares[str, str] = Shares(most=12)
     for number in range(5000):
