@@ -92,6 +92,11 @@ class Cache:
         entry = self.find(key.kind, key.namespace, key.name)
         return entry.object if entry is not None else None
 
+    def has(self, uid: str, version: int) -> bool:
+        """Whether this state of an object, or a newer one, was learnt before. May be called in any thread."""
+        known = self._entries.get(uid)
+        return known is not None and version <= known.version
+
     def owned_by(self, uid: str) -> Iterator[Entry]:
         for child in self._owned.get(uid, ()):
             yield self._entries[child]

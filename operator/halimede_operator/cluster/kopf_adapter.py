@@ -6,8 +6,8 @@ kopf cannot do these things by itself or by its settings. Each has a test in tes
   (RecursionError), and large objects would take GB of memory: test_a_hostile_object_delays_no_other_object,
   test_large_items_of_a_page_are_in_memory_one_at_a_time.
 - The number of objects per page is fixed in kopf: test_pages_of_large_objects_have_few.
-- kopf reads an event as a whole, which for a large object takes several times the time of `orjson`, and keeps it until
-  its handler has run: test_large_events_are_reduced_before_kopf_reads_them.
+- kopf has a queue and a task for each object that changes, and keeps large events until their handlers have run. So
+  events go to the cache directly: test_an_event_is_a_bookmark_for_kopf.
 - kopf does not report objects that were deleted while nothing watched:
   test_objects_deleted_while_unwatched_are_forgotten_and_wake.
 - kopf restarts a watch at once, even one that ends at once: test_a_watch_that_ends_at_once_is_not_restarted_at_once.
@@ -27,13 +27,11 @@ import orjson
 from halimede_operator.cluster.cache import Cache, entry_of
 from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.decoding import decode_list, shallow
-from halimede_operator.cluster.kinds import Resource
 from halimede_operator.cluster.watch_health import Collection, WatchHealth, collection_of
 from halimede_operator.core.api.spec import Key
 
 log = logging.getLogger(__name__)
 
-LARGE_EVENT_BYTES = 32 * 1024
 PAGE_BYTES = 4 << 20
 """How long a page of a list should be. While it is decoded it takes five times the memory."""
 FIRST_PAGE = 10
@@ -84,6 +82,24 @@ class CacheFeed:
             self._collect(lambda: self._cache.listed(where.resource, where.namespace, version, uids))
             self.watch_health.listed(where)
             self._check_complete()
+
+    def line(self, where: Collection, line: bytes) -> bytes:
+        """The line of a watch. Return the line for kopf: of an event that was put into the cache, its version alone."""
+        try:
+            event = orjson.loads(line)
+            kind, metadata = event["type"], event["object"]["metadata"]
+            uid, version = metadata["uid"], int(metadata["resourceVersion"])
+            if kind == "DELETED":
+                self._collect(lambda: self._cache.delete(uid, version))
+            elif kind not in ("ADDED", "MODIFIED"):
+                return line
+            elif not self._cache.has(uid, version):
+                entry = entry_of(where.resource, event["object"])
+                self._collect(lambda: self._cache.learn(entry))
+        except (KeyError, TypeError, AttributeError, ValueError):
+            # An error of the API server, or nothing that the cache could keep. kopf knows what to do.
+            return line
+        return orjson.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}})
 
     def event(self, where: Collection, kind: str | None, value: dict[str, Any]) -> None:
         """kopf reports an object. kind: ADDED, MODIFIED or DELETED; None for an object of a list."""
@@ -145,7 +161,7 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
         async def start(self, connection: Any) -> aiohttp.ClientResponse:  # Any: aiohttp does not export its type
             await super().start(connection)
             if self.status == 200 and "watch" in self.url.query and (where := collection_of(self.url.path)):
-                self.content = Lines(self.content, where, feed.watch_health)  # type: ignore[assignment]  # has all its methods
+                self.content = Lines(self.content, where, feed)  # type: ignore[assignment]  # has all its methods
             return self
 
         async def json(self, **options: Any) -> Any:  # Any: JSON
@@ -164,10 +180,13 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
 
 
 class Lines:
-    """The body of a watch as complete lines with bounded depth. A line that a broken connection cut off is dropped."""
+    """The body of a watch as complete lines with bounded depth. A line that a broken connection cut off is dropped.
 
-    def __init__(self, content: aiohttp.StreamReader, where: Collection, watch_health: WatchHealth) -> None:
-        self._content, self._where, self._watch_health = content, where, watch_health
+    Events go to the feed; kopf gets bookmarks in their place.
+    """
+
+    def __init__(self, content: aiohttp.StreamReader, where: Collection, feed: CacheFeed) -> None:
+        self._content, self._where, self._feed = content, where, feed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
@@ -175,19 +194,7 @@ class Lines:
     async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
         rest = b""
         async for data in self._content.iter_any():
-            self._watch_health.record_answer(self._where, time.monotonic())
+            self._feed.watch_health.record_answer(self._where, time.monotonic())
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                yield reduced(self._where.resource, shallow(line)) + b"\n"
-
-
-def reduced(resource: Resource, line: bytes) -> bytes:
-    """The event of a watch, of a large object only what the cache keeps."""
-    if len(line) <= LARGE_EVENT_BYTES:
-        return line
-    try:
-        event = orjson.loads(line)
-        return orjson.dumps({**event, "object": entry_of(resource, event["object"]).object})
-    except (KeyError, TypeError, AttributeError, ValueError):
-        # An error of the API server, or nothing that the cache could keep. kopf knows what to do.
-        return line
+                yield self._feed.line(self._where, shallow(line)) + b"\n"

@@ -160,10 +160,10 @@ def test_the_process_starts_without_the_kind_and_logs_it_once(tmp_path: Path):
                 assert await operator.metric('halimede_operator_watch_age_seconds{kind="Pod"}') > 0
                 assert await operator.metric('halimede_operator_watch_age_seconds{kind="ResourceClaimTemplate"}') == 0
                 # kopf starts again.
-                lists = api.counted(r"/inferencemodels\?.*limit=50")
+                lists = api.counted(r"/inferencemodels\?.*limit=10")
                 api.faults.append(Fault(r"/inferencemodels\?.*watch=true", status=404, times=1))
                 api.cut()
-                await api.until(lambda: api.counted(r"/inferencemodels\?.*limit=50") > lists)
+                await api.until(lambda: api.counted(r"/inferencemodels\?.*limit=10") > lists)
                 assert await operator.end() == 0
                 lines = [json.loads(line)["message"] for line in operator.log.read_text().splitlines()]
                 assert [line for line in lines if "ResourceClaimTemplate" in line] == [
