@@ -129,10 +129,10 @@ def test_an_outage_does_not_make_a_kind_go(tmp_path: Path):
     async def scenario(watched: Watched) -> None:
         outage = Fault(f"{GROUP}/v1", status=503, times=5)
         watched.api.faults.append(outage)
-        lists = watched.api.counted(rf"{TEMPLATES}\?.*limit=50")
+        lists = watched.api.counted(rf"{TEMPLATES}\?.*limit=10")
         await watched.api.until(lambda: outage.times == 0)
         assert knows_template(watched)
-        assert watched.api.counted(rf"{TEMPLATES}\?.*limit=50") == lists, "kopf was not restarted"
+        assert watched.api.counted(rf"{TEMPLATES}\?.*limit=10") == lists, "kopf was not restarted"
 
     run(scenario, tmp_path, before=with_template, look_again_s=0.1)
 
