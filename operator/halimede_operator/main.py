@@ -25,7 +25,7 @@ from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.optional_kinds import why_unavailable
 from halimede_operator.cluster.other_operators import OtherOperators
-from halimede_operator.cluster.watch_health import STARVED_S, Collection, WatchHealth
+from halimede_operator.cluster.watch_health import Collection, WatchHealth
 from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key
 from halimede_operator.core.election import RENEW_DEADLINE_S, RETRY_S
@@ -226,14 +226,11 @@ class Operator:
         return self._leadership.may_act()
 
     async def _report_steps(self) -> None:
-        """Report the steps of this event loop, and to the watches when the process did not run for a while."""
-        stepped_at = time.monotonic()
+        """Report the steps of this event loop. When it did not run for a while, watches have the full time again."""
         while True:
-            self._progress.stepped()
+            if self._progress.stepped(now := time.monotonic()) and self._watch_health is not None:
+                self._watch_health.restarted(now)
             await asyncio.sleep(TICK_S)
-            before, stepped_at = stepped_at, time.monotonic()
-            if self._watch_health is not None and stepped_at - before > STARVED_S:
-                self._watch_health.restarted(stepped_at)
 
     def _liveness_problem(self) -> str | None:
         if (problem := self._progress.problem()) is not None:

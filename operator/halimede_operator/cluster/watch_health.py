@@ -10,8 +10,6 @@ from halimede_operator.cluster.kinds import Resource, resource_of
 
 STUCK_S = 180.0
 """A watch that neither received anything nor sent a request for longer is stuck."""
-STARVED_S = 5.0
-"""If the event loop makes no step for longer, the process hardly ran, and the watches neither."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ TICK_S = 1.0
 """How often to report."""
 LONGEST_TICK_S = 2 * TICK_S
 HANGS_AFTER_S = 60.0
+STARVED_S = 5.0
+"""If the loop makes no step for longer, its watches may have received nothing for this reason alone."""
 
 
 class Progress:
@@ -20,13 +22,17 @@ class Progress:
         """How long the process ran, without the time in which it was starved."""
         self._stepped_at_s = 0.0
         """`_awake_s` at the last step."""
+        self._stepped_at = now
 
     def ticked(self, now: float) -> None:
         self._awake_s += min(now - self._ticked_at, LONGEST_TICK_S)
         self._ticked_at = now
 
-    def stepped(self) -> None:
-        self._stepped_at_s = self._awake_s
+    def stepped(self, now: float) -> bool:
+        """Return whether it is the first step after a time in which the loop did not run."""
+        was_starved = now - self._stepped_at > STARVED_S
+        self._stepped_at, self._stepped_at_s = now, self._awake_s
+        return was_starved
 
     def problem(self) -> str | None:
         """Why the process is not alive; None if it is."""

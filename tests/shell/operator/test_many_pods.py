@@ -1,5 +1,6 @@
 """Objects with more pods than anybody wants: the operator reads a limited number of them."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -48,5 +49,26 @@ def test_pods_that_have_ended_hide_no_others(tmp_path: Path):
         await harness.reconcile(DIGITS)
         assert harness.digits()["status"]["replicas"] == 1
         assert "PodsUnread" not in types_of(harness.digits())
+
+    run(scenario, tmp_path)
+
+
+def test_a_reconcile_lets_others_go_in_between(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        await with_pods(harness, 10, "Pending")
+        await harness.reconcile(DIGITS)
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(take_turns())
+        await harness.reconcile(DIGITS)
+        other.cancel()
+        # Nothing changed, so it waited for no answer.
+        assert turns == 2
 
     run(scenario, tmp_path)

@@ -10,7 +10,7 @@ def test_a_loop_that_makes_no_step_hangs() -> None:
     assert progress.problem() is None
     progress.ticked(HANGS_AFTER_S + 1)
     assert progress.problem() == "the event loop has hung for 61 s"
-    progress.stepped()
+    progress.stepped(HANGS_AFTER_S + 2)
     assert progress.problem() is None
 
 
@@ -19,7 +19,7 @@ def test_a_loop_with_long_steps_is_alive() -> None:
     for second in range(1, 600):
         progress.ticked(float(second))
         if second % 50 == 0:
-            progress.stepped()
+            progress.stepped(float(second))
         assert progress.problem() is None
 
 
@@ -35,5 +35,10 @@ def test_a_starved_process_is_alive_as_long_as_both_threads_run_now_and_then() -
     for number in range(1, 100):
         progress.ticked(40.0 * number)
         if number % 20 == 0:
-            progress.stepped()
+            progress.stepped(40.0 * number)
         assert progress.problem() is None
+
+
+def test_the_first_step_after_a_pause_is_noticed() -> None:
+    progress = Progress(now=0.0)
+    assert [progress.stepped(now) for now in (1.0, 2.5, 3.5, 100.0, 101.0)] == [False, False, False, True, False]
