@@ -102,14 +102,11 @@ class CacheFeed:
         return orjson.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}})
 
     def event(self, where: Collection, kind: str | None, value: dict[str, Any]) -> None:
-        """kopf reports an object. kind: ADDED, MODIFIED or DELETED; None for an object of a list."""
+        """kopf reports an object. kind: None for an object of a list; otherwise that of an event that `line` left to
+        kopf."""
         try:
-            if kind == "DELETED":
-                uid, version = value["metadata"]["uid"], int(value["metadata"]["resourceVersion"])
-                self._collect(lambda: self._cache.delete(uid, version))
-            else:
-                entry = entry_of(where.resource, value)
-                self._collect(lambda: self._cache.learn(entry, listed=kind is None))
+            entry = entry_of(where.resource, value)
+            self._collect(lambda: self._cache.learn(entry, listed=kind is None))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             log.warning("one of the %s cannot be read and is ignored: %r", where, error)
         if kind is None:
