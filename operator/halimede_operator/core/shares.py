@@ -16,8 +16,8 @@ from typing import Generic, TypeVar
 GroupT = TypeVar("GroupT", bound=Hashable)
 ItemT = TypeVar("ItemT")
 
-EXPENSIVE_S = 0.02
-"""Of CPU, for one item on average. A model without peculiarities takes a fifth of it."""
+EXPENSIVE_S = 0.012
+"""Of CPU, for one item on average. A reconcile of a model without peculiarities takes a third of it."""
 MOST_EXPENSIVE = 2
 TAKEN_S = 0.001
 """What each item is counted with at least."""
