@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 EXIT_USAGE = 2
 EXIT_LEASE_LOST = 3
 DRAIN_S = 10.0
+WATCHED_BYTES_PER_S = 20e6
+"""As fast as an API server encodes the events of a watch, one after the other."""
 
 
 METRICS_API = "metrics-api"
@@ -78,7 +80,7 @@ class Operator:
         self._connection = Connection(settings.kubeconfig)
         self._metrics = Metrics()
         self._cache = Cache()
-        self._queue = Queue()
+        self._queue = Queue(extra_cost_s=self._extra_cost_s)
         self._progress = Progress(time.monotonic())
         self._watch_health: WatchHealth | None = None
         """None until we hold the lease: nothing is watched before that."""
@@ -211,6 +213,12 @@ class Operator:
                 result = failure.name.lower()
         self._metrics.reconciled(result, time.monotonic() - begun)
         return outcome
+
+    def _extra_cost_s(self, key: Key) -> float:
+        """What the size of an object costs: the API server sends each write of a status to all watches, and the
+        objects of other namespaces come after it in the same stream."""
+        entry = self._cache.find(key.kind, key.namespace, key.name)
+        return entry.size_bytes / WATCHED_BYTES_PER_S if entry is not None else 0.0
 
     async def _are_kinds_there(self) -> bool:
         """Whether the API server serves our kinds."""

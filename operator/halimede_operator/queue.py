@@ -77,9 +77,12 @@ class Queue:
         clock: Callable[[], float] = time.monotonic,
         workers: int = WORKERS,
         most_of_namespace: int = MOST_OF_NAMESPACE,
+        extra_cost_s: Callable[[Key], float] = lambda _key: 0.0,
     ) -> None:
+        """extra_cost_s: what a reconcile of the key costs beside its CPU time, as CPU time."""
         self._queue: WorkQueue[Key] = WorkQueue(lambda key: key.namespace, most_of_namespace)
         self._clock = clock
+        self._extra_cost_s = extra_cost_s
         self._slots = asyncio.Semaphore(workers)
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
@@ -144,15 +147,15 @@ class Queue:
             outcome = Failed(Failure.TRANSIENT, repr(error))
         finally:
             self._slots.release()
-        now = self._clock()
+        now, cost_s = self._clock(), metered.used_s + self._extra_cost_s(key)
         match outcome:
             case Done(again_in):
-                self._queue.done(key, now, again_in, metered.used_s)
+                self._queue.done(key, now, again_in, cost_s)
             case Gone():
-                self._queue.forget(key, metered.used_s)
+                self._queue.forget(key, cost_s)
             case Failed(failure, why, retry_after_s):
                 not_before = now + retry_after_s if retry_after_s is not None else None
-                wait_s = self._queue.failed(key, now, failure, not_before, metered.used_s)
+                wait_s = self._queue.failed(key, now, failure, not_before, cost_s)
                 level = logging.INFO if failure is Failure.CONFLICT else logging.WARNING
                 log.log(level, "reconcile of %s failed, retry in %.1f s: %s", key, wait_s, why)
         self._changed.set()

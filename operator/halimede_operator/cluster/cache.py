@@ -38,6 +38,8 @@ OWN_METADATA = (
 )
 MAX_SPEC_BYTES = 64 * 1024
 """The API server accepts 1.5 MB, but all users share the operator's memory."""
+SIZE = "sizeBytes"
+"""A field that large objects have in the cache, because what is kept of them is small."""
 PACKED_BYTES = 512
 """Longer objects are compressed: to a third, for some 0.05 ms of CPU each time that one changes."""
 REMEMBERED_DELETIONS = 10_000
@@ -60,6 +62,8 @@ class Entry:
     """Names of the InferenceModels of a ModelEnsemble."""
     packed: bytes
     """JSON, compressed if that saves something."""
+    size_bytes: int = 0
+    """Of an object of our own kinds, with what is not kept."""
     has_ended: bool = False
     """It is a pod in which nothing runs any more. Kubernetes keeps up to 12,500 of these."""
 
@@ -235,6 +239,9 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         whole[IS_OURS] = are_ours(metadata.get("managedFields") or ())
     if resource.ours and (size := len(orjson.dumps(value.get("spec")))) > MAX_SPEC_BYTES:
         whole |= {"spec": {}, UNREAD: f"has {size} bytes as JSON; at most {MAX_SPEC_BYTES} are read"}
+    size_bytes = value.get(SIZE) or len(orjson.dumps(value)) if resource.ours else 0
+    if size_bytes > MAX_SPEC_BYTES:
+        whole[SIZE] = size_bytes
     owner = next((ref for ref in metadata.get("ownerReferences") or () if ref.get("controller")), None)
     return Entry(
         kind=resource.kind,
@@ -246,6 +253,7 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         key=_key(resource, namespace, name, owner, metadata.get("labels") or {}),
         uses=member_names(whole) if resource is ENSEMBLES else frozenset(),
         packed=_packed(orjson.dumps(whole)),
+        size_bytes=size_bytes,
         has_ended=resource is PODS and text_at(value, "status", "phase") in {"Failed", "Succeeded"},
     )
 

@@ -3,7 +3,7 @@
 - The group that has used the least time works next. A group that comes back starts at the time of the others: a pause
   earns no credit.
 - One group has at most `most` workers, so that a free one remains for the next group.
-- A group whose work is expensive has at most `MOST_EXPENSIVE` workers. All work shares one thread, and a step of one
+- A group whose work is expensive has one worker (`MOST_EXPENSIVE`). All work shares one thread, and a step of one
   item waits for a step of each other item.
 """
 
@@ -18,7 +18,9 @@ ItemT = TypeVar("ItemT")
 
 EXPENSIVE_S = 0.012
 """Of CPU, for one item on average. A reconcile of a model without peculiarities takes a third of it."""
-MOST_EXPENSIVE = 2
+MOST_EXPENSIVE = 1
+MOST_OF_NEW = 2
+"""Workers of a group of which nothing is known."""
 TAKEN_S = 0.001
 """What each item is counted with at least."""
 WEIGHT_OF_NEWEST = 0.25
@@ -31,8 +33,8 @@ class _Group(Generic[ItemT]):
     used_s: float
     waiting: deque[ItemT] = field(default_factory=deque)
     working: int = 0
-    mean_s: float = EXPENSIVE_S
-    """Of the last items; before the first one has ended, it counts as expensive."""
+    mean_s: float | None = None
+    """Of the last items; None before the first one has ended."""
     is_listed: bool = False
     """It has an item in the heap."""
 
@@ -90,17 +92,22 @@ class Shares(Generic[GroupT, ItemT]):
         state = self._groups[group]
         state.working -= 1
         state.used_s += cost_s
-        state.mean_s += WEIGHT_OF_NEWEST * (cost_s - state.mean_s)
+        mean_s = cost_s if state.mean_s is None else state.mean_s
+        state.mean_s = mean_s + WEIGHT_OF_NEWEST * (cost_s - mean_s)
         self._list(group, state)
         if len(self._groups) > self._forget_at:
             self._forget_idle()
 
     def _list(self, group: GroupT, state: _Group[ItemT]) -> None:
-        most = self._most if state.mean_s < EXPENSIVE_S else MOST_EXPENSIVE
-        if state.waiting and not state.is_listed and state.working < most:
+        if state.waiting and not state.is_listed and state.working < self._most_of(state):
             state.is_listed = True
             self._count += 1
             heapq.heappush(self._heap, (state.used_s, self._count, group))
+
+    def _most_of(self, state: _Group[ItemT]) -> int:
+        if state.mean_s is None:
+            return MOST_OF_NEW
+        return self._most if state.mean_s < EXPENSIVE_S else MOST_EXPENSIVE
 
     def _forget_idle(self) -> None:
         """Forget idle groups, except those that have used more than the others while these had work."""

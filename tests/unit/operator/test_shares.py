@@ -1,6 +1,6 @@
 """Which group's item is next."""
 
-from halimede_operator.core.shares import EXPENSIVE_S, MOST_EXPENSIVE, Shares
+from halimede_operator.core.shares import EXPENSIVE_S, MOST_EXPENSIVE, MOST_OF_NEW, Shares
 
 
 def run(shares: Shares[str, str], costs_s: dict[str, float], times: int) -> str:
@@ -57,7 +57,7 @@ def test_an_expensive_group_has_few_workers():
 
 def test_a_new_group_has_few_workers_until_its_first_item_has_ended():
     shares = filled(a=30)
-    assert [shares.take() is not None for _ in range(MOST_EXPENSIVE + 1)] == [True] * MOST_EXPENSIVE + [False]
+    assert [shares.take() is not None for _ in range(MOST_OF_NEW + 1)] == [True] * MOST_OF_NEW + [False]
     shares.finish("a", 0.001)
     assert [shares.take() is not None for _ in range(12)] == [True] * 11 + [False]
 
