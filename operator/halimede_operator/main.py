@@ -29,8 +29,9 @@ from halimede_operator.cluster.watch_health import Collection, WatchHealth
 from halimede_operator.cluster.works import Works
 from halimede_operator.core.api.spec import Key
 from halimede_operator.core.election import RENEW_DEADLINE_S, RETRY_S
+from halimede_operator.core.progress import TICK_S, Progress
 from halimede_operator.core.reading import moment_of
-from halimede_operator.handlers.probes import serve_metrics, serve_probes
+from halimede_operator.handlers.probes import ProbeThread, serve_metrics
 from halimede_operator.handlers.watch import Watches, ignore_dropped_workers, kopf_settings
 from halimede_operator.lease import Leadership, LostError
 from halimede_operator.log import set_up_logging
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 EXIT_USAGE = 2
 EXIT_LEASE_LOST = 3
 DRAIN_S = 10.0
+WATCHED_BYTES_PER_S = 20e6
+"""As fast as an API server encodes the events of a watch, one after the other."""
 
 
 METRICS_API = "metrics-api"
@@ -78,7 +81,8 @@ class Operator:
         self._connection = Connection(settings.kubeconfig)
         self._metrics = Metrics()
         self._cache = Cache()
-        self._queue = Queue()
+        self._queue = Queue(extra_cost_s=self._extra_cost_s)
+        self._progress = Progress(time.monotonic())
         self._watch_health: WatchHealth | None = None
         """None until we hold the lease: nothing is watched before that."""
 
@@ -110,10 +114,14 @@ class Operator:
             self._leadership.may_act,
             lambda: len(self._other_operators.left),
         )
-        servers = [
-            await serve_metrics(self._settings.metrics_port, self._metrics.text),
-            await serve_probes(self._settings.health_port, self._liveness_problem, self._readiness_problem),
-        ]
+        metrics = await serve_metrics(self._settings.metrics_port, self._metrics.text)
+        probes = await ProbeThread.start(
+            self._settings.health_port,
+            self._liveness_problem,
+            self._readiness_problem,
+            lambda: self._progress.ticked(time.monotonic()),
+        )
+        steps = asyncio.create_task(self._report_steps())
         lead = asyncio.create_task(self._leadership.run(regained=self._queue.retry))
         work = asyncio.create_task(self._work(stopping))
         stop = asyncio.create_task(stopping.wait())
@@ -126,12 +134,13 @@ class Operator:
         stopping.set()
         # Running reconciles finish, and their writes with them, before the lease is released.
         await asyncio.wait({work})
-        lead.cancel()
-        await asyncio.wait({lead})
+        for task in (lead, steps):
+            task.cancel()
+        await asyncio.wait({lead, steps})
         await self._leadership.release()
         await self._client.close()
-        for server in servers:
-            await server.cleanup()
+        await metrics.cleanup()
+        await probes.cleanup()
         for task in (lead, work):
             if not task.cancelled() and (bug := task.exception()) is not None:
                 log.error("a task of the operator failed", exc_info=bug)
@@ -207,6 +216,12 @@ class Operator:
         self._metrics.reconciled(result, time.monotonic() - begun)
         return outcome
 
+    def _extra_cost_s(self, key: Key) -> float:
+        """What the size of an object costs: the API server sends each write of a status to all watches, and the
+        objects of other namespaces come after it in the same stream."""
+        entry = self._cache.find(key.kind, key.namespace, key.name)
+        return entry.size_bytes / WATCHED_BYTES_PER_S if entry is not None else 0.0
+
     async def _are_kinds_there(self) -> bool:
         """Whether the API server serves our kinds."""
         if await self._client.has_kinds(MODELS.root, frozenset({MODELS.plural, ENSEMBLES.plural})):
@@ -220,7 +235,16 @@ class Operator:
     def _may_write(self) -> bool:
         return self._leadership.may_act()
 
+    async def _report_steps(self) -> None:
+        """Report the steps of this event loop. When it did not run for a while, watches have the full time again."""
+        while True:
+            if self._progress.stepped(now := time.monotonic()) and self._watch_health is not None:
+                self._watch_health.restarted(now)
+            await asyncio.sleep(TICK_S)
+
     def _liveness_problem(self) -> str | None:
+        if (problem := self._progress.problem()) is not None:
+            return problem
         stuck = self._watch_health.stuck(time.monotonic()) if self._watch_health is not None else []
         return f"watches are stuck: {', '.join(map(str, stuck))}" if stuck else None
 

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
+from typing import Any
 
 from halimede_operator.core.api.spec import Key
 from halimede_operator.core.workqueue import Failure, WorkQueue
@@ -12,6 +13,8 @@ from halimede_operator.core.workqueue import Failure, WorkQueue
 log = logging.getLogger(__name__)
 
 WORKERS = 16
+MOST_OF_NAMESPACE = 12
+"""Workers of one namespace; the others stay free for other namespaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,46 @@ class Failed:
 Outcome = Done | Gone | Failed
 
 
+class Metered:
+    """Awaits an awaitable and adds up the CPU time of this thread that its steps take."""
+
+    def __init__(self, awaitable: Awaitable[Outcome]) -> None:
+        self._awaitable = awaitable
+        self.used_s = 0.0
+
+    def __await__(self) -> Generator[Any, Any, Outcome]:  # Any: what the event loop and its futures exchange
+        steps = self._awaitable.__await__()
+        thrown: BaseException | None = None
+        while True:
+            begun = time.thread_time()
+            try:
+                waits_for = next(steps) if thrown is None else steps.throw(thrown)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+            finally:
+                self.used_s += time.thread_time() - begun
+            thrown = None
+            try:
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 - also a cancellation is for the awaitable
+                thrown = error
+
+
 class Queue:
     """A WorkQueue with its workers. Used by one event loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, workers: int = WORKERS) -> None:
-        self._queue: WorkQueue[Key] = WorkQueue()
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        workers: int = WORKERS,
+        most_of_namespace: int = MOST_OF_NAMESPACE,
+        extra_cost_s: Callable[[Key], float] = lambda _key: 0.0,
+    ) -> None:
+        """extra_cost_s: what a reconcile of the key costs beside its CPU time, as CPU time."""
+        self._queue: WorkQueue[Key] = WorkQueue(lambda key: key.namespace, most_of_namespace)
         self._clock = clock
+        self._extra_cost_s = extra_cost_s
         self._slots = asyncio.Semaphore(workers)
         self._changed = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
@@ -104,25 +141,25 @@ class Queue:
         return None
 
     async def _work(self, key: Key, work: Callable[[Key], Awaitable[Outcome]]) -> None:
+        metered = Metered(work(key))
         try:
-            outcome = await work(key)
+            outcome = await metered
         except Exception as error:
             log.exception("reconcile of %s raised an exception", key)
             outcome = Failed(Failure.TRANSIENT, repr(error))
         finally:
             self._slots.release()
-        now = self._clock()
+        now, cost_s = self._clock(), metered.used_s + self._extra_cost_s(key)
         match outcome:
             case Done(again_in):
                 self._told.pop(key, None)
-                self._queue.done(key, now, again_in)
+                self._queue.done(key, now, again_in, cost_s)
             case Gone():
                 self._told.pop(key, None)
-                self._queue.forget(key)
+                self._queue.forget(key, cost_s)
             case Failed(failure, why, retry_after_s):
-                wait_s = self._queue.failed(
-                    key, now, failure, now + retry_after_s if retry_after_s is not None else None
-                )
+                not_before = now + retry_after_s if retry_after_s is not None else None
+                wait_s = self._queue.failed(key, now, failure, not_before, cost_s)
                 level = logging.INFO if failure is Failure.CONFLICT else logging.WARNING
                 if failure is Failure.PERMANENT and self._told.get(key) == why:
                     level = logging.DEBUG

@@ -90,6 +90,12 @@ def _peers(context: click.Context, option: click.Parameter, values: tuple[str, .
     type=click.IntRange(min=0),
     help="Seconds until Kubernetes replaces the pods of a lost node; Kubernetes' 300 s by default.",
 )
+@click.option(
+    "--max-replicas",
+    type=click.IntRange(min=1),
+    default=500,
+    help="Most replicas of one object. The status of each is computed from its pods, twice as many at most.",
+)
 @click.option("--watch-namespace", multiple=True, help="Watch only this namespace; repeatable; all by default.")
 @click.option("--operator-namespace", help="Where the operator runs; the pod's by default.")
 @click.option(
@@ -121,6 +127,7 @@ def _command(
     s3_secret: str | None,
     node_lost_toleration_seconds: int | None,
     prometheus_address: str | None,
+    max_replicas: int,
     watch_namespace: tuple[str, ...],
     operator_namespace: str | None,
     metrics_collector: tuple[Json, ...],
@@ -153,6 +160,7 @@ def _command(
         operator_namespace=own_namespace,
         metrics_collectors=metrics_collector,
         watch_namespaces=watch_namespace,
+        max_replicas=max_replicas,
         prometheus_address=prometheus_address,
     )
     return Settings(

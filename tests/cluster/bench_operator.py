@@ -175,7 +175,7 @@ def measure_apply(bench: Bench, operator: Operator) -> list[Row]:
     made = [entry for entry in applied if entry["responseStatus"]["code"] == http.client.CREATED]
     told_first = {entry["objectRef"]["name"]: finished(entry) for entry in reversed(applied) if is_status(entry)}
     writes = bench.place.writes()
-    most = len(made) / MODELS + 2
+    most = len(made) / MODELS + 1
     return [
         row(f"apply-{MODELS}-children", max(map(finished, made)) - begun, "s", 120, f"{len(made)} children; {load()}"),
         row(f"apply-{MODELS}-status", max(told_first.values()) - begun, "s", None, "until each has its first status"),

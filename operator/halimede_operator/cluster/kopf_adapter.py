@@ -5,6 +5,9 @@ kopf cannot do these things by itself or by its settings. Each has a test in tes
 - kopf decodes a page as a whole. An object that is nested thousands of levels deep would end every list
   (RecursionError), and large objects would take GB of memory: test_a_hostile_object_delays_no_other_object,
   test_large_items_of_a_page_are_in_memory_one_at_a_time.
+- The number of objects per page is fixed in kopf: test_pages_of_large_objects_have_few.
+- kopf has a queue and a task for each object that changes, and keeps large events until their handlers have run. So
+  events go to the cache directly: test_an_event_is_a_bookmark_for_kopf.
 - kopf does not report objects that were deleted while nothing watched:
   test_objects_deleted_while_unwatched_are_forgotten_and_wake.
 - kopf restarts a watch at once, even one that ends at once: test_a_watch_that_ends_at_once_is_not_restarted_at_once.
@@ -19,6 +22,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import aiohttp
+import orjson
 
 from halimede_operator.cluster.cache import Cache, entry_of
 from halimede_operator.cluster.connection import Connection
@@ -27,6 +31,11 @@ from halimede_operator.cluster.watch_health import Collection, WatchHealth, coll
 from halimede_operator.core.api.spec import Key
 
 log = logging.getLogger(__name__)
+
+PAGE_BYTES = 4 << 20
+"""How long a page of a list should be. While it is decoded it takes five times the memory."""
+FIRST_PAGE = 10
+"""Objects of the first page of a list, before their size is known."""
 
 
 class CacheFeed:
@@ -74,15 +83,30 @@ class CacheFeed:
             self.watch_health.listed(where)
             self._check_complete()
 
-    def event(self, where: Collection, kind: str | None, value: dict[str, Any]) -> None:
-        """kopf reports an object. kind: ADDED, MODIFIED or DELETED; None for an object of a list."""
+    def line(self, where: Collection, line: bytes) -> bytes:
+        """The line of a watch. Return the line for kopf: of an event that was put into the cache, its version alone."""
         try:
+            event = orjson.loads(line)
+            kind, metadata = event["type"], event["object"]["metadata"]
+            uid, version = metadata["uid"], int(metadata["resourceVersion"])
             if kind == "DELETED":
-                uid, version = value["metadata"]["uid"], int(value["metadata"]["resourceVersion"])
                 self._collect(lambda: self._cache.delete(uid, version))
-            else:
-                entry = entry_of(where.resource, value)
-                self._collect(lambda: self._cache.learn(entry, listed=kind is None))
+            elif kind not in ("ADDED", "MODIFIED"):
+                return line
+            elif not self._cache.has(uid, version):
+                entry = entry_of(where.resource, event["object"])
+                self._collect(lambda: self._cache.learn(entry))
+        except (KeyError, TypeError, AttributeError, ValueError):
+            # An error of the API server, or nothing that the cache could keep. kopf knows what to do.
+            return line
+        return orjson.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}})
+
+    def event(self, where: Collection, kind: str | None, value: dict[str, Any]) -> None:
+        """kopf reports an object. kind: None for an object of a list; otherwise that of an event that `line` left to
+        kopf."""
+        try:
+            entry = entry_of(where.resource, value)
+            self._collect(lambda: self._cache.learn(entry, listed=kind is None))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             log.warning("one of the %s cannot be read and is ignored: %r", where, error)
         if kind is None:
@@ -115,6 +139,8 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
     apart_s: shortest time between the starts of two watches of one collection.
     """
     begun: dict[Collection, float] = {}
+    most: dict[Collection, int] = {}
+    """Objects of the next page."""
 
     async def ask(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         request.headers.update(await connection.headers())
@@ -122,6 +148,9 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
             if "watch" in request.url.query:
                 await asyncio.sleep(begun.get(where, 0.0) + apart_s - time.monotonic())
                 begun[where] = time.monotonic()
+            elif (limit := request.url.query.get("limit")) is not None:
+                limit = str(min(int(limit), most.get(where, FIRST_PAGE)))
+                request.url = request.url.update_query(limit=limit)
             feed.watch_health.record_request(where, time.monotonic())
         return await send(request)
 
@@ -129,14 +158,17 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
         async def start(self, connection: Any) -> aiohttp.ClientResponse:  # Any: aiohttp does not export its type
             await super().start(connection)
             if self.status == 200 and "watch" in self.url.query and (where := collection_of(self.url.path)):
-                self.content = Lines(self.content, where, feed.watch_health)  # type: ignore[assignment]  # has all its methods
+                self.content = Lines(self.content, where, feed)  # type: ignore[assignment]  # has all its methods
             return self
 
         async def json(self, **options: Any) -> Any:  # Any: JSON
             where = collection_of(self.url.path)
             if self.status != 200 or where is None:
                 return await super().json(**options)
-            page = decode_list(await self.read(), lambda item: entry_of(where.resource, item).object)
+            data = await self.read()
+            page = decode_list(data, lambda item: entry_of(where.resource, item).object)
+            if page["items"]:
+                most[where] = max(1, PAGE_BYTES * len(page["items"]) // len(data))
             feed.page(where, page, is_first="continue" not in self.url.query)
             return page
 
@@ -145,10 +177,13 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
 
 
 class Lines:
-    """The body of a watch as complete lines with bounded depth. A line that a broken connection cut off is dropped."""
+    """The body of a watch as complete lines with bounded depth. A line that a broken connection cut off is dropped.
 
-    def __init__(self, content: aiohttp.StreamReader, where: Collection, watch_health: WatchHealth) -> None:
-        self._content, self._where, self._watch_health = content, where, watch_health
+    Events go to the feed; kopf gets bookmarks in their place.
+    """
+
+    def __init__(self, content: aiohttp.StreamReader, where: Collection, feed: CacheFeed) -> None:
+        self._content, self._where, self._feed = content, where, feed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
@@ -156,7 +191,7 @@ class Lines:
     async def iter_chunked(self, _size: int) -> AsyncIterator[bytes]:
         rest = b""
         async for data in self._content.iter_any():
-            self._watch_health.record_answer(self._where, time.monotonic())
+            self._feed.watch_health.record_answer(self._where, time.monotonic())
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                yield shallow(line) + b"\n"
+                yield self._feed.line(self._where, shallow(line)) + b"\n"

@@ -58,7 +58,8 @@ class WatchHealth:
         self._requested.clear()
 
     def restarted(self, now: float) -> None:
-        """kopf is about to start all watches."""
+        """kopf is about to start all watches; or the process hardly ran for a while, and runs again. All watches get
+        the full time to receive something."""
         self._requested_at = dict.fromkeys(self._requested_at, now)
 
     def listed(self, where: Collection) -> None:

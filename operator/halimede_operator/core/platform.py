@@ -35,5 +35,7 @@ class Platform:
     """Peers of NetworkPolicies that may read the metrics of all pods."""
     watch_namespaces: tuple[str, ...] = ()
     """Empty: all namespaces."""
+    max_replicas: int = 500
+    """The most that one object may ask for."""
     prometheus_address: str | None = None
     """URL that KEDA queries for objects that name none."""

@@ -110,6 +110,7 @@ class Snapshot:
     replica_sets: tuple[Object, ...]
     """Of the Deployment."""
     pods: tuple[Object, ...]
+    """Those that are read: `has_more_pods` if there are more."""
     indexes: Mapping[str, PodIndex]
     """By pod uid, of pods whose server container runs."""
     keda_hpa: Object | None = None
@@ -132,5 +133,6 @@ class Snapshot:
     """Kinds of children that cannot be created in this cluster, and why."""
     allocated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By pod name, of pods whose ResourceClaims were read now: their devices, `driver/pool/device`."""
+    has_more_pods: bool = False
     free_devices: str = ""
     """For an object with pods that wait for devices: which ones are free, in words."""

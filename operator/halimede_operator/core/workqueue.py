@@ -5,21 +5,28 @@
 - A key that failed waits longer each time (1 s to 5 minutes; 5 to 30 s if a person can repair the cause, who then waits
   for the effect). A success resets the wait. A change (`add`) shortens the wait to `WAIT_AFTER_CHANGE_S`, because it
   may have fixed the cause; the wait that the API server asked for (`not_before`) stays.
-- Two runs of one key start at least `SPACING_S` apart, so that a burst of events costs one run.
+- Two runs of one key start at least `SPACING_S` apart, so that a burst of events costs one run; and so far apart that
+  the key takes at most a tenth of the CPU.
 - Every key is reconciled again about every `RESYNC_S`, at a time of its own within that period.
-- Keys run in the order in which they are due. A failing key does not delay others.
+- Keys of one group (a namespace) run in the order in which they are due. Groups share the workers (`core.shares`). A
+  failing key does not delay others.
 """
 
 import heapq
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 from zlib import crc32
 
+from halimede_operator.core.shares import Shares
+
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 SPACING_S = 0.2
+SPACING_OF_COST = 10.0
+"""Times the CPU time of a key's run."""
+MAX_SPACING_S = 30.0
 WAIT_AFTER_CHANGE_S = 5.0
 RESYNC_S = 600.0
 RESYNC_JITTER = 0.1
@@ -47,23 +54,30 @@ class _Entry:
     due: float | None = None
     """When to work on it; None while it is in work and was not added since."""
     in_work: bool = False
+    ready: bool = False
+    """It is due and waits for its group's turn."""
     started: float = float("-inf")
     spacing: float = SPACING_S
     failures: int = 0
     floor: float = float("-inf")
     """Earliest time to work on it."""
 
-    def reset(self) -> None:
+    def reset(self, cost_s: float) -> None:
         self.failures = 0
-        self.spacing = SPACING_S
+        self.spacing = _spacing_of(cost_s)
         self.floor = float("-inf")
 
 
 class WorkQueue(Generic[KeyT]):
     """All times are seconds of one monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, group_of: Callable[[KeyT], Hashable], most_of_group: int) -> None:
+        """most_of_group: how many keys of one group may be in work."""
+        self._group_of = group_of
+        self._shares: Shares[Hashable, KeyT] = Shares(most_of_group)
         self._entries: dict[KeyT, _Entry] = {}
+        self._taken_at = 0.0
+        """The last time at which keys were taken: those that have waited since for their group's turn are due."""
         # When a key's due time changes, its old heap item stays and is skipped when it is popped.
         self._heap: list[tuple[float, int, KeyT]] = []
         self._count = 0
@@ -83,32 +97,44 @@ class WorkQueue(Generic[KeyT]):
         while self._heap and self._heap[0][0] <= now:
             due, _, key = heapq.heappop(self._heap)
             entry = self._entries.get(key)
-            if entry is None or entry.due != due or entry.in_work:
+            if entry is None or entry.due != due or entry.in_work or entry.ready:
                 continue
-            entry.due = None
-            entry.in_work = True
-            entry.started = now
-            return key
-        return None
+            entry.ready = True
+            self._shares.add(self._group_of(key), key)
+        self._taken_at = now
+        if (taken := self._shares.take()) is None:
+            return None
+        key = taken[1]
+        entry = self._entries[key]
+        entry.due = None
+        entry.in_work, entry.ready = True, False
+        entry.started = now
+        return key
 
-    def done(self, key: KeyT, now: float, again_in: float | None = None) -> None:
-        """The work succeeded. The key is due again after `again_in` seconds, or at its resync."""
-        entry = self._finish(key)
-        entry.reset()
+    def done(self, key: KeyT, now: float, again_in: float | None = None, cost_s: float = 0.0) -> None:
+        """The work succeeded. The key is due again after `again_in` seconds, or at its resync.
+
+        cost_s: CPU time of the work, here and below.
+        """
+        entry = self._finish(key, cost_s)
+        entry.reset(cost_s)
         wait = now + min(RESYNC_S * _jitter(key), again_in if again_in is not None else float("inf"))
-        entry.due = wait if entry.due is None else min(entry.due, wait)
+        # It may have been added before the cost was known.
+        entry.due = wait if entry.due is None else min(max(entry.due, entry.started + entry.spacing), wait)
         self._push(key, entry.due)
 
-    def failed(self, key: KeyT, now: float, failure: Failure, not_before: float | None = None) -> float:
+    def failed(
+        self, key: KeyT, now: float, failure: Failure, not_before: float | None = None, cost_s: float = 0.0
+    ) -> float:
         """The work failed. Return the seconds until the key is due again.
 
         not_before: earliest time of the next attempt, also after a change (`add`).
         """
-        entry = self._finish(key)
+        entry = self._finish(key, cost_s)
         entry.failures += 1
         entry.floor = not_before if not_before is not None else float("-inf")
         wait = failure.wait_s(entry.failures)
-        entry.spacing = max(SPACING_S, min(wait, WAIT_AFTER_CHANGE_S))
+        entry.spacing = max(_spacing_of(cost_s), min(wait, WAIT_AFTER_CHANGE_S))
         was_added = entry.due is not None
         entry.due = max(min(now + wait, entry.started + entry.spacing) if was_added else now + wait, entry.floor)
         self._push(key, entry.due)
@@ -117,25 +143,27 @@ class WorkQueue(Generic[KeyT]):
     def retry(self, now: float) -> None:
         """The cause of all failures may be over: make every failed key due now."""
         for key, entry in self._entries.items():
-            if entry.failures and not entry.in_work and entry.due is not None:
+            if entry.failures and not entry.in_work and not entry.ready and entry.due is not None:
                 entry.due = max(min(entry.due, now), entry.floor)
                 self._push(key, entry.due)
 
-    def forget(self, key: KeyT) -> None:
+    def forget(self, key: KeyT, cost_s: float = 0.0) -> None:
         """Remove the key in work. If it was added meanwhile, it stays queued instead."""
-        entry = self._finish(key)
+        entry = self._finish(key, cost_s)
         if entry.due is None:
             del self._entries[key]
             return
-        entry.reset()
+        entry.reset(cost_s)
         self._push(key, entry.due)
 
     def wake_at(self) -> float | None:
         """When to call `take` again; None: not before the next `add`, `done`, `failed` or `retry`."""
+        if self._shares.can_take:
+            return self._taken_at
         while self._heap:
             due, _, key = self._heap[0]
             entry = self._entries.get(key)
-            if entry is not None and entry.due == due and not entry.in_work:
+            if entry is not None and entry.due == due and not entry.in_work and not entry.ready:
                 return due
             heapq.heappop(self._heap)
         return None
@@ -154,7 +182,8 @@ class WorkQueue(Generic[KeyT]):
             if not entry.in_work and entry.due is not None and entry.due <= now:
                 yield entry.due
 
-    def _finish(self, key: KeyT) -> _Entry:
+    def _finish(self, key: KeyT, cost_s: float) -> _Entry:
+        self._shares.finish(self._group_of(key), cost_s)
         entry = self._entries[key]
         entry.in_work = False
         return entry
@@ -163,10 +192,14 @@ class WorkQueue(Generic[KeyT]):
         self._count += 1
         heapq.heappush(self._heap, (due, self._count, key))
         if len(self._heap) > 1000 + 4 * len(self._entries):
-            pending = ((e.due, e.in_work, k) for k, e in self._entries.items())
-            self._heap = [(due, n, k) for n, (due, in_work, k) in enumerate(pending) if due is not None and not in_work]
+            pending = ((e.due, e.in_work or e.ready, k) for k, e in self._entries.items())
+            self._heap = [(due, n, k) for n, (due, is_out, k) in enumerate(pending) if due is not None and not is_out]
             self._count = len(self._heap)
             heapq.heapify(self._heap)
+
+
+def _spacing_of(cost_s: float) -> float:
+    return min(max(SPACING_S, SPACING_OF_COST * cost_s), MAX_SPACING_S)
 
 
 def _jitter(key: Hashable) -> float:

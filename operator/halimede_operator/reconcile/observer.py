@@ -39,6 +39,8 @@ from halimede_operator.reconcile.interruptions import Stale, Vanished
 
 NO_ZERO_S = 600.0
 """How long an API server is believed to refuse 0 as minReplicas. Its feature gates may change with an upgrade."""
+MAX_ENDED_PODS = 64
+"""Pods in which nothing runs any more, the newest, that are read of one object."""
 MAX_CLAIMS_READ = 64
 """Of one object at a time: as many pods as the status lists."""
 MAX_VOLUME_CLAIMS = 4
@@ -58,16 +60,19 @@ class Observer:
         nodes: Nodes,
         works: Works,
         own_lease: str,
+        most_pods: int,
         wake: Callable[[Key], None],
         clock: Callable[[], float],
     ) -> None:
-        """own_lease: our own Lease, as `namespace/name`. wake: enqueue a key. clock: monotonic seconds."""
+        """own_lease: our own Lease, as `namespace/name`. most_pods: of one object, that are read. wake: enqueue a key.
+        clock: monotonic seconds."""
         self._api = api
         self._cache = cache
         self._indexes = indexes
         self._nodes = nodes
         self._works = works
         self._own_lease = own_lease
+        self._most_pods = most_pods
         self._wake = wake
         self._clock = clock
         self._no_zero = ""
@@ -100,7 +105,8 @@ class Observer:
             if replica_set.kind == REPLICA_SETS.kind
         ]
         pods = [pod for owner in replica_sets for pod in cache.owned_by(owner.uid) if pod.kind == PODS.kind]
-        pod_objects = tuple(pod.object for pod in sorted(pods, key=lambda pod: pod.name))
+        read_pods, has_more_pods = _most_useful(pods, self._most_pods)
+        pod_objects = tuple(pod.object for pod in sorted(read_pods, key=lambda pod: pod.name))
         replica_set_objects = tuple(owner.object for owner in sorted(replica_sets, key=lambda owner: owner.name))
         return Snapshot(
             key=key,
@@ -109,6 +115,7 @@ class Observer:
             children=tuple(child.object for child in children),
             replica_sets=replica_set_objects,
             pods=pod_objects,
+            has_more_pods=has_more_pods,
             indexes=self._indexes.of(key, pod_objects),
             shortages=self._nodes.short_of(key, pod_objects),
             contenders=contenders,
@@ -290,3 +297,10 @@ class Observer:
         for key in keys:
             if key != but:
                 self._wake(key)
+
+
+def _most_useful(pods: Sequence[Entry], most: int) -> tuple[list[Entry], bool]:
+    """The pods to read, and whether that leaves out some in which something may run."""
+    live = sorted((pod for pod in pods if not pod.has_ended), key=lambda pod: pod.name)
+    ended = sorted((pod for pod in pods if pod.has_ended), key=lambda pod: pod.version, reverse=True)
+    return live[:most] + ended[:MAX_ENDED_PODS], len(live) > most

@@ -3,6 +3,7 @@
 It is the same for a new object, a changed object, a restart of the operator and a changed child.
 """
 
+import asyncio
 import dataclasses
 import datetime
 import logging
@@ -85,7 +86,9 @@ class Reconciler:
     ) -> None:
         """wake: enqueue a key. clock: monotonic seconds. today: the UTC time for statuses and events."""
         self._api = api
-        self._observer = Observer(api, cache, indexes, nodes, works, other_operators.ours, wake, clock)
+        # During a rollout an object may have twice its replicas.
+        most_pods = 2 * platform.max_replicas
+        self._observer = Observer(api, cache, indexes, nodes, works, other_operators.ours, most_pods, wake, clock)
         self._children = ChildWriter(api, cache, clock)
         self._placer = placer
         self._wake = wake
@@ -178,6 +181,8 @@ class Reconciler:
             return Done()
         if (wait_s := await self._leave_to_others(snapshot)) is not None:
             return Done(wait_s)
+        # Each of these steps takes a tenth of a second if the object has a thousand pods. Others go in between.
+        await asyncio.sleep(0)
         devices, planned = await self._plan(snapshot, name_holders)
         performed = Performed()
         again_in: list[float] = []
@@ -220,6 +225,7 @@ class Reconciler:
         if conflicts:
             self._children_with_taken_names[key] = tuple(conflict.object for conflict in conflicts)
             again_in.append(CONFLICT_AGAIN_S)
+        await asyncio.sleep(0)
         try:
             await self._write_status(snapshot, planned, performed, conflicts)
         except ApiError:

@@ -1,6 +1,7 @@
 """Reconciles that fail before, between or after the writes of children: the object's status says why."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -131,8 +132,8 @@ def test_a_plan_that_cannot_be_made_is_in_the_status(tmp_path: Path):
             harness.now += REPORT_AFTER_S
         assert harness.condition("Ready")["message"].startswith("the operator failed: AttributeError")
 
-    # Settings without any field, for which no plan can be made.
-    run(scenario, tmp_path, cast(Platform, object()))
+    # Settings of which no plan can be made: those of the plan are missing.
+    run(scenario, tmp_path, cast(Platform, SimpleNamespace(max_replicas=500)))
 
 
 def test_the_status_of_an_object_of_another_operator_is_left_alone(tmp_path: Path):

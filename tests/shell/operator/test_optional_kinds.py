@@ -129,10 +129,10 @@ def test_an_outage_does_not_make_a_kind_go(tmp_path: Path):
     async def scenario(watched: Watched) -> None:
         outage = Fault(f"{GROUP}/v1", status=503, times=5)
         watched.api.faults.append(outage)
-        lists = watched.api.counted(rf"{TEMPLATES}\?.*limit=50")
+        lists = watched.api.counted(rf"{TEMPLATES}\?.*limit=10")
         await watched.api.until(lambda: outage.times == 0)
         assert knows_template(watched)
-        assert watched.api.counted(rf"{TEMPLATES}\?.*limit=50") == lists, "kopf was not restarted"
+        assert watched.api.counted(rf"{TEMPLATES}\?.*limit=10") == lists, "kopf was not restarted"
 
     run(scenario, tmp_path, before=with_template, look_again_s=0.1)
 
@@ -160,10 +160,10 @@ def test_the_process_starts_without_the_kind_and_logs_it_once(tmp_path: Path):
                 assert await operator.metric('halimede_operator_watch_age_seconds{kind="Pod"}') > 0
                 assert await operator.metric('halimede_operator_watch_age_seconds{kind="ResourceClaimTemplate"}') == 0
                 # kopf starts again.
-                lists = api.counted(r"/inferencemodels\?.*limit=50")
+                lists = api.counted(r"/inferencemodels\?.*limit=10")
                 api.faults.append(Fault(r"/inferencemodels\?.*watch=true", status=404, times=1))
                 api.cut()
-                await api.until(lambda: api.counted(r"/inferencemodels\?.*limit=50") > lists)
+                await api.until(lambda: api.counted(r"/inferencemodels\?.*limit=10") > lists)
                 assert await operator.end() == 0
                 lines = [json.loads(line)["message"] for line in operator.log.read_text().splitlines()]
                 assert [line for line in lines if "ResourceClaimTemplate" in line] == [

@@ -1,5 +1,7 @@
 import asyncio
 import logging
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import count
 
@@ -7,7 +9,7 @@ import pytest
 
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.workqueue import Failure
-from halimede_operator.queue import Done, Failed, Gone, Outcome, Queue
+from halimede_operator.queue import Done, Failed, Gone, Metered, Outcome, Queue
 
 
 def key(name: str) -> Key:
@@ -154,3 +156,90 @@ def test_a_refusal_that_is_retried_is_logged_once(caplog: pytest.LogCaptureFixtu
 
     asyncio.run(whole())
     assert [record.args[-1] for record in caplog.records if isinstance(record.args, tuple)] == ["no right", "no quota"]
+
+
+def test_work_that_takes_cpu_is_metered_and_cancelled_like_other_work():
+    async def whole() -> None:
+        cleaned = []
+
+        async def work() -> Outcome:
+            for _ in range(3):
+                begun = time.thread_time()
+                while time.thread_time() < begun + 0.01:
+                    pass
+                await asyncio.sleep(0.02)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleaned.append(True)
+            return Done()
+
+        metered = Metered(work())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await metered
+        assert metered.used_s >= 0.03
+        assert cleaned == [True]
+
+    asyncio.run(whole())
+
+
+def test_a_flood_of_one_namespace_delays_no_other_namespace():
+    async def whole() -> None:
+        queue = Queue(workers=4, most_of_namespace=3)
+        order = list[str]()
+        edited, hold = asyncio.Event(), asyncio.Event()
+
+        async def work(name: Key) -> Outcome:
+            order.append(name.namespace)
+            if name.namespace == "calm":
+                edited.set()
+            else:
+                await hold.wait()
+            return Done()
+
+        async def scenario() -> None:
+            for n in range(50):
+                queue.add(Key(Kind.INFERENCE_MODEL, "flood", str(n)))
+            await asyncio.sleep(0)
+            queue.add(Key(Kind.INFERENCE_MODEL, "calm", "edit"))
+            # All that the flood may have is taken, and stands still.
+            await edited.wait()
+            assert order[-1] == "calm"
+            assert 1 <= order.count("flood") <= 3
+            hold.set()
+
+        await serving(queue, work, scenario)
+
+    asyncio.run(whole())
+
+
+def test_a_namespace_with_large_objects_has_fewer_workers():
+    async def whole() -> None:
+        queue = Queue(extra_cost_s=lambda key: 0.05 if key.namespace == "large" else 0.0)
+        now, most = Counter[str](), Counter[str]()
+        done = asyncio.Event()
+        left = 40
+
+        async def work(name: Key) -> Outcome:
+            nonlocal left
+            now[name.namespace] += 1
+            most[name.namespace] = max(most[name.namespace], now[name.namespace])
+            await asyncio.sleep(0.001)
+            now[name.namespace] -= 1
+            left -= 1
+            if left == 0:
+                done.set()
+            return Done()
+
+        async def scenario() -> None:
+            for n in range(20):
+                for namespace in ("large", "small"):
+                    queue.add(Key(Kind.INFERENCE_MODEL, namespace, str(n)))
+            await done.wait()
+
+        await serving(queue, work, scenario)
+        # A new namespace begins with two.
+        assert most["large"] <= 2 < most["small"]
+
+    asyncio.run(whole())

@@ -21,7 +21,7 @@ def test_every_flag_can_be_set(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HALIMEDE_SERVER_IMAGE", "server:1")
     monkeypatch.setenv("HALIMEDE_WATCH_NAMESPACE", "prod test")
     line = """--gpu-server-image gpu:1 --image-pull-policy Never --gpu-image-pull-policy Always --image-pull-secret a --image-pull-secret b --scheme s3
-        --file-root /models --cache-host-path /cache --s3-endpoint http://store:9000 --s3-region here --s3-secret keys --prometheus-address http://prom:9090 --operator-namespace own
+        --file-root /models --cache-host-path /cache --s3-endpoint http://store:9000 --s3-region here --s3-secret keys --max-replicas 7 --prometheus-address http://prom:9090 --operator-namespace own
         --node-lost-toleration-seconds 30 --lease-namespace leases --lease-name name --health-port 1 --metrics-port 2 --log-format text --kubeconfig file
         --metrics-collector {"namespaceSelector":{"matchLabels":{"team":"x"}}} --metrics-collector {"podSelector":{}}"""
     assert parse(line.split()) == Settings(
@@ -42,6 +42,7 @@ def test_every_flag_can_be_set(monkeypatch: pytest.MonkeyPatch):
             metrics_collectors=({"namespaceSelector": {"matchLabels": {"team": "x"}}}, {"podSelector": {}}),
             watch_namespaces=("prod", "test"),
             prometheus_address="http://prom:9090",
+            max_replicas=7,
         ),
         lease_namespace="leases",
         lease_name="name",

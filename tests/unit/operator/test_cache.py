@@ -104,17 +104,34 @@ def test_an_entry_takes_no_more_memory_than_its_text():
 
 def test_managed_fields_and_the_last_applied_configuration_are_not_kept():
     cache = Cache()
-    value = thing("Pod", "p", "pod", 1, metadata={
+    value = thing("Service", "p", "service", 1, metadata={
         "managedFields": [{"manager": "x"}],
         "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "mine": "yes"},
     })  # fmt: skip
-    cache.put(PODS, value)
-    entry = cache.find("Pod", "prod", "p")
+    cache.put(BY_KIND["Service"], value)
+    entry = cache.find("Service", "prod", "p")
     assert entry is not None
     assert entry.object["metadata"] == {
-        "namespace": "prod", "name": "p", "uid": "pod", "resourceVersion": "1", "annotations": {"mine": "yes"}
+        "namespace": "prod", "name": "p", "uid": "service", "resourceVersion": "1", "annotations": {"mine": "yes"}
     }  # fmt: skip
     assert "managedFields" in value["metadata"], "what was given is left as it is"
+
+
+def test_of_a_pod_only_what_is_read_is_kept():
+    limits = {"resources": {"limits": {"memory": "1Gi"}}}
+    server = {"name": "server", "image": "server:1", **limits}
+    claim = {"name": "cache", "persistentVolumeClaim": {"claimName": "models"}}
+    spec = {
+        "nodeName": "node-1",
+        "containers": [{**server, "env": [{"name": "LONG", "value": "x" * 10_000}], "args": ["--all"]}],
+        "volumes": [claim, {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}],
+        "tolerations": [{"operator": "Exists"}],
+    }
+    value = thing("Pod", "p", "pod", 1, spec=spec, status={"phase": "Failed"}, metadata={"annotations": {"a": "b"}})
+    entry = entry_of(PODS, value)
+    assert entry.object["spec"] == {"nodeName": "node-1", "containers": [server], "volumes": [claim, {"name": "tmp"}]}
+    assert "annotations" not in entry.object["metadata"]
+    assert entry.has_ended
 
 
 def test_a_child_wakes_its_owner_and_pods_wake_by_their_labels():

@@ -149,9 +149,7 @@ def test_a_spec_that_is_too_large_is_not_cached():
     for value in (entry.object, entry_of(MODELS, entry.object).object):
         spec, problems = parse(Kind.INFERENCE_MODEL, value, PLATFORM)
         assert spec is None
-        assert [(problem.path, "at most 262144 are read" in problem.message) for problem in problems] == [
-            ("spec", True)
-        ]
+        assert [(problem.path, "at most 65536 are read" in problem.message) for problem in problems] == [("spec", True)]
 
 
 def test_an_ensemble_that_is_too_large_uses_no_model():

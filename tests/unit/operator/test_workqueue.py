@@ -9,15 +9,19 @@ from hypothesis import strategies as st
 from halimede_operator.core.workqueue import RESYNC_JITTER, RESYNC_S, SPACING_S, WAIT_AFTER_CHANGE_S, Failure, WorkQueue
 
 
+def namespace(key: str) -> str:
+    return key.partition("/")[0] if "/" in key else ""
+
+
 def test_a_key_is_queued_once_however_often_it_is_added():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     for _ in range(3):
         queue.add("a", 0.0)
     assert [queue.take(0.0), queue.take(0.0)] == ["a", None]
 
 
 def test_keys_are_taken_in_the_order_in_which_they_are_due():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     queue.add("a", 0.0)
     queue.add("b", 1.0)
     queue.add("a", 2.0)
@@ -25,7 +29,7 @@ def test_keys_are_taken_in_the_order_in_which_they_are_due():
 
 
 def test_a_key_added_during_work_is_queued_again_after_it():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     queue.add("a", 0.0)
     assert queue.take(0.0) == "a"
     queue.add("a", 1.0)
@@ -35,7 +39,7 @@ def test_a_key_added_during_work_is_queued_again_after_it():
 
 
 def test_two_runs_of_a_key_keep_the_minimum_spacing():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     queue.add("a", 0.0)
     queue.take(0.0)
     queue.done("a", 0.01)
@@ -45,7 +49,7 @@ def test_two_runs_of_a_key_keep_the_minimum_spacing():
 
 
 def test_a_failing_key_waits_longer_each_time_until_it_succeeds():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     queue.add("a", 0.0)
     now, waits = 0.0, []
     for _ in range(12):
@@ -71,7 +75,7 @@ def test_waits_depend_on_the_kind_of_failure(failure: Failure, waits: list[float
 
 
 def test_a_change_shortens_the_wait_after_a_failure_but_not_to_zero():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     queue.add("a", 0.0)
     queue.take(0.0)
     for now in (0.0, 5.0, 15.0):
@@ -83,7 +87,7 @@ def test_a_change_shortens_the_wait_after_a_failure_but_not_to_zero():
 
 
 def test_a_change_during_failing_work_shortens_the_wait_too():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     queue.add("a", 0.0)
     queue.take(0.0)
     queue.add("a", 0.5)
@@ -91,7 +95,7 @@ def test_a_change_during_failing_work_shortens_the_wait_too():
 
 
 def test_failing_work_that_took_longer_than_its_wait_is_due_now():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     queue.add("a", 0.0)
     queue.take(0.0)
     queue.add("a", 0.5)
@@ -99,7 +103,7 @@ def test_failing_work_that_took_longer_than_its_wait_is_due_now():
 
 
 def test_a_change_does_not_shorten_the_servers_retry_after():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     queue.add("a", 0.0)
     queue.take(0.0)
     queue.add("a", 0.1)
@@ -110,7 +114,7 @@ def test_a_change_does_not_shorten_the_servers_retry_after():
 
 
 def test_retry_makes_only_failed_keys_due_at_once():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     for key in "ab":
         queue.add(key, 0.0)
         queue.take(0.0)
@@ -121,7 +125,7 @@ def test_retry_makes_only_failed_keys_due_at_once():
 
 
 def test_every_key_has_its_own_resync_time():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     keys = [f"key {n}" for n in range(100)]
     for key in keys:
         queue.add(key, 0.0)
@@ -138,7 +142,7 @@ def test_every_key_has_its_own_resync_time():
 
 
 def test_a_key_can_be_due_again_before_its_resync():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     queue.add("a", 0.0)
     queue.take(0.0)
     queue.done("a", 0.0, again_in=60.0)
@@ -146,7 +150,7 @@ def test_a_key_can_be_due_again_before_its_resync():
 
 
 def test_forget_removes_a_key_unless_it_was_added_meanwhile():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     for key in "ab":
         queue.add(key, 0.0)
         queue.take(0.0)
@@ -157,7 +161,7 @@ def test_forget_removes_a_key_unless_it_was_added_meanwhile():
 
 
 def test_a_failing_key_delays_no_other_key():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     queue.add("bad", 0.0)
     queue.take(0.0)
     queue.failed("bad", 0.0, Failure.TRANSIENT)
@@ -165,8 +169,40 @@ def test_a_failing_key_delays_no_other_key():
     assert [queue.take(0.5), queue.take(0.5)] == ["good", None]
 
 
+def test_a_namespace_with_one_key_does_not_wait_for_one_with_many():
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
+    for number in range(300):
+        queue.add(f"flood/{number}", 0.0)
+    assert queue.take(0.0) == "flood/0"
+    queue.add("calm/edit", 1.0)
+    assert queue.take(1.0) == "calm/edit"
+
+
+def test_one_namespace_leaves_workers_for_others():
+    queue: WorkQueue[str] = WorkQueue(namespace, 2)
+    for number in range(4):
+        queue.add(f"flood/{number}", 0.0)
+    assert [queue.take(0.0) for _ in range(3)] == ["flood/0", "flood/1", None]
+    assert queue.wake_at() is None
+    queue.add("calm/edit", 1.0)
+    assert queue.take(1.0) == "calm/edit"
+    queue.done("flood/1", 2.0)
+    assert queue.take(2.0) == "flood/2"
+
+
+def test_a_key_that_takes_long_runs_a_tenth_of_the_time():
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
+    queue.add("a", 0.0)
+    queue.take(0.0)
+    queue.add("a", 0.3)
+    queue.done("a", 0.5, cost_s=0.5)
+    assert queue.wake_at() == 5.0
+    queue.add("a", 1.0)
+    assert queue.wake_at() == 5.0
+
+
 def test_depth_counts_the_keys_that_are_due():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     for key in "abc":
         queue.add(key, 0.0)
     queue.take(0.0)
@@ -176,7 +212,7 @@ def test_depth_counts_the_keys_that_are_due():
 
 
 def test_the_oldest_wait_is_that_of_the_key_that_is_due_longest():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     assert queue.oldest_wait_s(1.0) == 0.0
     queue.add("a", 1.0)
     queue.add("b", 3.0)
@@ -190,7 +226,7 @@ def test_the_oldest_wait_is_that_of_the_key_that_is_due_longest():
 
 
 def test_a_busy_key_costs_no_memory():
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     tracemalloc.start()
     for n in range(20_000):
         queue.add("a", float(n))
@@ -217,7 +253,7 @@ STEPS = st.lists(
 def test_no_change_is_lost_and_no_key_is_in_work_twice(
     steps: list[tuple[str, str, float, Failure, float | None]],
 ):
-    queue: WorkQueue[str] = WorkQueue()
+    queue: WorkQueue[str] = WorkQueue(namespace, 12)
     now = 0.0
     in_work: set[str] = set()
     owed: set[str] = set()  # told of since they were last taken

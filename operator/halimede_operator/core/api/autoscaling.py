@@ -32,7 +32,7 @@ def read_autoscaling(field: Field, platform: Platform) -> Autoscaling | None:
     if not field.given:
         return None
     provider = field.get("provider").member(Provider.HPA)
-    most = field.get("maxReplicas").required("the most replicas that there may be").integer(1, 1)
+    most = read_replicas(field.get("maxReplicas").required("the most replicas that there may be"), 1, platform)
     if provider is Provider.EXTERNAL:
         for name in _OF_A_SCALER:
             if field.get(name).given:
@@ -56,6 +56,16 @@ def read_autoscaling(field: Field, platform: Platform) -> Autoscaling | None:
         prometheus_address=address,
         prometheus_authentication=authentication,
     )
+
+
+def read_replicas(field: Field, minimum: int, platform: Platform) -> int:
+    """A number of replicas, at most as many as the installation allows; 1 if absent."""
+    replicas = field.integer(1, minimum)
+    if replicas > platform.max_replicas:
+        limit = f"must be at most {platform.max_replicas}, which is --max-replicas of the operator"
+        field.refuse(f"{limit} (models.maxReplicas of the chart), got {replicas}")
+        return platform.max_replicas
+    return replicas
 
 
 def _min_replicas(field: Field, most: int, zero: ScaleToZero | None) -> int:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from halimede_operator.core.api.arguments import read_arguments
-from halimede_operator.core.api.autoscaling import read_autoscaling
+from halimede_operator.core.api.autoscaling import read_autoscaling, read_replicas
 from halimede_operator.core.api.overlay import NO_DEVICE_VARIABLE, NVIDIA_DEVICES, PORT_NAMES, read_overlay
 from halimede_operator.core.api.peers import is_label, read_peer
 from halimede_operator.core.api.reading import (
@@ -93,7 +93,7 @@ def read_workload(spec: Field, namespace: str, platform: Platform) -> Workload:
     if allow_from and not network_policy:
         network.get("allowFrom").refuse("needs spec.networkPolicy.enabled: true")
     return Workload(
-        replicas=spec.get("replicas").integer(1, 0),
+        replicas=read_replicas(spec.get("replicas"), 0, platform),
         suspend=spec.get("suspend").boolean(False),
         accelerator=_accelerator(spec.section("accelerator")),
         resources=_resources(spec.section("resources")),

@@ -53,6 +53,7 @@ from halimede_operator.core.status.rules import (
     TakenName,
     conditions_of,
     strategy_state,
+    unread_state,
     upgrade_state,
     versions_of,
 )
@@ -99,6 +100,8 @@ def status_of(
         conditions.append(upgrade_state(observed, waiting).of("UpgradeAvailable", observed.generation))
     if (state := scaling_state(observed)) is not None:
         conditions.append(state.of("AutoscalingActive", observed.generation))
+    if snapshot.has_more_pods:
+        conditions.append(unread_state(len(snapshot.pods)).of("PodsUnread", observed.generation))
     if (state := strategy_state(strategy, observed)) is not None:
         conditions.append(state.of("RolloutStrategy", observed.generation))
     return _without_none({

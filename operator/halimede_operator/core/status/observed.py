@@ -142,7 +142,7 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "")
         template_hash=template_hash,
         desired=desired,
         is_newest_of_spec=is_newest_of_spec,
-        is_settled=is_newest_of_spec and _has_seen(deployment, desired),
+        is_settled=_is_nothing(snapshot, deployment) or (is_newest_of_spec and _has_seen(deployment, desired)),
         is_paused=at(deployment, "spec", "paused") is True,
         newest=newest,
         older=tuple(pod for pod in active if template_hash not in {"", pod.template_hash}),
@@ -209,6 +209,13 @@ def _newest_template(replica_sets: Sequence[Object]) -> tuple[str, str]:
     _, newest = max(numbered, key=lambda pair: pair[0], default=(0, None))
     labels = at(newest, "metadata", "labels")
     return name_at(labels, "pod-template-hash"), name_at(labels, REVISION_LABEL)
+
+
+def _is_nothing(snapshot: Snapshot, deployment: Object | None) -> bool:
+    """Whether the Deployment wants no pods and never had any. Nothing is to be expected of its controller then, and an
+    object that is created with 0 replicas needs no second status."""
+    is_first = at(deployment, "metadata", "generation") == 1
+    return is_first and at(deployment, "spec", "replicas") == 0 and not snapshot.pods
 
 
 def _has_seen(deployment: Object | None, desired: int) -> bool:

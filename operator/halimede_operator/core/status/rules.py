@@ -127,6 +127,11 @@ def upgrade_state(observed: Observed, changed: Sequence[str]) -> ConditionState:
     return ConditionState(TRUE, "PlatformChanged", f"{text}; the pods keep what they were made with until {until}")
 
 
+def unread_state(read: int) -> ConditionState:
+    text = f"the object has more pods than the {read} that the operator reads, and this status is of these alone"
+    return ConditionState(TRUE, "TooManyPods", f"{text}; scale it down, or raise --max-replicas of the operator")
+
+
 def strategy_state(strategy: Strategy | None, observed: Observed) -> ConditionState | None:
     """How old pods are replaced; None while none are. The text stays what it was when the rollout began."""
     if strategy is None or not strategy.reason:

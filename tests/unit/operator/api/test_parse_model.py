@@ -349,6 +349,15 @@ def test_a_number_with_too_many_digits_is_a_problem(path: str) -> None:
     assert message.endswith("got a number that is too large")
 
 
+def test_replicas_are_limited_by_the_platform() -> None:
+    platform = Platform("server:1", "gpu:1", max_replicas=20)
+    assert spec_of(changed(model(), {"spec.replicas": 20}), platform).workload.replicas == 20
+    text = "must be at most 20, which is --max-replicas of the operator (models.maxReplicas of the chart), got 1000"
+    assert problems_of(changed(model(), {"spec.replicas": 1000}), platform) == [("spec.replicas", text)]
+    scaled = changed(model(), {"spec.autoscaling": {"maxReplicas": 1000}})
+    assert problems_of(scaled, platform) == [("spec.autoscaling.maxReplicas", text)]
+
+
 def test_a_password_in_a_uri_is_not_in_the_message() -> None:
     ((_, message),) = problems_of(changed(model(), {"spec.model.uri": "https://me:secret@example.com/bert.onnx"}))
     assert message.startswith("must not carry a user or a password")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from halimede_operator.core.api.spec import ModelSpec, Workload
 from halimede_operator.core.snapshot import Object, PodIndex, Snapshot
 from halimede_operator.core.status import status_of
 from support.operator_pods import (
@@ -30,13 +31,13 @@ from support.operator_specs import model_key, model_spec
 NAME = f"bert-{NEW}-aaaaa"
 
 
-def written(looks: Iterable[Snapshot]) -> list[Object]:
+def written(looks: Iterable[Snapshot], spec: ModelSpec | None = None) -> list[Object]:
     """The statuses that differ from the one before, with one reconcile per second."""
     statuses: list[Object] = []
     for number, look in enumerate(looks):
         if statuses:
             look.object["status"] = statuses[-1]
-        status = status_of(look, model_spec(), (), (), (), second(number + 1))
+        status = status_of(look, spec or model_spec(), (), (), (), second(number + 1))
         if not statuses or status != statuses[-1]:
             statuses.append(status)
     return statuses
@@ -81,6 +82,20 @@ def test_a_starting_model_writes_one_status_per_stage():
 
     # The last one is the Deployment's own word that the rollout is complete, which Progressing knew before.
     assert reasons == ["Pending", "Scheduling", "Fetching", "Loading", "Serving"]
+
+
+def test_a_model_that_is_made_without_replicas_writes_one_status():
+    key, spec = model_key(), model_spec(workload=Workload(replicas=0))
+    looks = [
+        Snapshot(key, snapshot(key).object, {}, (deployment(0, seen=0, progress=""),), (), (), {}),
+        snapshot(key, child=deployment(0, seen=0, progress="NewReplicaSetCreated")),
+        snapshot(key, child=deployment(0)),
+    ]
+
+    (only,) = written(looks, spec)
+
+    states = {condition["type"]: condition["reason"] for condition in only["conditions"]}
+    assert (states["Ready"], states["Progressing"]) == ("ScaledToZero", "ScaledToZero")
 
 
 def test_a_recorded_crash_loop_writes_one_status():

@@ -1,0 +1,110 @@
+"""The lines of a watch: what goes to the cache, and what kopf gets."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from halimede_operator.cluster.cache import Cache, entry_of
+from halimede_operator.cluster.kinds import DEPLOYMENTS, MODELS, PODS, REPLICA_SETS, Resource
+from halimede_operator.cluster.kopf_adapter import CacheFeed
+from halimede_operator.cluster.watch_health import Collection, WatchHealth
+from halimede_operator.core.api.spec import Key
+
+LONG = "x" * 100_000
+POD = {"containers": [{"name": "server", "image": "server:1", "env": [{"name": "LONG", "value": LONG}]}]}
+OUR_REPLICAS = {"manager": "halimede-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+IN_MODELS = Collection(MODELS, None)
+
+
+def event(kind: str = "MODIFIED", version: int = 7, **rest: Any) -> bytes:
+    metadata = {"namespace": "prod", "name": "m", "uid": "u", "resourceVersion": str(version)}
+    metadata |= rest.pop("metadata", {})
+    return json.dumps({"type": kind, "object": {"metadata": metadata, **rest}}).encode()
+
+
+def with_feed(story: Callable[[CacheFeed, Cache, list[Key]], None], *then: Callable[[Cache, list[Key]], None]) -> None:
+    async def whole() -> None:
+        cache, woken = Cache(), list[Key]()
+        feed = CacheFeed(cache, WatchHealth([], 0.0), woken.append)
+        story(feed, cache, woken)
+        feed.hand_over()
+        await asyncio.sleep(0)
+        for look in then:
+            look(cache, woken)
+
+    asyncio.run(whole())
+
+
+def test_an_event_is_a_bookmark_for_kopf() -> None:
+    def story(feed: CacheFeed, _cache: Cache, _woken: list[Key]) -> None:
+        line = feed.line(IN_MODELS, event("ADDED", spec={"env": [{"name": "LONG", "value": LONG}]}))
+        assert json.loads(line) == {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}}
+
+    def look(cache: Cache, woken: list[Key]) -> None:
+        entry = cache.find("InferenceModel", "prod", "m")
+        assert entry is not None
+        assert len(entry.json) < 1000
+        assert [key.name for key in woken] == ["m"]
+
+    with_feed(story, look)
+
+
+def test_the_event_of_our_own_write_is_known_and_wakes_nobody() -> None:
+    def story(feed: CacheFeed, cache: Cache, _woken: list[Key]) -> None:
+        cache.put(MODELS, json.loads(event())["object"])
+        assert b"BOOKMARK" in feed.line(IN_MODELS, event())
+
+    def look(_cache: Cache, woken: list[Key]) -> None:
+        assert woken == []
+
+    with_feed(story, look)
+
+
+def test_a_deleted_object_is_forgotten() -> None:
+    def story(feed: CacheFeed, cache: Cache, _woken: list[Key]) -> None:
+        cache.put(MODELS, json.loads(event())["object"])
+        assert b"BOOKMARK" in feed.line(IN_MODELS, event("DELETED", 8))
+
+    def look(cache: Cache, woken: list[Key]) -> None:
+        assert len(cache) == 0
+        assert [key.name for key in woken] == ["m"]
+
+    with_feed(story, look)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"type": "ERROR", "object": {"kind": "Status", "code": 410}}',
+        b'{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}',
+        b'{"type": "ADDED", "object": {"metadata": {"uid": "u", "resourceVersion": "9"}}}',
+        event("ADDED", metadata={"resourceVersion": "many"}),
+    ],
+)
+def test_what_the_cache_cannot_keep_is_for_kopf(line: bytes) -> None:
+    def story(feed: CacheFeed, _cache: Cache, _woken: list[Key]) -> None:
+        assert feed.line(IN_MODELS, line) == line
+
+    with_feed(story)
+
+
+@pytest.mark.parametrize(
+    ("resource", "rest"),
+    [
+        (MODELS, {"spec": {"env": [{"name": "LONG", "value": LONG}]}}),
+        (DEPLOYMENTS, {"metadata": {"managedFields": [OUR_REPLICAS]}, "spec": {"replicas": 1}}),
+        (REPLICA_SETS, {"spec": {"template": {"spec": POD}}}),
+        (PODS, {"spec": POD, "status": {"phase": "Running"}}),
+    ],
+)
+def test_the_entry_of_what_an_entry_keeps_is_the_same(resource: Resource, rest: dict[str, Any]) -> None:
+    """Large items of a list are reduced before kopf hands them over."""
+    entry = entry_of(resource, json.loads(event(**rest))["object"])
+    assert entry_of(resource, entry.object) == entry
