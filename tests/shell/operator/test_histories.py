@@ -75,7 +75,7 @@ class World:
         self._told = len(self.api.history)
         for i in order(list(range(len(since)))):
             _, plural, event, value = since[i]
-            if plural == "events":  # which the operator writes, and does not watch
+            if plural not in BY_PLURAL:  # an Event, which the operator does not watch
                 continue
             metadata = value["metadata"]
             if event == "DELETED":
@@ -131,7 +131,9 @@ class World:
 
     def _is_known_as_it_is(self) -> None:
         for plural, namespace, name in {
-            (plural, "prod", value["metadata"]["name"]) for _, plural, _, value in self.api.history
+            (plural, "prod", value["metadata"]["name"])
+            for _, plural, _, value in self.api.history
+            if plural in BY_PLURAL
         }:
             known = self.harness.cache.find(BY_PLURAL[plural].kind, namespace, name)
             there = self.api.objects.get((plural, namespace, name))
