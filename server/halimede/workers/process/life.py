@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 ENTRY = "halimede.workers.child.main:main"
 
-EXIT_REPORT_SECS = 0.03
+EXIT_REPORT_SECS = 0.25
 """How long an error is delayed after the channel has closed, so that the zygote can report how the process ended."""
 
 
