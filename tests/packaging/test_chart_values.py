@@ -88,7 +88,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "models.schemes": (["https"], {}),
     "models.fileRoots": (["/mnt"], {"models": {"schemes": ["file"], "fileRoots": ["/srv/models"]}}),
     "models.cacheHostPath": ("/mnt/cache", {}),
-    "models.maxReplicas": (20, {}),
+    "models.maxReplicas": (1, {}),
     "stores.s3.endpoint": ("https://store.example", {}),
     "stores.s3.region": ("eu-central-1", {}),
     "stores.s3.secretName": ("models-s3", {}),
