@@ -91,6 +91,7 @@ class Cache:
         self._deleted: OrderedDict[str, int] = OrderedDict()
         """Uid -> version at which it was gone. The same uid may come back: when a user removes our label and sets it
         again."""
+        self._gone = set[Key]()
         self._floors: dict[tuple[str, str | None], int] = {}
         """Version of the last complete list of a kind, in one namespace or (None) in all."""
         self.unavailable: Mapping[str, str] = {}
@@ -165,7 +166,14 @@ class Cache:
         if entry is None:
             return frozenset()
         self._drop(entry)
+        if entry.key is not None and entry.kind in (MODELS.kind, ENSEMBLES.kind):
+            self._gone.add(entry.key)
         return self._woken(entry)
+
+    def take_gone(self) -> list[Key]:
+        """Our objects that were deleted since the last call, and do not exist again."""
+        gone, self._gone = self._gone, set()
+        return [key for key in gone if self.find(key.kind, key.namespace, key.name) is None]
 
     def listed(self, resource: Resource, namespace: str | None, version: int, uids: frozenset[str]) -> frozenset[Key]:
         """A list was complete: forget the known objects of this kind that are neither in it nor newer. Return the keys

@@ -89,6 +89,7 @@ class Reconciler:
         # During a rollout an object may have twice its replicas.
         most_pods = 2 * platform.max_replicas
         self._observer = Observer(api, cache, indexes, nodes, works, other_operators.ours, most_pods, wake, clock)
+        self._cache = cache
         self._children = ChildWriter(api, cache, clock)
         self._placer = placer
         self._wake = wake
@@ -167,6 +168,9 @@ class Reconciler:
 
     async def _reconcile(self, key: Key, name_holders: Sequence[Object]) -> Outcome:
         begun = self._clock()
+        for gone in self._cache.take_gone():
+            # Another object may be placed before the reconcile of a deleted one, and waits for its devices.
+            self._placer.forget(gone)
         snapshot = self._observer.observe(key)
         if snapshot is None:
             self._children.forget(key)
