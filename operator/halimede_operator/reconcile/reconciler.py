@@ -35,7 +35,7 @@ from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_d
 from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S, is_newly_ready
 from halimede_operator.core.pods.volume_claims import waits_for_claims
-from halimede_operator.core.reading import at_rest, condition, moment_at, moment_of
+from halimede_operator.core.reading import at_rest, condition, integer_at, moment_at, moment_of
 from halimede_operator.core.refused_pods import TRIED_AGAIN, TRY_AGAIN_S, to_try_again
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
@@ -433,7 +433,10 @@ def _begins_with_a_gap(snapshot: Snapshot, planned: Plan) -> bool:
         return False
     told = condition(snapshot.object, "RolloutStrategy")
     generation = snapshot.object["metadata"]["generation"]
-    is_told = told.get("reason") == strategy.policy and told.get("observedGeneration") == generation
+    is_told = (
+        told.get("reason") == strategy.policy
+        and integer_at(snapshot.object, "status", "observedGeneration") == generation
+    )
     return not is_told and any(
         isinstance(change, Apply) and change.object["kind"] == "Deployment" for change in planned.changes
     )

@@ -129,11 +129,7 @@ def test_the_status_names_the_allocated_devices_and_reads_each_claim_once(tmp_pa
         for _ in range(3):
             await harness.sync()
             [placement] = harness.digits()["status"]["placements"]
-            assert placement == {
-                "pod": "digits-1-a",
-                "node": "gpu-1",
-                "allocated": ["gpu.nvidia.com/gpu-1/gpu-0-mig-19-0"],
-            }
+            assert placement == "digits-1-a on gpu-1; allocated: gpu.nvidia.com/gpu-1/gpu-0-mig-19-0"
         assert api.counted("GET .*/resourceclaims/") == 2
 
     run(scenario, tmp_path)

@@ -422,6 +422,5 @@ def test_conditions_are_those_of_metav1():
         "status": "True",
         "reason": "Serving",
         "message": "1/1 replicas serving version 1",
-        "observedGeneration": 7,
         "lastTransitionTime": NOW,
     }
