@@ -57,7 +57,7 @@ CASES = {
         f"pod {NAME}: 0/2 nodes are available: 2 node(s) had untolerated taint(s).",
     ),
     "a claim that is not there": (
-        unscheduled('0/2 nodes are available: persistentvolumeclaim "models" not found.'),
+        unscheduled('0/2 nodes are available: persistentvolumeclaim "models" not found. not found'),
         "Placed",
         "Unschedulable",
         f'pod {NAME}: 0/2 nodes are available: persistentvolumeclaim "models" not found.',
