@@ -85,7 +85,6 @@ def test_replicas_follow_metrics_and_come_back(tenant: Tenant, pods: PlayedPods,
         # 11 requests in three pods are near enough to the target.
         stays(history, 1, 3)
         assert tenant.get(f"im/{NAME}")["status"]["autoscaling"]["lastDecision"].startswith("1 -> 3: ")
-        tenant.check_is_described_shortly(f"im/{NAME}")
         pods.show_all(**QUIET)
         has(pods, 1)
         assert history.turns == [1, 3, 1]
