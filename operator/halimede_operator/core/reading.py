@@ -52,6 +52,12 @@ def objects_at(value: object, *path: str) -> list[Mapping[str, Any]]:
     return [element for element in found if isinstance(element, Mapping)]
 
 
+def texts_at(value: object, *path: str) -> list[str]:
+    """The texts in the list at the path; other items are ignored."""
+    found = at(value, *path)
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
 def moment_at(value: object, *path: str) -> str | None:
     """The time at the path in whole seconds of UTC, `2026-11-22T09:12:25Z`. These texts sort as the times do.
 

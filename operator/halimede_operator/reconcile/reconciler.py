@@ -35,7 +35,7 @@ from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_d
 from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S, is_newly_ready
 from halimede_operator.core.pods.volume_claims import waits_for_claims
-from halimede_operator.core.reading import at_rest, condition, moment_at, moment_of
+from halimede_operator.core.reading import at_rest, condition, integer_at, moment_at, moment_of
 from halimede_operator.core.refused_pods import TRIED_AGAIN, TRY_AGAIN_S, to_try_again
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
@@ -179,6 +179,7 @@ class Reconciler:
             self._children_with_taken_names.pop(key, None)
             self._unclaimed_since.pop(key, None)
             self._other_operators.left.pop(key, None)
+            self._events.forget(key)
             return Gone()
         if "deletionTimestamp" in snapshot.object["metadata"]:
             self._placer.forget(key)
@@ -231,7 +232,8 @@ class Reconciler:
             again_in.append(CONFLICT_AGAIN_S)
         await asyncio.sleep(0)
         try:
-            await self._write_status(snapshot, planned, performed, conflicts)
+            if (event_in := await self._write_status(snapshot, planned, performed, conflicts)) is not None:
+                again_in.append(event_in)
         except ApiError:
             if performed.failure is None:
                 raise
@@ -369,7 +371,8 @@ class Reconciler:
         planned: Plan,
         performed: Performed,
         conflicts: list[Conflict],
-    ) -> None:
+    ) -> float | None:
+        """Write the status if it changed, and post its events. Returns the seconds until another event may be due."""
         today = self._now()
         key, old = snapshot.key, snapshot.object.get("status") or {}
         new = status_of(
@@ -389,7 +392,7 @@ class Reconciler:
         new["operator"] = self._other_operators.ours
         patch = merge_patch(old, new)
         if not patch:
-            return
+            return await self._events.report(key, snapshot.object, (), new, today)
         resource = BY_KIND[key.kind]
         version = snapshot.object["metadata"]["resourceVersion"]
         try:
@@ -406,7 +409,7 @@ class Reconciler:
                 raise Stale("its status was written since it was observed") from error
             raise
         self._observer.keep(resource, answer, reconciled=key)
-        await self._events.post(key, answer, events_of(old, new), today)
+        return await self._events.report(key, answer, events_of(old, new), new, today)
 
 
 def _unavailable(snapshot: Snapshot, planned: Plan) -> list[ApplyFailure]:
@@ -433,7 +436,10 @@ def _begins_with_a_gap(snapshot: Snapshot, planned: Plan) -> bool:
         return False
     told = condition(snapshot.object, "RolloutStrategy")
     generation = snapshot.object["metadata"]["generation"]
-    is_told = told.get("reason") == strategy.policy and told.get("observedGeneration") == generation
+    is_told = (
+        told.get("reason") == strategy.policy
+        and integer_at(snapshot.object, "status", "observedGeneration") == generation
+    )
     return not is_told and any(
         isinstance(change, Apply) and change.object["kind"] == "Deployment" for change in planned.changes
     )
