@@ -74,9 +74,11 @@ topologySpreadConstraints:
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [list, watch, patch]
+# Pods are created in dry runs only, before an update that takes old pods away. Whoever may create Deployments can have
+# pods created anyway.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, create]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list]

@@ -37,6 +37,8 @@ class Meaning(Enum):
     OVER_QUOTA = "QuotaExceeded"
     REFUSED = "ApplyRefused"
     """The object is invalid, or an admission rule forbids it."""
+    PODS_REFUSED = "PodsRefused"
+    """Pods of the object would be refused."""
     UNAVAILABLE = "FeatureUnavailable"
     """The cluster does not have the kind, or the operator was given no rights for it."""
     CONFLICT = "Conflict"
@@ -49,7 +51,13 @@ class Meaning(Enum):
     @property
     def is_refusal(self) -> bool:
         """Whether the same request is refused again until a user changes something."""
-        return self in (Meaning.FORBIDDEN, Meaning.OVER_QUOTA, Meaning.REFUSED, Meaning.UNAVAILABLE)
+        return self in (
+            Meaning.FORBIDDEN,
+            Meaning.OVER_QUOTA,
+            Meaning.REFUSED,
+            Meaning.PODS_REFUSED,
+            Meaning.UNAVAILABLE,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,16 @@ def is_owner_unknown(message: str) -> bool:
 def is_over_quota(message: str) -> bool:
     """Whether a message about a refused object says that a ResourceQuota is used up."""
     return re.search(_EXCEEDED_QUOTA, message) is not None
+
+
+def is_of_webhook(message: str) -> bool:
+    """Whether an admission webhook refused an object, or could not be asked about it."""
+    return re.search(r'\b(admission|failed calling) webhook "', message) is not None
+
+
+def is_dry_run_unsupported(message: str) -> bool:
+    """Whether a dry run was refused because an admission webhook has side effects."""
+    return re.search(r'^admission webhook "[^"]*" does not support dry run$', message) is not None
 
 
 _AMOUNTS = re.compile(r"\brequested: (?P<requested>[^ ]+), used: [^ ]+, limited: (?P<limited>[^ ]+)$")

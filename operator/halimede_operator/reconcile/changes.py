@@ -1,7 +1,7 @@
 """Makes the planned changes of an object's children."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeGuard
 
 from halimede_operator.cluster.cache import Cache
@@ -13,6 +13,8 @@ from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, may_be_ap
 from halimede_operator.core.labels import TEMPLATE_HASH
 from halimede_operator.core.ownership import taken_over
 from halimede_operator.core.plan import Change, Plan
+from halimede_operator.core.reading import at_rest
+from halimede_operator.core.refused_pods import trial_pod, why_old_pods_stay
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure
 from halimede_operator.reconcile.interruptions import NameTaken, Vanished
@@ -54,36 +56,78 @@ class ChildWriter:
         """The object no longer exists."""
         self._rolled_out_at.pop(key, None)
 
-    async def perform_all(self, snapshot: Snapshot, planned: Plan) -> Performed:
-        """Make the planned changes in order, up to the first one that fails."""
+    async def perform_all(
+        self, snapshot: Snapshot, planned: Plan, announce: Callable[[], Awaitable[None]]
+    ) -> Performed:
+        """Make the planned changes in order, up to the first one that fails.
+
+        Nothing changes for the pods that serve before the API server has answered all dry runs. announce: called then,
+        if old pods may end before new ones serve.
+        """
         key = snapshot.key
-        change: Change
         if not await self._is_owner_known(key, planned):
             return Performed(is_postponed=True)
+        is_rollout = any(self._is_rollout(change) for change in planned.changes)
+        is_early = self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S
+        is_postponed = is_rollout and is_early
+        takes_pods_away = planned.strategy is not None and planned.strategy.takes_pods_away
+        accepted: Object | None = None
+        change: Change
         try:
             for change in planned.changes:
-                if planned.has_unchecked_parts and self._changes_template(change):
-                    # A dry run before any write, so that a mistake in the template leaves all children as they are.
-                    await self._dry_run(change.object, is_new=change.is_new)
-            is_early = self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S
-            is_postponed = is_early and any(self._is_rollout(change) for change in planned.changes)
+                if self._changes_template(change) and (planned.has_unchecked_parts or takes_pods_away):
+                    # Before any write, so that a mistake in the template leaves all children as they are.
+                    accepted = await self._dry_run(change.object, is_new=change.is_new)
             for change in planned.changes:
-                is_rollout = self._is_rollout(change)
-                if is_rollout and is_postponed:
-                    return Performed(is_postponed=True)
-                if is_postponed and isinstance(change, Apply) and change.object["kind"] == "ConfigMap":
-                    # Of a template that another edit may replace before it is applied.
-                    continue
-                await self._perform(change)
-                if is_rollout:
-                    self._rolled_out_at[key] = self._clock()
+                # A postponed template may be replaced by another edit before it is applied.
+                if _is_for_new_pods(change) and not is_postponed:
+                    await self._perform(change)
         except ApiError as error:
-            if is_owner_unknown(error.message):
-                self._unknown_owners.add(key.kind)
-                self._ask_again_at = self._clock() + UNKNOWN_OWNERS_AGAIN_S
-                return Performed(is_postponed=True)
-            return _report_failure(change, error, snapshot)
+            return self._not_performed(change, error, snapshot)
+        if takes_pods_away and not is_postponed and any(map(_is_of_deployment, planned.changes)):
+            if is_rollout and accepted is not None and (refused := await self._try_pod(accepted, snapshot)) is not None:
+                return refused
+            await announce()
+        try:
+            for change in planned.changes:
+                if self._is_rollout(change):
+                    if is_postponed:
+                        return Performed(is_postponed=True)
+                    await self._perform(change)
+                    self._rolled_out_at[key] = self._clock()
+                elif not _is_for_new_pods(change):
+                    await self._perform(change)
+        except ApiError as error:
+            return self._not_performed(change, error, snapshot)
         return Performed()
+
+    async def _try_pod(self, deployment: Object, snapshot: Snapshot) -> Performed | None:
+        """Ask whether new pods would be admitted. Return why the old ones must stay; None if they need not.
+
+        deployment: with the new template.
+        """
+        try:
+            await self._api.try_create(trial_pod(deployment, snapshot.replica_sets))
+        except ApiError as error:
+            meaning = why_old_pods_stay(error.meaning, error.message)
+            if meaning is None:
+                return None
+            if meaning is Meaning.NAMESPACE_TERMINATING:
+                raise Vanished from error
+            if meaning is Meaning.CONFLICT:
+                raise
+            message = f"the pods stay as they are, because new ones would be refused: {at_rest(error.message)}"
+            return Performed(
+                failure=ApplyFailure(reference_of(deployment), meaning, message), retry_after_s=error.retry_after_s
+            )
+        return None
+
+    def _not_performed(self, change: Change, error: ApiError, snapshot: Snapshot) -> Performed:
+        if is_owner_unknown(error.message):
+            self._unknown_owners.add(snapshot.key.kind)
+            self._ask_again_at = self._clock() + UNKNOWN_OWNERS_AGAIN_S
+            return Performed(is_postponed=True)
+        return _report_failure(change, error, snapshot)
 
     async def _is_owner_known(self, key: Key, planned: Plan) -> bool:
         """Whether new children of this kind of owner may be accepted. A dry run tells, after one was refused.
@@ -108,16 +152,6 @@ class ChildWriter:
         """Whether it changes the pod template of a Deployment that exists."""
         return self._changes_template(change) and not change.is_new
 
-    async def would_be_accepted(self, planned: Plan) -> bool:
-        """Whether the API server would accept the planned Deployment. Writes nothing."""
-        try:
-            for change in planned.changes:
-                if isinstance(change, Apply) and change.object["kind"] == DEPLOYMENTS.kind:
-                    await self._dry_run(change.object, is_new=change.is_new)
-        except ApiError:
-            return False
-        return True
-
     def _changes_template(self, change: Change) -> TypeGuard[Apply]:
         """Whether it creates a Deployment or changes its pod template."""
         if not isinstance(change, Apply) or change.object["kind"] != DEPLOYMENTS.kind:
@@ -126,13 +160,14 @@ class ChildWriter:
         entry = self._cache.find(DEPLOYMENTS.kind, metadata["namespace"], metadata["name"])
         return entry is None or _annotation(entry.object, TEMPLATE_HASH) != _annotation(change.object, TEMPLATE_HASH)
 
-    async def _dry_run(self, value: Object, *, is_new: bool) -> None:
-        """Dry run of an apply: raises what the apply would raise, and writes nothing."""
+    async def _dry_run(self, value: Object, *, is_new: bool) -> Object:
+        """Dry run of an apply: what the object would be. Raises what the apply would raise, and writes nothing."""
         try:
-            await self._api.try_apply(value, is_new=is_new)
+            return await self._api.try_apply(value, is_new=is_new)
         except ApiError as error:
             if await self._conflicting_edits(value, error) is None:
                 raise
+        return value
 
     async def _perform(self, change: Change) -> None:
         match change:
@@ -169,6 +204,18 @@ class ChildWriter:
             return None
         owners = taken_over(value, found, error.causes)
         return None if owners is None else (found, owners)
+
+
+def _is_for_new_pods(change: Change) -> bool:
+    """Whether it is of no effect for the pods that exist. New pods need it."""
+    return isinstance(change, Apply) and change.object["kind"] in _FOR_NEW_PODS
+
+
+def _is_of_deployment(change: Change) -> bool:
+    return isinstance(change, Apply) and bool(change.object["kind"] == DEPLOYMENTS.kind)
+
+
+_FOR_NEW_PODS = ("ConfigMap", "ServiceAccount", "ResourceClaimTemplate")
 
 
 def _report_failure(change: Change, error: ApiError, snapshot: Snapshot) -> Performed:

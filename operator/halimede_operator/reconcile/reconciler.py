@@ -6,6 +6,7 @@ It is the same for a new object, a changed object, a restart of the operator and
 import asyncio
 import dataclasses
 import datetime
+import functools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,7 @@ from halimede_operator.cluster.kinds import BY_KIND, REPLICA_SETS
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.api.spec import Key, RolloutPolicy
+from halimede_operator.core.api.spec import Key
 from halimede_operator.core.api_errors import Meaning, message_for_author
 from halimede_operator.core.diff import Apply, Conflict, Delete
 from halimede_operator.core.merge_patch import merge_patch
@@ -192,9 +193,6 @@ class Reconciler:
         again_in: list[float] = []
         if planned.unplaced:
             again_in.append(UNPLACED_AGAIN_S)
-        if _begins_with_a_gap(snapshot, planned) and await self._children.would_be_accepted(planned):
-            # What to expect is told before it happens.
-            snapshot = await self._announce(snapshot, planned)
         if any(not isinstance(change, Conflict) for change in planned.changes):
             await self._observer.check_is_current(snapshot)
             if any(isinstance(change, Delete) for change in planned.changes):
@@ -204,7 +202,9 @@ class Reconciler:
                     planned = plan(after, self._platform, self._now(), name_holders, devices)
             await self._observer.check_zero(planned)
             planned = await self._observer.without_rivals(planned)
-            performed = await self._children.perform_all(snapshot, planned)
+            performed = await self._children.perform_all(
+                snapshot, planned, functools.partial(self._announce, snapshot, planned)
+            )
             if performed == Performed():
                 await self._events.post(key, snapshot.object, planned.events, self._now())
             if performed.is_postponed:
@@ -249,12 +249,12 @@ class Reconciler:
             planned = plan(snapshot, self._platform, self._now(), name_holders, devices)
         return devices, planned
 
-    async def _announce(self, snapshot: Snapshot, planned: Plan) -> Snapshot:
-        await self._observer.check_is_current(snapshot)
-        await self._write_status(snapshot, planned, Performed(is_postponed=True), [])
-        if (after := self._observer.observe(snapshot.key)) is None:
-            raise Vanished
-        return after
+    async def _announce(self, snapshot: Snapshot, planned: Plan) -> None:
+        """Write the status before a rollout with a gap: what to expect is told before it happens."""
+        told, generation = condition(snapshot.object, "RolloutStrategy"), snapshot.object["metadata"]["generation"]
+        wanted = planned.strategy.policy if planned.strategy is not None else None
+        if (told.get("reason"), told.get("observedGeneration")) != (wanted, generation):
+            await self._write_status(snapshot, planned, Performed(is_postponed=True), [])
 
     async def _with_causes(self, snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, list[float]]:
         """Add what the status needs about pods that do not start: nodes and kubelets' events.
@@ -424,19 +424,6 @@ def _failure_of(meaning: Meaning) -> Failure:
     if meaning.is_refusal:
         return Failure.PERMANENT
     return Failure.CONFLICT if meaning is Meaning.CONFLICT else Failure.TRANSIENT
-
-
-def _begins_with_a_gap(snapshot: Snapshot, planned: Plan) -> bool:
-    """Whether the planned changes take serving pods away before new ones serve, and the status does not say so yet."""
-    strategy = planned.strategy
-    if strategy is None or not strategy.reason or strategy.policy is RolloutPolicy.SURGE:
-        return False
-    told = condition(snapshot.object, "RolloutStrategy")
-    generation = snapshot.object["metadata"]["generation"]
-    is_told = told.get("reason") == strategy.policy and told.get("observedGeneration") == generation
-    return not is_told and any(
-        isinstance(change, Apply) and change.object["kind"] == "Deployment" for change in planned.changes
-    )
 
 
 def _has_served(snapshot: Snapshot, pod: Object) -> bool:
