@@ -8,13 +8,13 @@ import dataclasses
 import datetime
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
-from halimede_operator.cluster.kinds import BY_KIND, REPLICA_SETS
+from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.works import Works
@@ -34,6 +34,7 @@ from halimede_operator.core.pods.kubelet_events import (
 )
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
+from halimede_operator.core.pods.refreshes import REFRESH_S, REFRESHED, failing_for_its_volumes, to_refresh
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S, is_newly_ready
 from halimede_operator.core.pods.volume_claims import waits_for_claims
 from halimede_operator.core.reading import at_rest, condition, moment_at, moment_of
@@ -219,9 +220,7 @@ class Reconciler:
             planned = dataclasses.replace(planned, strategy=strategy_now(snapshot, planned, self._now()))
         if performed.failure is not None and self._is_to_be_awaited(key, performed.failure, begun):
             return _failed(performed.failure, performed.retry_after_s)
-        if snapshot.refused_pods:
-            await self._try_pods_again(snapshot)
-            again_in.append(TRY_AGAIN_S)
+        again_in += await self._try_again(snapshot)
         snapshot, checks_in = await self._with_causes(snapshot, planned)
         again_in += checks_in
         conflicts = [change for change in planned.changes if isinstance(change, Conflict)]
@@ -289,18 +288,28 @@ class Reconciler:
         again_in += [self._pods_deadline_in_s(child, snapshot.pods) for child in late]
         return snapshot, again_in
 
-    async def _try_pods_again(self, snapshot: Snapshot) -> None:
-        """Let the controller of ReplicaSets create the refused pods now: what refused them may be repaired."""
-        now = self._now()
-        for replica_set in to_try_again(snapshot.replica_sets, now):
+    async def _try_again(self, snapshot: Snapshot) -> list[float]:
+        """Wake those who wait for what a person may have repaired, and who do not see it: the controller of refused
+        pods, and the kubelets of pods that lack a Secret. Return the seconds after which to do it again."""
+        now, again_in = self._now(), list[float]()
+        if snapshot.refused_pods:
+            await self._touch(snapshot.key, to_try_again(snapshot.replica_sets, now), {TRIED_AGAIN: now})
+            again_in.append(TRY_AGAIN_S)
+        if failing := failing_for_its_volumes(snapshot.pods, now):
+            await self._touch(snapshot.key, to_refresh(failing, now), {REFRESHED: now})
+            again_in.append(REFRESH_S)
+        return again_in
+
+    async def _touch(self, key: Key, values: Sequence[Object], annotations: Mapping[str, str]) -> None:
+        for value in values:
             try:
-                answer = await self._api.annotate(replica_set, {TRIED_AGAIN: now})
+                answer = await self._api.annotate(value, annotations)
             except ApiError as error:
-                # Without the right, or without this ReplicaSet, the controller tries again by itself.
+                # Without the right, or without this object, others look again by themselves, only later.
                 if not (error.is_refusal or error.is_conflict or error.status == 404):
                     raise
             else:
-                self._observer.keep(REPLICA_SETS, answer, reconciled=snapshot.key)
+                self._observer.keep(BY_KIND[value["kind"]], answer, reconciled=key)
 
     def _devices_again_in(self, snapshot: Snapshot, planned: Plan) -> float:
         """Seconds until a pod that waits for devices may get others, or until its message may be outdated."""

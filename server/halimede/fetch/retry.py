@@ -86,6 +86,7 @@ class RetryPolicy:
         limit_secs = self._timeout_secs if where in self._answered else self._first_secs
         if message == self._known:
             self._progress_at = now
+            secs = min(secs, REPAIR_PAUSE_SECS)
         elif now + secs - self._progress_at >= limit_secs:
             raise FetchError(FetchExit.UNREACHABLE, message)
         self._wait(message, secs)

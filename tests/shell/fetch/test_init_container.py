@@ -17,7 +17,7 @@ import pytest
 import support.silent_names
 import support.stores
 from shell.fetch.conftest import Store
-from support.stores import Asked, Fault, Fetch, numbered_bytes, s3_error, tree
+from support.stores import Asked, Fault, Fetch, Served, WebServer, numbered_bytes, s3_error, tree
 
 MB = 1 << 20
 PKI = Path(support.stores.__file__).parent / "pki"
@@ -259,6 +259,21 @@ def test_a_failure_that_a_person_repairs_is_retried(store: Store) -> None:
     third.wait_for("NoSuchBucket); trying again", process, count=4)
     store.put({"digits/1/model.onnx": b"x"})
     assert (third.end(process).code, tree(store.models)) == (0, {"digits/1/model.onnx": b"x"})
+
+
+def test_a_completed_ca_bundle_is_read(tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.crt"
+    bundle.write_text("to be filled in")
+    with WebServer({"/files/1/model.onnx": Served(b"x")}, untrusted()).running() as web:
+        uri = f"s3://{web.url}/files/"
+        plan = {"models": [{"name": "digits", "uri": uri, "ca_bundle": str(bundle)}]}
+        first = Fetch(tmp_path, plan, name="first", options=["--init-container"]).run()
+        assert (first.code, first.report) == (15, f"{uri}: its CA bundle holds no certificate")
+        second = Fetch(tmp_path, plan, name="second", options=["--init-container"])
+        process = second.start()
+        second.wait_for("trying again", process)
+        bundle.write_text((PKI / "root.pem").read_text())
+        assert second.end(process).code == 0
 
 
 def test_a_folder_of_a_claim_that_appears_is_found(tmp_path: Path) -> None:
