@@ -113,10 +113,10 @@ class Fetcher:
     def fetch(self, model: PlannedModel) -> FetchedModel:
         """Make the model's directory, unless it already exists as planned; FetchError, OSError."""
         if model.uri.scheme in (Scheme.FILE, Scheme.PVC):
-            return self._retries.try_until_done(model.uri.display, lambda: self._link(model), waits_for_repair=True)
+            return self._retries.try_until_repaired(lambda: self._link(model))
         for _ in range(MAX_STARTS):
             try:
-                return self._fetch_one(model)
+                return self._retries.try_until_repaired(lambda: self._fetch_one(model))
             except ChangedError:
                 log.warning("%s changes while it is fetched: starting anew", model.uri.display)
         raise FetchError(
@@ -178,7 +178,7 @@ class Fetcher:
         """The files to download, and the name of a single file. A directory without a digest is reduced to the files
         that are served."""
         where = model.uri.display
-        source, single, listing = self._retries.try_until_done(where, lambda: self._ask(model), waits_for_repair=True)
+        source, single, listing = self._retries.try_until_done(where, lambda: self._ask(model))
         if single is not None:
             if not is_archive(single.path):
                 single_file(single.path, model.format, where)
