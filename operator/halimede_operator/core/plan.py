@@ -15,7 +15,7 @@ from halimede_operator.core.autoscaling.scalers import scalers_in, without_secon
 from halimede_operator.core.desired import build, desired, member_problems, template_without_devices
 from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, diff
 from halimede_operator.core.events import EventDraft
-from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT
+from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT, without_blocking
 from halimede_operator.core.name_collisions import name_collision
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.choice import Demand, Placement, demand_of, need_of, read_placement
@@ -198,6 +198,8 @@ def plan(
     if strategy.policy is not kept:
         wanted = children(strategy.policy)
         deployment = _deployment_of(wanted)
+    if snapshot.is_owner_unknown:
+        wanted = without_blocking(wanted, snapshot.children)
     # What exists of an unavailable kind is not known, so it is not compared.
     unavailable = tuple(child for child in wanted if child["kind"] in snapshot.unavailable)
     wanted = tuple(child for child in wanted if child["kind"] not in snapshot.unavailable)

@@ -17,14 +17,10 @@ from halimede_operator.core.reading import at_rest
 from halimede_operator.core.refused_pods import trial_pod, why_old_pods_stay
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure
-from halimede_operator.reconcile.interruptions import NameTaken, Vanished
+from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Vanished
 
 ROLLOUT_SPACING_S = 3.0
 """Shortest time between two changes of a Deployment's template, so that a hundred edits make a few rollouts."""
-
-
-UNKNOWN_OWNERS_AGAIN_S = 1.0
-"""How often to ask whether the API server knows the owners of new children, for all objects together."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,8 +28,7 @@ class Performed:
     """How many of the planned changes were made, and why not all."""
 
     is_postponed: bool = False
-    """The Deployment's template changed too recently, or the API server does not know the owner's kind yet. This change
-    and those planned after it are made later."""
+    """The Deployment's template changed too recently. This change and those planned after it are made later."""
     failure: ApplyFailure | None = None
     retry_after_s: float | None = None
 
@@ -48,9 +43,6 @@ class ChildWriter:
         self._clock = clock
         self._rolled_out_at: dict[Key, float] = {}
         """When a Deployment's template was last changed."""
-        self._unknown_owners: set[str] = set()
-        """Kinds of owners that children were refused for, because the API server does not know the kinds yet."""
-        self._ask_again_at = float("-inf")
 
     def forget(self, key: Key) -> None:
         """The object no longer exists."""
@@ -65,8 +57,6 @@ class ChildWriter:
         if old pods may end before new ones serve.
         """
         key = snapshot.key
-        if not await self._is_owner_known(key, planned):
-            return Performed(is_postponed=True)
         is_rollout = any(self._is_rollout(change) for change in planned.changes)
         is_early = self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S
         is_postponed = is_rollout and is_early
@@ -83,7 +73,7 @@ class ChildWriter:
                 if _is_for_new_pods(change) and not is_postponed:
                     await self._perform(change)
         except ApiError as error:
-            return self._not_performed(change, error, snapshot)
+            return _report_failure(change, error, snapshot)
         if takes_pods_away and not is_postponed and any(map(_is_of_deployment, planned.changes)):
             if is_rollout and accepted is not None and (refused := await self._try_pod(accepted, snapshot)) is not None:
                 return refused
@@ -98,7 +88,7 @@ class ChildWriter:
                 elif not _is_for_new_pods(change):
                     await self._perform(change)
         except ApiError as error:
-            return self._not_performed(change, error, snapshot)
+            return _report_failure(change, error, snapshot)
         return Performed()
 
     async def _try_pod(self, deployment: Object, snapshot: Snapshot) -> Performed | None:
@@ -121,32 +111,6 @@ class ChildWriter:
                 failure=ApplyFailure(reference_of(deployment), meaning, message), retry_after_s=error.retry_after_s
             )
         return None
-
-    def _not_performed(self, change: Change, error: ApiError, snapshot: Snapshot) -> Performed:
-        if is_owner_unknown(error.message):
-            self._unknown_owners.add(snapshot.key.kind)
-            self._ask_again_at = self._clock() + UNKNOWN_OWNERS_AGAIN_S
-            return Performed(is_postponed=True)
-        return _report_failure(change, error, snapshot)
-
-    async def _is_owner_known(self, key: Key, planned: Plan) -> bool:
-        """Whether new children of this kind of owner may be accepted. A dry run tells, after one was refused.
-
-        After an installation every object would otherwise have its children refused, again and again, for up to 30 s.
-        """
-        new = next((each for each in planned.changes if isinstance(each, Apply) and each.is_new), None)
-        if new is None or key.kind not in self._unknown_owners:
-            return True
-        if self._clock() < self._ask_again_at:
-            return False
-        try:
-            await self._api.try_apply(new.object, is_new=True)
-        except ApiError as error:
-            if is_owner_unknown(error.message):
-                self._ask_again_at = self._clock() + UNKNOWN_OWNERS_AGAIN_S
-                return False
-        self._unknown_owners.discard(key.kind)
-        return True
 
     def _is_rollout(self, change: Change) -> bool:
         """Whether it changes the pod template of a Deployment that exists."""
@@ -220,6 +184,8 @@ _FOR_NEW_PODS = ("ConfigMap", "ServiceAccount", "ResourceClaimTemplate")
 
 def _report_failure(change: Change, error: ApiError, snapshot: Snapshot) -> Performed:
     """How to report that the API server refused a change. Raises if the error is no failure of the change itself."""
+    if is_owner_unknown(error.message):
+        raise OwnerUnknown(str(error)) from error
     match error.meaning:
         case Meaning.NAMESPACE_TERMINATING:
             raise Vanished from error

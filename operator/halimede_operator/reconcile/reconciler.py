@@ -44,8 +44,8 @@ from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, s
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed, Gone, Outcome
 from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter, Performed, reference_of
-from halimede_operator.reconcile.interruptions import NameTaken, Stale, Vanished
-from halimede_operator.reconcile.observer import Observer
+from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Stale, Vanished
+from halimede_operator.reconcile.observer import OWNER_KNOWN_S, Observer
 from halimede_operator.reconcile.placer import Placer, waits_for_devices_s
 
 CONFLICT_AGAIN_S = 8.0
@@ -141,6 +141,9 @@ class Reconciler:
             )
         except NameTaken:
             return await self._reconcile(key, await self._observer.name_holders(key, await self._new_children(key)))
+        except OwnerUnknown:
+            self._observer.note_unknown_owner(key.kind)
+            return await self._reconcile(key, ())
 
     async def _report(self, key: Key, failure: ApplyFailure, retry_after_s: float | None) -> Outcome:
         """Write the status of an object whose reconcile ended early. A request that failed may fail here, too."""
@@ -194,6 +197,8 @@ class Reconciler:
         again_in: list[float] = []
         if planned.unplaced:
             again_in.append(UNPLACED_AGAIN_S)
+        if snapshot.is_owner_unknown:
+            again_in.append(OWNER_KNOWN_S)
         if any(not isinstance(change, Conflict) for change in planned.changes):
             await self._observer.check_is_current(snapshot)
             if any(isinstance(change, Delete) for change in planned.changes):
