@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 from typing import Any
 
 from halimede_operator.core.api.overlay import FETCH, SERVER
@@ -122,22 +123,37 @@ def is_dry_run_unsupported(message: str) -> bool:
     return re.search(r'^admission webhook "[^"]*" does not support dry run$', message) is not None
 
 
-_AMOUNTS = re.compile(r"\brequested: (?P<requested>[^ ]+), used: [^ ]+, limited: (?P<limited>[^ ]+)$")
+_AMOUNTS = re.compile(r"\brequested: (?P<requested>[^ ]+), used: (?P<used>[^ ]+), limited: (?P<limited>[^ ]+)$")
 
 
-def is_room_made_by_others(message: str) -> bool:
-    """Whether a used-up quota may admit the refused object once others are deleted: it asks for no more than the whole
-    quota. False for every other refusal."""
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What a used-up quota has of one resource, in its unit."""
+
+    requested: Fraction
+    used: Fraction
+    limited: Fraction
+
+
+def excesses_of(message: str) -> Mapping[str, Excess]:
+    """What an object asks for, of the resources of which a quota has too little, by name: `limits.memory`, `pods`.
+
+    Empty for every other refusal, and if an amount cannot be read.
+    """
     amounts = _AMOUNTS.search(message)
     if not is_over_quota(message) or amounts is None:
-        return False
-    requested, limited = (
-        dict(each.split("=", 1) for each in part.split(",") if "=" in each) for part in amounts.groups()
+        return {}
+    requested, used, limited = (
+        {name: quantity(value) for name, _, value in (each.partition("=") for each in amounts[part].split(","))}
+        for part in ("requested", "used", "limited")
     )
-    return all(
-        (asked := quantity(value)) is not None and (whole := quantity(limited.get(name))) is not None and asked <= whole
-        for name, value in requested.items()
-    )
+    found: dict[str, Excess] = {}
+    for name in requested:
+        asked, taken, whole = requested[name], used.get(name), limited.get(name)
+        if asked is None or taken is None or whole is None:
+            return {}
+        found[name] = Excess(asked, taken, whole)
+    return found
 
 
 _PREFIX = re.compile(

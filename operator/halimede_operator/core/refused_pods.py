@@ -8,10 +8,13 @@ person may repair: quotas, PriorityClasses, admission rules. It tries at once wh
 an annotation does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 from halimede_operator.core.api.spec import GROUP
-from halimede_operator.core.api_errors import Meaning, is_dry_run_unsupported, is_of_webhook, is_room_made_by_others
+from halimede_operator.core.api_errors import Meaning, excesses_of, is_dry_run_unsupported, is_of_webhook
+from halimede_operator.core.labels import REVISION_LABEL
+from halimede_operator.core.pods.amounts import amount_of
 from halimede_operator.core.reading import at, condition, moment_at, seconds_before, text_at
 from halimede_operator.core.snapshot import Object
 
@@ -54,14 +57,39 @@ def trial_pod(deployment: Object, replica_sets: Sequence[Object]) -> Object:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": template["spec"]}
 
 
-def why_old_pods_stay(meaning: Meaning, message: str) -> Meaning | None:
+def old_pods(pods: Iterable[Object], deployment: Object) -> list[Object]:
+    """The pods that an update to the Deployment's template takes away."""
+    revision = at(deployment, "spec", "template", "metadata", "labels", REVISION_LABEL)
+    return [
+        pod
+        for pod in pods
+        if at(pod, "metadata", "labels", REVISION_LABEL) != revision
+        and "deletionTimestamp" not in pod["metadata"]
+        and text_at(pod, "status", "phase") not in {"Failed", "Succeeded"}
+    ]
+
+
+def is_room_made(message: str, old: Sequence[Object], *, by_all: bool = False) -> bool:
+    """Whether the quota that refuses a new pod admits it when an old one is gone. False for every other refusal.
+
+    old: the old pods, as the API server has them. by_all: all of them go first.
+    """
+    excesses = excesses_of(message)
+    if not excesses or not old:
+        return False
+    freed_of = {name: [amount_of(pod, name) for pod in old] for name in excesses}
+    freed = {name: sum(amounts, Fraction(0)) if by_all else min(amounts) for name, amounts in freed_of.items()}
+    return all(max(each.used - freed[name], 0) + each.requested <= each.limited for name, each in excesses.items())
+
+
+def why_old_pods_stay(meaning: Meaning, message: str, *, is_room_made: bool) -> Meaning | None:
     """What the error of a dry run of a new pod means; None if the old pods need not stay because of it.
 
     They need not stay if the error says nothing about the pod: a webhook that cannot be asked in a dry run, or an
-    operator without the right to ask. Nor if the quota has room for the new pod once an old one is gone. They must stay
+    operator without the right to ask. Nor if the quota has room for the new pod once old ones are gone. They must stay
     if the API server or a webhook fails, because a real pod would be refused in the same way.
     """
-    if meaning is Meaning.FORBIDDEN or is_dry_run_unsupported(message) or is_room_made_by_others(message):
+    if meaning is Meaning.FORBIDDEN or is_dry_run_unsupported(message) or is_room_made:
         return None
     # A person repairs a webhook, and waits for the effect.
     return Meaning.PODS_REFUSED if meaning is Meaning.REFUSED or is_of_webhook(message) else meaning

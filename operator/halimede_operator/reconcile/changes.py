@@ -13,8 +13,8 @@ from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, may_be_ap
 from halimede_operator.core.labels import TEMPLATE_HASH
 from halimede_operator.core.ownership import taken_over
 from halimede_operator.core.plan import Change, Plan
-from halimede_operator.core.reading import at_rest
-from halimede_operator.core.refused_pods import trial_pod, why_old_pods_stay
+from halimede_operator.core.reading import at, at_rest
+from halimede_operator.core.refused_pods import is_room_made, old_pods, trial_pod, why_old_pods_stay
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure
 from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Vanished
@@ -99,7 +99,11 @@ class ChildWriter:
         try:
             await self._api.try_create(trial_pod(deployment, snapshot.replica_sets))
         except ApiError as error:
-            meaning = why_old_pods_stay(error.meaning, error.message)
+            going = old_pods(snapshot.pods, deployment)
+            is_made = is_room_made(
+                error.message, going, by_all=at(deployment, "spec", "strategy", "type") == "Recreate"
+            )
+            meaning = why_old_pods_stay(error.meaning, error.message, is_room_made=is_made)
             if meaning is None:
                 return None
             if meaning is Meaning.NAMESPACE_TERMINATING:
