@@ -23,6 +23,7 @@ from halimede_operator.core.autoscaling.idle import MAX_WAKE, WAKE
 from halimede_operator.core.autoscaling.replicas import IS_OURS, are_ours
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MODEL_LABEL
 from halimede_operator.core.plan import member_names
+from halimede_operator.core.pods.refreshes import REFRESHED
 from halimede_operator.core.reading import text_at
 from halimede_operator.core.snapshot import Object
 
@@ -40,6 +41,8 @@ MAX_SPEC_BYTES = 64 * 1024
 """The API server accepts 1.5 MB, but all users share the operator's memory."""
 SIZE = "sizeBytes"
 """A field that large objects have in the cache, because what is kept of them is small."""
+MAX_MOMENT = 32
+"""Characters of a time, which any user may write."""
 PACKED_BYTES = 512
 """Longer objects are compressed: to a third, for some 0.05 ms of CPU each time that one changes."""
 REMEMBERED_DELETIONS = 10_000
@@ -295,8 +298,8 @@ def _used_by_pods(pod: dict[str, Any]) -> dict[str, Any]:
     return {"serviceAccountName": pod.get("serviceAccountName", ""), "volumes": volumes, **claims}
 
 
-USED_OF_POD = ("nodeName", "schedulerName", "readinessGates", "imagePullSecrets", "resourceClaims")
-USED_OF_CONTAINER = ("name", "image", "ports", "resources")
+USED_OF_POD = ("nodeName", "schedulerName", "readinessGates", "imagePullSecrets", "resourceClaims", "overhead")
+USED_OF_CONTAINER = ("name", "image", "ports", "resources", "restartPolicy")
 USED_OF_VOLUME = ("name", "secret", "configMap", "persistentVolumeClaim")
 
 
@@ -319,8 +322,8 @@ def _kept(resource: Resource, metadata: dict[str, Any]) -> dict[str, Any]:
         return {**kept, "annotations": {WAKE: str(wake)[:MAX_WAKE]}} if wake is not None else kept
     kept = {field: part for field, part in metadata.items() if field != "managedFields"}
     if resource is PODS:
-        kept.pop("annotations", None)
-        return kept
+        refreshed = (kept.pop("annotations", None) or {}).get(REFRESHED)
+        return {**kept, "annotations": {REFRESHED: str(refreshed)[:MAX_MOMENT]}} if refreshed is not None else kept
     annotations = metadata.get("annotations")
     if annotations and LAST_APPLIED in annotations:
         kept["annotations"] = {field: text for field, text in annotations.items() if field != LAST_APPLIED}
