@@ -27,7 +27,7 @@ from cluster.bench_parts import (
     started,
 )
 from cluster.fake_nodes import MARK
-from cluster.operators import Object, Operator
+from cluster.operators import APPLY, Object, Operator
 from cluster.spaces import eventually
 
 EDIT_S, STALL_S, MOST_MB = 3.0, 1.0, 300.0
@@ -117,11 +117,13 @@ class Bystander:
     def _look(self) -> None:
         while not self._stop.is_set():
             begun = time.monotonic()
-            # The loop of the work answers it; another thread answers probes.
-            leads = self.operator.metric("halimede_operator_leader")
+            try:
+                # The loop of the work answers it; another thread answers probes.
+                if self.operator.metric("halimede_operator_leader") != 1:
+                    self.troubles.append("no lease")
+            except OSError as error:
+                self.troubles.append(f"metrics: {error!r}")
             self.answered_s.append(time.monotonic() - begun)
-            if leads != 1:
-                self.troubles.append("no lease")
             if (answer := self.operator.probe("healthz")) != http.client.OK:
                 self.troubles.append(f"healthz: {answer}")
             self._stop.wait(0.1)
@@ -208,8 +210,10 @@ def measure_pods(counts: Counts) -> list[Row]:
         pod_spec = {**template["spec"], "schedulerName": "nobody"}
 
         def one(number: int) -> None:
-            metadata = {**template["metadata"], "name": f"pod-{number:05}", "ownerReferences": [owner]}
-            api.create("/api/v1/namespaces/flood/pods", {"metadata": metadata, "spec": pod_spec})
+            name = f"pod-{number:05}"
+            metadata = {**template["metadata"], "name": name, "ownerReferences": [owner]}
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+            api.send("PATCH", f"/api/v1/namespaces/flood/pods/{name}?fieldManager=bench", pod, APPLY)
 
         with ThreadPoolExecutor(WRITERS) as writers:
             list(writers.map(one, range(counts.pods)))
