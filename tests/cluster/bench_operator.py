@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import click
 
 from cluster.bench_parts import (
+    LIMIT_S,
     Bench,
     Counts,
     Row,
@@ -44,12 +45,13 @@ from cluster.bench_parts import (
 from cluster.bench_tenants import measure_change, measure_floods, measure_pods, measure_replicas
 from cluster.fake_nodes import MARK
 from cluster.gpus import Layout
-from cluster.operators import Operator
+from cluster.operators import Object, Operator
 from cluster.spaces import eventually
 
 GOALS = Counts()
 AT_REST = 200
 MOST_MB = {1000: 150.0, 5000: 250.0}
+READY_S = {1000: 15.0, 5000: 30.0}
 """By the number of models."""
 SPACES = 20
 """Namespaces of very many models. With each change of a Deployment, Kubernetes' controller goes through all ReplicaSets
@@ -118,16 +120,10 @@ def measure_scale(counts: Counts) -> list[Row]:
     """Models without replicas in one namespace."""
     with new_bench("scale") as bench:
         with started(bench) as operator:
-            operator.ready()
-            rows = measure_apply(bench, operator, counts.models)
+            rows = measure_apply(bench, operator.ready(), counts.models)
             rows += bench.rest_rows(operator, counts.models)
             assert operator.end() == 0
-        before = bench.place.writes()
-        begun = time.monotonic()
-        with started(bench) as operator:
-            rows += measure_restart(bench, operator, counts.models, before, begun)
-            rows += measure_changes(bench, operator, counts)
-    return rows
+        return [*rows, *measure_restart(bench, counts.models, lambda again: measure_changes(bench, again, counts))]
 
 
 def measure_growth(counts: Counts) -> list[Row]:
@@ -150,9 +146,12 @@ def measure_growth(counts: Counts) -> list[Row]:
 
 def measure_spread(count: int) -> list[Row]:
     """Models without replicas in many namespaces."""
-    with new_bench("operator", *(f"models-{number}" for number in range(SPACES))) as bench, started(bench) as operator:
-        operator.ready()
-        return [replace(each, name=f"spread-{each.name}") for each in measure_apply(bench, operator, count)]
+    with new_bench("operator", *(f"models-{number}" for number in range(SPACES))) as bench:
+        with started(bench) as operator:
+            rows = measure_apply(bench, operator.ready(), count)
+            assert operator.end() == 0
+        rows += measure_restart(bench, count)
+    return [replace(each, name=f"spread-{each.name}") for each in rows]
 
 
 def measure_apply(bench: Bench, operator: Operator, count: int) -> list[Row]:
@@ -187,24 +186,36 @@ def measure_apply(bench: Bench, operator: Operator, count: int) -> list[Row]:
     ]
 
 
-def measure_restart(bench: Bench, operator: Operator, models: int, before: Counter[str], begun: float) -> list[Row]:
-    with machine_load() as load:
-        eventually(lambda: operator.probe("readyz") == 200, "the operator to be ready", check=operator.check)
-        ready_s, ready_cpu_s = time.monotonic() - begun, cpu_s(operator.process.pid)
+def measure_restart(
+    bench: Bench, models: int, then: Callable[[Operator], list[Row]] = lambda _operator: []
+) -> list[Row]:
+    """Start an operator again. then: what to measure with it afterwards."""
+    before, begun = bench.place.writes(), time.monotonic()
+    with started(bench) as operator:
+        with machine_load() as load:
+            eventually(lambda: operator.probe("readyz") == 200, "the operator to be ready", LIMIT_S, operator.check)
+            ready_s, ready_cpu_s = time.monotonic() - begun, cpu_s(operator.process.pid)
 
-        def is_through() -> bool:
-            return operator.metric("halimede_operator_reconciles_total") >= models
+            def is_through() -> bool:
+                return operator.metric("halimede_operator_reconciles_total") >= models
 
-        eventually(is_through, "all models to be looked at", check=operator.check)
-        through_s = time.monotonic() - begun
-    bench.wait_for_rest(operator)
-    written = bench.place.writes() - before
-    return [
-        row(f"restart-{models}-ready", ready_s, "s", 15, f"{ready_cpu_s:.1f} s CPU; {load()}"),
-        row(f"restart-{models}-looked-at", through_s, "s", None, "until each model was reconciled once"),
-        row(f"restart-{models}-writes", written.total(), "writes", 0, as_text(written)),
-        row(f"restart-{models}-peak-rss", peak_rss_mb(operator), "MB", MOST_MB.get(models)),
-    ]
+            eventually(is_through, "all models to be looked at", LIMIT_S, operator.check)
+            through_s, through_cpu_s = time.monotonic() - begun, cpu_s(operator.process.pid)
+        bench.wait_for_rest(operator)
+        written = bench.place.writes() - before
+        rows = [
+            row(f"restart-{models}-ready", ready_s, "s", READY_S.get(models), f"{ready_cpu_s:.1f} s CPU; {load()}"),
+            row(
+                f"restart-{models}-looked-at",
+                through_s,
+                "s",
+                None,
+                f"until each was reconciled once; {through_cpu_s:.1f} s CPU",
+            ),
+            row(f"restart-{models}-writes", written.total(), "writes", 0, as_text(written)),
+            row(f"restart-{models}-peak-rss", peak_rss_mb(operator), "MB", MOST_MB.get(models)),
+        ]
+        return [*rows, *then(operator)]
 
 
 def measure_changes(bench: Bench, operator: Operator, counts: Counts) -> list[Row]:
@@ -216,11 +227,17 @@ def measure_changes(bench: Bench, operator: Operator, counts: Counts) -> list[Ro
             begun = time.time()
             bench.place.own.api.patch(path, {"spec": {"env": [{"name": "N", "value": "1"}]}})
             eventually(partial(bench.is_settled, path), f"{name}'s status", check=operator.check)
-            entries = [
-                entry
-                for entry in bench.place.audited()
-                if entry["verb"] == "patch" and entry["objectRef"].get("name") == name and finished(entry) > begun
-            ]
+
+            def patches(name: str = name, begun: float = begun) -> list[Object]:
+                return [
+                    entry
+                    for entry in bench.place.audited()
+                    if entry["verb"] == "patch" and entry["objectRef"].get("name") == name and finished(entry) > begun
+                ]
+
+            # The API server logs a request after it has answered.
+            eventually(lambda: any(map(is_status, patches())), "the audit log", check=operator.check)
+            entries = patches()
             rolled = [finished(entry) for entry in entries if entry["objectRef"]["resource"] == "deployments"]
             rollouts.append(min(rolled) - begun)
             statuses.append(min(finished(entry) for entry in entries if is_status(entry)) - begun)
