@@ -54,8 +54,8 @@ MOST_MB = {1000: 150.0, 5000: 250.0}
 READY_S = {1000: 15.0, 5000: 30.0}
 """By the number of models."""
 SPACES = 20
-"""Namespaces of very many models. With each change of a Deployment, Kubernetes' controller goes through all ReplicaSets
-of its namespace."""
+"""Namespaces of very many models. With each change of a Service or a Deployment, Kubernetes' controllers go through all
+EndpointSlices or ReplicaSets of its namespace."""
 NODES = 200
 DECISION_S = 0.01
 LAYOUTS = ((("1g.10gb",) * 7,), (("2g.20gb",) * 3, ("1g.10gb",) * 7), (("3g.40gb",) * 2, ("1g.10gb",) * 7))
