@@ -168,7 +168,13 @@ def measure_change(counts: Counts) -> list[Row]:
     beside = f"beside {counts.models}"
     cpu, times = sum(used[full]) / sum(used[empty]), statistics.median(took[full]) / statistics.median(took[empty])
     return [
-        row("change-cpu", cpu, "times", MOST_CPU, f"{used[empty]} s alone, {used[full]} s {beside}; {load()}"),
+        row(
+            "change-cpu",
+            cpu,
+            "times",
+            MOST_CPU,
+            f"{spread(used[empty])} s alone, {spread(used[full])} s {beside}; {load()}",
+        ),
         row(
             "change-time", times, "times", MOST_TIME, f"{spread(took[empty])} s alone, {spread(took[full])} s {beside}"
         ),
