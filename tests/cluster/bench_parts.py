@@ -33,7 +33,8 @@ class Counts:
     many_models: int = 5000
     flood: int = 300
     pods: int = 12_000
-    replicas: int = 1000
+    replicas: int = 500
+    """As many as the operator allows by default."""
     changes: int = 20
 
 
