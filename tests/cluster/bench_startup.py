@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import click
 
-from cluster.bench_operator import Row, end, machine_load, row, spread
+from cluster.bench_parts import Row, end, machine_load, row, spread
 from cluster.installed import Platform, Tenant, provide_images
 from cluster.models import QUESTION, Object, model
 from cluster.own import OwnCluster

@@ -39,8 +39,6 @@ OWN_METADATA = (
 )
 MAX_SPEC_BYTES = 64 * 1024
 """The API server accepts 1.5 MB, but all users share the operator's memory."""
-SIZE = "sizeBytes"
-"""A field that large objects have in the cache, because what is kept of them is small."""
 MAX_MOMENT = 32
 """Characters of a time, which any user may write."""
 PACKED_BYTES = 512
@@ -249,7 +247,7 @@ def _is_same_decision(known: Entry, entry: Entry) -> bool:
 
 
 def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
-    """The entry for an object, or for what an entry has kept of it.
+    """The entry for an object.
 
     Raises KeyError, TypeError, AttributeError or ValueError if it is malformed.
     """
@@ -261,13 +259,10 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         whole["spec"] = {"template": {"spec": _used_by_pods(value["spec"]["template"]["spec"])}}
     if resource is PODS and "spec" in value:
         whole["spec"] = _used_of_pod(value["spec"])
-    if resource is DEPLOYMENTS and IS_OURS not in value:
+    if resource is DEPLOYMENTS:
         whole[IS_OURS] = are_ours(metadata.get("managedFields") or ())
     if resource.ours and (size := len(orjson.dumps(value.get("spec")))) > MAX_SPEC_BYTES:
         whole |= {"spec": {}, UNREAD: f"has {size} bytes as JSON; at most {MAX_SPEC_BYTES} are read"}
-    size_bytes = value.get(SIZE) or len(orjson.dumps(value)) if resource.ours else 0
-    if size_bytes > MAX_SPEC_BYTES:
-        whole[SIZE] = size_bytes
     owner = next((ref for ref in metadata.get("ownerReferences") or () if ref.get("controller")), None)
     return Entry(
         kind=resource.kind,
@@ -279,7 +274,7 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         key=_key(resource, namespace, name, owner, metadata.get("labels") or {}),
         uses=member_names(whole) if resource is ENSEMBLES else frozenset(),
         packed=_packed(orjson.dumps(whole)),
-        size_bytes=size_bytes,
+        size_bytes=len(orjson.dumps(value)) if resource.ours else 0,
         has_ended=resource is PODS and text_at(value, "status", "phase") in {"Failed", "Succeeded"},
     )
 

@@ -212,7 +212,7 @@ class KubeClient:
         while True:
             _, data = await self._request_bytes("GET", path, None, query)
             try:
-                page = decode_list(data, reduced, large_characters=0)
+                page = decode_list(data, reduced)
             except ValueError as error:
                 raise _malformed("GET", path) from error
             found += [each for each in page["items"] if each is not None]
