@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.wire.json_members import scan_members_steps
-from halimede.core.wire.json_scan import BLOCK_BYTES, array_steps, check_depth, load_json, scan_steps
+from halimede.core.wire.json_scan import BLOCK_BYTES, check_depth, load_json, scan_steps
 from halimede.core.wire.steps import run
 
 
@@ -22,13 +21,30 @@ def scan_refusal(text: bytes, block_bytes: int = BLOCK_BYTES) -> InferenceError:
     return caught.value
 
 
-def test_only_arrays_inside_of_inputs_are_taken_out() -> None:
+def test_only_arrays_inside_of_one_other_array_are_taken_out() -> None:
     text = b'{"a":[1],"inputs":[{"shape":[2,3],"parameters":{"p":[4]},"data":[[1],"]"]},[7]],"b":{"c":{"d":[5]}}}'
     layout = run(scan_steps(text))
     assert layout.skeleton == (
-        b'{"a":[1],"inputs":[{"shape":[0],"parameters":{"p":[4]},"data":[1]},[7]],"b":{"c":{"d":[2]}}}'
+        b'{"a":[1],"inputs":[{"shape":[0],"parameters":{"p":[1]},"data":[2]},[3]],"b":{"c":{"d":[5]}}}'
     )
-    assert [text[opened : closed + 1] for opened, closed in layout.spans] == [b"[2,3]", b'[[1],"]"]', b"[5]"]
+    spans = [text[opened : closed + 1] for opened, closed in layout.spans]
+    assert spans == [b"[2,3]", b"[4]", b'[[1],"]"]', b"[7]"]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 5, 16, 1000])
+def test_outermost_arrays_of_members_are_taken_out_and_their_elements_counted(block_bytes: int) -> None:
+    text = b'{"a":[1,[2,3],",",4,  5],"b":{"c":{"d":[[6]]}},"e":[]}'
+    layout = run(scan_steps(text, block_bytes, members=True))
+    assert layout.skeleton == b'{"a":[0],"b":{"c":{"d":[1]}},"e":[2]}'
+    assert layout.commas == [4, 0, 0]
+
+
+def test_long_values_of_members_are_taken_out_but_not_long_names() -> None:
+    text = b'{"%b":"%b","b":["%b"],"c":"%b"}' % (b"n" * 100, b"v" * 100, b"w" * 100, b"x" * 10)
+    layout = run(scan_steps(text, 32, members=True))
+    assert layout.skeleton == b'{"%b":[0],"b":[1],"c":"xxxxxxxxxx"}' % (b"n" * 100)
+    assert layout.commas == [None, 0]
+    assert [run(layout.parse_steps(place)) for place in (0, 1)] == ["v" * 100, ["w" * 100]]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 2, 3, 7, 1000])
@@ -97,9 +113,9 @@ def test_white_space_is_shortened_outside_of_strings_alone(content: bytes, space
     string = b'"' + content.replace(b"\n", b"n").replace(b"\t", b"t").replace(b"\r", b"r") + b'"'
     marked = b'{|"id"|:|%b|,|"inputs"|:|[|{|"name"|:|%b|}|]|,|"n"|:|-1|}' % (string, string)
     text = marked.replace(b"|", space)
-    for scan in (scan_steps, scan_members_steps):
-        skeleton = run(scan(text, block_bytes)).skeleton
-        if scan is scan_steps:
+    for members in (False, True):
+        skeleton = run(scan_steps(text, block_bytes, members=members)).skeleton
+        if not members:
             assert json.loads(skeleton) == json.loads(text)
         # A block ends in each run at most.
         assert len(skeleton) <= len(marked) + len(text) // block_bytes + 1
@@ -110,8 +126,7 @@ def test_white_space_is_limited_by_the_body_alone_and_read_in_steps() -> None:
     text = b'{"id":%b"a  b"%b,"inputs":%b[{"shape":[%b1%b],"data":[%b1]}%b]}' % ((space[: 1 << 20],) * 7)
     layout = run(scan_steps(text))
     assert json.loads(layout.skeleton) == {"id": "a  b", "inputs": [{"shape": [0], "data": [1]}]}
-    opened, closed = layout.spans[0]
-    assert json.loads(run(array_steps(memoryview(text), opened, closed, 1000, BLOCK_BYTES))) == [1]
+    assert run(layout.parse_steps(0)) == [1]
     steps = sum(1 for _ in scan_steps(b'{"id":"a"' + space + b"}"))
     assert steps >= len(space) // BLOCK_BYTES
 
@@ -121,6 +136,6 @@ def test_white_space_between_two_numbers_keeps_them_apart() -> None:
     with pytest.raises(InferenceError):
         load_json(run(scan_steps(text)).skeleton)
     # A line end in a string is an error, wherever it stands.
-    array = b'["a  \n"]'
+    layout = run(scan_steps(b'[["a  \n"]]', 4))
     with pytest.raises(InferenceError):
-        load_json(run(array_steps(memoryview(array), 0, len(array) - 1, 1000, 4)))
+        run(layout.parse_steps(0))

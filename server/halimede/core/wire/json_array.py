@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer, join_bytes
-from halimede.core.wire.json_scan import BLOCK_BYTES, JSON_SPACE, SPACES, ScannedJson, load_json, malformed
+from halimede.core.wire.json_scan import JSON_SPACE, SPACES, ScannedJson, load_json, malformed
 from halimede.core.wire.raw_tensor import LENGTH_BYTES
 from halimede.core.wire.steps import Steps
 
@@ -44,21 +44,14 @@ def pack(name: str, datatype: DataType, count: int, values: list[Any]) -> Buffer
     return _to_array(name, datatype, values).tobytes()
 
 
-def pack_steps(
-    name: str,
-    datatype: DataType,
-    count: int,
-    text: Buffer,
-    layout: ScannedJson,
-    span: tuple[int, int],
-    block_bytes: int = BLOCK_BYTES,
-) -> Steps[Buffer]:
-    """As `pack`, for the array at `span` in the text, which was scanned with blocks of this size."""
-    opened, closed = span
+def pack_steps(name: str, datatype: DataType, count: int, layout: ScannedJson, place: int) -> Steps[Buffer]:
+    """As `pack`, for the span at `place` of a scanned document."""
+    layout.unread.discard(place)
+    view, block_bytes = layout.view, layout.block_bytes
+    opened, closed = layout.spans[place]
     # An element takes a character and a comma, so memory is never allocated for more elements than could be sent.
     if count > (closed - opened) // 2:
         raise _wrong_count()
-    view = memoryview(text)
     is_bytes = datatype is DataType.BYTES
     # Room for all strings, which are never longer than their JSON: a growing buffer would be copied whole in one step.
     size = LENGTH_BYTES * (count + 1) + closed - opened if is_bytes else count * datatype.itemsize
@@ -137,38 +130,25 @@ def _elements(text: bytes, offset: int) -> list[Any]:
 
 
 _MANY_ARRAYS = 256
-"""Arrays in a piece. From there on their objects cost more than their elements: of `[],` 75 ns per byte."""
-_VALUE, _COMMA, _OPEN, _CLOSE, _SPACE = range(5)
-_ROLE = np.zeros(256, np.uint8)
-for _characters, _role in ((b",", _COMMA), (b"[", _OPEN), (b"]", _CLOSE), (JSON_SPACE, _SPACE)):
-    _ROLE[list(_characters)] = _role
-_FOLLOWS = np.zeros(16, bool)
-"""Whether a role may come after another one, at 4 * the first + the second."""
-for _first, _seconds in {
-    _VALUE: (_VALUE, _COMMA, _CLOSE),
-    _COMMA: (_VALUE, _OPEN),
-    _OPEN: (_VALUE, _OPEN, _CLOSE),
-    _CLOSE: (_COMMA, _CLOSE),
-}.items():
-    _FOLLOWS[[4 * _first + second for second in _seconds]] = True
+"""Arrays in a piece. From there on their objects cost more than their elements."""
+_OPEN, _CLOSE, _COMMA = b"[],"
 _BLANK_BRACKETS = bytes.maketrans(b"[]", b"  ")
-_LEFT_COMMAS = re.compile(rb",[ \t\n\r,]*,")
 
 
 def _without_arrays(text: bytes) -> bytes | None:
     """A nested array of numbers as the text of a flat one, where brackets match; None if that may not be right.
 
-    The text of the numbers is not checked.
+    The result is JSON if the text is, except for empty arrays, and only then.
     """
     if b'"' in text or b"{" in text:
         return None
-    roles = _ROLE[np.frombuffer(text, np.uint8)]
-    roles = roles[roles != _SPACE]
-    if not _FOLLOWS[4 * roles[:-1] + roles[1:]].all():
-        return None
-    # Of an empty array, one of the commas beside it is left, or both.
-    flat = _LEFT_COMMAS.sub(b",", text.translate(_BLANK_BRACKETS))
-    return b"[" + flat.strip(JSON_SPACE + b",") + b"]"
+    tokens = np.frombuffer(text.translate(None, JSON_SPACE), np.uint8)
+    left, right = tokens[:-1], tokens[1:]
+    # Blanks may be where brackets may not be: before an opening one, and after a closing one. Elsewhere a comma or an
+    # element is missing in the flat array too.
+    opens = (right != _OPEN) | (left == _COMMA) | (left == _OPEN)
+    closes = (left != _CLOSE) | (right == _COMMA) | (right == _CLOSE)
+    return b"[" + text.translate(_BLANK_BRACKETS) + b"]" if (opens & closes).all() else None
 
 
 def _flatten(values: list[Any]) -> list[Any]:
