@@ -220,6 +220,7 @@ class _Placed:
         name, datatype, place = declared.name, declared.data_type, _place(value)
         if place is None:
             return pack(name, datatype, count, [self._scalar(value)])
+        self.layout.unread.discard(place)
         return (yield from pack_steps(name, datatype, count, self.layout, place))
 
     def plain(self, value: Any) -> Any:

@@ -248,8 +248,12 @@ def decode_large_steps(
     document = load_json(layout.skeleton)
     yield 0
     for item in _inputs(document):
-        if isinstance(item, dict) and isinstance(item.get("shape"), list):
-            item["shape"] = yield from layout.parse_steps(item["shape"][0])
+        if isinstance(item, dict):
+            if isinstance(shape := item.get("shape"), list):
+                item["shape"] = yield from layout.parse_steps(shape[0])
+            if isinstance(placed := item.get("data"), list):
+                layout.unread.discard(placed[0])
+    yield from layout.rest_steps()
     decoded = _read_head(document, view, version)
     tensors = decoded.request.inputs
     at = 0
@@ -269,7 +273,6 @@ def decode_large_steps(
         tensors.append(Tensor(name, datatype, shape, data))
         if len(tensors) % 256 == 0:
             yield 0
-    yield from layout.rest_steps()
     if tail is not None and at != len(tail):
         raise _extra_data(view)
     check_outputs(view, decoded.request, decoded.destinations)

@@ -46,7 +46,6 @@ def pack(name: str, datatype: DataType, count: int, values: list[Any]) -> Buffer
 
 def pack_steps(name: str, datatype: DataType, count: int, layout: ScannedJson, place: int) -> Steps[Buffer]:
     """As `pack`, for the span at `place` of a scanned document."""
-    layout.unread.discard(place)
     view, block_bytes = layout.view, layout.block_bytes
     opened, closed = layout.spans[place]
     # An element takes a character and a comma, so memory is never allocated for more elements than could be sent.
