@@ -1,9 +1,10 @@
 """The arrays of a document are found and taken out, in steps."""
 
 import json
+import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from halimede.core.types import ErrorCode, InferenceError
@@ -40,11 +41,11 @@ def test_outermost_arrays_of_members_are_taken_out_and_their_elements_counted(bl
 
 
 def test_long_values_of_members_are_taken_out_but_not_long_names() -> None:
-    text = b'{"%b":"%b","b":["%b"],"c":"%b"}' % (b"n" * 100, b"v" * 100, b"w" * 100, b"x" * 10)
+    text = b'{"%b":"%b","b":["%b",{"c":"%b"}],"d":"short"}' % (b"n" * 100, b"v" * 100, b"w" * 100, b"x" * 100)
     layout = run(scan_steps(text, 32, members=True))
-    assert layout.skeleton == b'{"%b":[0],"b":[1],"c":"xxxxxxxxxx"}' % (b"n" * 100)
-    assert layout.commas == [None, 0]
-    assert [run(layout.parse_steps(place)) for place in (0, 1)] == ["v" * 100, ["w" * 100]]
+    assert layout.skeleton == b'{"%b":[0],"b":[1],"d":"short"}' % (b"n" * 100)
+    assert layout.commas == [None, 1]
+    assert [run(layout.parse_steps(place)) for place in (0, 1)] == ["v" * 100, ["w" * 100, {"c": "x" * 100}]]
 
 
 @pytest.mark.parametrize("block_bytes", [1, 2, 3, 7, 1000])
@@ -55,6 +56,7 @@ def test_brackets_in_strings_are_text_for_any_block_size(block_bytes: int) -> No
 
 
 @settings(deadline=None)
+@example(b'"\\[\\', 1)
 @given(st.lists(st.sampled_from([b"\\", b'"', b"[", b"]", b"a", b","]), max_size=40).map(b"".join), st.integers(1, 8))
 def test_scan_result_does_not_depend_on_the_block_size(content: bytes, block_bytes: int) -> None:
     text = b'{"inputs":[{"data":["' + content + b'"]}]}'
@@ -90,6 +92,11 @@ def test_brackets_and_quotes_must_match(text: bytes) -> None:
     assert scan_refusal(text, 3).message.startswith("failed to parse the request JSON buffer: ")
 
 
+@pytest.mark.parametrize("text", [b"]", b"}", b'{"a":[]]}'])
+def test_a_closing_bracket_too_many_is_named(text: bytes) -> None:
+    assert scan_refusal(text) == invalid("failed to parse the request JSON buffer: a closing bracket too many. at 0")
+
+
 def test_content_beside_the_data_is_limited() -> None:
     error = invalid(
         "the request JSON has more than 262144 bytes beside the 'data' of its inputs and white space;"
@@ -98,6 +105,26 @@ def test_content_beside_the_data_is_limited() -> None:
     assert scan_refusal(b'{"id":"' + b"x" * 300_000 + b'"}') == error
     assert scan_refusal(b'{"inputs":[' + b'{"data":[]},' * 30_000) == error
     run(scan_steps(b'{"inputs":[{"data":[' + b" " * 1_000_000 + b"]}]}"))
+
+
+def test_arrays_that_are_not_data_count_once_and_are_read_in_steps() -> None:
+    layout = run(scan_steps(b'{"a":["' + b"x" * 60 + b'"]}', skeleton_limit=100, members=True))
+    run(layout.parse_steps(0))
+    run(layout.rest_steps())
+    with pytest.raises(InferenceError, match="more than 100 bytes"):
+        run(layout.parse_steps(0))
+    layout = run(scan_steps(b'{"inputs":[' + b"[],".join([b""] * 3000) + b"[]]}"))
+    assert sum(1 for _ in layout.rest_steps()) > 10
+
+
+def test_a_long_string_beside_the_data_is_not_copied() -> None:
+    text = b'{"id":"' + b"x" * 4_000_000 + b'"}'
+    tracemalloc.start()
+    with pytest.raises(InferenceError):
+        run(scan_steps(text))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
 
 
 PIECES = [b" ", b"\n", b"\t", b"\r\n  ", b"a", b'\\"', b"\\\\", b"[", b"{", b",", b"    "]

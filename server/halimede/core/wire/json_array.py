@@ -132,22 +132,31 @@ _MANY_ARRAYS = 256
 """Arrays in a piece. From there on their objects cost more than their elements."""
 _OPEN, _CLOSE, _COMMA = b"[],"
 _BLANK_BRACKETS = bytes.maketrans(b"[]", b"  ")
+_LEFT_COMMAS = re.compile(rb",[ \t\n\r,]*,")
 
 
 def _without_arrays(text: bytes) -> bytes | None:
     """A nested array of numbers as the text of a flat one, where brackets match; None if that may not be right.
 
-    The result is JSON if the text is, except for empty arrays, and only then.
+    The text of the numbers is not checked.
     """
     if b'"' in text or b"{" in text:
         return None
-    tokens = np.frombuffer(text.translate(None, JSON_SPACE), np.uint8)
-    left, right = tokens[:-1], tokens[1:]
-    # Blanks may be where brackets may not be: before an opening one, and after a closing one. Elsewhere a comma or an
-    # element is missing in the flat array too.
-    opens = (right != _OPEN) | (left == _COMMA) | (left == _OPEN)
-    closes = (left != _CLOSE) | (right == _COMMA) | (right == _CLOSE)
-    return b"[" + text.translate(_BLANK_BRACKETS) + b"]" if (opens & closes).all() else None
+    dense = text.translate(None, JSON_SPACE)
+    left, right = (np.frombuffer(dense, np.uint8)[part] for part in (slice(-1), slice(1, None)))
+    wrong = (
+        (left == _COMMA) & ((right == _COMMA) | (right == _CLOSE)),
+        (left == _OPEN) & (right == _COMMA),
+        (left == _CLOSE) & (right != _COMMA) & (right != _CLOSE),
+        (right == _OPEN) & (left != _COMMA) & (left != _OPEN),
+    )
+    if any(each.any() for each in wrong):
+        return None
+    flat = text.translate(_BLANK_BRACKETS)
+    if b"[]" in dense:
+        # Of an empty array, one of the commas beside it is left, or both.
+        flat = _LEFT_COMMAS.sub(b",", flat).strip(JSON_SPACE + b",")
+    return b"[" + flat + b"]"
 
 
 def _flatten(values: list[Any]) -> list[Any]:

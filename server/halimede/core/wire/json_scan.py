@@ -269,7 +269,7 @@ def _without_escapes(block: bytes, is_escaped: bool) -> bytes:
     `is_escaped`: a backslash before it belongs to its first byte. The result ends with a backslash if that belongs to
     the byte after it.
     """
-    if is_escaped:
+    if is_escaped and block[0] in b'"\\':
         block = b"_" + block[1:]
     if b"\\" not in block:
         return block
