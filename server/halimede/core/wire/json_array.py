@@ -182,21 +182,25 @@ def _extend(flat: list[Any], values: list[Any]) -> None:
                 flat.append(value)
 
 
+def _kind(datatype: DataType) -> tuple[set[type], str]:
+    """The types of a datatype's elements, and the error text for others."""
+    if datatype is DataType.BYTES:
+        return {str}, "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+    cause = "Unable to parse 'data': attempt to access JSON"
+    if datatype in _FLOATS:
+        return {int, float}, f"{cause} non-number as double"
+    if datatype is DataType.BOOL:
+        return {bool}, f"{cause} non-boolean as boolean"
+    name = "unsigned-integer" if datatype in _UNSIGNED else "signed-integer"
+    return {int}, f"{cause} non-{name} as {name}"
+
+
+_KINDS = {datatype: _kind(datatype) for datatype in DataType}
+
+
 def _check_kinds(datatype: DataType, values: list[Any]) -> None:
-    if not set(map(type, values)) <= _KINDS[datatype]:
+    if not set(map(type, values)) <= _KINDS[datatype][0]:
         raise _wrong_kind(datatype)
-
-
-_KINDS: dict[DataType, set[type]] = {
-    datatype: {bool}
-    if datatype is DataType.BOOL
-    else {str}
-    if datatype is DataType.BYTES
-    else {int, float}
-    if datatype in _FLOATS
-    else {int}
-    for datatype in DataType
-}
 
 
 def _to_array(name: str, datatype: DataType, values: list[Any]) -> NDArray[Any]:
@@ -222,17 +226,7 @@ def _wrong_count() -> InferenceError:
 
 
 def _wrong_kind(datatype: DataType) -> InferenceError:
-    if datatype is DataType.BYTES:
-        text = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
-    elif datatype in _FLOATS:
-        text = "Unable to parse 'data': attempt to access JSON non-number as double"
-    elif datatype is DataType.BOOL:
-        text = "Unable to parse 'data': attempt to access JSON non-boolean as boolean"
-    elif datatype in _UNSIGNED:
-        text = "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer"
-    else:
-        text = "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
-    return InferenceError(ErrorCode.INVALID_ARG, text)
+    return InferenceError(ErrorCode.INVALID_ARG, _KINDS[datatype][1])
 
 
 # ---- One element that is longer than a piece
