@@ -18,7 +18,7 @@ from halimede.core.config.check_request import RequestChecker
 from halimede.core.ensemble.graph import Graph
 from halimede.core.ensemble.run import Acknowledge, CallStep, EnsembleRun, GiveAnswer, RunAction
 from halimede.core.observe.load import Load
-from halimede.core.schedule.wait_graph import Held, Place
+from halimede.core.schedule.wait_graph import ANSWERED, Place
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, shortage_of
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request
@@ -167,7 +167,7 @@ class Ensemble:
         return False
 
     def place_of(self, key: int) -> Place:
-        return Held((key,)) if key in self._running else None
+        return Place([(key,)]) if key in self._running else ANSWERED
 
     def acknowledge(self, key: int, responses: int) -> None:
         """The client has taken `responses` more: steps that were held back continue."""
