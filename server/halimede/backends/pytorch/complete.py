@@ -18,7 +18,7 @@ from halimede.backends.pytorch.program import PackageProgram, Program
 from halimede.backends.pytorch.runtime import STORAGES, runtime
 from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, exported_shapes
 from halimede.backends.pytorch.script import ScriptProgram, cause_of
-from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, TensorSignature, complete
+from halimede.core.config.autocomplete import ModelSignature, TensorSignature, batch_size_setting, complete
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.sequence_tensors import model_inputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
@@ -34,7 +34,7 @@ def complete_config(config: ModelConfig, source: ModelSource) -> ModelConfig:
         return config
     files = find_files(config, source)
     named = replace(config, name=source.name)
-    most = _default_max_batch_size(source)
+    most = batch_size_setting("pytorch", source.options)
     if files.form in (Form.EXPORTED, Form.PACKAGE):
         paths = paths_of(files, source.name)
         signature = _exported_signature(named, files, paths)
@@ -208,13 +208,3 @@ def _too_little(config: ModelConfig, files: ModelFiles, names: Sequence[str]) ->
 
 def _example(names: Sequence[str]) -> str:
     return ", ".join(f'{{ name: "{clip(name)}" data_type: TYPE_FP32 dims: [ ... ] }}' for name in names[:8])
-
-
-def _default_max_batch_size(source: ModelSource) -> int:
-    text = source.options.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"--backend-config pytorch,default-max-batch-size={clip(text)}: it must be a number, at least 0",
-        )
-    return int(text)
