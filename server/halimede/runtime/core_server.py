@@ -214,7 +214,7 @@ class CoreServer:
         self._require_control(no_name_problem(name))
         await self._finish(self._lifecycle.unload(name, with_steps=unload_dependents))
 
-    def render_metrics(self) -> Generator[None, None, list[bytes]]:
+    def render_metrics(self) -> Generator[int, None, list[bytes]]:
         """The metrics page in Prometheus' text format, in steps as `core.observe.metrics_page.render` makes it."""
         versions = [v for _, record in sorted(self._lifecycle.records.items()) for v in record.versions.values()]
         sample = self._sampler.latest

@@ -248,7 +248,7 @@ class CustomMetrics:
         for family in list(mine.families):
             self._drop_family(mine, family)
 
-    def render(self) -> Generator[None, None, list[bytes]]:
+    def render(self) -> Generator[int, None, list[bytes]]:
         """The families as parts of a scrape, in steps of about a millisecond each."""
         parts: list[bytes] = []
         lines = 0
@@ -265,11 +265,11 @@ class CustomMetrics:
                 if lines >= SERIES_PER_STEP:
                     parts.append(text.take_bytes())
                     lines = 0
-                    yield
+                    yield 0
             parts.append(text.to_bytes())
             if lines >= SERIES_PER_STEP:
                 lines = 0
-                yield
+                yield 0
         return parts
 
     def _add_family(self, name: str, kind: str, description: str) -> _Family:
