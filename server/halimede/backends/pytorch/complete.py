@@ -16,7 +16,7 @@ from halimede.backends.pytorch.options import read_options
 from halimede.backends.pytorch.probe import ProbeError, ShapesOf, probe_outputs
 from halimede.backends.pytorch.program import PackageProgram, Program
 from halimede.backends.pytorch.runtime import STORAGES, runtime
-from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, exported_shapes
+from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, dims_of, exported_shapes, is_given
 from halimede.backends.pytorch.script import ScriptProgram, cause_of
 from halimede.core.config.autocomplete import ModelSignature, TensorSignature, batch_size_setting, complete
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def complete_config(config: ModelConfig, source: ModelSource) -> ModelConfig:
     """The completed configuration. INVALID_ARG with what has to be written if the file says too little."""
     tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-    if config.input and config.output and all(map(_is_given, tensors)):
+    if config.input and config.output and all(map(is_given, tensors)):
         return config
     files = find_files(config, source)
     named = replace(config, name=source.name)
@@ -96,15 +96,17 @@ def _run_signature(config: ModelConfig, files: ModelFiles) -> ModelSignature:
         if traced is None:
             raise _too_little(config, files, _names_of(program.arguments))
         return _traced_signature(config, files, program, results, traced)
-    if not all(map(_is_given, config.input)):
-        raise _too_little(config, files, [each.name for each in config.input if not _is_given(each)])
+    if not all(map(is_given, config.input)):
+        raise _too_little(config, files, [each.name for each in config.input if not is_given(each)])
 
     def shapes(step: int) -> Shapes | None:
         return configured_shapes(config, 2 + step, ANY_SIZE + step)
 
     program.bind(input_places(config, config.name, program.arguments))
     first = (-1,) if config.max_batch_size > 0 else ()
-    inputs = tuple(TensorSignature(each.name, each.data_type, (*first, *_dims(each))) for each in model_inputs(config))
+    inputs = tuple(
+        TensorSignature(each.name, each.data_type, (*first, *dims_of(each))) for each in model_inputs(config)
+    )
     return ModelSignature(inputs, _outputs(config, files, program, shapes, _places(config, results)))
 
 
@@ -187,14 +189,6 @@ def _names_of(arguments: Sequence[Argument]) -> list[str]:
     if len(arguments) == 1 and arguments[0].kind is ArgumentKind.DICT:
         return ["KEY"]
     return [each.name for each in arguments if not each.optional]
-
-
-def _dims(tensor: ModelInput) -> tuple[int, ...]:
-    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
-
-
-def _is_given(tensor: ModelInput | ModelOutput) -> bool:
-    return tensor.data_type is not DataType.INVALID and (bool(tensor.dims) or tensor.reshape is not None)
 
 
 def _too_little(config: ModelConfig, files: ModelFiles, names: Sequence[str]) -> InferenceError:
