@@ -23,7 +23,6 @@ import uvloop
 
 from halimede.core.accounts import MemoryBounds
 from halimede.core.observe.access_lines import AccessLog
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.policy import StartHold
 from halimede.core.types import InferenceError, ModelIndexEntry
 from halimede.front_processes.pool import FrontProcesses, wanted_processes
@@ -49,7 +48,6 @@ from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.requests import RequestTable
 from halimede.runtime.sampler import make_sampler
-from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.runtime.watcher import watch
 from halimede.settings import ModelControlMode, Settings
@@ -188,7 +186,6 @@ class App:
             log_verbose=settings.log_verbose,
             hold=StartHold(settings.delay_scheduler, settings.backlog_delay_scheduler),
         )
-        services = ModelServices(CustomMetrics())
         self._stores = _stores(settings)
         repository = self._stores or ModelRepository(
             _directories(settings), settings.model_file, settings.model_config_name
@@ -197,7 +194,6 @@ class App:
             repository,
             options,
             settings.model_load_thread_count,
-            services=services,
             retry_count=settings.model_load_retry_count,
             unload_wait_secs=settings.unload_wait_secs,
             table=RequestTable(
@@ -215,11 +211,9 @@ class App:
             strict_readiness=settings.strict_readiness,
             metrics_config=settings.metrics_config,
             dropped_log_lines=self._dropped_lines,
-            custom_metrics=services.metrics,
             inventory=self._inventory,
             hung_processes=self._launcher.hangs.ended,
         )
-        services.models = self._core
         self._fronts: FrontProcesses | None = None
         processes = wanted_processes(settings)
         if processes > 1 and (settings.allow_http or settings.allow_grpc):
