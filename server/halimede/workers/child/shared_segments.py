@@ -41,7 +41,7 @@ class SharedSegments(SegmentMap):
         try:
             self.map(number, os.dup(descriptor), flags=mmap.MAP_PRIVATE)
             self._read_only.map(number, os.dup(descriptor), prot=mmap.PROT_READ)
-            if ALIGNMENT % _PAGE == 0 and not is_any_private(self._segments[number].start, _PAGE):
+            if ALIGNMENT % _PAGE == 0 and not _is_any_private(self._segments[number].start, _PAGE):
                 return True
         except OSError:
             pass
@@ -59,7 +59,7 @@ class SharedSegments(SegmentMap):
         """The owner's bytes; writes to them are private. ValueError if they are not all in the segment."""
         segment = self._segments.get(block[0])
         if segment is not None:
-            if not is_any_private(segment.start + offset, size_bytes):
+            if not _is_any_private(segment.start + offset, size_bytes):
                 return segment.lease(block, offset, size_bytes)
             # The private pages are freed with the last lease.
             super().unmap(block[0])
@@ -69,10 +69,10 @@ class SharedSegments(SegmentMap):
     def find_unwritten(self, data: Buffer) -> Block | None:
         """Where bytes of this process lie in a segment; None for other memory, and if a page of them is private."""
         where = self.find(data)
-        return None if where is None or is_any_private(address(data), len(data)) else where
+        return None if where is None or _is_any_private(address(data), len(data)) else where
 
 
-def is_any_private(start: int, size_bytes: int) -> bool:
+def _is_any_private(start: int, size_bytes: int) -> bool:
     """Whether this process has written to a page of these bytes. True if the kernel does not report it."""
     first = start // _PAGE
     size = (-(-(start + size_bytes) // _PAGE) - first) * _ENTRY_BYTES
