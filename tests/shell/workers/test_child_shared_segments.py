@@ -184,7 +184,7 @@ def test_a_segment_stays_mapped_until_the_last_view_is_gone(owner: Owner):
 
 
 WITHOUT = """
-import builtins, os, resource, sys
+import os, resource, sys
 from collections import deque
 from halimede.workers.child.shared_segments import SharedSegments
 from halimede.workers.segments import make_segment
@@ -195,8 +195,8 @@ segments = SharedSegments(deque(), print)
 before = len(os.listdir("/proc/self/fd"))
 limit = None
 if lacks == "page map":
-    real = builtins.open
-    builtins.open = lambda path, *how, **more: real("/proc/self/nothing" if "pagemap" in path else path, *how, **more)
+    real = os.open
+    os.open = lambda path, *more: real("/proc/self/nothing" if "pagemap" in path else path, *more)
 elif lacks == "descriptors":
     limit, value = resource.RLIMIT_NOFILE, before - 1
 elif lacks == "address space":

@@ -35,13 +35,16 @@ class SharedSegments(SegmentMap):
         super().__init__(released)
         self._on_written = on_written
         self._read_only = SegmentMap(released)
+        self._pages: _Pages | None = None
 
     def try_map(self, number: int, descriptor: int) -> bool:
         """Map a segment; False if that is not possible here. Takes over the descriptor."""
         try:
             self.map(number, os.dup(descriptor), flags=mmap.MAP_PRIVATE)
             self._read_only.map(number, os.dup(descriptor), prot=mmap.PROT_READ)
-            if ALIGNMENT % _PAGE == 0 and not _is_any_private(self._segments[number].start, _PAGE):
+            if self._pages is None:
+                self._pages = _Pages(os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC))
+            if ALIGNMENT % _PAGE == 0:
                 return True
         except OSError:
             pass
@@ -59,7 +62,7 @@ class SharedSegments(SegmentMap):
         """The owner's bytes; writes to them are private. ValueError if they are not all in the segment."""
         segment = self._segments.get(block[0])
         if segment is not None:
-            if not _is_any_private(segment.start + offset, size_bytes):
+            if not self._is_written(segment.start + offset, size_bytes):
                 return segment.lease(block, offset, size_bytes)
             # The private pages are freed with the last lease.
             super().unmap(block[0])
@@ -69,17 +72,31 @@ class SharedSegments(SegmentMap):
     def find_unwritten(self, data: Buffer) -> Block | None:
         """Where bytes of this process lie in a segment; None for other memory, and if a page of them is private."""
         where = self.find(data)
-        return None if where is None or _is_any_private(address(data), len(data)) else where
+        return None if where is None or self._is_written(address(data), len(data)) else where
+
+    def _is_written(self, start: int, size_bytes: int) -> bool:
+        return self._pages is None or self._pages.is_any_private(start, size_bytes)
 
 
-def _is_any_private(start: int, size_bytes: int) -> bool:
-    """Whether this process has written to a page of these bytes. True if the kernel does not report it."""
-    first = start // _PAGE
-    size = (-(-(start + size_bytes) // _PAGE) - first) * _ENTRY_BYTES
-    try:
-        # Opened each time: the model may close any descriptor, and open another file with its number.
-        with open("/proc/self/pagemap", "rb", buffering=0) as file:
-            entries = os.pread(file.fileno(), size, first * _ENTRY_BYTES)
-    except OSError:
-        return True
-    return len(entries) != size or 1 in entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES].translate(_PRIVATE)
+class _Pages:
+    """Which pages of this process are private, from `/proc/self/pagemap`."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes over the descriptor. It stays open, because opening costs as much as checking half a megabyte."""
+        self._descriptor = descriptor
+        self._stat = os.fstat(descriptor)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def is_any_private(self, start: int, size_bytes: int) -> bool:
+        """Whether this process has written to a page of these bytes. True if the kernel does not report it."""
+        first = start // _PAGE
+        size = (-(-(start + size_bytes) // _PAGE) - first) * _ENTRY_BYTES
+        try:
+            entries = os.pread(self._descriptor, size, first * _ENTRY_BYTES)
+            # A model may close any descriptor, and open another file with its number.
+            is_right = os.path.samestat(os.fstat(self._descriptor), self._stat) and len(entries) == size
+        except OSError:
+            return True
+        return not is_right or 1 in entries[_ENTRY_BYTES - 1 :: _ENTRY_BYTES].translate(_PRIVATE)
