@@ -196,7 +196,7 @@ class Bench:
         in_order = bool(batching.get("preserve_ordering"))
         self.requests = VersionRequests("m", "1", self.table, self.stats, preserve_ordering=in_order)
         self.pump = Pump(
-            scheduler or make_scheduler(config, instances=0),
+            lambda take_back: scheduler or make_scheduler(config, take_back),
             self.requests,
             RequestChecker(config),
             asyncio.get_running_loop(),

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -138,8 +139,8 @@ async def start_version(
     checker = RequestChecker(config)
     in_order = batching is not None and batching.preserve_ordering
     requests = VersionRequests(name, str(prepared.version), table, stats, preserve_ordering=in_order)
-    scheduler = make_scheduler(config, strategy=prepared.strategy, hold=prepared.hold, ids=table.ids)
-    pump = Pump(scheduler, requests, checker, loop)
+    make = partial(make_scheduler, config, strategy=prepared.strategy, hold=prepared.hold, ids=table.ids)
+    pump = Pump(make, requests, checker, loop)
     version = ModelVersion(name, prepared, config, labels, load_seconds, checker, requests, pump, services)
 
     for placement in prepared.placements:

@@ -18,11 +18,12 @@ A slot of a worker that is down gets no batch. Requests wait as long as one work
 
 import asyncio
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.observe.load import Load
 from halimede.core.schedule.actions import Fail, Forget, Slot, Warn
+from halimede.core.schedule.prefetch import TakeBack
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.wait_graph import Place
 from halimede.core.types import ErrorCode, InferenceError
@@ -46,14 +47,12 @@ class Pump:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        make_scheduler: Callable[[TakeBack], Scheduler],
         requests: VersionRequests,
         checker: RequestChecker,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._scheduler = scheduler
-        scheduler.take_back = self._take_back
-        self._loop = loop
+        scheduler = self._scheduler = make_scheduler(self._take_back)
         self._requests = requests
         self._refusal: InferenceError | None = None
         self._instances = Instances()
@@ -279,7 +278,7 @@ class Pump:
         worker.execute([*batch], slot.number)
 
     def _take_back(self, slot: Slot) -> bool:
-        """See `core.schedule.scheduler.TakeBack`."""
+        """See `core.schedule.prefetch.TakeBack`."""
         if not self._instances.worker_of[slot].take_back(slot.number):
             return False
         self._batches.take_back(slot)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -82,9 +83,7 @@ class Bench:
         self.stats = ModelStats("m", "1")
         in_order = bool(batching.get("preserve_ordering"))
         self.requests = VersionRequests("m", "1", self.table, self.stats, preserve_ordering=in_order)
-        self.pump = Pump(
-            make_scheduler(made, instances=0), self.requests, RequestChecker(made), asyncio.get_running_loop()
-        )
+        self.pump = Pump(partial(make_scheduler, made), self.requests, RequestChecker(made), asyncio.get_running_loop())
         self.workers = [PlayedWorker(ordinal) for ordinal in range(workers)]
         for worker in self.workers:
             self.pump.add_worker(worker)

@@ -1,18 +1,28 @@
+"""The scheduler of a model without `dynamic_batching`: one request per execution."""
+
 import pytest
 
-from halimede.core.config.model_config import TimeoutAction
+from halimede.core.config.model_config import ModelConfig, TimeoutAction
 from halimede.core.schedule.actions import Execute, Fail, Slot
-from halimede.core.schedule.default import DefaultScheduler
+from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.policy import BatchPolicy
-from halimede.core.schedule.scheduler import Pending
+from halimede.core.schedule.scheduler import Pending, Scheduler
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
 
 TOOK = 1_000_000
 
 
+def default(instances: int) -> Scheduler:
+    scheduler = make_scheduler(ModelConfig(max_batch_size=8))
+    for instance in range(instances):
+        scheduler.add_slot(Slot(instance))
+    return scheduler
+
+
 def test_every_request_runs_alone_in_the_order_of_arrival():
-    scheduler = DefaultScheduler(BatchPolicy(max_batch_size=8), instances=1)
+    scheduler = default(instances=1)
     for key in (1, 2, 3):
         scheduler.enqueue(Pending(key, 1, 4), key)
 
@@ -25,7 +35,7 @@ def test_every_request_runs_alone_in_the_order_of_arrival():
 
 
 def test_requests_spread_over_the_instances():
-    scheduler = DefaultScheduler(BatchPolicy(max_batch_size=8), instances=2)
+    scheduler = default(instances=2)
     for key in (1, 2, 3):
         scheduler.enqueue(Pending(key, 1, 4), 0)
 
@@ -35,24 +45,22 @@ def test_requests_spread_over_the_instances():
 
 
 def test_a_request_of_many_rows_is_one_execution():
-    scheduler = DefaultScheduler(BatchPolicy(max_batch_size=8), instances=2)
+    scheduler = default(instances=2)
     scheduler.enqueue(Pending(1, 8, 4), 0)
     scheduler.enqueue(Pending(2, 3, 4), 0)
 
     assert scheduler.poll(0) == [Execute(Slot(0), (1,)), Execute(Slot(1), (2,))]
 
 
-@pytest.mark.parametrize("preferred", [(), (4, 8)])
-def test_it_never_waits_for_other_requests(preferred: tuple[int, ...]):
-    policy = BatchPolicy(max_batch_size=8, preferred_batch_sizes=preferred, max_queue_delay_ns=1000)
-    scheduler = DefaultScheduler(policy, instances=1)
+def test_it_never_waits_for_other_requests():
+    scheduler = default(instances=1)
     scheduler.enqueue(Pending(1, 1, 4), 0)
 
     assert scheduler.poll(0) == [Execute(Slot(0), (1,))]
 
 
 def test_its_queue_is_bounded():
-    scheduler = DefaultScheduler(BatchPolicy(max_queue_size=1))
+    scheduler = DynamicBatchScheduler(BatchPolicy(max_queue_size=1))
     scheduler.enqueue(Pending(1, 1, 4), 0)
 
     with pytest.raises(InferenceError) as refused:
@@ -62,8 +70,8 @@ def test_its_queue_is_bounded():
 
 
 def test_timeouts_reject_or_delay():
-    rejecting = DefaultScheduler(BatchPolicy(default_timeout_ns=100))
-    delaying = DefaultScheduler(BatchPolicy(default_timeout_ns=100, timeout_action=TimeoutAction.DELAY))
+    rejecting = DynamicBatchScheduler(BatchPolicy(default_timeout_ns=100))
+    delaying = DynamicBatchScheduler(BatchPolicy(default_timeout_ns=100, timeout_action=TimeoutAction.DELAY))
     for scheduler in (rejecting, delaying):
         scheduler.enqueue(Pending(1, 2, 4), 0)
         scheduler.enqueue(Pending(2, 2, 4), 0)

@@ -100,7 +100,8 @@ def test_the_policy_of_a_single_level_is_that_of_the_queue():
 
 def test_a_scheduler_that_begins_at_some_number_of_requests_holds_them():
     config = ModelConfig(max_batch_size=4, dynamic_batching=ModelDynamicBatching())
-    scheduler = make_scheduler(config, instances=1, hold=StartHold(2))
+    scheduler = make_scheduler(config, hold=StartHold(2))
+    scheduler.add_slot(Slot(0))
     assert scheduler.try_start(1) is None
     scheduler.enqueue(pending(1), 0)
 
@@ -113,7 +114,8 @@ def test_a_scheduler_that_begins_at_some_number_of_requests_holds_them():
 
 def test_a_held_scheduler_begins_if_no_more_requests_are_expected():
     config = ModelConfig(max_batch_size=4, dynamic_batching=ModelDynamicBatching())
-    scheduler = make_scheduler(config, instances=1, hold=StartHold(2))
+    scheduler = make_scheduler(config, hold=StartHold(2))
+    scheduler.add_slot(Slot(0))
     scheduler.enqueue(pending(1), 0)
 
     assert scheduler.poll(0) == []
@@ -123,12 +125,13 @@ def test_a_held_scheduler_begins_if_no_more_requests_are_expected():
 
 def test_make_scheduler_follows_the_configuration():
     batching = ModelDynamicBatching(max_queue_delay_microseconds=10)
-    dynamic = make_scheduler(ModelConfig(max_batch_size=4, dynamic_batching=batching), instances=1)
+    dynamic = make_scheduler(ModelConfig(max_batch_size=4, dynamic_batching=batching))
+    dynamic.add_slot(Slot(0))
     dynamic.enqueue(pending(1), 0)
 
     assert repr(dynamic) == "<DynamicBatchScheduler queue=1 running=0/1>"
     assert (dynamic.poll(0), dynamic.wake_at()) == ([], 10_000)
-    assert repr(make_scheduler(ModelConfig(max_batch_size=4), 2)) == "<DefaultScheduler queue=0 running=0/2>"
+    assert make_scheduler(ModelConfig(max_batch_size=4)).max_batch_size == 1, "one request per execution"
 
 
 def test_the_policy_of_sequences():

@@ -47,7 +47,9 @@ class Scripted:
 
 def scheduler_of(strategy: object, **batching: object) -> Scheduler:
     config = ModelConfig(max_batch_size=8, dynamic_batching=ModelDynamicBatching(**batching))
-    return make_scheduler(config, 1, strategy)
+    scheduler = make_scheduler(config, strategy=strategy)
+    scheduler.add_slot(Slot(0))
+    return scheduler
 
 
 def run_all(scheduler: Scheduler, now_ns: int = 10) -> list[Action]:

@@ -1,10 +1,6 @@
-"""The dynamic batcher: batches from a queue, given to free slots, and lent to busy ones.
+"""The dynamic batcher: batches from a queue, given to free slots, and prefetched for busy ones.
 
-A slot that ends a batch must not wait for the event loop, which may be busy for milliseconds. So a busy slot is lent
-one batch, which its instance begins when it has ended the running one. The queue says which batches can be lent. A lent
-batch that has not begun is taken back when one of its requests is cancelled or expires, when another slot is free, when
-its slot takes so long that others have overtaken it, when a request of a higher priority level arrives, and when it can
-become larger: batches are as full as without.
+A prefetched batch is preempted when another slot is free, and when its slot takes so long that others have passed it.
 """
 
 from collections import deque
@@ -14,8 +10,8 @@ from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.expected_batch import ExpectedBatch
 from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy
-from halimede.core.schedule.queue import Batch, BatchQueue
-from halimede.core.schedule.scheduler import Outcome, Pending, TakeBack, never
+from halimede.core.schedule.queue import BatchQueue
+from halimede.core.schedule.scheduler import Outcome, Pending
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason, SequenceCount
 
@@ -39,13 +35,10 @@ class DynamicBatchScheduler:
         instances: int = 0,
         queue: BatchQueue | LevelQueue | None = None,
         begins_at: int = 0,
-        *,
-        lends: bool = False,
     ) -> None:
-        """Requests wait in `queue`; without it, in a `BatchQueue` with the policy.
+        """Requests wait in `queue`; without it, in a `BatchQueue` with the policy, which prefetches nothing.
 
-        Nothing is executed before `begins_at` requests are queued for the first time. `lends`: each instance takes one
-        batch more than it runs.
+        Nothing is executed before `begins_at` requests are queued for the first time.
         """
         self._queue = queue or BatchQueue(policy)
         self._failed: list[Fail] = self._queue.failed if isinstance(self._queue, LevelQueue) else []
@@ -59,15 +52,6 @@ class DynamicBatchScheduler:
         self._executing = 0
         """The requests of all slots."""
         self._expected = ExpectedBatch(policy.max_batch_size)
-        self._lends = lends
-        self._lent: dict[Slot, Batch] = {}
-        """In the order in which they were lent."""
-        self._barred: set[Slot] = set()
-        """Slots that are lent nothing until they end their batch, because one was taken back. So clients that cancel
-        requests cannot make the server send the same batches again and again."""
-        self.take_back: TakeBack = never
-        if self._lends:
-            self._queue.reclaim = self._reclaim
 
     def __repr__(self) -> str:
         running, slots = len(self._busy), len(self._busy) + len(self._free)
@@ -78,7 +62,7 @@ class DynamicBatchScheduler:
         free = self._free
         self._queue.push(pending, now_ns, bool(free))
         if not free:
-            return 1 if self._can_lend() else None
+            return 1 if self._can_prefetch() else None
         expected = self._expected.requests
         if expected == 1:
             return 1
@@ -110,16 +94,11 @@ class DynamicBatchScheduler:
                 slot = free.popleft()
                 self._begin(slot, len(keys))
                 actions.append(Execute(slot, keys))
-            # The batch that was lent last begins last.
-            elif not any(self._reclaim(batch, slot) for slot, batch in reversed([*self._lent.items()])):
+            elif not queue.prefetch.try_preempt_one():
                 break
-        if self._can_lend():
-            for slot in self._busy:
-                if slot not in self._lent and slot not in self._barred:
-                    batch = self._lent[slot] = self._queue.lend(slot)
-                    actions.append(Execute(slot, tuple(batch.keys)))
-                    if not self._queue.has_closed:
-                        break
+        while self._can_prefetch():
+            slot = next(filter(queue.prefetch.is_eligible, self._busy))
+            actions.append(Execute(slot, tuple(queue.prefetch_next(slot))))
         if self._failed:
             actions += self._failed
             self._failed.clear()
@@ -149,16 +128,16 @@ class DynamicBatchScheduler:
         """See `Scheduler`. Ignored for a slot that was removed meanwhile."""
         queue = self._queue
         if slot in self._busy:
-            self._expected.note(len(queue.queued) + self._executing, len(self._busy) + len(self._free), took_ns)
-            self._note_overtaken(slot)
+            slots = len(self._busy) + len(self._free)
+            self._expected.note(len(queue.queued) + self._executing, slots, took_ns)
             self._leave(slot)
-            batch = self._lent.pop(slot, None)
+            batch = queue.prefetch.end(slot, slots)
             if batch is None:
                 self._free.append(slot)
             else:
-                self._queue.begin(batch)
+                queue.begin(batch)
                 self._begin(slot, len(batch.keys))
-                return 0 if self._queue.has_closed else None
+                return 0 if queue.has_closed else None
         queued = len(queue.queued)
         if not queued:
             return None
@@ -173,13 +152,12 @@ class DynamicBatchScheduler:
         if slot in self._free:
             self._free.remove(slot)
         self._leave(slot)
-        lent = self._lent.pop(slot, None)
-        if lent is not None:
-            # It is the last batch of the slot.
-            if unread and unread[-1][0].key == lent.keys[0]:
-                self._queue.take_back(lent)
-                return [*lent.keys, *self._return(unread[:-1], now_ns)]
-            self._queue.begin(lent)
+        last = self._queue.prefetch.remove(slot)
+        if last is not None:
+            if unread and unread[-1][0].key == last.keys[0]:
+                self._queue.restore(last)
+                return [*last.keys, *self._return(unread[:-1], now_ns)]
+            self._queue.begin(last)
         return self._return(unread, now_ns)
 
     def _return(self, unread: Sequence[Sequence[Pending]], now_ns: int) -> list[int]:
@@ -188,31 +166,9 @@ class DynamicBatchScheduler:
             self._queue.push_back(batch, now_ns)
         return [pending.key for batch in unread for pending in batch]
 
-    def _can_lend(self) -> bool:
-        """Whether a batch can be lent, and a slot can take it."""
-        taken = len(self._lent) + len(self._barred)
-        return self._lends and taken < len(self._busy) and self._queue.has_closed and not self._begins_at
-
-    def _note_overtaken(self, slot: Slot) -> None:
-        """The batch that was lent to this slot begins now. Batches that were lent before it must not wait too long."""
-        if slot not in self._lent:
-            return
-        for other, batch in [*self._lent.items()]:
-            if other == slot:
-                return
-            batch.overtaken += 1
-            if batch.overtaken >= len(self._busy) + len(self._free):
-                self._reclaim(batch, other)
-
-    def _reclaim(self, batch: Batch, slot: Slot) -> bool:
-        """Take back a lent batch. False if it has begun: then `completed` for the batch before it will come."""
-        if self.take_back(slot):
-            del self._lent[slot]
-            if not batch.grows:  # the queue bounds how often such batches are lent
-                self._barred.add(slot)
-            self._queue.take_back(batch)
-            return True
-        return False
+    def _can_prefetch(self) -> bool:
+        queue = self._queue
+        return queue.prefetch.has_eligible(len(self._busy)) and queue.has_closed and not self._begins_at
 
     def _begin(self, slot: Slot, requests: int) -> None:
         self._busy[slot] = requests
@@ -220,7 +176,6 @@ class DynamicBatchScheduler:
 
     def _leave(self, slot: Slot) -> None:
         """Mark the slot as idle."""
-        self._barred.discard(slot)
         self._executing -= self._busy.pop(slot, 0)
 
     def expect_few(self, now_ns: int) -> None:  # noqa: ARG002  only sequences are idle
@@ -231,9 +186,6 @@ class DynamicBatchScheduler:
         self._queue.end_delay()
 
     def drain(self) -> list[int]:
-        for slot, batch in [*self._lent.items()]:
-            if not self._reclaim(batch, slot):
-                self._queue.begin(batch)
         return self._queue.clear()
 
     @property

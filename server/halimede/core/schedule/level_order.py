@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 
-from halimede.core.schedule.queue import Batch
+from halimede.core.schedule.prefetch import Batch
 from halimede.core.schedule.scheduler import Pending
 
 RETURNED = 0
@@ -17,7 +17,7 @@ RETURNED = 0
 class LevelRequest:
     """A queued request. The policy of `arrival_level` applies; `level` is above it when the request has moved.
 
-    `batch` is the batch in which the request is lent.
+    `batch` is the prefetched batch of the request.
     """
 
     pending: Pending

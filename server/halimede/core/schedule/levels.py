@@ -14,10 +14,10 @@ the delayed ones, each in the order of arrival. Batches are cut from the front o
 
 These are Triton's rules for a model with priority levels. While a batch waits for more, it holds all queued requests.
 
-A batch that cannot grow can be lent to an instance that is busy, as in `core.schedule.queue`. It is taken back when a
-request arrives, or moves, that comes before one of its requests or before the one that closed it, and when that one
-leaves: so what runs next is the same as without. Not lent are
-batches with late requests, and those of a strategy, which would see their requests again.
+A batch that cannot grow can be prefetched for a busy slot (`core.schedule.prefetch`). It is preempted when a request
+arrives, or moves, that comes before one of its requests or before the one that closed it, and when that one leaves: so
+what runs next is the same as without. Not prefetched are batches with late requests, and those of a strategy, which
+would see their requests again.
 
 Each level has the bound and the timeout of its policy, for the requests that arrived there. A request whose timeout
 expires is rejected, or (DELAY) is late: it stays in its level, after all others.
@@ -28,7 +28,7 @@ timeouts are made in the order of their times, so the result does not depend on 
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from halimede.core.config.model_config import TimeoutAction
@@ -36,7 +36,8 @@ from halimede.core.deadlines import Deadlines
 from halimede.core.schedule.actions import Fail, Slot
 from halimede.core.schedule.level_order import RETURNED, LevelOrder, LevelRequest
 from halimede.core.schedule.policy import BatchPolicy, Priorities
-from halimede.core.schedule.queue import AT_ONCE, Batch, not_lent
+from halimede.core.schedule.prefetch import Batch, Prefetch, TakeBack
+from halimede.core.schedule.queue import AT_ONCE
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.schedule.strategy import BatchedRequest, BatchingStrategy, StrategyBatch
 from halimede.core.types import ErrorCode, InferenceError
@@ -71,14 +72,19 @@ class LevelQueue:
     """See the module's text. Has the methods of `BatchQueue`. Times are nanoseconds."""
 
     def __init__(
-        self, policy: BatchPolicy, priorities: Priorities | None = None, strategy: BatchingStrategy | None = None
+        self,
+        policy: BatchPolicy,
+        priorities: Priorities | None = None,
+        strategy: BatchingStrategy | None = None,
+        take_back: TakeBack | None = None,
     ) -> None:
-        """`policy` has the sizes and the delay of batches, and applies to levels without a policy of their own."""
+        """`policy` has the sizes and the delay of batches, and applies to levels without a policy of their own.
+
+        Without `take_back` no batch is prefetched.
+        """
         self._policy = policy
         self._priorities = priorities or Priorities()
         self._strategy = strategy
-        self.reclaim: Callable[[Batch, Slot], bool] = not_lent
-        """As `BatchQueue.reclaim`."""
         self._preferred = frozenset(policy.preferred_batch_sizes or (policy.max_batch_size,))
         self._enough, self._least = max(self._preferred), min(self._preferred)
         policies = (policy, *self._priorities.policies.values())
@@ -89,17 +95,16 @@ class LevelQueue:
         self.failed: list[Fail] = []
         """Requests that failed with the strategy. The scheduler clears it."""
         self._order = LevelOrder()
-        """The queued requests that are not lent."""
-        self._lent: dict[Batch, list[LevelRequest]] = {}
-        """In the order in which they were lent."""
+        """The queued requests that are not prefetched."""
+        self.prefetch = Prefetch(take_back, self.restore)
         self._counts: dict[int, int] = {}
         """Queued requests by the level of their arrival."""
         self._size_bytes = 0
         self._rows = 0
-        """Of the requests that are not lent."""
+        """Of the requests that are not prefetched."""
         self._compatible: Hashable = None
         self._is_uniform = True
-        """False if requests that are not lent may differ in `compatible`."""
+        """False if requests that are not prefetched may differ in `compatible`."""
         self._forming: Forming | None = None
         self._deadlines = Deadlines[int]()
         self._moves = Deadlines[int]()
@@ -150,10 +155,10 @@ class LevelQueue:
                 self._forming = None
             elif not forming.is_closed:
                 forming.later.append(request)
-        if self._lent:
-            self._reclaim_from(level + 1)
+        if self.prefetch:
+            self.prefetch.preempt_from(level + 1)
             if next(iter(self._order)) is request:
-                self._reclaim_last()  # the request comes before what closed it
+                self._preempt_last()  # the request comes before what closed it
 
     def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
         """Return a batch that did not run. It is closed, and first in the queue.
@@ -217,25 +222,25 @@ class LevelQueue:
 
     @property
     def has_closed(self) -> bool:
-        """Whether a batch waits here that can be lent."""
+        """Whether a batch waits here that can be prefetched."""
         return bool(self._full())
 
-    def lend(self, slot: Slot) -> Batch:
-        """The next batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
+    def prefetch_next(self, slot: Slot) -> list[int]:
+        """The keys of the next batch, which lies ready at the busy slot from now on. `has_closed` must be true."""
         requests = self._full()
         self._forming = None
-        batch = Batch([request.pending.key for request in requests], lent_to=slot)
+        batch = Batch([request.pending.key for request in requests], level=requests[-1].level)
         for request in requests:
             self._order.remove(request)
             request.batch = batch
             batch.rows += request.pending.batch_size
             self._rows -= request.pending.batch_size
-        self._lent[batch] = requests
-        return batch
+        self.prefetch.add(batch, slot)
+        return batch.keys
 
-    def take_back(self, batch: Batch) -> None:
-        """A lent batch did not begin: its requests are the first of their levels."""
-        requests = self._lent.pop(batch)
+    def restore(self, batch: Batch) -> None:
+        """A prefetched batch did not begin: its requests are the first of their levels."""
+        requests = [self.queued[key] for key in batch.keys]
         for request in requests:
             request.batch = None
             self._rows += request.pending.batch_size
@@ -243,9 +248,10 @@ class LevelQueue:
         self._forming, self._is_uniform = None, False
 
     def begin(self, batch: Batch) -> None:
-        """A lent batch has begun: its requests leave the queue, if they have not."""
-        for request in self._lent.pop(batch, ()):
-            self._forget(request)
+        """A prefetched batch has begun: its requests leave the queue, if they have not."""
+        for key in batch.keys:
+            if key in self.queued:
+                self._forget(self.queued[key])
 
     def expire(self, now_ns: int) -> list[int]:
         """Make all moves and timeouts that are due. Returns the keys of the requests that were rejected."""
@@ -277,9 +283,11 @@ class LevelQueue:
         self._policy = replace(self._policy, max_queue_delay_ns=0)
 
     def clear(self) -> list[int]:
-        """Empty the queue; its keys in the order of arrival."""
+        """Empty the queue; its keys in the order of arrival. Batches that have begun are not part of it."""
+        for batch in self.prefetch.preempt_all():
+            self.begin(batch)
         keys = list(self.queued)
-        for each in (self.queued, self._order, self._lent, self._counts):
+        for each in (self.queued, self._order, self._counts):
             each.clear()
         self._deadlines.clear()
         self._moves.clear()
@@ -316,7 +324,7 @@ class LevelQueue:
         return forming
 
     def _full(self) -> list[LevelRequest]:
-        """The requests of the next batch if that can be lent: it cannot grow, and time does not change it."""
+        """The requests of the next batch if that can be prefetched: it cannot grow, and time does not change it."""
         if self._strategy is not None or not self._order or self._order.returned:
             return []
         forming = self._form()
@@ -326,24 +334,18 @@ class LevelQueue:
         return forming.requests
 
     def _is_here(self, request: LevelRequest) -> bool:
-        """Whether the request waits here and can leave its place, after batches that this changes are reclaimed."""
+        """Whether the request waits here and can leave its place, after batches that this changes are preempted."""
         batch = request.batch
         if batch is not None:
-            return batch.lent_to is None or self.reclaim(batch, batch.lent_to)
-        self._reclaim_last()  # the request may be what closed it
+            return self.prefetch.try_preempt(batch)
+        self._preempt_last()  # the request may be what closed it
         return True
 
-    def _reclaim_last(self) -> None:
-        """Reclaim the batch that was lent last if another request may join it now."""
-        last = next(reversed(self._lent), None)
-        if last is not None and last.lent_to is not None and last.rows < self._enough:
-            self.reclaim(last, last.lent_to)
-
-    def _reclaim_from(self, level: int) -> None:
-        """Reclaim the lent batches that have a request of this level or of a lower one."""
-        for batch, requests in reversed([*self._lent.items()]):
-            if requests[-1].level >= level and batch.lent_to is not None:
-                self.reclaim(batch, batch.lent_to)
+    def _preempt_last(self) -> None:
+        """Preempt the batch that was prefetched last if another request may join it now."""
+        last = self.prefetch.last
+        if last is not None and last.rows < self._enough:
+            self.prefetch.try_preempt(last)
 
     def _try_include(self, forming: Forming, request: LevelRequest) -> bool:
         """Add a request to the batch; False if the batch is closed now."""
@@ -407,7 +409,7 @@ class LevelQueue:
         self._order.append(request)
         if request.level > 1:
             self._moves.add(request.pending.key, now_ns + self._priorities.aging_ns)
-        self._reclaim_from(request.level)
+        self.prefetch.preempt_from(request.level)
 
     def _try_delay(self, request: LevelRequest) -> bool:
         """Make a request late whose timeout has expired; False if its policy rejects it."""

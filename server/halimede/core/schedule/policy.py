@@ -93,16 +93,16 @@ class Priorities:
 
 
 def from_config(config: ModelConfig) -> BatchPolicy:
-    """The policy of a complete, validated configuration. A model that does not batch has batches of one row.
+    """The policy of a complete, validated configuration.
 
-    With a single priority level its policy, if it has one, is the policy of the queue.
+    A model without `dynamic_batching`, or that does not batch, has a limit of one row: each request runs alone, also
+    one with several rows. With a single priority level its policy, if it has one, is the policy of the queue.
     """
-    max_batch_size = max(1, config.max_batch_size)
     batching = config.dynamic_batching
     if batching is None:
-        return BatchPolicy(max_batch_size)
+        return BatchPolicy()
     policy = BatchPolicy(
-        max_batch_size=max_batch_size,
+        max_batch_size=max(1, config.max_batch_size),
         preferred_batch_sizes=batching.preferred_batch_size,
         max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
     )

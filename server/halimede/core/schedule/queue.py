@@ -13,24 +13,24 @@ their timeouts. A batch is cut from the front of this order, never around a requ
 - Otherwise they run if the batch is closed or full, or without a max_queue_delay.
 - Otherwise the batch waits for more requests, until the delay of its oldest one is over.
 
-A batch that is closed or has a preferred size can be lent to a busy instance: it lies ready there, and begins when the
-instance is free. Its requests stay in the queue until then: bounds, deadlines and cancellation hold for them. What has
-to leave the queue before is reclaimed first: the batch is the front of the queue again, and is cut anew. So is a batch
-when a larger preferred size is reached, and one that is not full when a request behind it leaves. One that may become
-larger still is lent again only with at least twice the rows, so that no request is sent often. Batches with late
-requests are not lent, because arrivals come before these.
+A batch that is closed or has a preferred size can be prefetched for a busy slot (`core.schedule.prefetch`). When it is
+preempted, it is the front of the queue again, and is cut anew. So is a batch when a larger preferred size is reached,
+and one that is not full when a request behind it leaves. One that may become larger still is prefetched again only with
+at least twice the rows, so that no request is sent often. Batches with late requests are not prefetched, because
+arrivals come before these.
 
 A request whose timeout expires is rejected, or (DELAY) is late.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.deadlines import Deadlines
 from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.policy import BatchPolicy
+from halimede.core.schedule.prefetch import Batch, Prefetch, TakeBack
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
 
@@ -38,25 +38,10 @@ AT_ONCE = 0
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
-    """A batch that is lent, or that did not run. `eq=False`: batches are compared by identity."""
-
-    keys: list[int]
-    rows: int = 0
-    lent_to: Slot | None = None
-    grows: bool = False
-    """Whether it was lent although it may become larger."""
-    overtaken: int = 0
-    """How many batches that were lent later have begun before it."""
-    is_returned: bool = False
-    """Whether it did not run. It is not cut again: which other requests could join it is not known."""
-
-
-@dataclass(slots=True, eq=False)
 class QueuedRequest:
     """A request in the queue.
 
-    `batch` is its batch if that is lent or did not run. `begins` means that it joins no request before it.
+    `batch` is its batch if that is prefetched or did not run. `begins` means that it joins no request before it.
     """
 
     pending: Pending
@@ -101,7 +86,8 @@ class Front:
 class BatchQueue:
     """See the module's text. Times are nanoseconds; every method is one synchronous step."""
 
-    def __init__(self, policy: BatchPolicy) -> None:
+    def __init__(self, policy: BatchPolicy, take_back: TakeBack | None = None) -> None:
+        """Without `take_back` no batch is prefetched."""
         self._policy = policy
         self._max_rows = policy.max_batch_size
         self._preferred = frozenset(policy.preferred_batch_sizes or (policy.max_batch_size,))
@@ -118,13 +104,11 @@ class BatchQueue:
         self._on_time: OrderedDict[int, QueuedRequest] = OrderedDict()
         self._late: OrderedDict[int, QueuedRequest] = OrderedDict()
         self._front = Front()
-        self._lent: list[Batch] = []
-        """In the order in which they were lent. The front follows the last one."""
+        self.prefetch = Prefetch(take_back, self.restore)
+        """The front follows the last one of its batches."""
         self._grown_rows = 0
-        """Only a batch of more rows is lent although it may become larger, until another batch begins."""
+        """Only a batch of more rows is prefetched although it may become larger, until another batch begins."""
         self._deadlines = Deadlines[int]()
-        self.reclaim: Callable[[Batch, Slot], bool] = not_lent
-        """Takes back a lent batch, whose requests are the front of the queue again; False if it has begun."""
 
     def oldest_enqueued_at(self) -> int | None:
         """When the oldest request arrived; None if the queue is empty."""
@@ -164,8 +148,10 @@ class BatchQueue:
                 self._join(front, (queued,))
         if self.may_expire and (deadline := self._policy.deadline(pending.timeout_us, now_ns)) is not None:
             self._deadlines.add(pending.key, deadline)
-        if self._lent and self._lent[-1].grows and self._lent[-1].rows + self._form().rows in self._preferred:
-            self._reclaim_last()
+        if self.prefetch:
+            last = self.prefetch.last
+            if last is not None and last.grows and last.rows + self._form().rows in self._preferred:
+                self.prefetch.try_preempt(last)
 
     def push_back(self, requests: Sequence[Pending], now_ns: int) -> None:
         """Return a batch that did not run. It is the first in the queue.
@@ -197,7 +183,7 @@ class BatchQueue:
 
     @property
     def has_closed(self) -> bool:
-        """Whether a batch waits here that can be lent."""
+        """Whether a batch waits here that can be prefetched."""
         if self._returned:
             return True
         if not self._on_time:
@@ -209,10 +195,11 @@ class BatchQueue:
             return False
         if self._is_whole(front):
             return True
-        return front.marked_rows > self._grown_rows and not (self._lent and self._lent[-1].grows)
+        last = self.prefetch.last
+        return front.marked_rows > self._grown_rows and not (last is not None and last.grows)
 
-    def lend(self, slot: Slot) -> Batch:
-        """The next batch, which lies ready at the slot's instance from now on. `has_closed` must be true."""
+    def prefetch_next(self, slot: Slot) -> list[int]:
+        """The keys of the next batch, which lies ready at the busy slot from now on. `has_closed` must be true."""
         if self._returned:
             batch = self._returned.popleft()
         else:
@@ -222,14 +209,11 @@ class BatchQueue:
                 queued = self.queued[key]
                 queued.batch = batch
                 batch.rows += queued.pending.batch_size
-        batch.lent_to, batch.overtaken = slot, 0
-        self._lent.append(batch)
-        return batch
+        self.prefetch.add(batch, slot)
+        return batch.keys
 
-    def take_back(self, batch: Batch) -> None:
-        """A lent batch did not begin: its requests are the front of the queue."""
-        batch.lent_to = None
-        self._lent.remove(batch)
+    def restore(self, batch: Batch) -> None:
+        """A prefetched batch did not begin: its requests are the front of the queue."""
         if batch.grows:
             self._grown_rows = 2 * batch.rows - 1
         if batch.is_returned:
@@ -242,11 +226,9 @@ class BatchQueue:
             queued.batch = None
 
     def begin(self, batch: Batch) -> None:
-        """A lent batch has begun: its requests leave the queue, if they have not."""
+        """A prefetched batch has begun: its requests leave the queue, if they have not."""
         self._forget([key for key in batch.keys if key in self.queued])
         self._grown_rows = 0
-        if batch in self._lent:
-            self._lent.remove(batch)
 
     def ready_at(self) -> int | None:
         """When `pop_ready` has a batch if nothing else happens: AT_ONCE, a time, or None for never."""
@@ -292,9 +274,11 @@ class BatchQueue:
         self._delay = 0
 
     def clear(self) -> list[int]:
-        """Empty the queue; its keys in the order of arrival."""
+        """Empty the queue; its keys in the order of arrival. Batches that have begun are not part of it."""
+        for batch in self.prefetch.preempt_all():
+            self.begin(batch)
         keys = list(self.queued)
-        for each in (self.queued, self._returned, self._on_time, self._late, self._lent, self._deadlines):
+        for each in (self.queued, self._returned, self._on_time, self._late, self._deadlines):
             each.clear()
         self._front.is_formed = False
         self._size_bytes = 0
@@ -350,12 +334,6 @@ class BatchQueue:
         """Whether neither arrivals nor time can change the next batch, if it has no late requests."""
         return front.is_closed and (not self._delay or front.marked in {0, front.count})
 
-    def _reclaim_last(self) -> None:
-        """Reclaim the batch that was lent last, to cut it anew, unless it has begun."""
-        last = self._lent[-1]
-        if last.lent_to is not None:
-            self.reclaim(last, last.lent_to)
-
     def _cut(self, count: int) -> list[int]:
         """Take so many requests from the front of the order; their keys."""
         if not count:
@@ -369,17 +347,18 @@ class BatchQueue:
         return [(on_time or self._late).popitem(last=False)[0] for _ in range(count)]
 
     def _is_here(self, queued: QueuedRequest) -> bool:
-        """Whether the request waits here, after its batch is reclaimed if that was lent."""
+        """Whether the request waits here, after its batch is preempted if that was prefetched."""
         batch = queued.batch
-        return batch is None or batch.lent_to is None or self.reclaim(batch, batch.lent_to)
+        return batch is None or batch.slot is None or self.prefetch.try_preempt(batch)
 
     def _leave(self, queued: QueuedRequest) -> None:
         """Remove a request from the order, or from its batch that did not run."""
         key, batch = queued.pending.key, queued.batch
         if batch is None:
             # It may be what closed the last batch, or what made it too large to grow.
-            if self._lent and self._lent[-1].rows < self._enough and not self._lent[-1].is_returned:
-                self._reclaim_last()
+            last = self.prefetch.last
+            if last is not None and last.rows < self._enough and not last.is_returned:
+                self.prefetch.try_preempt(last)
             self._front.is_formed = False
             if self._on_time.pop(key, None) is None:
                 del self._late[key]
@@ -395,8 +374,3 @@ class BatchQueue:
             self._size_bytes -= queued.pop(key).pending.size_bytes
             if may_expire:
                 self._deadlines.discard(key)
-
-
-def not_lent(_batch: Batch, _slot: Slot) -> bool:
-    """Nothing is lent."""
-    return False

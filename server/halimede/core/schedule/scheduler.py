@@ -9,6 +9,9 @@ in order.
 one turn can share a batch: 0 is at once, 1 is the end of this turn, 2 is the end of the next turn. None means that a
 poll would have nothing to do.
 
+A scheduler that gets a `TakeBack` from the pump may execute a batch in a slot that runs one, and undo that until the
+batch begins. So its requests stay queued until `completed` of the batch before it.
+
 A scheduler asks for a resource that it shares with others inside `poll`. When the resource is given back, it calls
 `Pump.wake` of those that were refused.
 
@@ -16,7 +19,7 @@ server/DESIGN.md ("Schedulers") describes how each kind of scheduler uses the co
 `tests/support/toy_schedulers.py` has a small one of each kind that does not exist yet.
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -48,15 +51,6 @@ class Pending:
     request: InferenceRequest | None = None
 
 
-TakeBack = Callable[[Slot], bool]
-"""Takes back the batch that a slot has not begun; False if it has none. The slot then has the batch that it runs."""
-
-
-def never(_slot: Slot) -> bool:
-    """No batch is taken back."""
-    return False
-
-
 class Outcome(Enum):
     """The outcome of a request whose batch has ended."""
 
@@ -86,10 +80,6 @@ class Scheduler(Protocol):
 
     follows_outcomes: bool
     """Whether `completed` gets outcomes. To make them, the pump must look at each reply."""
-
-    take_back: TakeBack
-    """Set by the pump. Called inside any method: an Execute for a slot that runs a batch can be undone until the batch
-    begins, so its requests stay queued until `completed` of the batch before it."""
 
     is_iterative: bool
     """Whether each request is a sequence of its own, which its model may execute again (AGAIN)."""

@@ -1,36 +1,38 @@
 """The two strategies: which of the sequences with a request make the next batch of an instance.
 
-A batcher gets the sequences of one instance whose first queued request may run (`offer`), so a batch has at most one
-request of each sequence.
+A batcher gets the sequences of one instance whose first queued request is eligible to run (`add`), so a batch has at
+most one request of each sequence.
 
-- Direct: a batch has all requests that are offered, in the order of the seats. With a delay and a minimum utilization
-  it waits, until the share of the seats with a request reaches the minimum, or the oldest request has waited for the
-  delay. If the requests are not all `compatible`, the oldest one chooses: the others stay offered.
-- Oldest: the instance has a `BatchQueue`, as a dynamic batcher has. Requests are in the order in which they are
-  offered; preferred sizes and the delay count as they do there, and batches are lent as there.
+- Direct: a batch has all eligible requests, in the order of the seats. With a delay and a minimum utilization it waits,
+  until the share of the seats with a request reaches the minimum, or the oldest request has waited for the delay. If
+  the requests are not all `compatible`, the oldest one chooses: the others stay eligible. Nothing is prefetched,
+  because a batch grows until it begins.
+- Oldest: the instance has a `BatchQueue`, as a dynamic batcher has. Requests are in the order in which they became
+  eligible; preferred sizes, the delay and prefetching are as there.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.policy import BatchPolicy
-from halimede.core.schedule.queue import AT_ONCE, Batch, BatchQueue
+from halimede.core.schedule.prefetch import TakeBack
+from halimede.core.schedule.queue import AT_ONCE, BatchQueue
 from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
 from halimede.core.schedule.sequences.policy import DirectPolicy
 
 
 class Batcher(Protocol):
-    """The offered sequences of one instance. Times are nanoseconds."""
+    """The eligible sequences of one instance. Times are nanoseconds."""
 
     def __len__(self) -> int:
-        """The number of sequences that are offered."""
+        """The number of eligible sequences."""
 
-    def offer(self, sequence: LiveSequence, now_ns: int, *, is_idle: bool) -> None:
+    def add(self, sequence: LiveSequence, now_ns: int, *, is_idle: bool) -> None:
         """The first queued request of the sequence may run. `is_idle` means that the instance runs no batch."""
 
-    def try_withdraw(self, sequence: LiveSequence) -> bool:
-        """Take back an offer; False if the request has begun in a lent batch."""
+    def try_remove(self, sequence: LiveSequence) -> bool:
+        """Remove a sequence; False if its request has begun in a prefetched batch."""
 
     def take(self, now_ns: int) -> list[LiveSequence]:
         """Remove and return the sequences of the next batch; empty if none is ready."""
@@ -41,80 +43,102 @@ class Batcher(Protocol):
     def end_delay(self) -> None:
         """No batch waits for its delay from now on."""
 
+    def can_prefetch(self) -> bool:
+        """Whether the instance, which runs a batch, may get its next one now."""
+
+    def prefetch(self) -> list[LiveSequence]:
+        """The sequences of the next batch, which lies ready at the instance from now on. They stay eligible."""
+
+    def end(self) -> list[LiveSequence]:
+        """The instance has ended its batch and begins the prefetched one: remove and return its sequences."""
+
+    def preempt(self) -> list[LiveSequence]:
+        """Preempt the prefetched batch. Returns its sequences if it has begun."""
+
 
 class DirectBatcher:
     """See the module's text."""
 
-    __slots__ = ("_offered", "_policy", "_seats")
+    __slots__ = ("_eligible", "_policy", "_seats")
 
     def __init__(self, policy: DirectPolicy, seats: int) -> None:
         self._policy = policy
         self._seats = seats
-        self._offered: dict[int, LiveSequence] = {}
+        self._eligible: dict[int, LiveSequence] = {}
         """By seat."""
 
     def __len__(self) -> int:
-        return len(self._offered)
+        return len(self._eligible)
 
-    def offer(self, sequence: LiveSequence, now_ns: int, *, is_idle: bool) -> None:  # noqa: ARG002
-        self._offered[sequence.seat] = sequence
+    def add(self, sequence: LiveSequence, now_ns: int, *, is_idle: bool) -> None:  # noqa: ARG002
+        self._eligible[sequence.seat] = sequence
 
-    def try_withdraw(self, sequence: LiveSequence) -> bool:
-        del self._offered[sequence.seat]
+    def try_remove(self, sequence: LiveSequence) -> bool:
+        del self._eligible[sequence.seat]
         return True
 
     def take(self, now_ns: int) -> list[LiveSequence]:
         ready_at = self.ready_at()
         if ready_at is None or ready_at > now_ns:
             return []
-        compatible = _oldest(self._offered.values()).pending.compatible
-        batch = [each for each in self._offered.values() if each.queue[0].pending.compatible == compatible]
+        compatible = _oldest(self._eligible.values()).pending.compatible
+        batch = [each for each in self._eligible.values() if each.queue[0].pending.compatible == compatible]
         batch.sort(key=_seat)
         for sequence in batch:
-            del self._offered[sequence.seat]
+            del self._eligible[sequence.seat]
         return batch
 
     def ready_at(self) -> int | None:
-        offered, policy = self._offered, self._policy
-        if not offered:
+        eligible, policy = self._eligible, self._policy
+        if not eligible:
             return None
-        waits = policy.max_queue_delay_ns and len(offered) < policy.minimum_utilization * self._seats
-        return _oldest(offered.values()).enqueued_at + policy.max_queue_delay_ns if waits else AT_ONCE
+        waits = policy.max_queue_delay_ns and len(eligible) < policy.minimum_utilization * self._seats
+        return _oldest(eligible.values()).enqueued_at + policy.max_queue_delay_ns if waits else AT_ONCE
 
     def end_delay(self) -> None:
         self._policy = DirectPolicy()
+
+    def can_prefetch(self) -> bool:
+        return False
+
+    def prefetch(self) -> list[LiveSequence]:
+        return []
+
+    def end(self) -> list[LiveSequence]:
+        return []
+
+    def preempt(self) -> list[LiveSequence]:
+        return []
 
 
 class OldestBatcher:
     """See the module's text."""
 
-    __slots__ = ("_offered", "_queue", "lent")
+    __slots__ = ("_eligible", "_queue", "_slot")
 
-    def __init__(self, policy: BatchPolicy, reclaim: Callable[[Batch, Slot], bool]) -> None:
-        """`reclaim` as that of a `BatchQueue`."""
-        self._queue = BatchQueue(policy)
-        self._queue.reclaim = reclaim
-        self._offered: dict[int, LiveSequence] = {}
+    def __init__(self, policy: BatchPolicy, slot: Slot, take_back: TakeBack | None) -> None:
+        self._queue = BatchQueue(policy, take_back)
+        self._slot = slot
+        self._eligible: dict[int, LiveSequence] = {}
         """By the key of its request."""
-        self.lent: Batch | None = None
 
     def __len__(self) -> int:
-        return len(self._offered)
+        return len(self._eligible)
 
-    def offer(self, sequence: LiveSequence, now_ns: int, *, is_idle: bool) -> None:
+    def add(self, sequence: LiveSequence, now_ns: int, *, is_idle: bool) -> None:
         pending = sequence.queue[0].pending
         self._queue.push(pending, now_ns, is_idle)
-        self._offered[pending.key] = sequence
+        self._eligible[pending.key] = sequence
 
-    def try_withdraw(self, sequence: LiveSequence) -> bool:
+    def try_remove(self, sequence: LiveSequence) -> bool:
         key = sequence.queue[0].pending.key
         if not self._queue.try_remove(key):
             return False
-        del self._offered[key]
+        del self._eligible[key]
         return True
 
     def take(self, now_ns: int) -> list[LiveSequence]:
-        return [self._offered.pop(key) for key in self._queue.pop_ready(now_ns)]
+        return [self._eligible.pop(key) for key in self._queue.pop_ready(now_ns)]
 
     def ready_at(self) -> int | None:
         return self._queue.ready_at()
@@ -122,32 +146,21 @@ class OldestBatcher:
     def end_delay(self) -> None:
         self._queue.end_delay()
 
-    @property
-    def can_lend(self) -> bool:
-        """Whether a batch can be lent, and none is."""
-        return self.lent is None and self._queue.has_closed
+    def can_prefetch(self) -> bool:
+        return self._queue.prefetch.has_eligible(1) and self._queue.has_closed
 
-    def lend(self, slot: Slot) -> list[LiveSequence]:
-        """Lend the next batch to the slot. Its sequences stay offered."""
-        self.lent = self._queue.lend(slot)
-        return self.lent_sequences()
+    def prefetch(self) -> list[LiveSequence]:
+        return [self._eligible[key] for key in self._queue.prefetch_next(self._slot)]
 
-    def lent_sequences(self) -> list[LiveSequence]:
-        return [] if self.lent is None else [self._offered[key] for key in self.lent.keys]
-
-    def take_back(self) -> None:
-        """The lent batch did not begin: it is the next one."""
-        if self.lent is not None:
-            self._queue.take_back(self.lent)
-            self.lent = None
-
-    def begin(self) -> list[LiveSequence]:
-        """The lent batch, if there is one, has begun: remove and return its sequences."""
-        batch, self.lent = self.lent, None
+    def end(self) -> list[LiveSequence]:
+        batch = self._queue.prefetch.end(self._slot, 1)
         if batch is None:
             return []
         self._queue.begin(batch)
-        return [self._offered.pop(key) for key in batch.keys]
+        return [self._eligible.pop(key) for key in batch.keys]
+
+    def preempt(self) -> list[LiveSequence]:
+        return [self._eligible[key] for batch in self._queue.prefetch.preempt_all() for key in batch.keys]
 
 
 def _seat(sequence: LiveSequence) -> int:

@@ -22,7 +22,7 @@ class LiveSequence:
 
     - in the backlog: `slot` is None;
     - seated: it has `seat` at the instance of `slot`. At most one of its requests executes, which is `running`. If none
-      does and requests are queued, the first one is offered to the batches of the instance;
+      does and requests are queued, the first one is eligible for the batches of the instance;
     - closed, in one of two ways: it has no queued request and gets none. A seat is kept until `running` ends. A lost
       sequence is only remembered, so that its next request gets an error that explains it.
     """
@@ -32,7 +32,7 @@ class LiveSequence:
     seat: int = 0
     queue: deque[QueuedRequest] = field(default_factory=deque)
     running: QueuedRequest | None = None
-    is_offered: bool = False
+    is_eligible: bool = False
     is_closed: bool = False
     is_lost: bool = False
     expires_at: int | None = None

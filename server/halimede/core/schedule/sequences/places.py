@@ -8,8 +8,7 @@ rows.
 from heapq import heappop, heappush
 
 from halimede.core.schedule.actions import Slot
-from halimede.core.schedule.queue import Batch
-from halimede.core.schedule.scheduler import TakeBack
+from halimede.core.schedule.prefetch import TakeBack
 from halimede.core.schedule.sequences.batchers import Batcher, DirectBatcher, OldestBatcher
 from halimede.core.schedule.sequences.live import LiveSequence
 from halimede.core.schedule.sequences.policy import DirectPolicy, SequencePolicy
@@ -18,16 +17,11 @@ from halimede.core.schedule.sequences.policy import DirectPolicy, SequencePolicy
 class Place:
     """One slot: its seats, its batcher, and the sequences of the batch that it runs (empty for none)."""
 
-    __slots__ = ("_freed", "_next", "batch", "batcher", "is_barred", "lender", "seated", "slot")
+    __slots__ = ("_freed", "_next", "batch", "batcher", "seated", "slot")
 
     def __init__(self, slot: Slot, batcher: Batcher) -> None:
         self.slot = slot
         self.batcher = batcher
-        self.lender = batcher if isinstance(batcher, OldestBatcher) else None
-        """The batcher if it can lend batches to the slot."""
-        self.is_barred = False
-        """Whether the slot is lent nothing until it ends its batch, because one was taken back. So clients that cancel
-        requests cannot make the server send the same batches again and again."""
         self.batch: list[LiveSequence] = []
         self.seated: dict[int, LiveSequence] = {}
         """By seat."""
@@ -57,10 +51,10 @@ class Place:
 class Places:
     """All slots by slot, and which of them have free seats, or a request that may run."""
 
-    __slots__ = ("_has_delays", "_policy", "_roomy", "_take_back", "by_slot", "lendable", "ready")
+    __slots__ = ("_has_delays", "_policy", "_roomy", "_take_back", "by_slot", "ready")
 
     def __init__(self, policy: SequencePolicy, take_back: TakeBack | None) -> None:
-        """With `take_back`, busy slots are lent batches."""
+        """Without `take_back` no batch is prefetched."""
         self._policy = policy
         self._take_back = take_back
         self._has_delays = True
@@ -68,9 +62,8 @@ class Places:
         self._roomy: dict[Slot, Place] = {}
         """Those with a free seat."""
         self.ready: dict[Slot, Place] = {}
-        """Those that run no batch although requests are offered to them."""
-        self.lendable: dict[Slot, Place] = {}
-        """Those that run a batch, and may be lent one."""
+        """Those that may get a batch: they run none although sequences are eligible, or their next can be prefetched.
+        """
 
     def add(self, slot: Slot) -> None:
         """Add a slot without sequences. No effect when it exists."""
@@ -80,7 +73,7 @@ class Places:
             if isinstance(strategy, DirectPolicy):
                 place = Place(slot, DirectBatcher(strategy, policy.seats))
             else:
-                place = Place(slot, OldestBatcher(strategy, self.try_reclaim))
+                place = Place(slot, OldestBatcher(strategy, slot, self._take_back))
             if not self._has_delays:
                 place.batcher.end_delay()
             self.by_slot[slot] = self._roomy[slot] = place
@@ -94,7 +87,6 @@ class Places:
     def remove(self, slot: Slot) -> Place | None:
         self._roomy.pop(slot, None)
         self.ready.pop(slot, None)
-        self.lendable.pop(slot, None)
         return self.by_slot.pop(slot, None)
 
     @property
@@ -125,69 +117,37 @@ class Places:
             place.free(seat)
             self._roomy[slot] = place
 
-    def offer(self, sequence: LiveSequence, slot: Slot, now_ns: int) -> None:
-        """The next request of the sequence, which is seated there, may run."""
-        place = self.by_slot[slot]
-        place.batcher.offer(sequence, now_ns, is_idle=not place.batch)
-        sequence.is_offered = True
-        if not place.batch:
-            self.ready[slot] = place
-        else:
-            self._note_lendable(place)
+    def make_eligible(self, sequence: LiveSequence, now_ns: int) -> None:
+        """The next request of a seated sequence may run. No effect if that is known, or the seat was removed."""
+        if sequence.slot is None or sequence.is_eligible:
+            return
+        place = self.by_slot[sequence.slot]
+        place.batcher.add(sequence, now_ns, is_idle=not place.batch)
+        sequence.is_eligible = True
+        self._note(place)
 
-    def try_withdraw(self, sequence: LiveSequence) -> bool:
-        """Take back the offer of a seated sequence; False if the request has begun in a lent batch."""
+    def try_make_ineligible(self, sequence: LiveSequence) -> bool:
+        """Undo `make_eligible`, also after the slot was removed; False if the request has begun."""
         place = None if sequence.slot is None else self.by_slot.get(sequence.slot)
         if place is None:
             return True
-        if not place.batcher.try_withdraw(sequence):
+        if not place.batcher.try_remove(sequence):
             return False
-        sequence.is_offered = False
+        sequence.is_eligible = False
         if not place.batcher:
             self.ready.pop(place.slot, None)
         return True
 
-    def begin(self, place: Place, batch: list[LiveSequence]) -> None:
-        """The slot runs a batch."""
-        place.batch = batch
-        del self.ready[place.slot]
-        self._note_lendable(place)
-
     def end(self, place: Place) -> list[LiveSequence]:
-        """The slot's batch has ended, and the lent one has begun. Returns the sequences of the first."""
-        batch, place.batch = place.batch, place.lender.begin() if place.lender is not None else []
-        place.is_barred = False
-        if place.batch:
-            self._note_lendable(place)
-        elif place.batcher:
-            self.ready[place.slot] = place
+        """The slot's batch has ended, and the prefetched one has begun. Returns the sequences of the first."""
+        batch, place.batch = place.batch, place.batcher.end()
+        self._note(place)
         return batch
 
-    def lend(self) -> list[tuple[Slot, list[LiveSequence]]]:
-        """Lend batches to all slots that may be lent one. Returns their sequences, which stay offered."""
-        places, self.lendable = self.lendable, {}
-        return [
-            (slot, place.lender.lend(slot))
-            for slot, place in places.items()
-            if place.lender is not None and self._may_lend(place)
-        ]
-
-    def try_reclaim(self, batch: Batch, slot: Slot) -> bool:
-        """Take back the batch that was lent to the slot; False if it has begun."""
-        place = self.by_slot[slot]
-        if place.lender is None or self._take_back is None or not self._take_back(slot):
-            return False
-        place.lender.take_back()
-        place.is_barred = not batch.grows
-        return True
-
-    def _note_lendable(self, place: Place) -> None:
-        if self._may_lend(place):
-            self.lendable[place.slot] = place
-
-    def _may_lend(self, place: Place) -> bool:
-        lender = place.lender
-        return self._take_back is not None and lender is not None and not place.is_barred and lender.can_lend
+    def _note(self, place: Place) -> None:
+        """Note whether the place may get a batch."""
+        if place.batcher.can_prefetch() if place.batch else place.batcher:
+            self.ready[place.slot] = place
 
 
 def _fewest(place: Place) -> tuple[int, Slot]:

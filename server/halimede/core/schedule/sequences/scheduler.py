@@ -20,8 +20,8 @@
 - A request of an iterative model is a sequence of its own. Its model may request another execution; the request is then
   queued again at once, on the same seat, and may share the next batch with new requests. Its age begins again.
 
-A slot runs one batch at a time. With the oldest strategy it is lent its next one, as `core.schedule.dynamic` does it:
-the requests of the two are of different sequences, so neither needs the other's outcomes.
+A slot runs one batch at a time. With the oldest strategy its next one is prefetched (`core.schedule.prefetch`): the
+requests of the two are of different sequences, so neither needs the other's outcomes.
 
 A poll looks only at the instances with a request that may run, never at all sequences.
 """
@@ -29,7 +29,8 @@ A poll looks only at the instances with a request that may run, never at all seq
 from collections.abc import Collection, Sequence
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Forget, Slot, Warn
-from halimede.core.schedule.scheduler import Outcome, Pending, TakeBack, never
+from halimede.core.schedule.prefetch import TakeBack
+from halimede.core.schedule.scheduler import Outcome, Pending
 from halimede.core.schedule.sequences.admission import (
     CANCELLED,
     EXPIRED,
@@ -58,19 +59,21 @@ class SequenceScheduler:
     follows_outcomes = True
 
     def __init__(
-        self, policy: SequencePolicy, instances: int = 0, *, lends: bool = False, ids: SequenceIds | None = None
+        self,
+        policy: SequencePolicy,
+        instances: int = 0,
+        take_back: TakeBack | None = None,
+        ids: SequenceIds | None = None,
     ) -> None:
-        """`lends`: each instance takes one batch more than it runs. Without `ids`, the ids are not counted."""
-        self.take_back: TakeBack = never
+        """Without `take_back` no batch is prefetched; without `ids`, the ids are not counted."""
         self.max_batch_size = policy.max_batch_size
         self.is_iterative = policy.iterative
         self.has_null_rows = isinstance(policy.strategy, DirectPolicy)
         self._policy = policy
         self._ids = ids
         self._hold = policy.hold
-        # Not the method of now: the pump sets another.
-        take_back = (lambda slot: self.take_back(slot)) if lends else None  # noqa: PLW0108
-        self._places = Places(policy, take_back)
+        # A request of an iterative model is open in its worker when it runs again, which cannot be taken back.
+        self._places = Places(policy, None if policy.iterative else take_back)
         for instance in range(instances):
             self._places.add(Slot(instance))
         self._open: dict[int | str, LiveSequence] = {}
@@ -81,7 +84,7 @@ class SequenceScheduler:
         self._size_bytes = 0
         self._backlog = Backlog()
         self._idle = IdleSequences(policy.idle_ns)
-        self._rested: list[LiveSequence] = []
+        self._executed: list[LiveSequence] = []
         """Sequences with an execution that has ended since the last poll."""
         self._due: list[Action] = []
         """Actions for the next poll."""
@@ -125,9 +128,9 @@ class SequenceScheduler:
                 return 1
             if self._idle.expects_few:
                 return 1
-        elif sequence.running is None and not sequence.is_offered:
-            self._places.offer(sequence, slot, now_ns)
-        acts = self._due or self._hold is not None or slot in self._places.ready or slot in self._places.lendable
+        elif sequence.running is None:
+            self._places.make_eligible(sequence, now_ns)
+        acts = self._due or self._hold is not None or slot in self._places.ready
         return 1 if acts else None
 
     def try_start(self, batch_size: int, timeout_us: int = 0) -> Slot | None:  # noqa: ARG002
@@ -138,8 +141,8 @@ class SequenceScheduler:
         actions, self._due = self._due, []
         for sequence in self._backlog.due(now_ns):
             actions += self._fail(sequence, EXPIRED, FailureReason.EXPIRED)
-        if self._rested:
-            self._rest(now_ns)
+        if self._executed:
+            self._follow_up(now_ns)
         for sequence in self._idle.pop_due(now_ns, others_wait=bool(self._backlog)):
             self._close(sequence)
         if self._forgotten:
@@ -148,24 +151,26 @@ class SequenceScheduler:
         while self._backlog and self._places.has_room:
             sequence = self._backlog.pop_first()
             self._places.seat(sequence)
-            self._offer_next(sequence, now_ns)
+            self._places.make_eligible(sequence, now_ns)
         if self._is_held():
             return actions
         for place in [*self._places.ready.values()]:
-            batch = place.batcher.take(now_ns)
-            if batch:
-                self._places.begin(place, batch)
-                actions.append(_execute(place.slot, batch))
-                self._run(batch)
-        for slot, batch in self._places.lend() if self._places.lendable else ():
-            actions.append(_execute(slot, batch))
+            if not place.batch:
+                place.batch = place.batcher.take(now_ns)
+                if not place.batch:
+                    continue
+                actions.append(_execute(place.slot, place.batch))
+                self._run(place.batch)
+            if place.batcher.can_prefetch():
+                actions.append(_execute(place.slot, place.batcher.prefetch()))
+            del self._places.ready[place.slot]
         return actions
 
     def wake_at(self) -> int | None:
         """See `Scheduler`. Returns 0, which is in the past, when `poll` has an action now."""
         times = [self._backlog.next_deadline(), self._idle.next_end(others_wait=bool(self._backlog))]
         if self._hold is None:
-            times += [place.batcher.ready_at() for place in self._places.ready.values()]
+            times += [place.batcher.ready_at() for place in self._places.ready.values() if not place.batch]
         return min((at for at in times if at is not None), default=None)
 
     def try_cancel(self, key: int) -> bool:
@@ -203,13 +208,12 @@ class SequenceScheduler:
         place = self._places.remove(slot)
         if place is None:
             return ()
-        if place.lender is not None:
-            self._run(place.lender.begin())
+        self._run(place.batcher.end())
         not_begun = {pending.key for batch in unread for pending in batch}
         again: list[int] = []
         returned: list[LiveSequence] = []
         for sequence in place.seated.values():
-            sequence.slot, sequence.is_offered = None, False
+            sequence.slot, sequence.is_eligible = None, False
             request, sequence.running = sequence.running, None
             if request is not None:
                 del self._running[request.pending.key]
@@ -239,9 +243,7 @@ class SequenceScheduler:
     def drain(self) -> Sequence[int]:
         """See `Scheduler`. A sequence that loses a request has ended."""
         for place in self._places.by_slot.values():
-            lender = place.lender
-            if lender is not None and lender.lent is not None and not self._places.try_reclaim(lender.lent, place.slot):
-                self._run(lender.lent_sequences())
+            self._run(place.batcher.preempt())
         keys = [*self._queued]
         for request in [*self._queued.values()]:
             if not request.sequence.is_closed:
@@ -288,12 +290,12 @@ class SequenceScheduler:
     def _run(self, batch: Sequence[LiveSequence]) -> None:
         """The first queued request of each sequence executes.
 
-        That of a lent batch may be known to execute, because its sequence was closed meanwhile.
+        That of a prefetched batch may be known to execute, because its sequence was closed meanwhile.
         """
         for sequence in batch:
-            if sequence.is_offered:
+            if sequence.is_eligible:
                 request = sequence.running = sequence.queue.popleft()
-                sequence.is_offered = False
+                sequence.is_eligible = False
                 self._running[request.pending.key] = request
                 self._unqueue(request)
 
@@ -308,29 +310,25 @@ class SequenceScheduler:
         elif outcome is Outcome.AGAIN and self.is_iterative:
             request.pending.sequence_start = False
             self._queue_again(request, sequence)
-            self._rested.append(sequence)
+            self._executed.append(sequence)
         elif request.pending.sequence_end or self.is_iterative:
             self._close(sequence)
         else:
-            self._rested.append(sequence)
+            self._executed.append(sequence)
 
-    def _rest(self, now_ns: int) -> None:
-        """The sequences that have ended an execution offer their next request, or begin to be idle."""
-        rested, self._rested = self._rested, []
-        for sequence in rested:
+    def _follow_up(self, now_ns: int) -> None:
+        """The next requests of sequences that have ended an execution may run. Those without one begin to be idle."""
+        executed, self._executed = self._executed, []
+        for sequence in executed:
             if sequence.is_closed or sequence.slot is None:
                 continue
             if sequence.queue:
                 if self.is_iterative:
                     # It waits again since its last execution has ended.
                     sequence.queue[0].enqueued_at = now_ns
-                self._offer_next(sequence, now_ns)
+                self._places.make_eligible(sequence, now_ns)
             elif sequence.running is None:
                 self._idle.add(sequence, now_ns)
-
-    def _offer_next(self, sequence: LiveSequence, now_ns: int) -> None:
-        if sequence.slot is not None and not sequence.is_offered:
-            self._places.offer(sequence, sequence.slot, now_ns)
 
     def _queue_again(self, request: QueuedRequest, sequence: LiveSequence) -> None:
         sequence.queue.appendleft(request)
@@ -355,7 +353,7 @@ class SequenceScheduler:
         self._idle.discard(sequence)
         if sequence in self._backlog:
             self._backlog.remove(sequence)
-        elif sequence.is_offered and not self._places.try_withdraw(sequence):
+        elif sequence.is_eligible and not self._places.try_make_ineligible(sequence):
             # Its first request has begun.
             self._run([sequence])
         requests = [*sequence.queue]

@@ -1,4 +1,4 @@
-"""Random events against a scheduler that lends batches: nothing is lost, nothing runs twice, no instance idles."""
+"""Random events against a scheduler that prefetches batches: nothing is lost, nothing runs twice, no instance idles."""
 
 from dataclasses import replace
 from typing import Literal
@@ -8,13 +8,11 @@ from hypothesis import strategies as st
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Slot
-from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import InferenceError
 from support.examples import Draws, drawn, examples
-from support.lending import Instances
+from support.prefetching import Instances, dynamic
 
 US = 1000
 MAX_ROWS = 4
@@ -57,19 +55,12 @@ def perhaps_priorities(draws: Draws) -> Priorities | None:
     return draws.pick((None, priorities(draws)))
 
 
-def scheduler_of(
-    policy: BatchPolicy, levels: Priorities | None, count: int, *, lends: bool = True
-) -> DynamicBatchScheduler:
-    queue = None if levels is None else LevelQueue(policy, levels)
-    return DynamicBatchScheduler(policy, count, queue, lends=lends)
-
-
 class Play:
     """Performs events, and knows of each request what has become of it."""
 
-    def __init__(self, scheduler: DynamicBatchScheduler, count: int) -> None:
-        self.scheduler = scheduler
-        self.played = Instances(self.scheduler)
+    def __init__(self, played: Instances, count: int) -> None:
+        self.played = played
+        self.scheduler = played.scheduler
         self.slots = [Slot(instance) for instance in range(count)]
         self.up = set(self.slots)
         self.requests: dict[int, Pending] = {}
@@ -144,7 +135,7 @@ class Play:
 @given(drawn(lambda draws: (policy(draws), perhaps_priorities(draws), 1 + draws.below(3), script(draws)), 260))
 def test_each_request_leaves_once_and_no_instance_idles(case: tuple[BatchPolicy, Priorities | None, int, Script]):
     policy, levels, count, script = case
-    play = Play(scheduler_of(policy, levels, count), count)
+    play = Play(dynamic(policy, count, levels), count)
     for kind, pick in script:
         try:
             play.perform(kind, pick)
@@ -157,13 +148,13 @@ def test_each_request_leaves_once_and_no_instance_idles(case: tuple[BatchPolicy,
 
 @settings(max_examples=examples(400), deadline=None)
 @given(drawn(lambda draws: (policy(draws), perhaps_priorities(draws), script(draws)), 260))
-def test_the_same_batches_run_as_without_lending(case: tuple[BatchPolicy, Priorities | None, Script]):
+def test_the_same_batches_run_as_without_prefetching(case: tuple[BatchPolicy, Priorities | None, Script]):
     """One instance, which reports the end of a batch at once."""
     policy, levels, script = case
     if levels is None:
         # With a delay, a batch of a preferred size that lies ready does not take later requests when its delay is over.
         policy = replace(policy, max_queue_delay_ns=0)
-    plays = [Instances(scheduler_of(policy, levels, 1, lends=lends)) for lends in (True, False)]
+    plays = [dynamic(policy, 1, levels, prefetches=prefetches) for prefetches in (True, False)]
     for key, (kind, pick) in enumerate(script, 1):
         for played in plays:
             match kind:
@@ -176,23 +167,22 @@ def test_the_same_batches_run_as_without_lending(case: tuple[BatchPolicy, Priori
                     played.end(Slot(0))
                 case "pass time":
                     played.pass_time((1, US, 4 * US, 20 * US)[pick % 4])
-        lending, usual = plays
-        assert lending.begun == usual.begun
-        assert lending.failed == usual.failed
+        prefetching, usual = plays
+        assert prefetching.begun == usual.begun
+        assert prefetching.failed == usual.failed
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(st.none() | st.just(Priorities(3, 2)), st.integers(1, 3), st.integers(5, 40), st.integers(0, 1 << 16))
-def test_batches_are_as_full_as_without_lending(levels: Priorities | None, count: int, callers: int, seed: int):
+def test_batches_are_as_full_as_without_prefetching(levels: Priorities | None, count: int, callers: int, seed: int):
     """Closed-loop callers, each of which sends its next request when it is answered."""
 
-    def rows_per_batch(*, lends: bool) -> float:
-        scheduler = scheduler_of(BatchPolicy(max_batch_size=MAX_ROWS), levels, count, lends=lends)
-        played = Instances(scheduler)
+    def rows_per_batch(*, prefetches: bool) -> float:
+        played = dynamic(BatchPolicy(max_batch_size=MAX_ROWS), count, levels, prefetches=prefetches)
         key = 0
         for _ in range(callers):
             key += 1
-            scheduler.enqueue(Pending(key, 1, 4, priority=key % 3), played.now)
+            played.scheduler.enqueue(Pending(key, 1, 4, priority=key % 3), played.now)
         played.poll()
         picks = seed
         for _ in range(200):
@@ -202,9 +192,9 @@ def test_batches_are_as_full_as_without_lending(levels: Priorities | None, count
             played.end(slot)
             for _ in range(answered):
                 key += 1
-                scheduler.enqueue(Pending(key, 1, 4, priority=key % 3), played.now)
+                played.scheduler.enqueue(Pending(key, 1, 4, priority=key % 3), played.now)
             played.poll()
         return sum(map(len, played.begun[-100:])) / 100
 
     if callers >= 2 * MAX_ROWS * count:
-        assert rows_per_batch(lends=True) >= rows_per_batch(lends=False)
+        assert rows_per_batch(prefetches=True) >= rows_per_batch(prefetches=False)

@@ -1,16 +1,15 @@
-"""A busy instance is lent its next batch, and gives it back when it is needed elsewhere."""
+"""The next batch of a busy instance is prefetched, and preempted when it is needed elsewhere."""
 
 import pytest
 
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Slot
-from halimede.core.schedule.default import DefaultScheduler
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
 from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import InferenceError
-from support.lending import Instances
+from support.prefetching import Instances, dynamic
 from support.scheduling import expired, pending
 from support.strategies import Groups
 
@@ -21,14 +20,9 @@ MS = 1_000_000
 each_queue = pytest.mark.parametrize("levels", [None, Priorities(2, 2)], ids=["one level", "levels"])
 
 
-def instances(policy: BatchPolicy, count: int = 1, levels: Priorities | None = None) -> Instances:
-    queue = LevelQueue(policy, levels) if levels is not None else None
-    return Instances(DynamicBatchScheduler(policy, count, queue, lends=True))
-
-
 @each_queue
 def test_a_full_batch_waits_at_the_busy_instance(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=2), levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=2), levels=levels)
     played.arrive(*map(pending, range(1, 6)))
     assert played.batches == {A: [(1, 2), (3, 4)]}
     assert played.scheduler.queued == 3, "the requests of a batch that has not begun are queued"
@@ -37,8 +31,8 @@ def test_a_full_batch_waits_at_the_busy_instance(levels: Priorities | None):
 
 
 @each_queue
-def test_a_batch_that_can_grow_is_not_lent(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=4), levels=levels)
+def test_a_batch_that_can_grow_is_not_prefetched(levels: Priorities | None):
+    played = dynamic(BatchPolicy(max_batch_size=4), levels=levels)
     played.arrive(pending(1))
     played.arrive(pending(2), pending(3), pending(4))
     assert played.batches == {A: [(1,)]}
@@ -50,7 +44,7 @@ PREFERRED = BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8), allow_t
 
 
 def test_a_batch_that_lies_ready_becomes_a_larger_preferred_size():
-    played = instances(PREFERRED)
+    played = dynamic(PREFERRED)
     played.arrive(pending(1, rows=8))
     played.arrive(*map(pending, range(2, 9)))
     assert played.batches == {A: [(1,), (2, 3, 4, 5)]}
@@ -63,7 +57,7 @@ def test_a_batch_that_lies_ready_becomes_a_larger_preferred_size():
 
 
 def test_a_batch_that_has_begun_does_not_become_larger():
-    played = instances(PREFERRED)
+    played = dynamic(PREFERRED)
     played.arrive(pending(1, rows=8))
     played.arrive(*map(pending, range(2, 6)))
     played.end(A, report=False)
@@ -74,7 +68,7 @@ def test_a_batch_that_has_begun_does_not_become_larger():
 
 def test_a_batch_that_lies_ready_is_cut_anew_when_a_request_behind_it_leaves():
     for leaves in ("cancelled", "expired"):
-        played = instances(PREFERRED)
+        played = dynamic(PREFERRED)
         played.arrive(pending(1, rows=8))
         played.arrive(pending(2, rows=4))
         played.arrive(pending(3, rows=1, timeout_us=1000), pending(4, rows=2), pending(5, rows=2))
@@ -88,7 +82,7 @@ def test_a_batch_that_lies_ready_is_cut_anew_when_a_request_behind_it_leaves():
 
 @each_queue
 def test_a_batch_is_cut_anew_when_the_request_that_closed_it_leaves(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=4), levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=4), levels=levels)
     played.arrive(pending(1, rows=4))
     played.arrive(pending(2), pending(3, shape="other"), pending(4))
     assert played.batches == {A: [(1,), (2,)]}
@@ -98,7 +92,7 @@ def test_a_batch_is_cut_anew_when_the_request_that_closed_it_leaves(levels: Prio
 
 
 def test_requests_behind_a_batch_of_another_shape_do_not_join_one_before_it():
-    played = instances(PREFERRED, 2)
+    played = dynamic(PREFERRED, 2)
     played.arrive(pending(1, rows=8))
     played.arrive(pending(2, rows=8))
     played.arrive(pending(3, rows=4))
@@ -108,7 +102,7 @@ def test_requests_behind_a_batch_of_another_shape_do_not_join_one_before_it():
 
 
 def test_a_request_before_the_one_that_closed_a_batch_joins_it():
-    played = instances(BatchPolicy(max_batch_size=4), 1, Priorities(2, 1))
+    played = dynamic(BatchPolicy(max_batch_size=4), 1, Priorities(2, 1))
     played.arrive(pending(1, rows=4))
     played.arrive(pending(2), Pending(3, 1, 4, "other", priority=2))
     assert played.batches == {A: [(1,), (2,)]}
@@ -118,7 +112,7 @@ def test_a_request_before_the_one_that_closed_a_batch_joins_it():
 
 
 def test_no_request_is_sent_often_if_many_sizes_are_preferred():
-    played = instances(BatchPolicy(max_batch_size=16, preferred_batch_sizes=tuple(range(1, 17))))
+    played = dynamic(BatchPolicy(max_batch_size=16, preferred_batch_sizes=tuple(range(1, 17))))
     played.arrive(pending(1, rows=16))
     for key in range(2, 18):
         played.arrive(pending(key))
@@ -127,7 +121,7 @@ def test_no_request_is_sent_often_if_many_sizes_are_preferred():
 
 
 def test_after_a_batch_that_became_larger_a_smaller_one_lies_ready():
-    played = instances(PREFERRED)
+    played = dynamic(PREFERRED)
     played.arrive(pending(1, rows=8))
     played.arrive(pending(2, rows=4))
     played.arrive(pending(3, rows=4))
@@ -137,7 +131,7 @@ def test_after_a_batch_that_became_larger_a_smaller_one_lies_ready():
 
 
 def test_after_a_batch_that_lost_its_request_another_lies_ready():
-    played = instances(PREFERRED)
+    played = dynamic(PREFERRED)
     played.arrive(pending(1, rows=8))
     played.arrive(pending(2, rows=4))
     assert played.cancel(2)
@@ -148,7 +142,7 @@ def test_after_a_batch_that_lost_its_request_another_lies_ready():
 
 
 def test_after_a_batch_that_another_instance_took_the_next_lies_ready():
-    played = instances(BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 16)), 2)
+    played = dynamic(BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 16)), 2)
     played.arrive(pending(1, rows=16))
     played.arrive(pending(2, rows=16))
     played.arrive(pending(3, rows=4))
@@ -159,7 +153,7 @@ def test_after_a_batch_that_another_instance_took_the_next_lies_ready():
 
 
 def test_cancelled_requests_do_not_make_an_instance_get_batches_without_end():
-    played = instances(PREFERRED)
+    played = dynamic(PREFERRED)
     played.arrive(pending(1, rows=8))
     for key in range(2, 100):
         played.arrive(pending(key, rows=4))
@@ -168,20 +162,20 @@ def test_cancelled_requests_do_not_make_an_instance_get_batches_without_end():
 
 
 def test_an_instance_has_at_most_one_batch_more():
-    played = Instances(DefaultScheduler(BatchPolicy(), 2, lends=True))
+    played = dynamic(BatchPolicy(), 2)
     played.arrive(*map(pending, range(1, 8)))
     assert played.batches == {A: [(1,), (3,)], B: [(2,), (4,)]}
 
 
-def test_nothing_is_lent_without_leave():
-    played = Instances(DynamicBatchScheduler(BatchPolicy(max_batch_size=2), 1))
+def test_nothing_is_prefetched_that_cannot_be_taken_back():
+    played = dynamic(BatchPolicy(max_batch_size=2), prefetches=False)
     played.arrive(*map(pending, range(1, 6)))
     assert played.batches == {A: [(1, 2)]}
 
 
 @each_queue
-def test_the_requests_of_a_lent_batch_count_against_the_bound(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=1, max_queue_size=2), levels=levels)
+def test_the_requests_of_a_prefetched_batch_count_against_the_bound(levels: Priorities | None):
+    played = dynamic(BatchPolicy(max_batch_size=1, max_queue_size=2), levels=levels)
     for key in (1, 2, 3):
         played.arrive(pending(key))
     assert played.batches == {A: [(1,), (2,)]}
@@ -191,7 +185,7 @@ def test_the_requests_of_a_lent_batch_count_against_the_bound(levels: Priorities
 
 @each_queue
 def test_a_cancelled_request_leaves_a_batch_that_has_not_begun(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=2), levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=2), levels=levels)
     played.arrive(*map(pending, range(1, 5)))
     assert played.cancel(4)
     assert played.batches == {A: [(1, 2)]}
@@ -201,7 +195,7 @@ def test_a_cancelled_request_leaves_a_batch_that_has_not_begun(levels: Prioritie
 
 @each_queue
 def test_a_request_that_has_begun_cannot_be_cancelled(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=1), levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=1), levels=levels)
     played.arrive(pending(1), pending(2))
     played.end(A, report=False)
     assert not played.cancel(2), "it runs, although the scheduler has not been told"
@@ -212,7 +206,7 @@ def test_a_request_that_has_begun_cannot_be_cancelled(levels: Priorities | None)
 @each_queue
 def test_an_instance_gives_back_one_batch_for_each_that_it_runs(levels: Priorities | None):
     """Else clients that cancel their requests would make the server send batches without end."""
-    played = instances(BatchPolicy(max_batch_size=1), levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=1), levels=levels)
     played.arrive(*map(pending, range(1, 6)))
     for key in (2, 3, 4):
         assert played.cancel(key)
@@ -224,7 +218,7 @@ def test_an_instance_gives_back_one_batch_for_each_that_it_runs(levels: Prioriti
 
 @each_queue
 def test_a_request_expires_in_a_batch_that_has_not_begun(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=2, allow_timeout_override=True), levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=2, allow_timeout_override=True), levels=levels)
     played.arrive(pending(1), pending(2), pending(3, timeout_us=1000), pending(4))
     assert played.batches == {A: [(1, 2), (3, 4)]}
     played.pass_time(MS)
@@ -236,7 +230,7 @@ def test_a_request_expires_in_a_batch_that_has_not_begun(levels: Priorities | No
 
 @each_queue
 def test_a_request_that_has_begun_does_not_expire(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=1, default_timeout_ns=MS), levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=1, default_timeout_ns=MS), levels=levels)
     played.arrive(pending(1), pending(2))
     played.end(A, report=False)
     played.pass_time(MS)
@@ -248,7 +242,7 @@ def test_a_request_that_has_begun_does_not_expire(levels: Priorities | None):
 @each_queue
 def test_a_late_request_of_a_batch_is_delayed(levels: Priorities | None):
     policy = BatchPolicy(1, default_timeout_ns=MS, timeout_action=TimeoutAction.DELAY)
-    played = instances(policy, levels=levels)
+    played = dynamic(policy, levels=levels)
     played.arrive(pending(1), pending(2), pending(3))
     played.pass_time(MS // 2)
     played.arrive(pending(4))
@@ -260,7 +254,7 @@ def test_a_late_request_of_a_batch_is_delayed(levels: Priorities | None):
 
 @each_queue
 def test_a_free_instance_takes_the_batch_of_a_busy_one(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=1), 2, levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=1), 2, levels=levels)
     played.arrive(pending(1), pending(2), pending(3))
     assert played.batches == {A: [(1,), (3,)], B: [(2,)]}
     played.end(B)
@@ -269,31 +263,31 @@ def test_a_free_instance_takes_the_batch_of_a_busy_one(levels: Priorities | None
 
 @each_queue
 def test_a_batch_does_not_wait_for_a_slow_instance(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=1), 2, levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=1), 2, levels=levels)
     played.arrive(*map(pending, range(1, 9)))
     assert played.batches == {A: [(1,), (3,)], B: [(2,), (4,)]}
     played.end(B)
     played.end(B)
     assert played.batches == {A: [(1,)], B: [(5,), (3,)]}, "others have overtaken 3 twice"
     played.end(A)
-    assert played.batches[A] == [(6,), (7,)], "after its batch it is lent one again"
+    assert played.batches[A] == [(6,), (7,)], "after its batch it gets one again"
 
 
 def test_a_request_of_a_higher_level_runs_before_a_batch_that_has_not_begun():
-    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2))
+    played = dynamic(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2))
     played.arrive(pending(1), pending(2), pending(3))
     assert played.batches == {A: [(1,), (2,)]}
     played.arrive(Pending(4, 1, 4, priority=1))
     assert played.batches == {A: [(1,)]}
     played.end(A)
-    assert played.batches == {A: [(4,), (2,)]}, "lent again, in the order of arrival"
+    assert played.batches == {A: [(4,), (2,)]}, "prefetched again, in the order of arrival"
     for _ in range(3):
         played.end(A)
     assert played.begun == [(1,), (4,), (2,), (3,)]
 
 
 def test_a_request_of_a_higher_level_does_not_stop_a_batch_that_has_begun():
-    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2))
+    played = dynamic(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2))
     played.arrive(pending(1), pending(2), pending(3))
     played.end(A, report=False)
     played.arrive(Pending(4, 1, 4, priority=1))
@@ -302,7 +296,7 @@ def test_a_request_of_a_higher_level_does_not_stop_a_batch_that_has_begun():
 
 
 def test_a_request_of_the_same_level_leaves_the_batch_where_it_is():
-    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2))
+    played = dynamic(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2))
     played.arrive(pending(1))
     played.arrive(Pending(2, 1, 4, priority=1))
     played.arrive(Pending(3, 1, 4, priority=1), pending(4))
@@ -311,7 +305,7 @@ def test_a_request_of_the_same_level_leaves_the_batch_where_it_is():
 
 def test_all_instances_give_back_batches_for_a_higher_level():
     """The next instance that ends its batch must run it, whichever that is."""
-    played = instances(BatchPolicy(max_batch_size=1), 2, Priorities(2, 2))
+    played = dynamic(BatchPolicy(max_batch_size=1), 2, Priorities(2, 2))
     played.arrive(*map(pending, range(1, 6)))
     assert played.batches == {A: [(1,), (3,)], B: [(2,), (4,)]}
     played.arrive(Pending(6, 1, 4, priority=1))
@@ -322,10 +316,10 @@ def test_all_instances_give_back_batches_for_a_higher_level():
 
 
 def test_a_request_that_moves_up_runs_before_a_batch_that_has_not_begun():
-    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(3, 3, aging_ns=MS))
+    played = dynamic(BatchPolicy(max_batch_size=1), 1, Priorities(3, 3, aging_ns=MS))
     played.arrive(pending(1), pending(2))
     played.pass_time(MS // 2)
-    # Now 2 is lent. It moves up first, and is lent again by the end of the running batch.
+    # Now 2 is prefetched. It moves up first, and is prefetched again by the end of the running batch.
     played.arrive(Pending(3, 1, 4, priority=2))
     assert (played.batches, played.taken_back) == ({A: [(1,)]}, 1)
     played.end(A)
@@ -337,10 +331,10 @@ def test_a_request_that_moves_up_runs_before_a_batch_that_has_not_begun():
 
 
 def test_a_request_that_moves_up_overtakes_a_batch_that_has_not_begun():
-    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(3, 3, aging_ns=MS))
+    played = dynamic(BatchPolicy(max_batch_size=1), 1, Priorities(3, 3, aging_ns=MS))
     played.arrive(pending(1))
     played.arrive(pending(2))
-    # So nothing is lent until 1 ends.
+    # So nothing is prefetched until 1 ends.
     assert played.cancel(2)
     played.arrive(pending(3))
     played.pass_time(MS // 2)
@@ -353,10 +347,10 @@ def test_a_request_that_moves_up_overtakes_a_batch_that_has_not_begun():
     assert played.begun == [(1,), (4,), (3,)]
 
 
-def test_a_late_request_is_not_lent():
+def test_a_late_request_is_not_prefetched():
     """A request of its level that arrives comes before it."""
     policy = BatchPolicy(1, default_timeout_ns=MS, timeout_action=TimeoutAction.DELAY)
-    played = instances(policy, 1, Priorities(2, 2))
+    played = dynamic(policy, 1, Priorities(2, 2))
     played.arrive(*map(pending, (1, 2, 3, 4)))
     played.pass_time(MS)
     played.end(A)
@@ -367,10 +361,10 @@ def test_a_late_request_is_not_lent():
     assert played.begun == [(1,), (2,), (5,), (3,), (4,)]
 
 
-def test_a_batch_that_becomes_larger_with_time_is_not_lent():
+def test_a_batch_that_becomes_larger_with_time_is_not_prefetched():
     """Until the delay is over the preferred size runs, then all that fit."""
     policy = BatchPolicy(max_batch_size=4, preferred_batch_sizes=(2, 4), max_queue_delay_ns=MS)
-    played = instances(policy, 1, Priorities(2, 2))
+    played = dynamic(policy, 1, Priorities(2, 2))
     played.arrive(pending(1, rows=4))
     played.arrive(pending(2, rows=2), pending(3), pending(4, rows=2))
     assert played.batches == {A: [(1,)]}
@@ -380,7 +374,7 @@ def test_a_batch_that_becomes_larger_with_time_is_not_lent():
 
 
 def test_the_rows_of_a_batch_that_came_back_count():
-    played = instances(BatchPolicy(max_batch_size=4, max_queue_delay_ns=MS), 1, Priorities(2, 2))
+    played = dynamic(BatchPolicy(max_batch_size=4, max_queue_delay_ns=MS), 1, Priorities(2, 2))
     played.arrive(*map(pending, range(1, 9)))
     assert played.batches == {A: [(1, 2, 3, 4), (5, 6, 7, 8)]}
     assert played.cancel(5)
@@ -391,7 +385,7 @@ def test_the_rows_of_a_batch_that_came_back_count():
 
 
 def test_the_shapes_of_a_batch_that_came_back_count():
-    played = instances(BatchPolicy(max_batch_size=4, max_queue_delay_ns=MS), 1, Priorities(2, 2))
+    played = dynamic(BatchPolicy(max_batch_size=4, max_queue_delay_ns=MS), 1, Priorities(2, 2))
     played.arrive(*[pending(key, shape="a") for key in range(1, 9)])
     played.arrive(pending(9, shape="b"))
     assert played.cancel(7)
@@ -402,7 +396,7 @@ def test_the_shapes_of_a_batch_that_came_back_count():
 
 def test_the_delay_of_a_request_is_its_own():
     """Not that of a batch that has begun, of which the scheduler has not heard."""
-    played = instances(BatchPolicy(max_batch_size=2, max_queue_delay_ns=MS), 2, Priorities(2, 2))
+    played = dynamic(BatchPolicy(max_batch_size=2, max_queue_delay_ns=MS), 2, Priorities(2, 2))
     played.arrive(*map(pending, range(1, 7)))
     assert played.batches == {A: [(1, 2), (5, 6)], B: [(3, 4)]}
     played.end(A, report=False)
@@ -412,9 +406,9 @@ def test_the_delay_of_a_request_is_its_own():
     assert played.scheduler.wake_at() == MS // 2 + MS
 
 
-def test_bounds_of_levels_count_the_requests_of_a_lent_batch():
+def test_bounds_of_levels_count_the_requests_of_a_prefetched_batch():
     policies = {2: BatchPolicy(max_queue_size=2)}
-    played = instances(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2, policies))
+    played = dynamic(BatchPolicy(max_batch_size=1), 1, Priorities(2, 2, policies))
     for key in (1, 2, 3):
         played.arrive(pending(key))
     assert played.batches == {A: [(1,), (2,)]}
@@ -425,18 +419,19 @@ def test_bounds_of_levels_count_the_requests_of_a_lent_batch():
     assert played.scheduler.queued == 2
 
 
-def test_a_strategy_is_lent_nothing():
+def test_no_batch_of_a_strategy_is_prefetched():
     """It would see the requests of a batch again that is taken back."""
     policy = BatchPolicy(max_batch_size=2)
-    queue = LevelQueue(policy, None, Groups())
-    played = Instances(DynamicBatchScheduler(policy, 1, queue, lends=True))
+    played = Instances(
+        lambda take_back: DynamicBatchScheduler(policy, 1, LevelQueue(policy, None, Groups(), take_back))
+    )
     played.arrive(*map(pending, range(1, 6)))
     assert played.batches == {A: [(1, 2)]}
 
 
 @each_queue
 def test_unread_batches_of_a_dead_instance_run_first(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=2), levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=2), levels=levels)
     played.arrive(*map(pending, range(1, 7)))
     assert played.die(A, unread=(3, 4)) == [3, 4]
     played.start(A)
@@ -445,7 +440,7 @@ def test_unread_batches_of_a_dead_instance_run_first(levels: Priorities | None):
 
 @each_queue
 def test_a_dead_instance_takes_a_batch_with_it_that_it_had_begun(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=2), levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=2), levels=levels)
     played.arrive(*map(pending, range(1, 7)))
     assert played.die(A) == []
     assert played.scheduler.queued == 2
@@ -455,7 +450,7 @@ def test_a_dead_instance_takes_a_batch_with_it_that_it_had_begun(levels: Priorit
 
 @each_queue
 def test_an_emptied_queue_has_the_batch_that_has_not_begun(levels: Priorities | None):
-    played = instances(BatchPolicy(max_batch_size=1), 2, levels=levels)
+    played = dynamic(BatchPolicy(max_batch_size=1), 2, levels=levels)
     played.arrive(*map(pending, range(1, 6)))
     played.end(A, report=False)
     assert played.scheduler.drain() == [4, 5], "3 has begun"

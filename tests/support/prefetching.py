@@ -1,13 +1,21 @@
-"""Instances that take a batch more than they run, for a scheduler that lends."""
+"""Instances that take a batch more than they run, for a scheduler that prefetches."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
+from halimede.core.schedule.levels import LevelQueue
+from halimede.core.schedule.policy import BatchPolicy, Priorities
+from halimede.core.schedule.prefetch import TakeBack
+from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Pending
+from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 
 TOOK = 5_000_000
+
+
+Played = DynamicBatchScheduler | SequenceScheduler
 
 
 class Instances:
@@ -17,9 +25,8 @@ class Instances:
     `batches` has the running batch of each busy slot and the one that waits, `begun` all that have begun, in order.
     """
 
-    def __init__(self, scheduler: DynamicBatchScheduler | SequenceScheduler) -> None:
-        scheduler.take_back = self._take_back
-        self.scheduler = scheduler
+    def __init__(self, make: Callable[[TakeBack | None], Played], *, prefetches: bool = True) -> None:
+        self.scheduler = make(self._take_back if prefetches else None)
         self.now = 0
         self.batches: dict[Slot, list[tuple[int, ...]]] = {}
         self.unreported: dict[Slot, int] = {}
@@ -110,3 +117,21 @@ class Instances:
         batches.pop()
         self.taken_back += 1
         return True
+
+
+def dynamic(
+    policy: BatchPolicy, instances: int = 1, levels: Priorities | None = None, *, prefetches: bool = True
+) -> Instances:
+    """Instances of a dynamic scheduler, with the queue for levels if there are any."""
+
+    def make(take_back: TakeBack | None) -> DynamicBatchScheduler:
+        if levels is None:
+            return DynamicBatchScheduler(policy, instances, BatchQueue(policy, take_back))
+        return DynamicBatchScheduler(policy, instances, LevelQueue(policy, levels, take_back=take_back))
+
+    return Instances(make, prefetches=prefetches)
+
+
+def sequences(policy: SequencePolicy, instances: int = 1, *, prefetches: bool = True) -> Instances:
+    """Instances of a scheduler of sequences."""
+    return Instances(lambda take_back: SequenceScheduler(policy, instances, take_back), prefetches=prefetches)

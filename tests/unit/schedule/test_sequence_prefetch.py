@@ -1,23 +1,18 @@
-"""A busy instance is lent its next batch of sequences, which are others than those that it runs."""
+"""The next batch of a busy instance is prefetched, of other sequences than those that it runs."""
 
 from halimede.core.schedule.actions import Fail, Slot
 from halimede.core.schedule.scheduler import Outcome
 from halimede.core.schedule.sequences.admission import CANCELLED, lost_state
-from halimede.core.schedule.sequences.policy import SequencePolicy
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types.statistics import FailureReason
-from support.lending import Instances
+from support.prefetching import Instances, sequences
 from support.sequence_requests import direct, in_sequence, oldest
 
 A, B = Slot(0), Slot(1)
 
 
-def instances(policy: SequencePolicy, count: int = 1) -> Instances:
-    return Instances(SequenceScheduler(policy, count, lends=True))
-
-
 def four_begin(played: Instances) -> None:
-    """1 and 2 run, 3 and 4 are lent; each is the first request of its sequence."""
+    """1 and 2 run, 3 and 4 are prefetched; each is the first request of its sequence."""
     played.arrive(*[in_sequence(key, key, "S") for key in (1, 2, 3, 4)])
     assert played.batches == {A: [(1, 2), (3, 4)]}
 
@@ -29,7 +24,7 @@ def seated(played: Instances) -> int:
 
 
 def test_a_full_batch_of_other_sequences_waits_at_the_busy_instance():
-    played = instances(oldest(6, 2))
+    played = sequences(oldest(6, 2))
     four_begin(played)
     assert played.scheduler.queued == 2, "the requests of a batch that has not begun are queued"
     played.end(A)
@@ -40,7 +35,7 @@ def test_a_full_batch_of_other_sequences_waits_at_the_busy_instance():
 
 
 def test_a_batch_of_sequences_that_lies_ready_becomes_a_larger_preferred_size():
-    played = instances(oldest(8, 4, preferred=(2, 4)))
+    played = sequences(oldest(8, 4, preferred=(2, 4)))
     played.arrive(*[in_sequence(key, key, "S") for key in range(1, 7)])
     assert played.batches == {A: [(1, 2, 3, 4), (5, 6)]}
     played.arrive(in_sequence(7, 7, "S"))
@@ -49,7 +44,7 @@ def test_a_batch_of_sequences_that_lies_ready_becomes_a_larger_preferred_size():
 
 
 def test_the_next_request_of_a_sequence_waits_for_the_one_before():
-    played = instances(oldest(6, 1))
+    played = sequences(oldest(6, 1))
     played.arrive(in_sequence(1, "a", "S"), in_sequence(2, "a"), in_sequence(3, "b", "S"), in_sequence(4, "b"))
     assert played.batches == {A: [(1,), (3,)]}
     played.end(A, report=False)
@@ -61,8 +56,8 @@ def test_the_next_request_of_a_sequence_waits_for_the_one_before():
     assert played.begun == [(1,), (3,), (2,), (4,)]
 
 
-def test_a_batch_of_sequences_that_can_grow_is_not_lent():
-    played = instances(oldest(6, 3))
+def test_a_batch_of_sequences_that_can_grow_is_not_prefetched():
+    played = sequences(oldest(6, 3))
     played.arrive(in_sequence(1, 1, "S"))
     played.arrive(in_sequence(2, 2, "S"), in_sequence(3, 3, "S"))
     assert played.batches == {A: [(1,)]}
@@ -70,22 +65,22 @@ def test_a_batch_of_sequences_that_can_grow_is_not_lent():
     assert played.batches == {A: [(1,), (2, 3, 4)]}
 
 
-def test_the_direct_strategy_lends_nothing():
+def test_nothing_is_prefetched_for_the_direct_strategy():
     """Its batches grow until they begin."""
-    played = instances(direct(4))
+    played = sequences(direct(4))
     played.arrive(in_sequence(1, 1, "S"))
     played.arrive(*[in_sequence(key, key, "S") for key in (2, 3, 4)])
     assert played.batches == {A: [(1,)]}
 
 
-def test_no_sequences_are_lent_without_leave():
-    played = Instances(SequenceScheduler(oldest(6, 2), 1))
+def test_no_sequences_are_prefetched_that_cannot_be_taken_back():
+    played = sequences(oldest(6, 2), prefetches=False)
     played.arrive(*[in_sequence(key, key, "S") for key in (1, 2, 3, 4)])
     assert played.batches == {A: [(1, 2)]}
 
 
-def test_each_instance_is_lent_its_own_sequences():
-    played = instances(oldest(6, 1), 2)
+def test_each_instance_prefetches_its_own_sequences():
+    played = sequences(oldest(6, 1), 2)
     played.arrive(*[in_sequence(key, key, "S") for key in (1, 2, 3, 4)])
     assert played.batches == {A: [(1,), (3,)], B: [(2,), (4,)]}
     played.end(B)
@@ -93,7 +88,7 @@ def test_each_instance_is_lent_its_own_sequences():
 
 
 def test_a_cancelled_request_ends_a_sequence_whose_batch_has_not_begun():
-    played = instances(oldest(6, 2))
+    played = sequences(oldest(6, 2))
     four_begin(played)
     played.arrive(in_sequence(5, 3))
     assert played.cancel(3)
@@ -104,7 +99,7 @@ def test_a_cancelled_request_ends_a_sequence_whose_batch_has_not_begun():
 
 
 def test_a_sequence_that_has_begun_is_cancelled_with_its_queue():
-    played = instances(oldest(6, 2))
+    played = sequences(oldest(6, 2))
     four_begin(played)
     played.arrive(in_sequence(5, 3))
     played.end(A, report=False)
@@ -121,7 +116,7 @@ def test_a_sequence_that_has_begun_is_cancelled_with_its_queue():
 
 
 def test_a_later_request_that_is_cancelled_ends_a_sequence_that_has_begun():
-    played = instances(oldest(6, 2))
+    played = sequences(oldest(6, 2))
     four_begin(played)
     played.arrive(in_sequence(5, 3), in_sequence(6, 3))
     played.end(A, report=False)
@@ -133,7 +128,7 @@ def test_a_later_request_that_is_cancelled_ends_a_sequence_that_has_begun():
 
 
 def test_an_instance_gives_back_one_batch_of_sequences_for_each_that_it_runs():
-    played = instances(oldest(6, 1))
+    played = sequences(oldest(6, 1))
     played.arrive(*[in_sequence(key, key, "S") for key in range(1, 6)])
     for key in (2, 3):
         assert played.cancel(key)
@@ -146,15 +141,15 @@ def test_an_instance_gives_back_one_batch_of_sequences_for_each_that_it_runs():
 
 
 def test_sequences_begin_again_if_their_instance_had_not_begun_them():
-    played = instances(oldest(6, 2))
+    played = sequences(oldest(6, 2))
     four_begin(played)
     assert played.die(A, unread=(3, 4)) == [3, 4]
     played.start(A)
     assert (played.batches, played.failed) == ({A: [(3, 4)]}, [])
 
 
-def test_nothing_is_lent_to_an_instance_that_has_ended():
-    scheduler = SequenceScheduler(oldest(6, 1), 1, lends=True)
+def test_nothing_is_prefetched_for_an_instance_that_has_ended():
+    scheduler = SequenceScheduler(oldest(6, 1), 1, lambda _slot: False)
     scheduler.enqueue(in_sequence(1, 1, "S"), 0)
     assert len(scheduler.poll(0)) == 1
     scheduler.enqueue(in_sequence(2, 2, "S"), 0)
@@ -163,7 +158,7 @@ def test_nothing_is_lent_to_an_instance_that_has_ended():
 
 
 def test_sequences_with_state_are_lost_with_their_instance():
-    played = instances(oldest(6, 2))
+    played = sequences(oldest(6, 2))
     four_begin(played)
     played.end(A)
     played.end(A)
@@ -176,7 +171,7 @@ def test_sequences_with_state_are_lost_with_their_instance():
 
 
 def test_sequences_that_had_begun_are_lost_with_their_instance():
-    played = instances(oldest(6, 2))
+    played = sequences(oldest(6, 2))
     four_begin(played)
     played.end(A, report=False)
     assert played.die(A) == []
@@ -184,7 +179,7 @@ def test_sequences_that_had_begun_are_lost_with_their_instance():
 
 
 def test_an_emptied_queue_of_sequences_has_no_request_that_has_begun():
-    played = instances(oldest(6, 2), 2)
+    played = sequences(oldest(6, 2), 2)
     played.arrive(*[in_sequence(key, key, "S") for key in range(1, 9)])
     assert played.batches == {A: [(1, 3), (5, 7)], B: [(2, 4), (6, 8)]}
     played.end(A, report=False)

@@ -1,4 +1,4 @@
-"""Random events against sequences of which batches are lent: nothing is lost, order and state are as without."""
+"""Random events against sequences of which batches are prefetched: nothing is lost, order and state are as without."""
 
 from typing import Literal
 
@@ -6,10 +6,9 @@ from hypothesis import given, settings
 
 from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.sequences.policy import SequencePolicy
-from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import InferenceError
 from support.examples import Draws, drawn, examples
-from support.lending import Instances
+from support.prefetching import sequences
 from support.sequence_requests import in_sequence, oldest
 
 IDLE = 40
@@ -33,10 +32,10 @@ def case_of(draws: Draws, *, prefers: bool = False) -> Case:
 class Play:
     """Performs events, and knows of each request what has become of it."""
 
-    def __init__(self, policy: SequencePolicy, *, lends: bool) -> None:
+    def __init__(self, policy: SequencePolicy, *, prefetches: bool) -> None:
         self.policy = policy
-        self.scheduler = SequenceScheduler(policy, 2, lends=lends)
-        self.played = Instances(self.scheduler)
+        self.played = sequences(policy, 2, prefetches=prefetches)
+        self.scheduler = self.played.scheduler
         self.slots = [Slot(0), Slot(1)]
         self.up = set(self.slots)
         self.keys = 0
@@ -132,7 +131,7 @@ class Play:
 @given(drawn(lambda draws: case_of(draws, prefers=True), 140))
 def test_each_request_of_a_sequence_leaves_once(case: Case):
     policy, script = case
-    play = Play(policy, lends=True)
+    play = Play(policy, prefetches=True)
     for kind, pick in script:
         play.perform(kind, pick)
     play.wind_up()
@@ -140,18 +139,18 @@ def test_each_request_of_a_sequence_leaves_once(case: Case):
 
 @settings(max_examples=examples(400), deadline=None)
 @given(drawn(case_of, 140))
-def test_sequences_run_in_the_same_batches_as_without_lending(case: Case):
+def test_sequences_run_in_the_same_batches_as_without_prefetching(case: Case):
     """As long as the end of each batch is reported at once, and instances live.
 
     Without preferred sizes smaller than the largest batch: an instance that is idle for a moment makes such batches.
     """
     policy, script = case
-    plays = [Play(policy, lends=lends) for lends in (True, False)]
+    plays = [Play(policy, prefetches=prefetches) for prefetches in (True, False)]
     for kind, pick in script:
         if kind in {"arrive", "end", "cancel", "pass time", "drain"}:
             for play in plays:
                 play.perform(kind, pick)
-        lending, usual = plays
-        assert lending.played.begun == usual.played.begun
-        assert lending.played.failed == usual.played.failed
-        assert lending.left == usual.left
+        prefetching, usual = plays
+        assert prefetching.played.begun == usual.played.begun
+        assert prefetching.played.failed == usual.played.failed
+        assert prefetching.left == usual.left
