@@ -19,6 +19,7 @@ from halimede_operator.core.name_collisions import name_collision
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.choice import Demand, Placement, demand_of, need_of, read_placement
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.pods.start import read_start
 from halimede_operator.core.reading import at, objects_at, text_at
 from halimede_operator.core.refused_pods import is_room_made, old_pods
 from halimede_operator.core.revision_choice import Choice, choose
@@ -192,7 +193,7 @@ def plan(
         placement_in(deployment),
         devices.room,
         now=now,
-        startup=at(snapshot.object, "status", "startup"),
+        startup=read_start(at(snapshot.object, "status")),
         over_quota=any(is_room_made(text, old_pods(snapshot.pods, deployment)) for text in snapshot.refused_pods),
     )
     if strategy.policy is not kept:
@@ -300,7 +301,7 @@ def strategy_now(snapshot: Snapshot, planned: Plan, now: str) -> Strategy | None
         placement_in(deployment),
         None,
         now=now,
-        startup=at(snapshot.object, "status", "startup"),
+        startup=read_start(at(snapshot.object, "status")),
     )
     # The plan knows why it is this one.
     return planned.strategy if found.reason and found.policy is planned.strategy.policy else found
