@@ -179,7 +179,8 @@ def plan(
             choice.rolled_back,
             hpa_may_be_zero=not snapshot.no_zero,
         )
-        return without_second(made, snapshot)
+        made = without_second(made, snapshot)
+        return without_blocking(made, snapshot.children) if snapshot.is_owner_unknown else made
 
     existing = deployment_in(snapshot)
     kept = strategy_at_rest(workload, existing)
@@ -199,8 +200,6 @@ def plan(
     if strategy.policy is not kept:
         wanted = children(strategy.policy)
         deployment = _deployment_of(wanted)
-    if snapshot.is_owner_unknown:
-        wanted = without_blocking(wanted, snapshot.children)
     # What exists of an unavailable kind is not known, so it is not compared.
     unavailable = tuple(child for child in wanted if child["kind"] in snapshot.unavailable)
     wanted = tuple(child for child in wanted if child["kind"] not in snapshot.unavailable)

@@ -214,8 +214,6 @@ def _reference(change: Change) -> str:
         case Delete(_, kind, namespace, name):
             return f"{kind} {namespace}/{name}"
         case Apply(value) | Conflict(value) | Hold(value):
-            return f"{value['kind']} {value['metadata']['namespace']}/{value['metadata']['name']}"
-        case Apply(value) | Conflict(value):
             return reference_of(value)
 
 
