@@ -8,7 +8,7 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS
 from halimede_operator.core.api.spec import Key
-from halimede_operator.core.api_errors import Meaning, is_owner_unknown, message_for_author
+from halimede_operator.core.api_errors import Meaning, is_dry_run_unsupported, is_owner_unknown, message_for_author
 from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, may_be_applied
 from halimede_operator.core.labels import TEMPLATE_HASH
 from halimede_operator.core.ownership import taken_over
@@ -129,11 +129,14 @@ class ChildWriter:
         return entry is None or _annotation(entry.object, TEMPLATE_HASH) != _annotation(change.object, TEMPLATE_HASH)
 
     async def _dry_run(self, value: Object, *, is_new: bool) -> Object:
-        """Dry run of an apply: what the object would be. Raises what the apply would raise, and writes nothing."""
+        """Dry run of an apply: what the object would be. Raises what the apply would raise, and writes nothing.
+
+        `value` itself if that cannot be known: a webhook may have side effects, so that it cannot be asked.
+        """
         try:
             return await self._api.try_apply(value, is_new=is_new)
         except ApiError as error:
-            if await self._conflicting_edits(value, error) is None:
+            if not is_dry_run_unsupported(error.message) and await self._conflicting_edits(value, error) is None:
                 raise
         return value
 

@@ -111,6 +111,23 @@ def test_updates_go_on_if_the_dry_run_does_not_speak_against_them(tmp_path: Path
     run(scenario, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"rollout": {"policy": "InPlace"}}, {"podTemplate": {"metadata": {"labels": {"a": "b"}}}}]
+)
+def test_updates_go_on_if_a_webhook_cannot_be_asked_about_deployments(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await serve(harness, {**SPEC, **fields})
+        old, message = revision(harness), 'admission webhook "w.example.com" does not support dry run'
+        harness.api.faults.append(Fault("PATCH .*/deployments/digits.*dryRun=All", status=400, message=message))
+        await harness.sync()
+        assert (revision(harness) != old, harness.condition("Accepted")["status"]) == (True, "True")
+        assert harness.api.counted("PATCH .*/deployments/digits.*dryRun=All") > 0
+
+    run(scenario, tmp_path)
+
+
 def test_an_api_server_that_fails_changes_no_pods(tmp_path: Path) -> None:
     async def scenario(harness: Harness) -> None:
         await serve(harness)
