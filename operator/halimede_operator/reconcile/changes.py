@@ -178,8 +178,14 @@ class ChildWriter:
 
 
 def _is_for_new_pods(change: Change) -> bool:
-    """Whether it is of no effect for the pods that exist. New pods need it."""
-    return isinstance(change, Apply) and change.object["kind"] in _FOR_NEW_PODS
+    """Whether it is of no effect for the pods that exist: new pods need the object, or no pod needs it any more."""
+    match change:
+        case Apply(value):
+            return value["kind"] in _FOR_NEW_PODS
+        case Delete(_, kind):
+            return kind in _FOR_NEW_PODS
+        case _:
+            return False
 
 
 def _is_of_deployment(change: Change) -> bool:

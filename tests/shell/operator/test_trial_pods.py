@@ -64,6 +64,19 @@ def test_a_refused_new_pod_leaves_all_as_it_is_until_the_repair(tmp_path: Path, 
     run(scenario, tmp_path)
 
 
+def test_changes_that_are_refused_leave_no_children_behind(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        await serve(harness)
+        harness.api.faults.append(REFUSED)
+        for count in range(3):
+            change(harness, str(count))
+            assert isinstance(await harness.sync(), Failed)
+            # Of the revision that serves, and of the one that was refused last.
+            assert len(harness.api.named("configmaps")) == 2
+
+    run(scenario, tmp_path)
+
+
 def test_one_dry_run_of_a_pod_is_made_for_each_new_revision(tmp_path: Path) -> None:
     async def scenario(harness: Harness) -> None:
         await serve(harness)
