@@ -18,7 +18,7 @@ from halimede_spec.fetch_exit import OF_CA_BUNDLE, FetchExit
 REFRESH_S = 8.0
 """So that a pod is ready 15 s after the repair: a fetch that waits for it tries again within 5 s."""
 REFRESHED_FOR_S = 600.0
-"""After that the kubelet's own period has to do."""
+"""After that the kubelet's own period is enough."""
 MOST_REFRESHED = 32
 """Pods of one object that are refreshed together, because each is a write. The others have the kubelets' own period."""
 REFRESHED = f"{GROUP}/volumes-refreshed"
