@@ -15,7 +15,16 @@ from halimede_operator.core.pods.fields import FETCH, container_status
 from halimede_operator.core.pods.placement import waits_for_devices
 from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.pods.start import Start
-from halimede_operator.core.reading import at, condition, decimal, moment_at, seconds_before, seconds_between, text_at
+from halimede_operator.core.reading import (
+    at,
+    condition,
+    decimal,
+    integer_at,
+    moment_at,
+    seconds_before,
+    seconds_between,
+    text_at,
+)
 from halimede_operator.core.snapshot import Object
 
 STEP_S = 5
@@ -47,6 +56,12 @@ def strategy_at_rest(workload: Workload, existing: Object | None) -> RolloutPoli
         return workload.rollout.policy
     is_in_place = at(existing, "spec", "strategy", "rollingUpdate", "maxSurge") == 0
     return RolloutPolicy.IN_PLACE if is_in_place else RolloutPolicy.SURGE
+
+
+def surges(deployment: Object) -> bool:
+    """Whether old pods of a Deployment stay until new ones serve."""
+    strategy = at(deployment, "spec", "strategy")
+    return text_at(strategy, "type") != "Recreate" and integer_at(strategy, "rollingUpdate", "maxSurge") != 0
 
 
 def strategy_of(

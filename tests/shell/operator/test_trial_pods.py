@@ -64,6 +64,34 @@ def test_a_refused_new_pod_leaves_all_as_it_is_until_the_repair(tmp_path: Path, 
     run(scenario, tmp_path)
 
 
+def test_a_refused_rollout_that_surges_takes_no_old_pods_away(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        await serve(harness, {**SPEC, "rollout": {"policy": "Surge"}})
+        await harness.sync()
+        refused, begun = dataclasses.replace(REFUSED), revision(harness)
+        harness.api.faults.append(refused)
+        failure = {"type": "ReplicaFailure", "status": "True", "message": REFUSED.message}
+        harness.api.put("replicasets", "prod", "digits-1", status={"conditions": [failure]})
+        change(harness, "1")
+        for _ in range(2):
+            assert isinstance(await harness.sync(), Failed)
+            assert (
+                harness.api.objects["deployments", "prod", "digits"]["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+                == 1
+            )
+        harness.api.faults.remove(refused)
+        await harness.sync()
+        assert (
+            harness.api.objects["deployments", "prod", "digits"]["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
+        )
+        assert (revision(harness), harness.api.counted(TRIAL)) == (begun, 3)
+        harness.now += 4
+        await harness.sync()
+        assert harness.api.counted(TRIAL) == 3
+
+    run(scenario, tmp_path)
+
+
 def test_changes_that_are_refused_leave_no_children_behind(tmp_path: Path) -> None:
     async def scenario(harness: Harness) -> None:
         await serve(harness)
