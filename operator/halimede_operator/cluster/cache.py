@@ -293,7 +293,9 @@ def _used_by_pods(pod: dict[str, Any]) -> dict[str, Any]:
     return {"serviceAccountName": pod.get("serviceAccountName", ""), "volumes": volumes, **claims}
 
 
-USED_OF_POD = ("nodeName", "schedulerName", "readinessGates", "imagePullSecrets", "resourceClaims", "overhead")
+USED_OF_POD = (
+    "nodeName", "schedulerName", "readinessGates", "imagePullSecrets", "resourceClaims", "resources", "overhead",
+)  # fmt: skip
 USED_OF_CONTAINER = ("name", "image", "ports", "resources", "restartPolicy")
 USED_OF_VOLUME = ("name", "secret", "configMap", "persistentVolumeClaim")
 

@@ -75,7 +75,8 @@ def _row(statuses: range | set[int], pattern: str | None, meaning: Meaning) -> _
 
 
 _EXCEEDED_QUOTA = r"\bis forbidden: exceeded quota: "
-"""Not in the message of a webhook, which may have any words."""
+_NO_RIGHT = r"\bis forbidden: (User .+ )?cannot (\w+ resource|set blockOwnerDeletion|set an ownerRef)\b"
+"""This and the one above are with the words before, because the message of a webhook may have any words."""
 
 _UNKNOWN_OWNER = r"\bcannot find RESTMapping\b"
 """The admission plugin that checks owners does not know a new CustomResourceDefinition for up to 30 s."""
@@ -85,7 +86,7 @@ _ROWS = (
     _row({403, 409}, r"\bis being terminated\b|\bNamespaceTerminating\b", Meaning.NAMESPACE_TERMINATING),
     _row({404}, r'^namespaces "[^"]*" not found', Meaning.NAMESPACE_TERMINATING),
     _row({403}, _EXCEEDED_QUOTA, Meaning.OVER_QUOTA),
-    _row({403}, r"\bcannot (\w+ resource|set blockOwnerDeletion|set an ownerRef)\b", Meaning.FORBIDDEN),
+    _row({403}, _NO_RIGHT, Meaning.FORBIDDEN),
     _row({409}, None, Meaning.CONFLICT),
     _row({401, 408, 425, 429}, None, Meaning.TRANSIENT),
     _row(range(400, 500), None, Meaning.REFUSED),

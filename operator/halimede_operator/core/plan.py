@@ -19,6 +19,7 @@ from halimede_operator.core.name_collisions import name_collision
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.choice import Demand, Placement, demand_of, need_of, read_placement
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.pods.start import read_start
 from halimede_operator.core.reading import at, objects_at, text_at
 from halimede_operator.core.refused_pods import is_room_made, old_pods
 from halimede_operator.core.revision_choice import Choice, choose
@@ -178,7 +179,8 @@ def plan(
             choice.rolled_back,
             hpa_may_be_zero=not snapshot.no_zero,
         )
-        return without_second(made, snapshot)
+        made = without_second(made, snapshot)
+        return without_blocking(made, snapshot.children) if snapshot.is_owner_unknown else made
 
     existing = deployment_in(snapshot)
     kept = strategy_at_rest(workload, existing)
@@ -192,14 +194,12 @@ def plan(
         placement_in(deployment),
         devices.room,
         now=now,
-        startup=at(snapshot.object, "status", "startup"),
+        startup=read_start(at(snapshot.object, "status")),
         over_quota=any(is_room_made(text, old_pods(snapshot.pods, deployment)) for text in snapshot.refused_pods),
     )
     if strategy.policy is not kept:
         wanted = children(strategy.policy)
         deployment = _deployment_of(wanted)
-    if snapshot.is_owner_unknown:
-        wanted = without_blocking(wanted, snapshot.children)
     # What exists of an unavailable kind is not known, so it is not compared.
     unavailable = tuple(child for child in wanted if child["kind"] in snapshot.unavailable)
     wanted = tuple(child for child in wanted if child["kind"] not in snapshot.unavailable)
@@ -300,7 +300,7 @@ def strategy_now(snapshot: Snapshot, planned: Plan, now: str) -> Strategy | None
         placement_in(deployment),
         None,
         now=now,
-        startup=at(snapshot.object, "status", "startup"),
+        startup=read_start(at(snapshot.object, "status")),
     )
     # The plan knows why it is this one.
     return planned.strategy if found.reason and found.policy is planned.strategy.policy else found

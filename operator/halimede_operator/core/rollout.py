@@ -14,7 +14,17 @@ from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.pods.fields import FETCH, container_status
 from halimede_operator.core.pods.placement import waits_for_devices
 from halimede_operator.core.pods.read import placed_at
-from halimede_operator.core.reading import at, condition, decimal, moment_at, seconds_before, seconds_between, text_at
+from halimede_operator.core.pods.start import Start
+from halimede_operator.core.reading import (
+    at,
+    condition,
+    decimal,
+    integer_at,
+    moment_at,
+    seconds_before,
+    seconds_between,
+    text_at,
+)
 from halimede_operator.core.snapshot import Object
 
 STEP_S = 5
@@ -48,6 +58,12 @@ def strategy_at_rest(workload: Workload, existing: Object | None) -> RolloutPoli
     return RolloutPolicy.IN_PLACE if is_in_place else RolloutPolicy.SURGE
 
 
+def surges(deployment: Object) -> bool:
+    """Whether old pods of a Deployment stay until new ones serve."""
+    strategy = at(deployment, "spec", "strategy")
+    return text_at(strategy, "type") != "Recreate" and integer_at(strategy, "rollingUpdate", "maxSurge") != 0
+
+
 def strategy_of(
     workload: Workload,
     existing: Object | None,
@@ -57,13 +73,13 @@ def strategy_of(
     room: int | None,
     *,
     now: str,
-    startup: object = None,
+    startup: Start | None = None,
     over_quota: bool = False,
 ) -> Strategy:
     """existing: the Deployment; None before there is one. wanted: the Deployment as it will be applied. pods: the
     object's. placement: the devices of the wanted pods; None without. room: how many further pods the free devices
-    allow; None if that was not asked. now: UTC time as `moment_at` writes it. startup: `status.startup`, how a pod
-    started. over_quota: a quota refuses pods, and has room for one when another goes. No other refusal counts: without
+    allow; None if that was not asked. now: UTC time as `moment_at` writes it. startup: how a pod started, of the
+    status. over_quota: a quota refuses pods, and has room for one when another goes. No other refusal counts: without
     the old pod the new one is refused all the same.
     """
     kept = strategy_at_rest(workload, existing)
@@ -117,7 +133,7 @@ def _effect(policy: RolloutPolicy, replicas: int, gap: str) -> str:
             return "each old pod serves until its successor is ready"
 
 
-def _gap(deployment: Object, pods: Iterable[Object], startup: object) -> str:
+def _gap(deployment: Object, pods: Iterable[Object], startup: Start | None) -> str:
     """How long it takes from the end of the old pod's service to the beginning of the new one's.
 
     An old pod without requests ends after its drain delay. One with long requests may take its whole grace period.
@@ -132,25 +148,28 @@ def _gap(deployment: Object, pods: Iterable[Object], startup: object) -> str:
     return f"about {about_s} s, by the last start, and for up to {drain_s} s more while old requests end"
 
 
-def _measured_start_s(pods: Iterable[Object], startup: object) -> float | None:
+def _measured_start_s(pods: Iterable[Object], startup: Start | None) -> float | None:
     """The longest time that one of the pods took to fetch and load its models; None if that is not known."""
     return max((start for pod in pods if (start := _start_s(pod, startup)) is not None), default=None)
 
 
-def _start_s(pod: Object, startup: object) -> float | None:
+def _start_s(pod: Object, startup: Start | None) -> float | None:
     """From the start of its first container to its readiness; None if it is not ready.
 
-    startup: `status.startup`. It keeps when a pod was ready first; a pod that was unready since then has only a later
-    time.
+    startup: of the status, which keeps when a pod was ready first. The pod has only the last time: it may have been
+    unready since then.
     """
     ready = condition(pod, "Ready")
     if ready.get("status") != "True":
         return None
-    is_kept = text_at(startup, "pod") == text_at(pod, "metadata", "name")
-    since = (moment_at(startup, "ready") if is_kept else None) or moment_at(ready, "lastTransitionTime")
     begun = moment_at(container_status(pod, FETCH), "state", "terminated", "startedAt") or placed_at(pod)
     begun = begun or moment_at(pod, "metadata", "creationTimestamp") or ""
-    return max(0.0, seconds_between(begun, since)) if begun and since is not None else None
+    if not begun:
+        return None
+    if startup is not None and startup.pod == text_at(pod, "metadata", "name") and "ready" in startup.stages:
+        return max(0.0, seconds_between(begun, startup.created) + startup.stages["ready"])
+    since = moment_at(ready, "lastTransitionTime")
+    return max(0.0, seconds_between(begun, since)) if since is not None else None
 
 
 def _has_ended(pod: Object) -> bool:

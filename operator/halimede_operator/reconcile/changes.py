@@ -8,13 +8,14 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS
 from halimede_operator.core.api.spec import Key
-from halimede_operator.core.api_errors import Meaning, is_owner_unknown, message_for_author
+from halimede_operator.core.api_errors import Meaning, is_dry_run_unsupported, is_owner_unknown, message_for_author
 from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, may_be_applied
 from halimede_operator.core.labels import TEMPLATE_HASH
 from halimede_operator.core.ownership import taken_over
 from halimede_operator.core.plan import Change, Plan
 from halimede_operator.core.reading import at, at_rest
 from halimede_operator.core.refused_pods import is_room_made, old_pods, trial_pod, why_old_pods_stay
+from halimede_operator.core.rollout import surges
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure
 from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Vanished
@@ -61,11 +62,15 @@ class ChildWriter:
         is_early = self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S
         is_postponed = is_rollout and is_early
         takes_pods_away = planned.strategy is not None and planned.strategy.takes_pods_away
+        begins_gap = takes_pods_away and (
+            is_rollout or (bool(snapshot.refused_pods) and any(map(self._has_surged, planned.changes)))
+        )
         accepted: Object | None = None
         change: Change
         try:
             for change in planned.changes:
-                if self._changes_template(change) and (planned.has_unchecked_parts or takes_pods_away):
+                is_unchecked = planned.has_unchecked_parts and self._changes_template(change)
+                if _is_of_deployment(change) and (is_unchecked or begins_gap):
                     # Before any write, so that a mistake in the template leaves all children as they are.
                     accepted = await self._dry_run(change.object, is_new=change.is_new)
             for change in planned.changes:
@@ -75,7 +80,7 @@ class ChildWriter:
         except ApiError as error:
             return _report_failure(change, error, snapshot)
         if takes_pods_away and not is_postponed and any(map(_is_of_deployment, planned.changes)):
-            if is_rollout and accepted is not None and (refused := await self._try_pod(accepted, snapshot)) is not None:
+            if begins_gap and accepted is not None and (refused := await self._try_pod(accepted, snapshot)) is not None:
                 return refused
             await announce()
         try:
@@ -120,20 +125,33 @@ class ChildWriter:
         """Whether it changes the pod template of a Deployment that exists."""
         return self._changes_template(change) and not change.is_new
 
+    def _has_surged(self, change: Change) -> bool:
+        """Whether it changes a Deployment whose old pods have stayed until now."""
+        live = self._live(change) if _is_of_deployment(change) else None
+        return live is not None and surges(live)
+
     def _changes_template(self, change: Change) -> TypeGuard[Apply]:
         """Whether it creates a Deployment or changes its pod template."""
-        if not isinstance(change, Apply) or change.object["kind"] != DEPLOYMENTS.kind:
+        if not _is_of_deployment(change):
             return False
+        live = self._live(change)
+        return live is None or _annotation(live, TEMPLATE_HASH) != _annotation(change.object, TEMPLATE_HASH)
+
+    def _live(self, change: Apply) -> Object | None:
+        """The object that it changes; None if it creates one."""
         metadata = change.object["metadata"]
-        entry = self._cache.find(DEPLOYMENTS.kind, metadata["namespace"], metadata["name"])
-        return entry is None or _annotation(entry.object, TEMPLATE_HASH) != _annotation(change.object, TEMPLATE_HASH)
+        entry = self._cache.find(change.object["kind"], metadata["namespace"], metadata["name"])
+        return entry.object if entry is not None else None
 
     async def _dry_run(self, value: Object, *, is_new: bool) -> Object:
-        """Dry run of an apply: what the object would be. Raises what the apply would raise, and writes nothing."""
+        """Dry run of an apply: what the object would be. Raises what the apply would raise, and writes nothing.
+
+        `value` itself if that cannot be known: a webhook may have side effects, so that it cannot be asked.
+        """
         try:
             return await self._api.try_apply(value, is_new=is_new)
         except ApiError as error:
-            if await self._conflicting_edits(value, error) is None:
+            if not is_dry_run_unsupported(error.message) and await self._conflicting_edits(value, error) is None:
                 raise
         return value
 
@@ -175,11 +193,17 @@ class ChildWriter:
 
 
 def _is_for_new_pods(change: Change) -> bool:
-    """Whether it is of no effect for the pods that exist. New pods need it."""
-    return isinstance(change, Apply) and change.object["kind"] in _FOR_NEW_PODS
+    """Whether it is of no effect for the pods that exist: new pods need the object, or no pod needs it any more."""
+    match change:
+        case Apply(value):
+            return value["kind"] in _FOR_NEW_PODS
+        case Delete(_, kind):
+            return kind in _FOR_NEW_PODS
+        case _:
+            return False
 
 
-def _is_of_deployment(change: Change) -> bool:
+def _is_of_deployment(change: Change) -> TypeGuard[Apply]:
     return isinstance(change, Apply) and bool(change.object["kind"] == DEPLOYMENTS.kind)
 
 
@@ -214,8 +238,6 @@ def _reference(change: Change) -> str:
         case Delete(_, kind, namespace, name):
             return f"{kind} {namespace}/{name}"
         case Apply(value) | Conflict(value) | Hold(value):
-            return f"{value['kind']} {value['metadata']['namespace']}/{value['metadata']['name']}"
-        case Apply(value) | Conflict(value):
             return reference_of(value)
 
 

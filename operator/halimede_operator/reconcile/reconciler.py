@@ -297,8 +297,8 @@ class Reconciler:
         return snapshot, again_in
 
     async def _try_again(self, snapshot: Snapshot) -> list[float]:
-        """Wake those who wait for what a person may have repaired, and who do not see it: the controller of refused
-        pods, and the kubelets of pods that lack a Secret. Return the seconds after which to do it again."""
+        """Make Kubernetes try again what a person may have repaired: the controller of refused pods, and the kubelets
+        of pods that lack a Secret, do not see the repair. Return the seconds after which to do it again."""
         now, again_in = self._now(), list[float]()
         if snapshot.refused_pods:
             await self._touch(snapshot.key, to_try_again(snapshot.replica_sets, now), {TRIED_AGAIN: now})
@@ -313,7 +313,7 @@ class Reconciler:
             try:
                 answer = await self._api.annotate(value, annotations)
             except ApiError as error:
-                # Without the right, or without this object, others look again by themselves, only later.
+                # Without the right, or if the object is gone. They try again by themselves, only later.
                 if not (error.is_refusal or error.is_conflict or error.status == 404):
                     raise
             else:

@@ -23,7 +23,10 @@ HPAS = "horizontalpodautoscalers"
 NO_RIGHT = f'{HPAS}.autoscaling is forbidden: User "operator" cannot list resource "{HPAS}"'
 REFUSED_READS = {
     "the scalers of others": (f"GET .*/{HPAS}\\?", NO_RIGHT),
-    "the object itself": ("GET .*/inferencemodels/digits", 'User "operator" cannot get resource "inferencemodels"'),
+    "the object itself": (
+        "GET .*/inferencemodels/digits",
+        'inferencemodels.halimede.dev "digits" is forbidden: User "operator" cannot get resource "inferencemodels"',
+    ),
 }
 
 

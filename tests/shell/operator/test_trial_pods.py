@@ -64,6 +64,47 @@ def test_a_refused_new_pod_leaves_all_as_it_is_until_the_repair(tmp_path: Path, 
     run(scenario, tmp_path)
 
 
+def test_a_refused_rollout_that_surges_takes_no_old_pods_away(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        await serve(harness, {**SPEC, "rollout": {"policy": "Surge"}})
+        await harness.sync()
+        refused, begun = dataclasses.replace(REFUSED), revision(harness)
+        harness.api.faults.append(refused)
+        failure = {"type": "ReplicaFailure", "status": "True", "message": REFUSED.message}
+        harness.api.put("replicasets", "prod", "digits-1", status={"conditions": [failure]})
+        change(harness, "1")
+        for _ in range(2):
+            assert isinstance(await harness.sync(), Failed)
+            assert (
+                harness.api.objects["deployments", "prod", "digits"]["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+                == 1
+            )
+        harness.api.faults.remove(refused)
+        await harness.sync()
+        assert (
+            harness.api.objects["deployments", "prod", "digits"]["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
+        )
+        assert (revision(harness), harness.api.counted(TRIAL)) == (begun, 3)
+        harness.now += 4
+        await harness.sync()
+        assert harness.api.counted(TRIAL) == 3
+
+    run(scenario, tmp_path)
+
+
+def test_changes_that_are_refused_leave_no_children_behind(tmp_path: Path) -> None:
+    async def scenario(harness: Harness) -> None:
+        await serve(harness)
+        harness.api.faults.append(REFUSED)
+        for count in range(3):
+            change(harness, str(count))
+            assert isinstance(await harness.sync(), Failed)
+            # Of the revision that serves, and of the one that was refused last.
+            assert len(harness.api.named("configmaps")) == 2
+
+    run(scenario, tmp_path)
+
+
 def test_one_dry_run_of_a_pod_is_made_for_each_new_revision(tmp_path: Path) -> None:
     async def scenario(harness: Harness) -> None:
         await serve(harness)
@@ -107,6 +148,23 @@ def test_updates_go_on_if_the_dry_run_does_not_speak_against_them(tmp_path: Path
         harness.api.faults.append(dataclasses.replace(REFUSED, status=status, message=message))
         await harness.sync()
         assert revision(harness) != old
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rollout": {"policy": "InPlace"}}, {"podTemplate": {"metadata": {"labels": {"a": "b"}}}}]
+)
+def test_updates_go_on_if_a_webhook_cannot_be_asked_about_deployments(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        await serve(harness, {**SPEC, **fields})
+        old, message = revision(harness), 'admission webhook "w.example.com" does not support dry run'
+        harness.api.faults.append(Fault("PATCH .*/deployments/digits.*dryRun=All", status=400, message=message))
+        await harness.sync()
+        assert (revision(harness) != old, harness.condition("Accepted")["status"]) == (True, "True")
+        assert harness.api.counted("PATCH .*/deployments/digits.*dryRun=All") > 0
 
     run(scenario, tmp_path)
 

@@ -26,6 +26,7 @@ MEANINGS: dict[str, tuple[int, str, Meaning]] = {
     "immutable field": (422, 'Deployment.apps "digits" is invalid: spec.selector: Invalid value: {}: field is immutable', Meaning.REFUSED),
     "admission policy": (422, "deployments.apps \"digits\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'p' denied request: no", Meaning.REFUSED),
     "admission webhook": (403, 'admission webhook "w.example.com" denied the request: no', Meaning.REFUSED),
+    "words of a webhook": (403, 'admission webhook "w.example.com" denied the request: team a cannot create resource of this kind', Meaning.REFUSED),
     "no such kind": (404, "the server could not find the requested resource", Meaning.REFUSED),
     "too large": (413, "Request entity too large: limit is 3145728", Meaning.REFUSED),
     "too large for etcd": (500, "etcdserver: request is too large", Meaning.REFUSED),

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from halimede_operator.core.api.spec import DeviceClaim, EnsembleSpec, Key, Kind, ModelSpec
-from halimede_operator.core.diff import Apply, Conflict
+from halimede_operator.core.autoscaling.replicas import IS_OURS
+from halimede_operator.core.diff import Apply, Conflict, Hold
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.plan import Devices, Plan, member_names, plan
 from halimede_operator.core.platform import Platform
@@ -115,3 +116,18 @@ def test_without_the_kind_of_its_claims_the_deployment_stays_as_it_is():
     assert planned.unavailable == ()
     wanted = ["ConfigMap", "ServiceAccount", "ResourceClaimTemplate", *wanted[2:], "Deployment"]
     assert kinds(planned) == [("Apply", kind) for kind in wanted]
+
+
+def test_an_unknown_owner_is_not_blocked_while_replicas_are_handed_over():
+    """The Deployment of a new model begins with minReplicas, and in the next reconcile its number is held."""
+    scaled = {**GOOD, "autoscaling": {"minReplicas": 2, "maxReplicas": 4}}
+    new = replace(seen(DIGITS, scaled), is_owner_unknown=True)
+    made = [change.object for change in plan(new, PLATFORM, NOW).changes if isinstance(change, Apply)]
+    for child in made:
+        child["metadata"] |= {"uid": child["metadata"]["name"], "resourceVersion": "1"}
+        child[IS_OURS] = True
+    planned = plan(replace(new, children=tuple(made)), PLATFORM, NOW)
+    assert [change.object["kind"] for change in planned.changes if isinstance(change, Hold)] == ["Deployment"]
+    assert kinds(planned) == [("Apply", "Deployment")]
+    applied = [change.object for change in planned.changes if isinstance(change, Apply)]
+    assert not any("blockOwnerDeletion" in owner for each in applied for owner in each["metadata"]["ownerReferences"])

@@ -3,6 +3,7 @@
 import pytest
 
 from halimede_operator.core.pods.refreshes import (
+    MOST_REFRESHED,
     REFRESH_S,
     REFRESHED,
     REFRESHED_FOR_S,
@@ -39,6 +40,7 @@ OTHERS: dict[str, Object] = {
     "first fetch": fetching(),
     "loading after a failed fetch": loading(),
     "serving": serving(),
+    "waits for its restart": pod(fetch=container("fetch", waiting("CrashLoopBackOff"), ended(10, "access was denied"))),
     "ends": leaving(fetch_failed(10, "access was denied")),
 }
 
@@ -64,3 +66,13 @@ def test_refreshes_of_a_failure_are_few_and_end(state: Object):
             written.append(now)
     assert written == list(range(int(REFRESH_S), int(REFRESHED_FOR_S), int(REFRESH_S)))
     assert len(written) < 75
+
+
+def test_many_pods_take_turns():
+    pods = [fetch_failed(10, "access was denied", f"bert-{number}") for number in range(MOST_REFRESHED + 8)]
+    first = to_refresh(pods, second(20))
+    for each in first:
+        each["metadata"]["annotations"] = {REFRESHED: second(20)}
+    assert len(first) == MOST_REFRESHED
+    assert to_refresh(pods, second(21)) == [each for each in pods if each not in first]
+    assert to_refresh(pods, second(28))[:8] == [each for each in pods if each not in first]

@@ -7,6 +7,8 @@ from functools import cache
 
 import pytest
 
+from halimede_operator.cluster.cache import entry_of
+from halimede_operator.cluster.kinds import PODS
 from halimede_operator.core.api.spec import RolloutPolicy
 from halimede_operator.core.api_errors import Meaning, meaning_of
 from halimede_operator.core.pods.amounts import amount_of
@@ -104,13 +106,16 @@ def test_a_pod_takes_of_a_quota_what_kubernetes_counts():
     def container(cpu: str, **fields: str) -> Object:
         return {"resources": {"requests": {"cpu": cpu, "nvidia.com/gpu": "1"}, "limits": {"cpu": "9"}}, **fields}
 
-    spec = {
+    spec: Object = {
         "initContainers": [container("1", restartPolicy="Always"), container("5"), container("500m", restartPolicy="Always")],
         "containers": [container("2"), container("2")],
         "overhead": {"cpu": "250m"},
     }  # fmt: skip
+    metadata = {"namespace": "prod", "name": "a", "uid": "u", "resourceVersion": "1"}
+    # The cache keeps parts of a pod.
+    pod = entry_of(PODS, {"metadata": metadata, "spec": spec}).object
     amounts = {
-        name: float(amount_of({"spec": spec}, name))
+        name: float(amount_of(pod, name))
         for name in ("cpu", "requests.cpu", "requests.nvidia.com/gpu", "pods", "count/pods", "requests.storage")
     }
     assert amounts == {
@@ -121,6 +126,10 @@ def test_a_pod_takes_of_a_quota_what_kubernetes_counts():
         "count/pods": 1,
         "requests.storage": 0,
     }
+    spec["resources"] = {"requests": {"cpu": "8"}}
+    whole = entry_of(PODS, {"metadata": metadata, "spec": spec}).object
+    of_whole = [float(amount_of(whole, name)) for name in ("cpu", "limits.cpu", "requests.nvidia.com/gpu")]
+    assert of_whole == [8.25, 36.25, 4]
 
 
 TRIALS: dict[str, tuple[int, str, Meaning | None]] = {

@@ -8,6 +8,7 @@ from halimede_operator.core.api.spec import DeviceClaim, Rollout, RolloutPolicy,
 from halimede_operator.core.children.deployment import STRATEGIES
 from halimede_operator.core.labels import REVISION_LABEL, TEMPLATE_HASH
 from halimede_operator.core.placement.choice import Placement
+from halimede_operator.core.pods.start import Start
 from halimede_operator.core.rollout import Strategy, strategy_at_rest, strategy_of
 from halimede_operator.core.snapshot import Object
 from support.operator_pods import second
@@ -57,7 +58,7 @@ def decided(
     placement: Placement | None = SLICES,
     at: int = 30,
     over_quota: bool = False,
-    startup: Object | None = None,
+    startup: Start | None = None,
     **fields: Any,
 ) -> Strategy:
     """at: the second of the decision. live: the template that the existing Deployment has. now: its strategy."""
@@ -162,7 +163,7 @@ def test_the_gap_is_that_of_measured_starts() -> None:
     # It was unready for a while. When it was ready first is in the status.
     old["metadata"]["name"] = "bert-1-a"
     for name, expected in (("bert-1-a", "about 15 s"), ("bert-1-b", "about 420 s")):
-        assert expected in decided(old, room=0, startup={"pod": name, "ready": second(94)}).reason
+        assert expected in decided(old, room=0, startup=Start(name, second(0), {"ready": 94})).reason
 
 
 def test_with_a_claim_a_rollout_surges_without_looking_at_devices() -> None:

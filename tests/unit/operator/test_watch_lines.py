@@ -14,8 +14,6 @@ from halimede_operator.cluster.watch_health import Collection, WatchHealth
 from halimede_operator.core.api.spec import Key
 
 LONG = "x" * 100_000
-POD = {"containers": [{"name": "server", "image": "server:1", "env": [{"name": "LONG", "value": LONG}]}]}
-OUR_REPLICAS = {"manager": "halimede-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
 IN_MODELS = Collection(MODELS, None)
 
 
@@ -107,5 +105,23 @@ def test_a_page_of_a_list_goes_to_the_cache() -> None:
         assert cache.find("InferenceModel", "prod", "m") is not None
         assert cache.find("InferenceModel", "prod", "old") is None, "it is not in the list"
         assert sorted(key.name for key in woken) == ["m", "old"]
+
+    with_feed(story, look)
+
+
+def test_objects_on_other_pages_of_a_list_stay() -> None:
+    def page(feed: CacheFeed, name: str, is_first: bool, **more: str) -> None:
+        item = json.loads(event(metadata={"uid": name, "name": name}))["object"]
+        text = json.dumps({"metadata": {"resourceVersion": "9", **more}, "items": [item]})
+        feed.page(IN_MODELS, text.encode(), is_first)
+
+    def story(feed: CacheFeed, _cache: Cache, _woken: list[Key]) -> None:
+        page(feed, "of-a-list-that-broke-off", True, **{"continue": "token"})
+        page(feed, "a", True, **{"continue": "token"})
+        page(feed, "b", False)
+
+    def look(cache: Cache, _woken: list[Key]) -> None:
+        assert [cache.find("InferenceModel", "prod", name) is not None for name in ("a", "b")] == [True, True]
+        assert cache.find("InferenceModel", "prod", "of-a-list-that-broke-off") is None
 
     with_feed(story, look)

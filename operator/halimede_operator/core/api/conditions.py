@@ -1,6 +1,7 @@
 """Status conditions, as Kubernetes' API conventions define them (metav1.Condition).
 
-They have no `observedGeneration`: all of a status are of its generation, and tools take that one then."""
+They have no `observedGeneration`: all of them are of the status's, which tools read instead.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

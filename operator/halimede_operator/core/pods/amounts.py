@@ -14,7 +14,7 @@ def amount_of(pod: Object, name: str) -> Fraction:
     known.
 
     As Kubernetes counts it: containers and sidecars run together, and each init container runs beside the sidecars
-    before it.
+    before it. What the pod as a whole has replaces that.
     """
     if name in _PODS:
         return Fraction(1)
@@ -24,6 +24,9 @@ def amount_of(pod: Object, name: str) -> Fraction:
     def of(container: object) -> Fraction:
         return quantity(at(container, "resources", kind, resource)) or Fraction(0)
 
+    overhead = quantity(at(pod, "spec", "overhead", resource)) or Fraction(0)
+    if whole := of(at(pod, "spec")):
+        return whole + overhead
     sidecars = most = Fraction(0)
     for each in objects_at(pod, "spec", "initContainers"):
         if each.get("restartPolicy") == "Always":
@@ -32,4 +35,4 @@ def amount_of(pod: Object, name: str) -> Fraction:
         else:
             most = max(most, sidecars + of(each))
     together = sidecars + sum((of(each) for each in objects_at(pod, "spec", "containers")), Fraction(0))
-    return max(most, together) + (quantity(at(pod, "spec", "overhead", resource)) or Fraction(0))
+    return max(most, together) + overhead

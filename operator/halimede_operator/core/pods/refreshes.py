@@ -18,7 +18,9 @@ from halimede_spec.fetch_exit import OF_CA_BUNDLE, FetchExit
 REFRESH_S = 8.0
 """So that a pod is ready 15 s after the repair: a fetch that waits for it tries again within 5 s."""
 REFRESHED_FOR_S = 600.0
-"""After that the kubelet's own period has to do."""
+"""After that the kubelet's own period is enough."""
+MOST_REFRESHED = 32
+"""Pods of one object that are refreshed together, because each is a write. The others have the kubelets' own period."""
 REFRESHED = f"{GROUP}/volumes-refreshed"
 """Annotation of a pod: when its kubelet was last made to look at it."""
 
@@ -30,10 +32,14 @@ def failing_for_its_volumes(pods: Sequence[Object], now: str) -> list[Object]:
 
 
 def to_refresh(pods: Sequence[Object], now: str) -> list[Object]:
-    """Those of them that were not refreshed for REFRESH_S."""
+    """Those of them that were not refreshed for REFRESH_S, those that wait longest first; at most MOST_REFRESHED."""
     since = seconds_before(now, REFRESH_S)
-    refreshed = ((pod, moment_at(at(pod, "metadata", "annotations"), REFRESHED) or _failed_at(pod)) for pod in pods)
-    return [pod for pod, last in refreshed if last <= since]
+    due = sorted((pod for pod in pods if _last_refresh(pod) <= since), key=_last_refresh)
+    return due[:MOST_REFRESHED]
+
+
+def _last_refresh(pod: Object) -> str:
+    return moment_at(at(pod, "metadata", "annotations"), REFRESHED) or _failed_at(pod)
 
 
 def _failed_at(pod: Object) -> str:
@@ -42,7 +48,9 @@ def _failed_at(pod: Object) -> str:
         if container.waits_for == "CreateContainerConfigError":
             return placed_at(pod)
         ended = container.last_end
-        if container.name != FETCH or ended is None or container.is_end_past:
+        # At a restart the kubelet looks at the pod anyway, and each run that fails begins another REFRESHED_FOR_S.
+        is_restarted = container.waits_for == "CrashLoopBackOff"
+        if container.name != FETCH or ended is None or container.is_end_past or is_restarted:
             continue
         code = integer_at(ended, "exitCode")
         if code == FetchExit.AUTH or (code == FetchExit.UNREACHABLE and OF_CA_BUNDLE in text_at(ended, "message")):

@@ -102,11 +102,11 @@ def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Me
     }
     if observed.rolled_back is not None and stuck is None and not observed.is_deleting:
         states = _after_rollback(observed.rolled_back, states)
-    return [state.of(type_) for type_, state in _telling(states).items()]
+    return [state.of(type_) for type_, state in _informative(states).items()]
 
 
-def _telling(states: Mapping[str, ConditionState | None]) -> dict[str, ConditionState]:
-    """The conditions that say something: while Ready is True, or no replicas are wanted, not the usual ones."""
+def _informative(states: Mapping[str, ConditionState | None]) -> dict[str, ConditionState]:
+    """The conditions to report: while Ready is True, or no replicas are wanted, not the usual ones."""
     present = {type_: state for type_, state in states.items() if state is not None}
     ready = present["Ready"]
     if ready.status != TRUE and not ready.is_usual:

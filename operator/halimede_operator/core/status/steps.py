@@ -55,6 +55,7 @@ def _state(name: str, object_: Object | None, is_ready: bool) -> tuple[MemberSta
         return MemberState.MISSING, f"InferenceModel {name} does not exist"
     accepted = condition(object_, "Accepted")
     is_current = integer_at(object_, "status", "observedGeneration") == integer_at(object_, "metadata", "generation")
-    if accepted.get("status") == "False" and is_current:
+    # What else is not accepted concerns the model's own pods, and not those of the ensemble.
+    if accepted.get("reason") == "InvalidSpec" and is_current:
         return MemberState.INVALID, clean(f"InferenceModel {name}: {text_at(accepted, 'message')}")
     return (MemberState.READY, "") if is_ready else (MemberState.LOADING, f"model {name} is not loaded yet")

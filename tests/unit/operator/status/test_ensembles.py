@@ -65,6 +65,7 @@ def test_a_loading_ensemble_reports_its_unready_steps():
     assert status["readySteps"] == "1/2"
 
 
+INVALID = {"type": "Accepted", "status": "False", "reason": "InvalidSpec", "message": "bad"}
 LACKING = {
     "no such model": (
         {"tok": MEMBERS["tok"]},
@@ -78,7 +79,7 @@ LACKING = {
                 **MEMBERS["tok"],
                 "status": {
                     "observedGeneration": 1,
-                    "conditions": [{"type": "Accepted", "status": "False", "message": "spec.model.uri: bad"}],
+                    "conditions": [{**INVALID, "message": "spec.model.uri: bad"}],
                 },
             },
         },
@@ -103,9 +104,18 @@ def test_a_missing_or_invalid_member_is_reported(case: str):
     assert (found["Available"], found["Degraded"], status["readySteps"]) == ("True Serving", f"True {reason}", "1/2")
 
 
+@pytest.mark.parametrize("reason", ["PodsRefused", "QuotaExceeded", "Conflict", "Forbidden"])
+def test_a_member_whose_own_pods_are_refused_is_served_by_the_ensemble(reason: str):
+    refused = {"observedGeneration": 1, "conditions": [{**INVALID, "reason": reason}]}
+    members = {**MEMBERS, "tok": {**MEMBERS["tok"], "status": refused}}
+    assert (
+        conditions(status_for(ensemble(serving("search-1-a"), ENSEMBLE_INDEX, members), search_spec()))["Ready"]
+        == "True Serving"
+    )
+
+
 def test_problems_of_an_older_generation_of_a_member_do_not_count():
-    old = {"type": "Accepted", "status": "False", "message": "bad"}
-    members = {**MEMBERS, "pool": {**MEMBERS["pool"], "status": {"observedGeneration": 1, "conditions": [old]}}}
+    members = {**MEMBERS, "pool": {**MEMBERS["pool"], "status": {"observedGeneration": 1, "conditions": [INVALID]}}}
 
     assert (
         conditions(status_for(ensemble(serving("search-1-a"), ENSEMBLE_INDEX, members), search_spec()))["Ready"]
