@@ -73,9 +73,9 @@ class ChildWriter:
                 if _is_of_deployment(change) and (is_unchecked or begins_gap):
                     # Before any write, so that a mistake in the template leaves all children as they are.
                     accepted = await self._dry_run(change.object, is_new=change.is_new)
-            for change in planned.changes:
-                # A postponed template may be replaced by another edit before it is applied.
-                if _is_for_new_pods(change) and not is_postponed:
+            if begins_gap and not is_postponed:
+                for change in filter(_is_of_account, planned.changes):
+                    # Without it a pod is refused.
                     await self._perform(change)
         except ApiError as error:
             return _report_failure(change, error, snapshot)
@@ -90,7 +90,8 @@ class ChildWriter:
                         return Performed(is_postponed=True)
                     await self._perform(change)
                     self._rolled_out_at[key] = self._clock()
-                elif not _is_for_new_pods(change):
+                # A postponed template may be replaced by another edit before it is applied.
+                elif not (is_postponed and _is_for_new_pods(change)) and not (begins_gap and _is_of_account(change)):
                     await self._perform(change)
         except ApiError as error:
             return _report_failure(change, error, snapshot)
@@ -193,14 +194,12 @@ class ChildWriter:
 
 
 def _is_for_new_pods(change: Change) -> bool:
-    """Whether it is of no effect for the pods that exist: new pods need the object, or no pod needs it any more."""
-    match change:
-        case Apply(value):
-            return value["kind"] in _FOR_NEW_PODS
-        case Delete(_, kind):
-            return kind in _FOR_NEW_PODS
-        case _:
-            return False
+    """Whether it is of no effect for the pods that exist. New pods need it."""
+    return isinstance(change, Apply) and change.object["kind"] in _FOR_NEW_PODS
+
+
+def _is_of_account(change: Change) -> bool:
+    return isinstance(change, Apply) and bool(change.object["kind"] == "ServiceAccount")
 
 
 def _is_of_deployment(change: Change) -> TypeGuard[Apply]:
