@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.expected_batch import ExpectedBatch
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Outcome, Pending
@@ -33,7 +32,7 @@ class DynamicBatchScheduler:
         self,
         policy: BatchPolicy,
         instances: int = 0,
-        queue: BatchQueue | LevelQueue | None = None,
+        queue: BatchQueue | None = None,
         begins_at: int = 0,
     ) -> None:
         """Requests wait in `queue`; without it, in a `BatchQueue` with the policy, which prefetches nothing.
@@ -41,7 +40,7 @@ class DynamicBatchScheduler:
         Nothing is executed before `begins_at` requests are queued for the first time.
         """
         self._queue = queue or BatchQueue(policy)
-        self._failed: list[Fail] = self._queue.failed if isinstance(self._queue, LevelQueue) else []
+        self._failed = self._queue.failed
         self._begins_at = begins_at
         self.max_batch_size = policy.max_batch_size
         self.may_expire = self._queue.may_expire

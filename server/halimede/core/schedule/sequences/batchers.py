@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from halimede.core.schedule.actions import Slot
+from halimede.core.schedule.front import AT_ONCE
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.prefetch import TakeBack
-from halimede.core.schedule.queue import AT_ONCE, BatchQueue
+from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
 from halimede.core.schedule.sequences.policy import DirectPolicy
 

@@ -1,0 +1,140 @@
+"""The order of queued requests: by level, and within a level by rules that depend on what happened.
+
+Level 1 is the first. Within a level, those within their timeout come before the late ones. The first are in the order
+of arrival, the late ones in that of their timeouts.
+"""
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import chain, islice
+
+from halimede.core.schedule.prefetch import Batch
+from halimede.core.schedule.scheduler import Pending
+
+
+@dataclass(slots=True, eq=False)
+class QueuedRequest:
+    """A request in the queue. The policy of `arrival_level` applies; `level` is above it when the request has moved.
+
+    `batch` is its batch if that is prefetched or did not run: then it is not in the order. `begins` means that it joins
+    no request before it.
+    """
+
+    pending: Pending
+    enqueued_at: int
+    arrival_level: int
+    level: int
+    is_late: bool = False
+    begins: bool = False
+    batch: Batch | None = None
+
+
+Line = OrderedDict[int, QueuedRequest]
+"""Requests by key, in order. Ordered dictionaries: requests leave from the front and, when cancelled, from anywhere."""
+
+
+@dataclass(slots=True)
+class Lines:
+    """The requests of one level: its own arrivals, those that moved here, and the late ones of both kinds."""
+
+    own: Line = field(default_factory=OrderedDict)
+    moved: Line = field(default_factory=OrderedDict)
+    late: Line = field(default_factory=OrderedDict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.own or self.moved or self.late)
+
+    def in_order(self) -> Iterator[QueuedRequest]:
+        if not self.moved:
+            return chain(self.own.values(), self.late.values())
+        return chain(merge(self.moved.values(), self.own.values(), key=_enqueued_at), self.late.values())
+
+    def line_of(self, request: QueuedRequest) -> Line:
+        if request.is_late:
+            return self.late
+        return self.moved if request.level < request.arrival_level else self.own
+
+
+class RequestOrder:
+    """The requests of all levels, in order."""
+
+    __slots__ = ("_default", "_levels", "_lines", "count")
+
+    def __init__(self, default: int) -> None:
+        """The lines of the level `default`, which most requests have, are kept when they are empty."""
+        # Only other levels with requests have lines: their number is configured, and may be very large.
+        self._default = default
+        self._lines: dict[int, Lines] = {}
+        self._levels: list[int] = []
+        self.count = 0
+        """Of all requests. Changed only here."""
+        self.clear()
+
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        return chain.from_iterable(self._lines[level].in_order() for level in self._levels)
+
+    @property
+    def first(self) -> QueuedRequest:
+        """There must be one."""
+        return next(iter(self))
+
+    def append(self, request: QueuedRequest) -> None:
+        """Add an arrival."""
+        lines = self._lines.get(request.level) or self._make_lines(request.level)
+        lines.own[request.pending.key] = request
+        self.count += 1
+
+    def append_changed(self, request: QueuedRequest) -> None:
+        """Add a request that has moved to its level or is late now."""
+        self._line_of(request)[request.pending.key] = request
+        self.count += 1
+
+    def prepend(self, requests: Sequence[QueuedRequest]) -> None:
+        """Add requests, in their order, before those of their lines."""
+        for request in reversed(requests):
+            line = self._line_of(request)
+            line[request.pending.key] = request
+            line.move_to_end(request.pending.key, last=False)
+        self.count += len(requests)
+
+    def remove(self, request: QueuedRequest) -> None:
+        self.count -= 1
+        lines = self._lines[request.level]
+        del lines.line_of(request)[request.pending.key]
+        if lines.is_empty and request.level != self._default:
+            del self._lines[request.level]
+            self._levels.remove(request.level)
+
+    def pop(self, count: int) -> list[QueuedRequest]:
+        """Remove and return so many requests from the front."""
+        lines = self._lines[self._default]
+        if len(self._levels) == 1 and not lines.moved and count <= len(lines.own):
+            # As below, but faster.
+            self.count -= count
+            return [lines.own.popitem(last=False)[1] for _ in range(count)]
+        requests = [*islice(self, count)]
+        for request in requests:
+            self.remove(request)
+        return requests
+
+    def clear(self) -> None:
+        self._lines = {self._default: Lines()}
+        self._levels = [self._default]
+        self.count = 0
+
+    def _line_of(self, request: QueuedRequest) -> Line:
+        lines = self._lines.get(request.level) or self._make_lines(request.level)
+        return lines.line_of(request)
+
+    def _make_lines(self, level: int) -> Lines:
+        lines = self._lines[level] = Lines()
+        insort(self._levels, level)
+        return lines
+
+
+def _enqueued_at(request: QueuedRequest) -> int:
+    return request.enqueued_at
