@@ -136,8 +136,8 @@ docs: $(DOCS)/.stamp  ## write the reference pages from the code, and build the 
 bench: .venv  ## measure ratios and CPU per request; prints JSON
 	$(BIN)/python tests/bench/run.py
 
-bench-operator: .venv  ## measure the operator with a thousand models, in a cluster on this machine; prints JSON
-	$(BIN)/python tests/cluster/bench_operator.py
+bench-operator: .venv  ## measure the operator with many and large objects, in clusters on this machine; prints JSON
+	$(BIN)/python tests/cluster/bench_operator.py $(ARGS)
 
 startup: .venv  ## measure the start of a model from no replica, TIMES times, in a cluster on this machine; prints JSON
 	$(BIN)/python tests/cluster/bench_startup.py --times=$(or $(TIMES),10)

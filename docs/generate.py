@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from config_fields import FieldDescription, MessageDescription, descriptions
+
 from halimede.commands.flag import Flag, FlagTreatment
 from halimede.commands.flags import GROUPS
-from halimede.core.config.schema import FieldDescription, MessageDescription, descriptions
 from halimede.core.config.support import Treatment
 from halimede.core.observe import metrics
 

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,13 +23,10 @@ import uvloop
 
 from halimede.core.accounts import MemoryBounds
 from halimede.core.observe.access_lines import AccessLog
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.policy import StartHold
 from halimede.core.types import InferenceError, ModelIndexEntry
 from halimede.front_processes.pool import FrontProcesses, wanted_processes
-from halimede.front_processes.services import access_log_of, make_grpc, make_http, make_turns
-from halimede.frontends.grpc.server import GrpcServer
-from halimede.frontends.http.server import HttpServer
+from halimede.front_processes.services import Service, access_log_of, make_grpc, make_http, make_turns
 from halimede.frontends.metrics import MetricsServer
 from halimede.frontends.unix_socket import UNIX
 from halimede.log import (
@@ -51,7 +48,6 @@ from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.requests import RequestTable
 from halimede.runtime.sampler import make_sampler
-from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
 from halimede.runtime.watcher import watch
 from halimede.settings import ModelControlMode, Settings
@@ -190,7 +186,6 @@ class App:
             log_verbose=settings.log_verbose,
             hold=StartHold(settings.delay_scheduler, settings.backlog_delay_scheduler),
         )
-        services = ModelServices(CustomMetrics())
         self._stores = _stores(settings)
         repository = self._stores or ModelRepository(
             _directories(settings), settings.model_file, settings.model_config_name
@@ -199,7 +194,6 @@ class App:
             repository,
             options,
             settings.model_load_thread_count,
-            services=services,
             retry_count=settings.model_load_retry_count,
             unload_wait_secs=settings.unload_wait_secs,
             table=RequestTable(
@@ -217,18 +211,16 @@ class App:
             strict_readiness=settings.strict_readiness,
             metrics_config=settings.metrics_config,
             dropped_log_lines=self._dropped_lines,
-            custom_metrics=services.metrics,
             inventory=self._inventory,
             hung_processes=self._launcher.hangs.ended,
         )
-        services.models = self._core
         self._fronts: FrontProcesses | None = None
         processes = wanted_processes(settings)
         if processes > 1 and (settings.allow_http or settings.allow_grpc):
             self._fronts = FrontProcesses(processes, self._core, settings, self._launcher)
             self._core.on_models_changed(self._fronts.page.note_change)
-        self._http: HttpServer | None = None
-        self._grpc: GrpcServer | None = None
+        self._services: list[Service] = [] if self._fronts is None else [self._fronts]
+        """HTTP and gRPC."""
         self._metrics: MetricsServer | None = None
         self._native: OutputReader | None = None
         self._places: dict[str, str] = {}
@@ -270,8 +262,6 @@ class App:
                 self._metrics.log_access(AccessLog(admits_access, log_access))
             port = await self._metrics.start(settings.metrics_address, settings.metrics_port)
             self._places[METRICS] = _place(settings.metrics_address, port)
-        if self._grpc is not None:
-            self._grpc.start()
         if self._fronts is not None:
             await self._fronts.start()
         for service, place in self._places.items():
@@ -282,12 +272,15 @@ class App:
         """Serve HTTP and gRPC in this process."""
         settings, turns = self._settings, make_turns(self._settings)
         if settings.allow_http:
-            self._http = make_http(settings, self._core, turns, access_log, self._memory)
-            port = await self._http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
+            http = make_http(settings, self._core, turns, access_log, self._memory)
+            self._services.append(http)
+            port = await http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
             self._places[HTTP] = _place(settings.http_address, port)
         if settings.allow_grpc:
-            self._grpc = make_grpc(settings, self._core, turns, access_log, self._memory)
-            port = self._grpc.bind(settings.grpc_address, settings.grpc_port)
+            grpc = make_grpc(settings, self._core, turns, access_log, self._memory)
+            self._services.append(grpc)
+            port = grpc.bind(settings.grpc_address, settings.grpc_port)
+            grpc.start()
             self._places[GRPC] = _place(settings.grpc_address, port)
 
     async def serve(self) -> int:
@@ -334,8 +327,9 @@ class App:
             self._hangs.cancel()
         if self._native is not None:
             self._native.close()
-        fronts = (self._http, self._grpc, self._fronts, self._metrics)
-        closing: list[Awaitable[None]] = [front.close() for front in fronts if front is not None]
+        closing: list[Awaitable[None]] = [service.close() for service in self._services]
+        if self._metrics is not None:
+            closing.append(self._metrics.close())
         # No need to wait for its end: the processes that it started end with this process.
         closing.append(run_in_thread("close-launcher", self._launcher.close))
         if self._stores is not None:
@@ -406,14 +400,6 @@ class App:
         log.info("Signal (%d) received.", number)
         self._stop.set()
 
-    def _draining_fronts(self) -> Iterator[Awaitable[None]]:
-        if self._http is not None:
-            yield self._http.drain()
-        if self._grpc is not None:
-            yield self._grpc.drain()
-        if self._fronts is not None:
-            yield self._fronts.drain()
-
     def _requests_in_flight(self) -> str:
         busy, _ = self._lifecycle.busy()
         return f"{busy} model versions that have in-flight inferences"
@@ -425,12 +411,8 @@ class App:
 
     async def _serve_on(self, delay_secs: float) -> None:
         """Continue to serve for the delay, while clients are asked to connect elsewhere."""
-        if self._http is not None:
-            self._http.send_away()
-        if self._grpc is not None:
-            self._grpc.send_away()
-        if self._fronts is not None:
-            self._fronts.send_away()
+        for service in self._services:
+            service.send_away()
         await asyncio.sleep(delay_secs)
 
     async def _drain(self, delay_secs: float) -> int:
@@ -445,7 +427,7 @@ class App:
         try:
             async with asyncio.timeout_at(end):
                 async with _progress_logged(end, self._requests_in_flight):
-                    await asyncio.gather(*self._draining_fronts())
+                    await asyncio.gather(*(service.drain() for service in self._services))
                 log.info("All models are stopped, unloading models")
                 async with _progress_logged(end, self._models_alive):
                     await self._core.close()

@@ -18,7 +18,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -124,15 +124,6 @@ def log_access(access: Access) -> None:
         handler.writer.offer(access_line(access, time.time_ns() // 1000, os.getpid()))
 
 
-class _NoLock(nullcontext[None]):
-    """Always free. Up to Python 3.12 a handler's lock may be None; later versions use it in a `with` statement."""
-
-    def acquire(self) -> None:
-        """Never waits."""
-
-    release = acquire
-
-
 class LogHandler(logging.Handler):
     """Renders records to lines on the thread that logs, before their arguments can change."""
 
@@ -143,9 +134,10 @@ class LogHandler(logging.Handler):
         self._wanted = wanted
         self.on_terminal = on_terminal
 
-    def createLock(self) -> None:  # noqa: N802  # logging's name
-        """No lock: a long traceback on one thread must not delay the others."""
-        self.lock = _NoLock()  # type: ignore[assignment]  # `logging` only takes and gives it back
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Without the lock of `logging`: a long traceback on one thread must not delay the others."""
+        self.emit(record)
+        return True
 
     def emit(self, record: logging.LogRecord) -> None:
         file = clip(record.filename, MAX_FIELD_BYTES)

@@ -17,3 +17,7 @@ class FetchExit(IntEnum):
     """The store did not answer. The next run retries until it does."""
     RECOVERED = 16
     """Not a failure: the store that an earlier run could not reach answers again. Another run continues."""
+
+
+OF_CA_BUNDLE = "CA bundle"
+"""Messages of failures that another CA bundle may repair have these words."""

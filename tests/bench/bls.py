@@ -10,14 +10,12 @@ import uvloop
 from models import PYTHON_IDENTITY, config, python_identity_config
 
 from halimede.core.inventory import Inventory
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import DataType, InferenceRequest, InferenceResponse, Tensor
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
-from halimede.runtime.services import ModelServices
 from halimede.settings import MetricsConfig, ModelControlMode
 
 ROUNDS = 5
@@ -78,21 +76,16 @@ def _cpu_ns() -> int:
 
 
 async def _rounds(repository: Path, size_bytes: int, calls: int) -> list[float]:
-    services = ModelServices(CustomMetrics())
     core = CoreServer(
-        ModelLifecycle(
-            ModelRepository((repository,)), LoadOptions(Inventory(()), {}, autocomplete=True), 1, services=services
-        ),
+        ModelLifecycle(ModelRepository((repository,)), LoadOptions(Inventory(()), {}, autocomplete=True), 1),
         make_sampler(1000, Inventory(), cpu=False, gpu=False),
         server_id="bench",
         control_mode=ModelControlMode.NONE,
         strict_readiness=True,
         metrics_config=MetricsConfig(),
         dropped_log_lines=lambda: 0,
-        custom_metrics=services.metrics,
         inventory=Inventory(),
     )
-    services.models = core
     if failed := await core.start(None):
         raise RuntimeError(f"{failed} did not load")
 

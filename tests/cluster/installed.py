@@ -17,6 +17,7 @@ from cluster.images import archived
 from cluster.own import OwnCluster
 from cluster.programs import cache
 from cluster.spaces import LIMIT_S, eventually, python
+from support.described import check_is_short
 from support.image import BASE, REPOSITORY_ROOT, image_id, install_programs, one_build_at_a_time, provide_base, run
 from support.phases import phase
 
@@ -189,6 +190,9 @@ class Tenant:
 
     def names(self, kinds: str, *arguments: str) -> set[str]:
         return resources.names(self.cluster.api, self.namespace, kinds, *arguments)
+
+    def check_is_described_shortly(self, what: str) -> None:
+        check_is_short(self.kubectl("describe", what))
 
     def wait_ready(self, what: str, limit_s: float = LIMIT_S) -> None:
         """As a person would wait; the AssertionError has what the object says."""

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from cluster import resources
-from cluster.own import OwnCluster
+from cluster.own import OwnCluster, audit_events
 from cluster.spaces import environment, eventually
 from support.forked import OPERATOR, Process, start_python
 from support.image import REPOSITORY_ROOT
@@ -114,8 +114,10 @@ class Place:
         self.own = own
         self._start = start
         self.namespace = namespace
-        self._folder = folder
+        self.folder = folder
         self._operators: list[Operator] = []
+        self._audit_log = own.audit_log()
+        self._audited: list[Object] = []
 
     @property
     def models(self) -> str:
@@ -164,7 +166,7 @@ class Place:
     ) -> Operator:
         login = self.own.faulty_login if faulty else self.own.login
         kubeconfig = login(self.namespace, account)
-        operator = Operator(self._start, self._folder, self.namespace, account, kubeconfig, lease, everywhere)
+        operator = Operator(self._start, self.folder, self.namespace, account, kubeconfig, lease, everywhere)
         self._operators.append(operator)
         return operator
 
@@ -209,11 +211,12 @@ class Place:
     def audited(self) -> list[Object]:
         """What ServiceAccounts of this namespace asked of the API server, answered."""
         user = f"system:serviceaccount:{self.namespace}:"
-        return [
+        self._audited += [
             entry
-            for entry in self.own.audit_events(containing=user)
+            for entry in audit_events(self._audit_log.read(), containing=user)
             if entry["stage"] == "ResponseComplete" and entry["user"]["username"].startswith(user)
         ]
+        return list(self._audited)
 
     def refused(self) -> list[tuple[str, str]]:
         """URI and message of what they had no right to do. The admission plugin that checks owners does not know a

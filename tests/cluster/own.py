@@ -169,10 +169,11 @@ class OwnCluster(CommandLines):
 
         The user's name is empty if the API server ended the request before it was authenticated.
         """
-        events = [json.loads(line) for line in whole_lines(self.state / "audit.log") if containing in line]
-        for event in events:
-            event["user"].setdefault("username", "")
-        return events
+        return audit_events(self.audit_log().read(), containing)
+
+    def audit_log(self) -> "GrowingLog":
+        """A reader of the audit log, from its beginning, for `audit_events`."""
+        return GrowingLog(self.state / "audit.log")
 
     @classmethod
     def _hold(cls, programs: Path, standing: bool, nodes: int, images: Sequence[str]) -> Self:
@@ -237,10 +238,29 @@ class OwnCluster(CommandLines):
             space.check()
 
 
-def whole_lines(log: Path) -> list[str]:
-    """Without the last one while it is being written: who reads meanwhile may see half of it."""
-    *lines, _unfinished = log.read_text(errors="replace").split("\n")
-    return lines
+class GrowingLog:
+    """A file to which lines are appended; each line is read once, when it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read_bytes = path, 0
+
+    def read(self) -> list[str]:
+        """The lines that were completed since the last call."""
+        with self._path.open("rb") as file:
+            file.seek(self._read_bytes)
+            data, _, _unfinished = file.read().rpartition(b"\n")
+        if not data:
+            return []
+        self._read_bytes += len(data) + 1
+        return data.decode(errors="replace").split("\n")
+
+
+def audit_events(lines: Sequence[str], containing: str) -> list[dict[str, Any]]:
+    """The requests whose line contains a text. The user's name is empty where the log has none."""
+    events = [json.loads(line) for line in lines if containing in line]
+    for event in events:
+        event["user"].setdefault("username", "")
+    return events
 
 
 def sweep() -> None:

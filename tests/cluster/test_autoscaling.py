@@ -84,6 +84,7 @@ def test_replicas_follow_metrics_and_come_back(tenant: Tenant, pods: PlayedPods,
         has(pods, 3)
         # 11 requests in three pods are near enough to the target.
         stays(history, 1, 3)
+        assert tenant.get(f"im/{NAME}")["status"]["autoscaling"]["lastDecision"].startswith("1 -> 3: ")
         pods.show_all(**QUIET)
         has(pods, 1)
         assert history.turns == [1, 3, 1]

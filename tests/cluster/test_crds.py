@@ -86,14 +86,13 @@ READY = {
     "reason": "Serving",
     "message": "3/3 replicas serve version 2",
     "lastTransitionTime": "2026-11-01T00:00:00Z",
-    "observedGeneration": 1,
 }
 STATUS = {
     "observedGeneration": 1,
     "conditions": [READY],
     "phase": "Serving",
     "url": "http://bert.prod.svc:8000/v2/models/bert",
-    "addresses": [{"type": "http", "value": "http://bert.prod.svc:8000"}],
+    "addresses": {"http": "http://bert.prod.svc:8000", "grpc": "bert.prod.svc:8001"},
     "replicas": 3,
     "readyReplicas": 2,
     "desiredReplicas": 3,
@@ -101,15 +100,12 @@ STATUS = {
     "selector": "halimede.dev/model=bert",
     "current": {"versions": [2], "templateHash": "6f9c", "image": "halimede:1"},
     "effective": {
-        "format": "onnx",
         "resourceName": "nvidia.com/mig-1g.10gb",
         "profile": "1g.10gb",
         "nodes": "gpu-1",
         "serverImage": "halimede:1",
     },
-    "placements": [
-        {"pod": "bert-6f9c-x", "node": "node-1", "devices": [{"uuid": "MIG-1", "profile": "1g.10gb"}]},
-    ],
+    "placements": ["bert-6f9c-x on node-1: 1g.10gb MIG-1"],
     "memory": {
         "devicePeak": "3000Mi",
         "deviceTotal": "9856Mi",
@@ -119,15 +115,14 @@ STATUS = {
     },
     "placementsTruncated": True,
     "autoscaling": {
-        "provider": "HPA",
-        "target": "bert",
         "desiredReplicas": 3,
         "lastDecision": "2 -> 3: halimede_queue_requests 6 of 4",
         "lastScaleTime": "2026-11-01T00:00:00Z",
         "idle": {"since": "2026-11-01T00:00:00Z", "of": "6f9c"},
     },
-    "startup": {"pod": "bert-6f9c-x"}
-    | dict.fromkeys(("created", "scheduled", "fetched", "started", "loaded", "ready"), "2026-11-01T00:00:00Z"),
+    "startup": "bert-6f9c-x created 2026-11-01T00:00:00Z: scheduled +0 s",
+    "revisions": ["6f9c of generation 1: Serving"],
+    "upgradeAvailable": True,
     "lastFailure": {
         "reason": "ModelFetchFailed",
         "message": "no such bucket",
@@ -144,7 +139,7 @@ FETCHED = {"digest": f"sha256:{'0' * 64}", "sizeBytes": 438000000, "fetchedAt": 
 def test_a_status_is_kept_whole_and_shown_in_columns(cluster: Cluster, namespace: str) -> None:
     apply(cluster, namespace, model(), ensemble())
     of_model = {**STATUS, "model": FETCHED}
-    of_ensemble = {**STATUS, "members": [{"name": "bert", **FETCHED}], "readySteps": "3/3"}
+    of_ensemble = {**STATUS, "members": ["bert: sha256:00, 438000000 bytes"], "readySteps": "3/3"}
     assert patch_status(cluster, namespace, "im/bert", of_model) == of_model
     assert patch_status(cluster, namespace, "mens/search", of_ensemble) == of_ensemble
 

@@ -129,11 +129,10 @@ def wait_accepted(tenant: Tenant, what: str) -> None:
 
     def look() -> bool:
         value = tenant.get(what)
-        accepted = next((c for c in value.get("status", {}).get("conditions", []) if c["type"] == "Accepted"), {})
-        return (accepted.get("status"), accepted.get("observedGeneration")) == (
-            "True",
-            value["metadata"]["generation"],
-        )
+        status = value.get("status", {})
+        states = {each["type"]: each["status"] for each in status.get("conditions", [])}
+        is_accepted = "True" in (states.get("Accepted"), states.get("Ready"))
+        return is_accepted and status["observedGeneration"] == value["metadata"]["generation"]
 
     try:
         eventually(look, f"{what} to be accepted")

@@ -1,7 +1,6 @@
 """From the chart to responses: models that a user applies are served by real pods on real nodes."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -90,13 +89,13 @@ def test_a_model_has_the_gpu_slice_that_it_requested(
     assert tenant.get("im/device")["status"]["effective"]["resourceName"] == "nvidia.com/mig-3g.40gb"
     eventually(lambda: "memory" in tenant.get("im/device")["status"], "the devices to be reported", SECONDS_TO_TELL)
     status = tenant.get("im/device")["status"]
-    devices = [{"uuid": slice_, "profile": "3g.40gb"}]
     (pod,) = tenant.names("pods")
-    assert status["placements"] == [{"pod": pod.removeprefix("pod/"), "node": "node-1", "devices": devices}]
+    assert status["placements"] == [f"{pod.removeprefix('pod/')} on node-1: 3g.40gb {slice_}"]
     assert (status["memory"]["devicePeak"], status["memory"]["deviceTotal"]) == ("3000Mi", "40448Mi")
     assert status["memory"]["hostPeak"].endswith("Mi")
     (placed,) = (each["message"] for each in status["conditions"] if each["type"] == "Placed")
     assert placed.endswith("spec.accelerator.mig.minMemory 3072Mi suits the model better")
+    tenant.check_is_described_shortly("im/device")
 
 
 @pytest.mark.large
@@ -115,12 +114,12 @@ def test_a_pod_with_two_slices_runs_instances_on_both(
     log = tenant.kubectl("logs", "-l=halimede.dev/model=both", "--tail=-1")
     assert {device for device in slices if f"runs on {device}" in log} == slices
 
-    def devices() -> list[Any]:
+    def devices() -> str:
         (placement,) = tenant.get("im/both")["status"]["placements"]
-        return placement.get("devices", [])
+        return str(placement).partition(": ")[2]
 
     eventually(devices, "the devices to be reported", SECONDS_TO_TELL)
-    assert {(each["uuid"], each["profile"]) for each in devices()} == {(device, "1g.10gb") for device in slices}
+    assert set(devices().split(", ")) == {f"1g.10gb {device}" for device in slices}
     assert tenant.infer("both", {"ANY": ("INT32", [1], [0])})["DEVICE"][0] in slices
 
 
@@ -147,6 +146,7 @@ spec:
     tenant.wait_ready("mens/thirty", START_LIMIT_S)
     assert tenant.infer("thirty", {"IN": ("FP32", [1, 4], [1, 2, 3, 4])}) == {"OUT": [30, 60, 90, 120]}
     assert tenant.get("mens/thirty")["status"]["readySteps"] == "3/3"
+    tenant.check_is_described_shortly("mens/thirty")
 
     # A member that changes is brought into the pod.
     add_scaled(tmp_path, "seven", 7)
@@ -206,7 +206,7 @@ spec: {{model: {{uri: "{scaled}"}}}}
     assert line[:5] == ["twice", "True", "Serving", "1", "1"]
     tenant.kubectl("scale", "im/twice", "--replicas=2")
     eventually(lambda: tenant.get("im/twice")["status"].get("readyReplicas") == 2, "two replicas", START_LIMIT_S)
-    assert "Ready" in tenant.kubectl("describe", "im/twice")
+    tenant.check_is_described_shortly("im/twice")
 
     # A child that is changed by hand is put right; what is foreign stays.
     tenant.kubectl("annotate", "deployment/twice", "example.com/mine=yes")

@@ -1,19 +1,14 @@
 """The reference pages agree with the code, and the site builds without a warning."""
 
-import importlib.util
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import generate
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-SPEC = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-generate = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(generate)
 
 
 @pytest.mark.parametrize("name", generate.GENERATED)

@@ -202,19 +202,6 @@ def test_slow_text_on_one_thread_does_not_block_others(log: Log) -> None:
     assert log.messages() == ["quick", "True"]
 
 
-def test_lock_of_a_handler_never_waits(log: Log) -> None:
-    """`logging` takes it by `with` or `acquire`, depending on the version of Python."""
-    (handler,) = log.logger.handlers
-    assert handler.lock is not None
-    handler.acquire()
-    with handler.lock:
-        thread = threading.Thread(target=log.logger.debug, args=("other thread",))
-        thread.start()
-        thread.join(FLUSH_S)
-    handler.release()
-    assert log.messages() == ["other thread"]
-
-
 def test_flood_of_one_kind_is_cut_and_counted(log: Log) -> None:
     for _ in range(10_000):
         log.logger.error("instance failed", extra={"model": "bad"})

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from halimede.core.inventory import Inventory
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.tensor import tensor_from_array
 from halimede.runtime.core_server import CoreServer
@@ -19,7 +18,6 @@ from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
-from halimede.runtime.services import ModelServices
 from halimede.settings import MetricsConfig, ModelControlMode
 
 
@@ -36,10 +34,7 @@ class BareServer:
 
     def __post_init__(self) -> None:
         options = LoadOptions(Inventory(()), {}, autocomplete=True)
-        services = ModelServices(CustomMetrics())
-        self.lifecycle = ModelLifecycle(
-            ModelRepository((self.repository,)), options, self.load_threads, services=services, **self.limits
-        )
+        self.lifecycle = ModelLifecycle(ModelRepository((self.repository,)), options, self.load_threads, **self.limits)
         self.core = CoreServer(
             self.lifecycle,
             make_sampler(1000, Inventory(), cpu=False, gpu=False),
@@ -48,10 +43,8 @@ class BareServer:
             strict_readiness=True,
             metrics_config=MetricsConfig(),
             dropped_log_lines=lambda: 0,
-            custom_metrics=services.metrics,
             inventory=Inventory(),
         )
-        services.models = self.core
 
     async def load(self, *names: str) -> None:
         for name in names:

@@ -379,6 +379,8 @@ class KubeApi:
         name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{self.version}"
         if (plural, namespace, name) in self.objects:
             return _failure(409, "AlreadyExists", f"{plural} {name!r} already exists")
+        if request.query.get("dryRun"):
+            return _response(body, status=201)
         return _response(self.put(plural, namespace, name, **body), status=201)
 
     def _apply(

@@ -20,6 +20,7 @@ from halimede_operator.core.plan import (
     workload_in,
 )
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.revisions.history import read_history
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import status_of
 from support.device_nodes import inventory, node
@@ -200,7 +201,8 @@ class World:
 
     def outcomes(self) -> list[str]:
         """`REVISION GENERATION OUTCOME REASON` of each revision."""
-        return [" ".join(map(str, each.values())) for each in self.status["revisions"]]
+        found = read_history(self.status)
+        return [f"{each.revision} {each.generation} {each.outcome} {each.reason}".strip() for each in found]
 
     def snapshot(self) -> Snapshot:
         return Snapshot(

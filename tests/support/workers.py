@@ -1,5 +1,6 @@
 """Worker processes of tests, and process state from the kernel."""
 
+import asyncio
 import json
 import os
 import select
@@ -33,7 +34,7 @@ class Talk:
         self.process.channel.settimeout(limit_s)
         self.say(code)
         line = self._answers.readline()
-        assert line, f"the worker ended: {self.process.wait_sync(LIMIT_S)}\n{printed(self.process)}"
+        assert line, f"the worker ended: {ended(self.process)}\n{printed(self.process)}"
         return json.loads(line)
 
     def end(self) -> ProcessExit:
@@ -85,9 +86,7 @@ class Crew:
 
 
 def ended(process: WorkerProcess) -> ProcessExit:
-    exit_ = process.wait_sync(LIMIT_S)
-    assert exit_ is not None, f"{process} did not end"
-    return exit_
+    return asyncio.run(asyncio.wait_for(process.wait(), LIMIT_S))
 
 
 def printed(process: WorkerProcess, until: str = "") -> str:

@@ -74,9 +74,11 @@ topologySpreadConstraints:
 - apiGroups: [apps]
   resources: [replicasets]
   verbs: [list, watch, patch]
+# Pods are created in dry runs only, before an update that takes old pods away. Annotations of pods are changed, so that
+# kubelets read repaired Secrets at once. Whoever may create Deployments can choose what pods run anyway.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, create, patch]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list]

@@ -23,6 +23,7 @@ from halimede_operator.core.autoscaling.idle import MAX_WAKE, WAKE
 from halimede_operator.core.autoscaling.replicas import IS_OURS, are_ours
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MODEL_LABEL
 from halimede_operator.core.plan import member_names
+from halimede_operator.core.pods.refreshes import REFRESHED
 from halimede_operator.core.reading import text_at
 from halimede_operator.core.snapshot import Object
 
@@ -38,8 +39,8 @@ OWN_METADATA = (
 )
 MAX_SPEC_BYTES = 64 * 1024
 """The API server accepts 1.5 MB, but all users share the operator's memory."""
-SIZE = "sizeBytes"
-"""A field that large objects have in the cache, because what is kept of them is small."""
+MAX_MOMENT = 32
+"""Characters of a time, which any user may write."""
 PACKED_BYTES = 512
 """Longer objects are compressed: to a third, for some 0.05 ms of CPU each time that one changes."""
 REMEMBERED_DELETIONS = 10_000
@@ -246,7 +247,7 @@ def _is_same_decision(known: Entry, entry: Entry) -> bool:
 
 
 def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
-    """The entry for an object, or for what an entry has kept of it.
+    """The entry for an object.
 
     Raises KeyError, TypeError, AttributeError or ValueError if it is malformed.
     """
@@ -258,13 +259,10 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         whole["spec"] = {"template": {"spec": _used_by_pods(value["spec"]["template"]["spec"])}}
     if resource is PODS and "spec" in value:
         whole["spec"] = _used_of_pod(value["spec"])
-    if resource is DEPLOYMENTS and IS_OURS not in value:
+    if resource is DEPLOYMENTS:
         whole[IS_OURS] = are_ours(metadata.get("managedFields") or ())
     if resource.ours and (size := len(orjson.dumps(value.get("spec")))) > MAX_SPEC_BYTES:
         whole |= {"spec": {}, UNREAD: f"has {size} bytes as JSON; at most {MAX_SPEC_BYTES} are read"}
-    size_bytes = value.get(SIZE) or len(orjson.dumps(value)) if resource.ours else 0
-    if size_bytes > MAX_SPEC_BYTES:
-        whole[SIZE] = size_bytes
     owner = next((ref for ref in metadata.get("ownerReferences") or () if ref.get("controller")), None)
     return Entry(
         kind=resource.kind,
@@ -276,7 +274,7 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         key=_key(resource, namespace, name, owner, metadata.get("labels") or {}),
         uses=member_names(whole) if resource is ENSEMBLES else frozenset(),
         packed=_packed(orjson.dumps(whole)),
-        size_bytes=size_bytes,
+        size_bytes=len(orjson.dumps(value)) if resource.ours else 0,
         has_ended=resource is PODS and text_at(value, "status", "phase") in {"Failed", "Succeeded"},
     )
 
@@ -295,8 +293,8 @@ def _used_by_pods(pod: dict[str, Any]) -> dict[str, Any]:
     return {"serviceAccountName": pod.get("serviceAccountName", ""), "volumes": volumes, **claims}
 
 
-USED_OF_POD = ("nodeName", "schedulerName", "readinessGates", "imagePullSecrets", "resourceClaims")
-USED_OF_CONTAINER = ("name", "image", "ports", "resources")
+USED_OF_POD = ("nodeName", "schedulerName", "readinessGates", "imagePullSecrets", "resourceClaims", "overhead")
+USED_OF_CONTAINER = ("name", "image", "ports", "resources", "restartPolicy")
 USED_OF_VOLUME = ("name", "secret", "configMap", "persistentVolumeClaim")
 
 
@@ -319,8 +317,8 @@ def _kept(resource: Resource, metadata: dict[str, Any]) -> dict[str, Any]:
         return {**kept, "annotations": {WAKE: str(wake)[:MAX_WAKE]}} if wake is not None else kept
     kept = {field: part for field, part in metadata.items() if field != "managedFields"}
     if resource is PODS:
-        kept.pop("annotations", None)
-        return kept
+        refreshed = (kept.pop("annotations", None) or {}).get(REFRESHED)
+        return {**kept, "annotations": {REFRESHED: str(refreshed)[:MAX_MOMENT]}} if refreshed is not None else kept
     annotations = metadata.get("annotations")
     if annotations and LAST_APPLIED in annotations:
         kept["annotations"] = {field: text for field, text in annotations.items() if field != LAST_APPLIED}

@@ -81,8 +81,12 @@ class KubeApi(Protocol):
         """Server-side apply; returns the object as it is now. is_new: a conflict if an object of this name exists."""
         ...
 
-    async def try_apply(self, value: Object, *, is_new: bool = False) -> None:
-        """Dry run of `apply`: the API server checks the object and writes nothing."""
+    async def try_apply(self, value: Object, *, is_new: bool = False) -> Object:
+        """Dry run of `apply`: the API server checks the object, writes nothing, and returns what it would be."""
+        ...
+
+    async def try_create(self, value: Object) -> None:
+        """Dry run: the API server asks all admission plugins and webhooks about a new object, and writes nothing."""
         ...
 
     async def hold(self, value: Object) -> Object:
@@ -153,9 +157,13 @@ class KubeClient:
         resource, path, body = _apply_request(value, is_new)
         return await self._write("PATCH", resource, path, body, _APPLY_QUERY, _APPLY)
 
-    async def try_apply(self, value: Object, *, is_new: bool = False) -> None:
+    async def try_apply(self, value: Object, *, is_new: bool = False) -> Object:
         _, path, body = _apply_request(value, is_new)
-        await self._request("PATCH", path, body, {**_APPLY_QUERY, "dryRun": "All"}, _APPLY)
+        return (await self._request("PATCH", path, body, {**_APPLY_QUERY, "dryRun": "All"}, _APPLY))[1]
+
+    async def try_create(self, value: Object) -> None:
+        path = BY_KIND[value["kind"]].path(value["metadata"]["namespace"])
+        await self._request("POST", path, value, {"dryRun": "All"})
 
     async def hold(self, value: Object) -> Object:
         resource, path, body = _apply_request(value, is_new=False)
@@ -204,7 +212,7 @@ class KubeClient:
         while True:
             _, data = await self._request_bytes("GET", path, None, query)
             try:
-                page = decode_list(data, reduced, large_characters=0)
+                page = decode_list(data, reduced)
             except ValueError as error:
                 raise _malformed("GET", path) from error
             found += [each for each in page["items"] if each is not None]

@@ -17,8 +17,6 @@ MAX_LEVELS = 64
 """Levels of nested objects and lists that are decoded. A spec begins at the second or third level, and may have 32 more
 from the fourth level below that on."""
 
-LARGE_CHARACTERS = 128 * 1024
-
 # Everything up to the next bracket outside a string.
 _TO_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:"(?:[^"\\]++|\\.)*+"[^"{}\[\]]*+)*+[{}\[\]]', re.DOTALL)
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
@@ -33,18 +31,17 @@ def decode(data: bytes) -> Any:  # Any: JSON
     return orjson.loads(shallow(data))
 
 
-def decode_list(data: bytes, kept: Callable[[Any], Any], *, large_characters: int = LARGE_CHARACTERS) -> dict[str, Any]:
+def decode_list(data: bytes, kept: Callable[[Any], Any]) -> dict[str, Any]:
     """Decode the document of a list. Raises ValueError if it is not JSON.
 
-    kept: returns what to keep of an item that is longer than `large_characters`; called before the next item is
-    decoded.
+    kept: returns what to keep of an item; called before the next item is decoded.
     """
     text = shallow(data).decode()
     items = []
     begin = at = found.end() if (found := _ITEMS.search(text)) else len(text)
     while text[at : at + 1] not in ("]", ""):
         item, end = json.JSONDecoder().raw_decode(text, at)
-        items.append(kept(item) if end - at > large_characters else item)
+        items.append(kept(item))
         at = _COMMA.match(text, end).end()  # type: ignore[union-attr]  # it matches the empty text
     return {**json.loads(text[:begin] + text[at:]), "items": items}
 

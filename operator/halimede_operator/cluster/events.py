@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.core.api.spec import Key
-from halimede_operator.core.events import EventDraft, EventLimit
+from halimede_operator.core.events import EventDraft, EventLimit, LastingStates
 from halimede_operator.core.snapshot import Object
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,22 @@ class Events:
         self._instance = instance
         self._clock = clock
         self._limit = EventLimit()
+        self._states = LastingStates()
+
+    async def report(
+        self, key: Key, about: Object, drafts: Sequence[EventDraft], status: Object, now: str
+    ) -> float | None:
+        """Post the events about an object whose state has lasted long enough. now: RFC 3339.
+
+        Returns the seconds after which to call this again without new drafts; None if none are held back.
+        """
+        due, again_s = self._states.due(key, drafts, status, self._clock())
+        await self.post(key, about, due, now)
+        return again_s
+
+    def forget(self, key: Key) -> None:
+        """The object is gone."""
+        self._states.forget(key)
 
     async def post(self, key: Key, about: Object, drafts: Sequence[EventDraft], now: str) -> None:
         """Post events about an object, unless `EventLimit` suppresses them. now: RFC 3339.

@@ -6,8 +6,9 @@ kopf cannot do these things by itself or by its settings. Each has a test in tes
   (RecursionError), and large objects would take GB of memory: test_a_hostile_object_delays_no_other_object,
   test_large_items_of_a_page_are_in_memory_one_at_a_time.
 - The number of objects per page is fixed in kopf: test_pages_of_large_objects_have_few.
-- kopf has a queue and a task for each object that changes, and keeps large events until their handlers have run. So
-  events go to the cache directly: test_an_event_is_a_bookmark_for_kopf.
+- kopf has a queue and a task for each object that it lists or that changes, and keeps large events until their handlers
+  have run. So objects go to the cache directly: test_an_event_is_a_bookmark_for_kopf,
+  test_kopf_gets_lists_without_items.
 - kopf does not report objects that were deleted while nothing watched:
   test_objects_deleted_while_unwatched_are_forgotten_and_wake.
 - kopf restarts a watch at once, even one that ends at once: test_a_watch_that_ends_at_once_is_not_restarted_at_once.
@@ -17,7 +18,6 @@ kopf cannot do these things by itself or by its settings. Each has a test in tes
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
@@ -29,6 +29,7 @@ from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.decoding import decode_list, shallow
 from halimede_operator.cluster.watch_health import Collection, WatchHealth, collection_of
 from halimede_operator.core.api.spec import Key
+from halimede_operator.core.reading import text_at
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,7 @@ class CacheFeed:
         self._loop = asyncio.get_running_loop()
         self._changes: list[Callable[[], Iterable[Key]]] = []
         self._listed: dict[Collection, set[str]] = {}
-        self._unreported: Counter[Collection] = Counter()
-        """How many objects of a list kopf has not reported yet."""
+        """Uids of the objects in the pages of a list so far."""
         self.complete = asyncio.Event()
         """Set when the cache has all objects of the first list of every watch."""
 
@@ -66,22 +66,26 @@ class CacheFeed:
         """
         self.watch_health.expect(watches, time.monotonic())
         self._listed.clear()
-        self._unreported.clear()
         for key in self._cache.set_unavailable(unavailable):
             self._wake(key)
 
-    def page(self, where: Collection, page: dict[str, Any], is_first: bool) -> None:
-        """A page of a list was read. kopf reports its objects one by one afterwards."""
+    def page(self, where: Collection, data: bytes, is_first: bool) -> dict[str, Any]:
+        """Read a page of a list. Return it as JSON, whose items are their uids. Raises ValueError if it is not JSON.
+
+        data: its text, of any depth.
+        """
         self.watch_health.record_answer(where, time.monotonic())
+        page = decode_list(data, lambda item: self._learn(where, item, listed=True))
         if is_first:
-            self._listed[where], self._unreported[where] = set(), 0
-        self._listed[where] |= {item["metadata"]["uid"] for item in page["items"]}
-        self._unreported[where] += len(page["items"])
+            self._listed[where] = set()
+        self._listed[where] |= set(page["items"])
         if not page["metadata"].get("continue"):
             version, uids = int(page["metadata"]["resourceVersion"]), frozenset(self._listed.pop(where))
             self._collect(lambda: self._cache.listed(where.resource, where.namespace, version, uids))
             self.watch_health.listed(where)
-            self._check_complete()
+            if not self.watch_health.unlisted():
+                self._collect(self._completed)
+        return page
 
     def line(self, where: Collection, line: bytes) -> bytes:
         """The line of a watch. Return the line for kopf: of an event that was put into the cache, its version alone."""
@@ -101,21 +105,18 @@ class CacheFeed:
             return line
         return orjson.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(version)}}})
 
-    def event(self, where: Collection, kind: str | None, value: dict[str, Any]) -> None:
-        """kopf reports an object. kind: None for an object of a list; otherwise that of an event that `line` left to
-        kopf."""
+    def event(self, where: Collection, value: dict[str, Any]) -> None:
+        """kopf reports an event that `line` left to it."""
+        self._learn(where, value)
+
+    def _learn(self, where: Collection, value: Any, *, listed: bool = False) -> str:  # Any: JSON
+        """Put an object into the cache, or ignore it if it cannot be read. Return its uid, "" if it has none."""
         try:
             entry = entry_of(where.resource, value)
-            self._collect(lambda: self._cache.learn(entry, listed=kind is None))
+            self._collect(lambda: self._cache.learn(entry, listed=listed))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             log.warning("one of the %s cannot be read and is ignored: %r", where, error)
-        if kind is None:
-            self._unreported[where] -= 1
-            self._check_complete()
-
-    def _check_complete(self) -> None:
-        if not self.watch_health.unlisted() and not any(self._unreported.values()):
-            self._collect(self._completed)
+        return text_at(value, "metadata", "uid")
 
     def _completed(self) -> tuple[Key, ...]:
         self.complete.set()
@@ -166,11 +167,10 @@ def watch_session(connection: Connection, feed: CacheFeed, apart_s: float) -> ai
             if self.status != 200 or where is None:
                 return await super().json(**options)
             data = await self.read()
-            page = decode_list(data, lambda item: entry_of(where.resource, item).object)
+            page = feed.page(where, data, is_first="continue" not in self.url.query)
             if page["items"]:
                 most[where] = max(1, PAGE_BYTES * len(page["items"]) // len(data))
-            feed.page(where, page, is_first="continue" not in self.url.query)
-            return page
+            return {**page, "items": []}
 
     connector = aiohttp.TCPConnector(limit=0, ssl=connection.ssl_context())
     return aiohttp.ClientSession(connector=connector, response_class=Response, middlewares=(ask,))

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 from typing import Any
 
 from halimede_operator.core.api.overlay import FETCH, SERVER
@@ -37,6 +38,8 @@ class Meaning(Enum):
     OVER_QUOTA = "QuotaExceeded"
     REFUSED = "ApplyRefused"
     """The object is invalid, or an admission rule forbids it."""
+    PODS_REFUSED = "PodsRefused"
+    """Pods of the object would be refused."""
     UNAVAILABLE = "FeatureUnavailable"
     """The cluster does not have the kind, or the operator was given no rights for it."""
     CONFLICT = "Conflict"
@@ -49,7 +52,13 @@ class Meaning(Enum):
     @property
     def is_refusal(self) -> bool:
         """Whether the same request is refused again until a user changes something."""
-        return self in (Meaning.FORBIDDEN, Meaning.OVER_QUOTA, Meaning.REFUSED, Meaning.UNAVAILABLE)
+        return self in (
+            Meaning.FORBIDDEN,
+            Meaning.OVER_QUOTA,
+            Meaning.REFUSED,
+            Meaning.PODS_REFUSED,
+            Meaning.UNAVAILABLE,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +113,47 @@ def is_over_quota(message: str) -> bool:
     return re.search(_EXCEEDED_QUOTA, message) is not None
 
 
-_AMOUNTS = re.compile(r"\brequested: (?P<requested>[^ ]+), used: [^ ]+, limited: (?P<limited>[^ ]+)$")
+def is_of_webhook(message: str) -> bool:
+    """Whether an admission webhook refused an object, or could not be asked about it."""
+    return re.search(r'\b(admission|failed calling) webhook "', message) is not None
 
 
-def is_room_made_by_others(message: str) -> bool:
-    """Whether a used-up quota may admit the refused object once others are deleted: it asks for no more than the whole
-    quota. False for every other refusal."""
+def is_dry_run_unsupported(message: str) -> bool:
+    """Whether a dry run was refused because an admission webhook has side effects."""
+    return re.search(r'^admission webhook "[^"]*" does not support dry run$', message) is not None
+
+
+_AMOUNTS = re.compile(r"\brequested: (?P<requested>[^ ]+), used: (?P<used>[^ ]+), limited: (?P<limited>[^ ]+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What a used-up quota has of one resource, in its unit."""
+
+    requested: Fraction
+    used: Fraction
+    limited: Fraction
+
+
+def excesses_of(message: str) -> Mapping[str, Excess]:
+    """What an object asks for, of the resources of which a quota has too little, by name: `limits.memory`, `pods`.
+
+    Empty for every other refusal, and if an amount cannot be read.
+    """
     amounts = _AMOUNTS.search(message)
     if not is_over_quota(message) or amounts is None:
-        return False
-    requested, limited = (
-        dict(each.split("=", 1) for each in part.split(",") if "=" in each) for part in amounts.groups()
+        return {}
+    requested, used, limited = (
+        {name: quantity(value) for name, _, value in (each.partition("=") for each in amounts[part].split(","))}
+        for part in ("requested", "used", "limited")
     )
-    return all(
-        (asked := quantity(value)) is not None and (whole := quantity(limited.get(name))) is not None and asked <= whole
-        for name, value in requested.items()
-    )
+    found: dict[str, Excess] = {}
+    for name in requested:
+        asked, taken, whole = requested[name], used.get(name), limited.get(name)
+        if asked is None or taken is None or whole is None:
+            return {}
+        found[name] = Excess(asked, taken, whole)
+    return found
 
 
 _PREFIX = re.compile(

@@ -1,11 +1,12 @@
 """Kubernetes events: the history of an object, as `kubectl describe` shows it.
 
 Only these changes are reported: the object serves; it fails, and why; it stopped serving on request; a new revision was
-rolled back; the operator's settings differ from those of its pods. The steps in between are in the status.
+rolled back; the operator's settings differ from those of its pods. The steps in between are in the status, and so are
+failures that are over soon: starts under load have some, such as a kubelet that does not know a ConfigMap yet.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from halimede_operator.core.api.conditions import TRUE
@@ -14,6 +15,8 @@ from halimede_operator.core.pods.failure import NormalReason
 from halimede_operator.core.reading import clean, condition, name_at, text_at
 
 LEAST_PAUSE_S = 60.0
+LASTING_S = 10.0
+"""A failure is an event only after it has lasted this long."""
 _ROLLED_BACK = "RolledBack"
 
 
@@ -23,6 +26,8 @@ class EventDraft:
     """Normal or Warning."""
     reason: str
     message: str
+    must_last: str = ""
+    """The type of the condition whose state it reports, if the state must last for LASTING_S first; "" otherwise."""
 
 
 def events_of(old_status: object, new_status: object) -> tuple[EventDraft, ...]:
@@ -59,7 +64,7 @@ def _ready_events(old_status: object, new_status: object) -> tuple[EventDraft, .
     if new.get("status") == TRUE:
         return (draft,)
     if reason not in set(NormalReason):
-        return (EventDraft("Warning", draft.reason, draft.message),)
+        return (EventDraft("Warning", draft.reason, draft.message, must_last="Ready"),)
     return (draft,) if old.get("status") == TRUE else ()
 
 
@@ -69,12 +74,53 @@ def _degraded_events(old_status: object, new_status: object, recovered: EventDra
     if _status_and_reason(old) == _status_and_reason(new) or new.get("reason") == _ROLLED_BACK:
         return ()
     if new.get("status") == TRUE:
-        return (EventDraft("Warning", name_at(new, "reason"), clean(text_at(new, "message"))),)
+        text = clean(text_at(new, "message"))
+        return (EventDraft("Warning", name_at(new, "reason"), text, must_last="Degraded"),)
     return (recovered,) if old.get("status") == TRUE else ()
 
 
 def _status_and_reason(condition_: Mapping[str, Any]) -> tuple[object, object]:
     return condition_.get("status"), condition_.get("reason")
+
+
+@dataclass(slots=True)
+class LastingStates:
+    """Holds events back until the states that they report have lasted for LASTING_S."""
+
+    _held: dict[tuple[Key, str], tuple[EventDraft, float]] = field(default_factory=dict)
+    """By object and condition, with the time at which the state began."""
+
+    def due(
+        self, key: Key, drafts: Sequence[EventDraft], status: object, now_s: float
+    ) -> tuple[tuple[EventDraft, ...], float | None]:
+        """The events to post now, and the seconds until one that is held back may be due.
+
+        drafts: the new ones. status: of the object now; an event whose state it no longer has is dropped. `now_s` is
+        monotonic.
+        """
+        for draft in drafts:
+            if draft.must_last:
+                self._held[key, draft.must_last] = (draft, now_s)
+        due = [draft for draft in drafts if not draft.must_last]
+        waits_s = []
+        for type_ in ("Ready", "Degraded"):
+            if (held := self._held.pop((key, type_), None)) is None:
+                continue
+            draft, since_s = held
+            now = condition({"status": status}, type_)
+            if now.get("reason") != draft.reason:
+                continue
+            if now_s - since_s >= LASTING_S:
+                due.append(replace(draft, message=clean(text_at(now, "message"))))
+            else:
+                self._held[key, type_] = held
+                waits_s.append(since_s + LASTING_S - now_s)
+        return tuple(due), min(waits_s, default=None)
+
+    def forget(self, key: Key) -> None:
+        """The object is gone."""
+        for type_ in ("Ready", "Degraded"):
+            self._held.pop((key, type_), None)
 
 
 @dataclass(slots=True)

@@ -1,11 +1,12 @@
 """Labels, annotations and owners of children. Selectors never change, because a Deployment's selector is immutable."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from halimede_operator.core.api.spec import API_VERSION, GROUP, Key, Kind
 from halimede_operator.core.names import is_child_name
 from halimede_operator.core.platform import FIELD_MANAGER
+from halimede_operator.core.snapshot import Object
 
 MANAGED_BY = FIELD_MANAGER
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
@@ -63,6 +64,27 @@ def owner_reference(key: Key, uid: str) -> dict[str, Any]:
     """
     owner = {"apiVersion": API_VERSION, "kind": str(key.kind), "name": key.name, "uid": uid}
     return {**owner, "controller": True, "blockOwnerDeletion": True}
+
+
+def without_blocking(wanted: Sequence[Object], existing: Iterable[Object]) -> tuple[Object, ...]:
+    """The wanted children without `blockOwnerDeletion`, except where it is set already: nobody checks it there.
+
+    For an API server that does not know the owner's kind yet, and therefore refuses to set it.
+    """
+    blocking = {_place(child) for child in existing if (controller_of(child) or {}).get("blockOwnerDeletion")}
+    return tuple(child if _place(child) in blocking else _without_blocking(child) for child in wanted)
+
+
+def _place(child: Object) -> tuple[str, str]:
+    return child["kind"], child["metadata"]["name"]
+
+
+def _without_blocking(child: Object) -> Object:
+    owners = [
+        {field: value for field, value in owner.items() if field != "blockOwnerDeletion"}
+        for owner in child["metadata"]["ownerReferences"]
+    ]
+    return {**child, "metadata": {**child["metadata"], "ownerReferences": owners}}
 
 
 def controller_of(child: Mapping[str, Any]) -> Mapping[str, Any] | None:

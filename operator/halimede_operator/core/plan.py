@@ -7,7 +7,6 @@ from typing import TypeVar
 from halimede_operator.core.api.ensemble import MAX_STEPS
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, RolloutPolicy, Spec, Workload
-from halimede_operator.core.api_errors import is_room_made_by_others
 from halimede_operator.core.autoscaling.idle import WAKE, asleep, falls_asleep, wakes
 from halimede_operator.core.autoscaling.replicas import IS_OURS, Replicas, held, present_of, replicas_of
 from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
@@ -15,12 +14,13 @@ from halimede_operator.core.autoscaling.scalers import scalers_in, without_secon
 from halimede_operator.core.desired import build, desired, member_problems, template_without_devices
 from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, diff
 from halimede_operator.core.events import EventDraft
-from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT
+from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT, without_blocking
 from halimede_operator.core.name_collisions import name_collision
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.choice import Demand, Placement, demand_of, need_of, read_placement
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.reading import at, objects_at, text_at
+from halimede_operator.core.refused_pods import is_room_made, old_pods
 from halimede_operator.core.revision_choice import Choice, choose
 from halimede_operator.core.revisions.inputs import inputs_of
 from halimede_operator.core.revisions.rollback import RolledBack, rolled_back_in
@@ -193,11 +193,13 @@ def plan(
         devices.room,
         now=now,
         startup=at(snapshot.object, "status", "startup"),
-        over_quota=any(is_room_made_by_others(message) for message in snapshot.refused_pods),
+        over_quota=any(is_room_made(text, old_pods(snapshot.pods, deployment)) for text in snapshot.refused_pods),
     )
     if strategy.policy is not kept:
         wanted = children(strategy.policy)
         deployment = _deployment_of(wanted)
+    if snapshot.is_owner_unknown:
+        wanted = without_blocking(wanted, snapshot.children)
     # What exists of an unavailable kind is not known, so it is not compared.
     unavailable = tuple(child for child in wanted if child["kind"] in snapshot.unavailable)
     wanted = tuple(child for child in wanted if child["kind"] not in snapshot.unavailable)

@@ -21,7 +21,8 @@ _MAX_DIGITS = 18
 def at(value: object, *path: str) -> Any:
     """The value at a path of keys; None if there is none."""
     for key in path:
-        if not isinstance(value, Mapping):
+        # A check for Mapping takes five times as long, and objects with a thousand pods need half a million of them.
+        if not isinstance(value, dict):
             return None
         value = value.get(key)
     return value
@@ -47,9 +48,15 @@ def integer_at(value: object, *path: str) -> int | None:
 def objects_at(value: object, *path: str) -> list[Mapping[str, Any]]:
     """The objects in the list at the path; other items are ignored."""
     found = at(value, *path)
-    if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+    if not isinstance(found, list):
         return []
-    return [element for element in found if isinstance(element, Mapping)]
+    return [element for element in found if isinstance(element, dict)]
+
+
+def texts_at(value: object, *path: str) -> list[str]:
+    """The texts in the list at the path; other items are ignored."""
+    found = at(value, *path)
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
 
 def moment_at(value: object, *path: str) -> str | None:

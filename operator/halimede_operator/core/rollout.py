@@ -34,6 +34,11 @@ class Strategy:
     needs_room: bool = False
     """The decision depends on whether a device is free, which was not asked yet."""
 
+    @property
+    def takes_pods_away(self) -> bool:
+        """Whether old pods end before new ones serve."""
+        return bool(self.reason) and self.policy is not RolloutPolicy.SURGE
+
 
 def strategy_at_rest(workload: Workload, existing: Object | None) -> RolloutPolicy:
     """The policy of the spec; with Auto that of the existing Deployment."""

@@ -117,6 +117,8 @@ class Snapshot:
     """The HPA that KEDA made from the object's ScaledObject, also if that is deleted."""
     no_zero: str = ""
     """Why the API server refuses an HPA with 0 as minReplicas; "" if that is not known."""
+    is_owner_unknown: bool = False
+    """The API server did not know the object's kind a moment ago, when a child was to name it as its owner."""
     idle: Idle | None = None
     """None if it is not idle, if that is not known, or if nobody asks."""
     refused_pods: tuple[str, ...] = ()

@@ -156,7 +156,7 @@ class Watches:
         for resource in kinds:
 
             async def on_event(event: Any, namespace: str | None, _of: Resource = resource, **_: Any) -> None:
-                self.feed.event(Collection(_of, namespace if self.namespaces else None), event["type"], event["object"])
+                self.feed.event(Collection(_of, namespace if self.namespaces else None), event["object"])
 
             on = kopf.on.event(resource.group, resource.version, resource.plural, id=resource.plural, registry=registry)
             on(on_event)

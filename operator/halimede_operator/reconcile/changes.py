@@ -1,7 +1,7 @@
 """Makes the planned changes of an object's children."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeGuard
 
 from halimede_operator.cluster.cache import Cache
@@ -13,16 +13,14 @@ from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, may_be_ap
 from halimede_operator.core.labels import TEMPLATE_HASH
 from halimede_operator.core.ownership import taken_over
 from halimede_operator.core.plan import Change, Plan
+from halimede_operator.core.reading import at, at_rest
+from halimede_operator.core.refused_pods import is_room_made, old_pods, trial_pod, why_old_pods_stay
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure
-from halimede_operator.reconcile.interruptions import NameTaken, Vanished
+from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Vanished
 
 ROLLOUT_SPACING_S = 3.0
 """Shortest time between two changes of a Deployment's template, so that a hundred edits make a few rollouts."""
-
-
-UNKNOWN_OWNERS_AGAIN_S = 1.0
-"""How often to ask whether the API server knows the owners of new children, for all objects together."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,8 +28,7 @@ class Performed:
     """How many of the planned changes were made, and why not all."""
 
     is_postponed: bool = False
-    """The Deployment's template changed too recently, or the API server does not know the owner's kind yet. This change
-    and those planned after it are made later."""
+    """The Deployment's template changed too recently. This change and those planned after it are made later."""
     failure: ApplyFailure | None = None
     retry_after_s: float | None = None
 
@@ -46,77 +43,82 @@ class ChildWriter:
         self._clock = clock
         self._rolled_out_at: dict[Key, float] = {}
         """When a Deployment's template was last changed."""
-        self._unknown_owners: set[str] = set()
-        """Kinds of owners that children were refused for, because the API server does not know the kinds yet."""
-        self._ask_again_at = float("-inf")
 
     def forget(self, key: Key) -> None:
         """The object no longer exists."""
         self._rolled_out_at.pop(key, None)
 
-    async def perform_all(self, snapshot: Snapshot, planned: Plan) -> Performed:
-        """Make the planned changes in order, up to the first one that fails."""
+    async def perform_all(
+        self, snapshot: Snapshot, planned: Plan, announce: Callable[[], Awaitable[None]]
+    ) -> Performed:
+        """Make the planned changes in order, up to the first one that fails.
+
+        Nothing changes for the pods that serve before the API server has answered all dry runs. announce: called then,
+        if old pods may end before new ones serve.
+        """
         key = snapshot.key
+        is_rollout = any(self._is_rollout(change) for change in planned.changes)
+        is_early = self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S
+        is_postponed = is_rollout and is_early
+        takes_pods_away = planned.strategy is not None and planned.strategy.takes_pods_away
+        accepted: Object | None = None
         change: Change
-        if not await self._is_owner_known(key, planned):
-            return Performed(is_postponed=True)
         try:
             for change in planned.changes:
-                if planned.has_unchecked_parts and self._changes_template(change):
-                    # A dry run before any write, so that a mistake in the template leaves all children as they are.
-                    await self._dry_run(change.object, is_new=change.is_new)
-            is_early = self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S
-            is_postponed = is_early and any(self._is_rollout(change) for change in planned.changes)
+                if self._changes_template(change) and (planned.has_unchecked_parts or takes_pods_away):
+                    # Before any write, so that a mistake in the template leaves all children as they are.
+                    accepted = await self._dry_run(change.object, is_new=change.is_new)
             for change in planned.changes:
-                is_rollout = self._is_rollout(change)
-                if is_rollout and is_postponed:
-                    return Performed(is_postponed=True)
-                if is_postponed and isinstance(change, Apply) and change.object["kind"] == "ConfigMap":
-                    # Of a template that another edit may replace before it is applied.
-                    continue
-                await self._perform(change)
-                if is_rollout:
-                    self._rolled_out_at[key] = self._clock()
+                # A postponed template may be replaced by another edit before it is applied.
+                if _is_for_new_pods(change) and not is_postponed:
+                    await self._perform(change)
         except ApiError as error:
-            if is_owner_unknown(error.message):
-                self._unknown_owners.add(key.kind)
-                self._ask_again_at = self._clock() + UNKNOWN_OWNERS_AGAIN_S
-                return Performed(is_postponed=True)
+            return _report_failure(change, error, snapshot)
+        if takes_pods_away and not is_postponed and any(map(_is_of_deployment, planned.changes)):
+            if is_rollout and accepted is not None and (refused := await self._try_pod(accepted, snapshot)) is not None:
+                return refused
+            await announce()
+        try:
+            for change in planned.changes:
+                if self._is_rollout(change):
+                    if is_postponed:
+                        return Performed(is_postponed=True)
+                    await self._perform(change)
+                    self._rolled_out_at[key] = self._clock()
+                elif not _is_for_new_pods(change):
+                    await self._perform(change)
+        except ApiError as error:
             return _report_failure(change, error, snapshot)
         return Performed()
 
-    async def _is_owner_known(self, key: Key, planned: Plan) -> bool:
-        """Whether new children of this kind of owner may be accepted. A dry run tells, after one was refused.
+    async def _try_pod(self, deployment: Object, snapshot: Snapshot) -> Performed | None:
+        """Ask whether new pods would be admitted. Return why the old ones must stay; None if they need not.
 
-        After an installation every object would otherwise have its children refused, again and again, for up to 30 s.
+        deployment: with the new template.
         """
-        new = next((each for each in planned.changes if isinstance(each, Apply) and each.is_new), None)
-        if new is None or key.kind not in self._unknown_owners:
-            return True
-        if self._clock() < self._ask_again_at:
-            return False
         try:
-            await self._api.try_apply(new.object, is_new=True)
+            await self._api.try_create(trial_pod(deployment, snapshot.replica_sets))
         except ApiError as error:
-            if is_owner_unknown(error.message):
-                self._ask_again_at = self._clock() + UNKNOWN_OWNERS_AGAIN_S
-                return False
-        self._unknown_owners.discard(key.kind)
-        return True
+            going = old_pods(snapshot.pods, deployment)
+            is_made = is_room_made(
+                error.message, going, by_all=at(deployment, "spec", "strategy", "type") == "Recreate"
+            )
+            meaning = why_old_pods_stay(error.meaning, error.message, is_room_made=is_made)
+            if meaning is None:
+                return None
+            if meaning is Meaning.NAMESPACE_TERMINATING:
+                raise Vanished from error
+            if meaning is Meaning.CONFLICT:
+                raise
+            message = f"the pods stay as they are, because new ones would be refused: {at_rest(error.message)}"
+            return Performed(
+                failure=ApplyFailure(reference_of(deployment), meaning, message), retry_after_s=error.retry_after_s
+            )
+        return None
 
     def _is_rollout(self, change: Change) -> bool:
         """Whether it changes the pod template of a Deployment that exists."""
         return self._changes_template(change) and not change.is_new
-
-    async def would_be_accepted(self, planned: Plan) -> bool:
-        """Whether the API server would accept the planned Deployment. Writes nothing."""
-        try:
-            for change in planned.changes:
-                if isinstance(change, Apply) and change.object["kind"] == DEPLOYMENTS.kind:
-                    await self._dry_run(change.object, is_new=change.is_new)
-        except ApiError:
-            return False
-        return True
 
     def _changes_template(self, change: Change) -> TypeGuard[Apply]:
         """Whether it creates a Deployment or changes its pod template."""
@@ -126,13 +128,14 @@ class ChildWriter:
         entry = self._cache.find(DEPLOYMENTS.kind, metadata["namespace"], metadata["name"])
         return entry is None or _annotation(entry.object, TEMPLATE_HASH) != _annotation(change.object, TEMPLATE_HASH)
 
-    async def _dry_run(self, value: Object, *, is_new: bool) -> None:
-        """Dry run of an apply: raises what the apply would raise, and writes nothing."""
+    async def _dry_run(self, value: Object, *, is_new: bool) -> Object:
+        """Dry run of an apply: what the object would be. Raises what the apply would raise, and writes nothing."""
         try:
-            await self._api.try_apply(value, is_new=is_new)
+            return await self._api.try_apply(value, is_new=is_new)
         except ApiError as error:
             if await self._conflicting_edits(value, error) is None:
                 raise
+        return value
 
     async def _perform(self, change: Change) -> None:
         match change:
@@ -171,8 +174,22 @@ class ChildWriter:
         return None if owners is None else (found, owners)
 
 
+def _is_for_new_pods(change: Change) -> bool:
+    """Whether it is of no effect for the pods that exist. New pods need it."""
+    return isinstance(change, Apply) and change.object["kind"] in _FOR_NEW_PODS
+
+
+def _is_of_deployment(change: Change) -> bool:
+    return isinstance(change, Apply) and bool(change.object["kind"] == DEPLOYMENTS.kind)
+
+
+_FOR_NEW_PODS = ("ConfigMap", "ServiceAccount", "ResourceClaimTemplate")
+
+
 def _report_failure(change: Change, error: ApiError, snapshot: Snapshot) -> Performed:
     """How to report that the API server refused a change. Raises if the error is no failure of the change itself."""
+    if is_owner_unknown(error.message):
+        raise OwnerUnknown(str(error)) from error
     match error.meaning:
         case Meaning.NAMESPACE_TERMINATING:
             raise Vanished from error

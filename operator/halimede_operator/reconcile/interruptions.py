@@ -9,5 +9,9 @@ class NameTaken(Stale):
     """Another object has the name of a child that was to be created."""
 
 
+class OwnerUnknown(Stale):
+    """The API server does not know the kind of the children's owner yet."""
+
+
 class Vanished(Exception):
     """The object or its namespace is deleted or being deleted; its children are deleted with it."""

@@ -39,6 +39,8 @@ from halimede_operator.reconcile.interruptions import Stale, Vanished
 
 NO_ZERO_S = 600.0
 """How long an API server is believed to refuse 0 as minReplicas. Its feature gates may change with an upgrade."""
+OWNER_KNOWN_S = 31.0
+"""An API server knows a new kind as an owner by then: its admission plugin reads the kinds every 30 s."""
 MAX_ENDED_PODS = 64
 """Pods in which nothing runs any more, the newest, that are read of one object."""
 MAX_CLAIMS_READ = 64
@@ -77,6 +79,8 @@ class Observer:
         self._clock = clock
         self._no_zero = ""
         self._no_zero_until = float("-inf")
+        self._unknown_until: dict[Kind, float] = {}
+        """Kinds that the API server did not know as owners, and until when that is believed."""
 
     def observe(self, key: Key) -> Snapshot | None:
         """Take a snapshot from the cache, without a request; None if the object does not exist."""
@@ -121,10 +125,15 @@ class Observer:
             contenders=contenders,
             keda_hpa=self._keda_hpa(key),
             no_zero=self._no_zero if self._clock() < self._no_zero_until else "",
+            is_owner_unknown=self._clock() < self._unknown_until.get(key.kind, float("-inf")),
             idle=self._works.idle(key, pod_objects if may_sleep(value) else (), kept_idle(value)),
             unavailable=cache.unavailable,
             refused_pods=tuple(message for owner in replica_set_objects if (message := refusal(owner))),
         )
+
+    def note_unknown_owner(self, kind: Kind) -> None:
+        """The API server has refused a child, because it does not know this kind of its owner yet."""
+        self._unknown_until[kind] = self._clock() + OWNER_KNOWN_S
 
     def _children_of(self, entry: Entry) -> Iterator[Entry]:
         """What an object owns, and what an earlier object of its name left."""

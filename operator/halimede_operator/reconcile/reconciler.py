@@ -6,18 +6,19 @@ It is the same for a new object, a changed object, a restart of the operator and
 import asyncio
 import dataclasses
 import datetime
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
-from halimede_operator.cluster.kinds import BY_KIND, REPLICA_SETS
+from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.api.spec import Key, RolloutPolicy
+from halimede_operator.core.api.spec import Key
 from halimede_operator.core.api_errors import Meaning, message_for_author
 from halimede_operator.core.diff import Apply, Conflict, Delete
 from halimede_operator.core.merge_patch import merge_patch
@@ -33,17 +34,18 @@ from halimede_operator.core.pods.kubelet_events import (
 )
 from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
+from halimede_operator.core.pods.refreshes import REFRESH_S, REFRESHED, failing_for_its_volumes, to_refresh
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S, is_newly_ready
 from halimede_operator.core.pods.volume_claims import waits_for_claims
-from halimede_operator.core.reading import at_rest, condition, moment_at, moment_of
+from halimede_operator.core.reading import at_rest, condition, integer_at, moment_at, moment_of
 from halimede_operator.core.refused_pods import TRIED_AGAIN, TRY_AGAIN_S, to_try_again
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
 from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed, Gone, Outcome
 from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter, Performed, reference_of
-from halimede_operator.reconcile.interruptions import NameTaken, Stale, Vanished
-from halimede_operator.reconcile.observer import Observer
+from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Stale, Vanished
+from halimede_operator.reconcile.observer import OWNER_KNOWN_S, Observer
 from halimede_operator.reconcile.placer import Placer, waits_for_devices_s
 
 CONFLICT_AGAIN_S = 8.0
@@ -139,6 +141,9 @@ class Reconciler:
             )
         except NameTaken:
             return await self._reconcile(key, await self._observer.name_holders(key, await self._new_children(key)))
+        except OwnerUnknown:
+            self._observer.note_unknown_owner(key.kind)
+            return await self._reconcile(key, ())
 
     async def _report(self, key: Key, failure: ApplyFailure, retry_after_s: float | None) -> Outcome:
         """Write the status of an object whose reconcile ended early. A request that failed may fail here, too."""
@@ -179,6 +184,7 @@ class Reconciler:
             self._children_with_taken_names.pop(key, None)
             self._unclaimed_since.pop(key, None)
             self._other_operators.left.pop(key, None)
+            self._events.forget(key)
             return Gone()
         if "deletionTimestamp" in snapshot.object["metadata"]:
             self._placer.forget(key)
@@ -192,9 +198,8 @@ class Reconciler:
         again_in: list[float] = []
         if planned.unplaced:
             again_in.append(UNPLACED_AGAIN_S)
-        if _begins_with_a_gap(snapshot, planned) and await self._children.would_be_accepted(planned):
-            # What to expect is told before it happens.
-            snapshot = await self._announce(snapshot, planned)
+        if snapshot.is_owner_unknown:
+            again_in.append(OWNER_KNOWN_S)
         if any(not isinstance(change, Conflict) for change in planned.changes):
             await self._observer.check_is_current(snapshot)
             if any(isinstance(change, Delete) for change in planned.changes):
@@ -204,7 +209,9 @@ class Reconciler:
                     planned = plan(after, self._platform, self._now(), name_holders, devices)
             await self._observer.check_zero(planned)
             planned = await self._observer.without_rivals(planned)
-            performed = await self._children.perform_all(snapshot, planned)
+            performed = await self._children.perform_all(
+                snapshot, planned, functools.partial(self._announce, snapshot, planned)
+            )
             if performed == Performed():
                 await self._events.post(key, snapshot.object, planned.events, self._now())
             if performed.is_postponed:
@@ -219,9 +226,7 @@ class Reconciler:
             planned = dataclasses.replace(planned, strategy=strategy_now(snapshot, planned, self._now()))
         if performed.failure is not None and self._is_to_be_awaited(key, performed.failure, begun):
             return _failed(performed.failure, performed.retry_after_s)
-        if snapshot.refused_pods:
-            await self._try_pods_again(snapshot)
-            again_in.append(TRY_AGAIN_S)
+        again_in += await self._try_again(snapshot)
         snapshot, checks_in = await self._with_causes(snapshot, planned)
         again_in += checks_in
         conflicts = [change for change in planned.changes if isinstance(change, Conflict)]
@@ -231,7 +236,8 @@ class Reconciler:
             again_in.append(CONFLICT_AGAIN_S)
         await asyncio.sleep(0)
         try:
-            await self._write_status(snapshot, planned, performed, conflicts)
+            if (event_in := await self._write_status(snapshot, planned, performed, conflicts)) is not None:
+                again_in.append(event_in)
         except ApiError:
             if performed.failure is None:
                 raise
@@ -249,12 +255,13 @@ class Reconciler:
             planned = plan(snapshot, self._platform, self._now(), name_holders, devices)
         return devices, planned
 
-    async def _announce(self, snapshot: Snapshot, planned: Plan) -> Snapshot:
-        await self._observer.check_is_current(snapshot)
-        await self._write_status(snapshot, planned, Performed(is_postponed=True), [])
-        if (after := self._observer.observe(snapshot.key)) is None:
-            raise Vanished
-        return after
+    async def _announce(self, snapshot: Snapshot, planned: Plan) -> None:
+        """Write the status before a rollout with a gap: what to expect is told before it happens."""
+        told = condition(snapshot.object, "RolloutStrategy").get("reason")
+        generation = integer_at(snapshot.object, "status", "observedGeneration")
+        wanted = planned.strategy.policy if planned.strategy is not None else None
+        if (told, generation) != (wanted, snapshot.object["metadata"]["generation"]):
+            await self._write_status(snapshot, planned, Performed(is_postponed=True), [])
 
     async def _with_causes(self, snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, list[float]]:
         """Add what the status needs about pods that do not start: nodes and kubelets' events.
@@ -289,18 +296,28 @@ class Reconciler:
         again_in += [self._pods_deadline_in_s(child, snapshot.pods) for child in late]
         return snapshot, again_in
 
-    async def _try_pods_again(self, snapshot: Snapshot) -> None:
-        """Let the controller of ReplicaSets create the refused pods now: what refused them may be repaired."""
-        now = self._now()
-        for replica_set in to_try_again(snapshot.replica_sets, now):
+    async def _try_again(self, snapshot: Snapshot) -> list[float]:
+        """Wake those who wait for what a person may have repaired, and who do not see it: the controller of refused
+        pods, and the kubelets of pods that lack a Secret. Return the seconds after which to do it again."""
+        now, again_in = self._now(), list[float]()
+        if snapshot.refused_pods:
+            await self._touch(snapshot.key, to_try_again(snapshot.replica_sets, now), {TRIED_AGAIN: now})
+            again_in.append(TRY_AGAIN_S)
+        if failing := failing_for_its_volumes(snapshot.pods, now):
+            await self._touch(snapshot.key, to_refresh(failing, now), {REFRESHED: now})
+            again_in.append(REFRESH_S)
+        return again_in
+
+    async def _touch(self, key: Key, values: Sequence[Object], annotations: Mapping[str, str]) -> None:
+        for value in values:
             try:
-                answer = await self._api.annotate(replica_set, {TRIED_AGAIN: now})
+                answer = await self._api.annotate(value, annotations)
             except ApiError as error:
-                # Without the right, or without this ReplicaSet, the controller tries again by itself.
+                # Without the right, or without this object, others look again by themselves, only later.
                 if not (error.is_refusal or error.is_conflict or error.status == 404):
                     raise
             else:
-                self._observer.keep(REPLICA_SETS, answer, reconciled=snapshot.key)
+                self._observer.keep(BY_KIND[value["kind"]], answer, reconciled=key)
 
     def _devices_again_in(self, snapshot: Snapshot, planned: Plan) -> float:
         """Seconds until a pod that waits for devices may get others, or until its message may be outdated."""
@@ -369,7 +386,8 @@ class Reconciler:
         planned: Plan,
         performed: Performed,
         conflicts: list[Conflict],
-    ) -> None:
+    ) -> float | None:
+        """Write the status if it changed, and post its events. Returns the seconds until another event may be due."""
         today = self._now()
         key, old = snapshot.key, snapshot.object.get("status") or {}
         new = status_of(
@@ -389,7 +407,7 @@ class Reconciler:
         new["operator"] = self._other_operators.ours
         patch = merge_patch(old, new)
         if not patch:
-            return
+            return await self._events.report(key, snapshot.object, (), new, today)
         resource = BY_KIND[key.kind]
         version = snapshot.object["metadata"]["resourceVersion"]
         try:
@@ -406,7 +424,7 @@ class Reconciler:
                 raise Stale("its status was written since it was observed") from error
             raise
         self._observer.keep(resource, answer, reconciled=key)
-        await self._events.post(key, answer, events_of(old, new), today)
+        return await self._events.report(key, answer, events_of(old, new), new, today)
 
 
 def _unavailable(snapshot: Snapshot, planned: Plan) -> list[ApplyFailure]:
@@ -424,19 +442,6 @@ def _failure_of(meaning: Meaning) -> Failure:
     if meaning.is_refusal:
         return Failure.PERMANENT
     return Failure.CONFLICT if meaning is Meaning.CONFLICT else Failure.TRANSIENT
-
-
-def _begins_with_a_gap(snapshot: Snapshot, planned: Plan) -> bool:
-    """Whether the planned changes take serving pods away before new ones serve, and the status does not say so yet."""
-    strategy = planned.strategy
-    if strategy is None or not strategy.reason or strategy.policy is RolloutPolicy.SURGE:
-        return False
-    told = condition(snapshot.object, "RolloutStrategy")
-    generation = snapshot.object["metadata"]["generation"]
-    is_told = told.get("reason") == strategy.policy and told.get("observedGeneration") == generation
-    return not is_told and any(
-        isinstance(change, Apply) and change.object["kind"] == "Deployment" for change in planned.changes
-    )
 
 
 def _has_served(snapshot: Snapshot, pod: Object) -> bool:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from halimede.backends.api import ModelSource
+from halimede.core.config.parameters import number_setting
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
@@ -26,13 +27,8 @@ _DATA_FIELD = 5
 
 def read_memory(backend: str, source: ModelSource, path: Path) -> int:
     """The bytes of memory in which this file of the model may be read. INVALID_ARG for a wrong setting; OSError."""
-    text = source.options.get(MEMORY_SETTING, str(BASE_MIB))
-    if not (text.isascii() and text.isdecimal() and len(text) < 12 and 0 < int(text) <= _MOST_MIB):
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"--backend-config {backend},{MEMORY_SETTING}={clip(text)}: it must be a number, at least 1",
-        )
-    return int(text) * _MIB + PER_BYTE * path.stat().st_size
+    base_mib = number_setting(backend, source.options, MEMORY_SETTING, BASE_MIB, 1, _MOST_MIB)
+    return base_mib * _MIB + PER_BYTE * path.stat().st_size
 
 
 def too_much_memory(backend: str, source: ModelSource, path: Path, limit_bytes: int) -> InferenceError:

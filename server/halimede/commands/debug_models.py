@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import uvloop
 
 from halimede.backends.service_calls import IsModelReady, LoadModel, ServiceCall, ServiceResult, UnloadModel
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.sampler import make_sampler
-from halimede.runtime.services import ModelServices
 from halimede.settings import ModelControlMode, Settings
 from halimede.workers.output import log as prints_log
 
@@ -43,7 +41,6 @@ class OtherModels:
         self._options = self._context.__enter__()
         self._unloaded: set[str] = set()
         """Names that the model has unloaded: a call does not load them again."""
-        self._services = ModelServices(CustomMetrics())
         # What other models print is shown, as in a server.
         prints_log.setLevel(logging.INFO)
         self._loop = uvloop.new_event_loop()
@@ -72,9 +69,7 @@ class OtherModels:
     async def _make(self) -> tuple[CoreServer, ModelLifecycle]:
         settings = Settings()
         sampler = make_sampler(settings.metrics_interval_ms, self._options.inventory, cpu=False, gpu=False)
-        lifecycle = ModelLifecycle(
-            self._repository, self._options, settings.model_load_thread_count, services=self._services
-        )
+        lifecycle = ModelLifecycle(self._repository, self._options, settings.model_load_thread_count)
         core = CoreServer(
             lifecycle,
             sampler,
@@ -83,10 +78,8 @@ class OtherModels:
             strict_readiness=settings.strict_readiness,
             metrics_config=settings.metrics_config,
             dropped_log_lines=lambda: 0,
-            custom_metrics=self._services.metrics,
             inventory=self._options.inventory,
         )
-        self._services.models = core
         await core.start(())
         return core, lifecycle
 
@@ -109,7 +102,7 @@ class OtherModels:
                     await self._load(model_name)
                 except InferenceError:
                     return False
-        return await self._services.call(self._owner, call)
+        return await self._lifecycle.services.call(self._owner, call)
 
     async def _load(self, name: str) -> None:
         record = self._lifecycle.records.get(name)

@@ -271,11 +271,9 @@ def _log_wait(name: str, retries: RetryPolicy, logged_at: float) -> float:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        at_path = path.stat()
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
-    opened = os.fstat(descriptor)
-    return (opened.st_dev, opened.st_ino) == (at_path.st_dev, at_path.st_ino)
 
 
 def sync(path: Path) -> None:

@@ -125,7 +125,7 @@ class Download:
                     at = part.start
                 try:
                     for piece in self._source.read(file, at, part.stop):
-                        self._retries.progress(self._where)
+                        self._retries.progress(self._where, is_of_file=True)
                         if part.stop is not None and at + len(piece) > part.stop:
                             raise TransientError("it sends more bytes than the file has")
                         _write(descriptor, piece, at)

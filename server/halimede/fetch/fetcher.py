@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import shutil
+import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -41,7 +42,7 @@ from halimede.fetch.retry import RetryPolicy
 from halimede.fetch.source import Source, open_source
 from halimede.fetch.tree import MAX_FILES, RemoteFile, safe_tree
 from halimede.runtime.file_look import look_at
-from halimede_spec.fetch_exit import FetchExit
+from halimede_spec.fetch_exit import OF_CA_BUNDLE, FetchExit
 from halimede_spec.fetch_plan import S3Defaults
 from halimede_spec.uri import Scheme
 
@@ -112,10 +113,10 @@ class Fetcher:
     def fetch(self, model: PlannedModel) -> FetchedModel:
         """Make the model's directory, unless it already exists as planned; FetchError, OSError."""
         if model.uri.scheme in (Scheme.FILE, Scheme.PVC):
-            return self._retries.try_until_done(model.uri.display, lambda: self._link(model), waits_for_repair=True)
+            return self._retries.try_until_repaired(lambda: self._link(model))
         for _ in range(MAX_STARTS):
             try:
-                return self._fetch_one(model)
+                return self._retries.try_until_repaired(lambda: self._fetch_one(model))
             except ChangedError:
                 log.warning("%s changes while it is fetched: starting anew", model.uri.display)
         raise FetchError(
@@ -133,12 +134,7 @@ class Fetcher:
             credentials = read_credentials(folder) if folder is not None else None
         except FetchError as error:
             raise FetchError(error.code, f"{model.uri.display}: {error.message}") from None
-        bundle = None
-        if model.ca_bundle is not None:
-            try:
-                bundle = Path(model.ca_bundle).read_bytes()
-            except OSError as error:
-                raise FetchError(FetchExit.BAD_PLAN, f"CA bundle {model.ca_bundle}: {cause_of(error)}") from None
+        bundle = _read_ca_bundle(Path(model.ca_bundle), model.uri.display) if model.ca_bundle is not None else None
         return open_source(model.uri, credentials, self._environment, bundle, self._s3, self._retries)
 
     def _fetch_one(self, model: PlannedModel) -> FetchedModel:
@@ -182,7 +178,7 @@ class Fetcher:
         """The files to download, and the name of a single file. A directory without a digest is reduced to the files
         that are served."""
         where = model.uri.display
-        source, single, listing = self._retries.try_until_done(where, lambda: self._ask(model), waits_for_repair=True)
+        source, single, listing = self._retries.try_until_done(where, lambda: self._ask(model))
         if single is not None:
             if not is_archive(single.path):
                 single_file(single.path, model.format, where)
@@ -358,6 +354,20 @@ class Fetcher:
     def _note(self, model: PlannedModel, name: str, fetched: FetchedModel) -> None:
         record = {"recipe": _recipe(model, name), "fetched": asdict(fetched)}
         self._repository.note(model.name, orjson.dumps(record))
+
+
+def _read_ca_bundle(file: Path, where: str) -> bytes:
+    """UNREACHABLE if it cannot be used: like a store's certificate, a person repairs it while the fetch retries."""
+    try:
+        bundle = file.read_bytes()
+        ssl.create_default_context().load_verify_locations(cadata=bundle.decode("ascii", "replace"))
+    except (ssl.SSLError, ValueError):
+        why = f"{where}: its {OF_CA_BUNDLE} holds no certificate"
+    except OSError as error:
+        why = f"{where}: its {OF_CA_BUNDLE} {file}: {cause_of(error)}"
+    else:
+        return bundle
+    raise FetchError(FetchExit.UNREACHABLE, why)
 
 
 def credentials_folder(model: PlannedModel, s3: S3Defaults) -> str | None:

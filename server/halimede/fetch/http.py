@@ -10,11 +10,10 @@ from email.message import Message
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from halimede.fetch.errors import MAX_CAUSE_CHARS, ChangedError, FetchError, TransientError, cause_of
+from halimede.fetch.errors import MAX_CAUSE_CHARS, ChangedError, TransientError, cause_of
 from halimede.fetch.proxy import proxies, through_proxy
 from halimede.fetch.store_errors import OTHER_NAME, UNTRUSTED, classify_status, code_in, raise_classified
 from halimede.fetch.tree import RemoteFile
-from halimede_spec.fetch_exit import FetchExit
 from halimede_spec.uri import Uri
 
 PIECE_BYTES = 1 << 20
@@ -149,10 +148,7 @@ def _total(content_range: str | None) -> int | None:
 def _opener(uri: Uri, ca_bundle: bytes | None, authorization: str) -> urllib.request.OpenerDirector:
     context = ssl.create_default_context()
     if ca_bundle is not None:
-        try:
-            context.load_verify_locations(cadata=ca_bundle.decode("ascii", "replace"))
-        except (ssl.SSLError, ValueError):
-            raise FetchError(FetchExit.BAD_PLAN, f"{uri.display}: its CA bundle holds no certificate") from None
+        context.load_verify_locations(cadata=ca_bundle.decode("ascii", "replace"))
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(proxies()),

@@ -56,12 +56,8 @@ class RetryPolicy:
         self._recovered_at: float | None = None
         self.abort = threading.Event()
 
-    def try_until_done(self, where: str, attempt: Callable[[], T], *, waits_for_repair: bool = False) -> T:
-        """Call `attempt` until it succeeds, and return its result. Retries transient errors within the time limit.
-
-        waits_for_repair: also retries the known failure without end, if it is one that a person must repair. For
-        attempts that read credentials again.
-        """
+    def try_until_done(self, where: str, attempt: Callable[[], T]) -> T:
+        """Call `attempt` until it succeeds, and return its result. Retries transient errors within the time limit."""
         failures = 0
         while True:
             try:
@@ -69,14 +65,22 @@ class RetryPolicy:
             except TransientError as fault:
                 failures += 1
                 self.pause(where, failures, fault)
-            except FetchError as failure:
-                if not waits_for_repair or failure.message != self._known:
-                    raise
-                failures += 1
-                self._wait(failure.message, min(pause_secs(failures, random.random()), REPAIR_PAUSE_SECS))  # noqa: S311 - no secret
             else:
                 self.progress(where)
                 return done
+
+    def try_until_repaired(self, attempt: Callable[[], T]) -> T:
+        """Call `attempt` until it does not end with the known failure, which a person must repair. It reads credentials
+        again each time."""
+        failures = 0
+        while True:
+            try:
+                return attempt()
+            except FetchError as failure:
+                if failure.message != self._known:
+                    raise
+                failures += 1
+                self._wait(failure.message, min(pause_secs(failures, random.random()), REPAIR_PAUSE_SECS))  # noqa: S311 - no secret
 
     def pause(self, where: str, failures: int, fault: TransientError) -> None:
         """Wait before the URI `where` is tried again; UNREACHABLE after the time limit."""
@@ -86,6 +90,7 @@ class RetryPolicy:
         limit_secs = self._timeout_secs if where in self._answered else self._first_secs
         if message == self._known:
             self._progress_at = now
+            secs = min(secs, REPAIR_PAUSE_SECS)
         elif now + secs - self._progress_at >= limit_secs:
             raise FetchError(FetchExit.UNREACHABLE, message)
         self._wait(message, secs)
@@ -95,14 +100,17 @@ class RetryPolicy:
         if self.abort.wait(secs):
             raise AbortedError
 
-    def progress(self, where: str) -> None:
-        """Note that the URI `where` delivered data. AbortedError after `abort`; RECOVERED if that must be reported."""
+    def progress(self, where: str, *, is_of_file: bool = False) -> None:
+        """Note that the URI `where` delivered data. AbortedError after `abort`; RECOVERED if that must be reported.
+
+        is_of_file: the data is of a file, which a store may deny although it lists it.
+        """
         if self.abort.is_set():
             raise AbortedError
         now = time.monotonic()
         self._progress_at = now
         self._answered.add(where)
-        if self._known.startswith(f"{where}: "):
+        if self._known.startswith((f"{where}: ", f"{where.rstrip('/')}/") if is_of_file else f"{where}: "):
             self._known, self._recovered_at = "", now
         if self._recovered_at is not None and now - self._recovered_at >= REPORT_RECOVERY_SECS:
             raise FetchError(FetchExit.RECOVERED, f"{where}: the store answers again; the next run continues")

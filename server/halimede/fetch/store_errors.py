@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from halimede.fetch.errors import ChangedError, FetchError, TransientError
-from halimede_spec.fetch_exit import FetchExit
+from halimede_spec.fetch_exit import OF_CA_BUNDLE, FetchExit
 
 
 class OnError(Enum):
@@ -120,7 +120,7 @@ def classify_text(kind: str, text: str, endpoint: str = "") -> Classified:
     )
 
 
-UNTRUSTED = "its certificate is not trusted; a private authority's goes into a CA bundle"
+UNTRUSTED = f"its certificate is not trusted; a private authority's goes into a {OF_CA_BUNDLE}"
 OTHER_NAME = "its certificate is for another name"
 _CAUSES = {
     "dns error": "its name is not known",

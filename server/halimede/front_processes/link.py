@@ -16,39 +16,14 @@ from halimede.core.types import InferenceError, InferenceResponse, Tensor
 from halimede.front_processes.asks import AT_ONCE, answer_later, answer_now, decode_ask
 from halimede.runtime.server import Server
 from halimede.workers.frames.groups import decode_infers, encode_answers, wanted_bytes
-from halimede.workers.frames.kinds import CALL, TAKEN, FrameError, FrameKind, encode_frame, unpack
+from halimede.workers.frames.kinds import FrameKind, encode_frame
 from halimede.workers.frames.tensors import INLINE_BYTES
 from halimede.workers.server.answers import AnswerSender
 from halimede.workers.server.channel import Channel
+from halimede.workers.server.inferences import Inference, Inferences
 from halimede.workers.server.memory import Memory
 from halimede.workers.server.starting import StartAnswer
 from halimede.workers.server.tasks import Tasks
-
-
-class _Call:
-    """One inference of a client of the front end."""
-
-    __slots__ = ("link", "number", "ticket", "untaken")
-
-    def __init__(self, number: int, link: "FrontLink") -> None:
-        self.number = number
-        self.ticket = 0
-        """0 until the core has accepted the request."""
-        self.untaken = 0
-        self.link: FrontLink | None = link
-        """None after the final answer or the process's end."""
-
-    def answer(self, response: InferenceResponse) -> None:
-        link = self.link
-        if link is None:
-            return
-        if response.final:
-            self.link = None
-        else:
-            self.untaken += 1
-        if response.error is not None and not self.ticket:
-            response = _refusal(response, response.error)
-        link.answer(self.number, response)
 
 
 class FrontLink:
@@ -70,7 +45,7 @@ class FrontLink:
         self._channel = Channel(channel, self._on_channel_lost, loop)
         self._memory = Memory(self._channel, self._tasks, loop, bounds=memory)
         self._large = AnswerSender(self._channel, self._memory, self._tasks, "a front-end process")
-        self._in_flight: dict[int, _Call] = {}
+        self._in_flight = Inferences(self._channel, server.cancel, server.acknowledge, self._answer)
         self._ready: list[tuple[int, InferenceResponse]] = []
         """Answers that are sent together at the end of this turn of the loop."""
         self._started = StartAnswer(self._channel, loop)
@@ -78,8 +53,6 @@ class FrontLink:
         self._is_closed = False
         handle = self._channel.handle
         handle(FrameKind.INFERS, self._on_infers)
-        handle(FrameKind.CANCEL_CALL, self._on_cancel)
-        handle(FrameKind.TAKEN, self._on_taken)
         handle(FrameKind.ASK, self._on_ask)
         handle(FrameKind.DRAINED, self._on_drained)
 
@@ -111,11 +84,7 @@ class FrontLink:
         self._ready.clear()
         self._started.cancel()
         self._drained.cancel()
-        left = list(self._in_flight.values())
-        self._in_flight.clear()
-        for call in left:
-            call.link = None
-            self._server.cancel(call.ticket)
+        self._in_flight.close()
         self._memory.close()
 
     def _on_channel_lost(self, reason: str) -> None:
@@ -131,34 +100,18 @@ class FrontLink:
     def _on_infers(self, body: memoryview) -> None:
         if wanted := wanted_bytes(body):
             self._memory.grow_outbound(wanted)
-        in_flight, infer = self._in_flight, self._server.infer
+        add, infer = self._in_flight.add, self._server.infer
         for number, request in decode_infers(body, self._memory.locate):
-            if number in in_flight:
-                raise FrameError(f"inference {number} twice")
-            call = in_flight[number] = _Call(number, self)
-            call.ticket = infer(request, call.answer)
+            inference = add(number)
+            inference.ticket = infer(request, inference.answer)
 
-    def _on_cancel(self, body: memoryview) -> None:
-        (number,) = unpack(CALL, body, FrameKind.CANCEL_CALL)
-        if (call := self._in_flight.get(number)) is not None:
-            self._server.cancel(call.ticket)
-
-    def _on_taken(self, body: memoryview) -> None:
-        number, responses = unpack(TAKEN, body, FrameKind.TAKEN)
-        if (call := self._in_flight.get(number)) is None:
-            return
-        if responses > call.untaken:
-            raise FrameError(f"{responses} answers of inference {number} taken, where {call.untaken} were sent")
-        call.untaken -= responses
-        self._server.acknowledge(call.ticket, responses)
-
-    def answer(self, number: int, response: InferenceResponse) -> None:
+    def _answer(self, inference: Inference, response: InferenceResponse) -> None:
         """Send an answer with the others of this turn."""
-        if response.final:
-            self._in_flight.pop(number, None)
+        if response.error is not None and not inference.ticket:
+            response = _refusal(response, response.error)
         if not self._ready:
             self._loop.call_soon(self._flush)
-        self._ready.append((number, response))
+        self._ready.append((inference.number, response))
 
     def _flush(self) -> None:
         ready, self._ready = self._ready, []

@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import socket
-from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -18,9 +17,7 @@ from halimede.core.hangs import BEAT_SECS
 from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
-from halimede.front_processes.services import access_log_of, make_grpc, make_http, make_turns
-from halimede.frontends.grpc.server import GrpcServer
-from halimede.frontends.http.server import HttpServer
+from halimede.front_processes.services import Service, access_log_of, make_grpc, make_http, make_turns
 from halimede.log import configure, dropped_lines, reopen, shutdown
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.settings import Settings
@@ -128,8 +125,7 @@ class _FrontEnd:
         self._server = RemoteServer(channel, memory, page, order.metadata, loop)
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
-        self._http: HttpServer | None = None
-        self._grpc: GrpcServer | None = None
+        self._services: list[Service] = []
 
     async def serve(self, http: list[socket.socket], grpc: list[socket.socket]) -> None:
         """Serve on these sockets until the core ends it."""
@@ -138,14 +134,14 @@ class _FrontEnd:
         memory = replace(memory_bounds(), copies=FRONT_END_COPIES)
         if http:
             totals = page.http_totals(order.process)
-            self._http = make_http(order.settings, self._server, turns, access_log, memory, totals)
+            http_server = make_http(order.settings, self._server, turns, access_log, memory, totals)
+            self._services.append(http_server)
+            await http_server.serve(http)
         if grpc:
             totals = page.grpc_totals(order.process)
-            self._grpc = make_grpc(order.settings, self._server, turns, access_log, memory, totals)
-        if self._http is not None:
-            await self._http.serve(http)
-        if self._grpc is not None:
-            self._grpc.serve(grpc)
+            grpc_server = make_grpc(order.settings, self._server, turns, access_log, memory, totals)
+            self._services.append(grpc_server)
+            grpc_server.serve(grpc)
         # Objects of the start live as long as the process: the collector need not traverse them.
         gc.freeze()
         self._channel.read_on_loop(self._loop, self._perform)
@@ -160,8 +156,7 @@ class _FrontEnd:
                     await self._ended.wait()
             except TimeoutError:
                 continue
-        closing: list[Awaitable[None]] = [each.close() for each in (self._http, self._grpc) if each is not None]
-        await asyncio.gather(*closing)
+        await asyncio.gather(*(service.close() for service in self._services))
 
     def _perform(self) -> None:
         """Handle the frames that have come."""
@@ -173,9 +168,8 @@ class _FrontEnd:
             elif kind is FrameKind.CALL_ANSWER:
                 server.on_answer(body)
             elif kind is FrameKind.LEAVE:
-                for service in (self._http, self._grpc):
-                    if service is not None:
-                        service.send_away()
+                for service in self._services:
+                    service.send_away()
             elif kind is FrameKind.DRAIN:
                 self._draining = self._loop.create_task(self._drain())
             elif kind is FrameKind.REOPEN:
@@ -185,7 +179,6 @@ class _FrontEnd:
                 return
 
     async def _drain(self) -> None:
-        draining: list[Awaitable[None]] = [each.drain() for each in (self._http, self._grpc) if each is not None]
-        await asyncio.gather(*draining)
+        await asyncio.gather(*(service.drain() for service in self._services))
         with suppress(ServerGoneError):
             self._channel.send(encode_frame(FrameKind.DRAINED))

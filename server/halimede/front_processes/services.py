@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Protocol
 
 from halimede.core.accounts import MemoryBounds
 from halimede.core.observe.access_lines import AccessLog
@@ -17,6 +18,19 @@ from halimede.runtime.server import Server
 from halimede.settings import AccessLevel, Settings
 
 log = logging.getLogger("halimede.app")
+
+
+class Service(Protocol):
+    """A front end, or all front-end processes: what ends them."""
+
+    def send_away(self) -> None:
+        """Continue to serve, and ask clients to connect elsewhere."""
+
+    async def drain(self) -> None:
+        """Accept no connections, and return when all requests are answered and all connections closed."""
+
+    async def close(self) -> None:
+        """Close every connection now. Also after `drain`. A second call has no effect."""
 
 
 def access_log_of(settings: Settings) -> AccessLog | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from halimede.core.observe.access_lines import Protocol
 from halimede.core.types import Buffer
 from halimede.core.wire.http_control import error_json
+from halimede.core.wire.steps import Steps
 from halimede.frontends.http.answers import respond_error
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Limits
@@ -12,7 +13,7 @@ from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.outbox import JSON, PLAIN_TEXT
 from halimede.frontends.http.routes import path_of
 from halimede.frontends.port import PortLimits
-from halimede.frontends.steps import StepQueue, Steps
+from halimede.frontends.steps import StepQueue
 
 _MAX_BODY_BYTES = 64 << 10
 _MAX_CONNECTIONS = 64

@@ -6,19 +6,15 @@ The bytes that a request's steps hold count with its body. A request that holds 
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from halimede.core.types import InferenceError
+from halimede.core.wire.steps import Steps
 
 T = TypeVar("T")
-Steps = Generator[int | None, None, T]
-"""Yields after at most some milliseconds, so that the loop can run other work. Returns its result.
-
-It yields the number of bytes that it holds more, or is about to hold.
-"""
 
 PLACES = 4
 """Number of requests that may become large at the same time. More do not add throughput: there is one loop."""

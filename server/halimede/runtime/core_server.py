@@ -11,7 +11,6 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.hangs import ProcessKind
 from halimede.core.inventory import Inventory
 from halimede.core.observe import kv_cache, metrics_page
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.observe.samples import InstanceSample, ModelSample
 from halimede.core.repository.layout import load_name_problem, no_name_problem
 from halimede.core.types import (
@@ -65,7 +64,6 @@ class CoreServer:
         strict_readiness: bool,
         metrics_config: MetricsConfig,
         dropped_log_lines: Callable[[], int],
-        custom_metrics: CustomMetrics,
         inventory: Inventory,
         server_version: str = __version__,
         hung_processes: Mapping[ProcessKind, int] = MappingProxyType({}),
@@ -77,12 +75,13 @@ class CoreServer:
         self._strict_readiness = strict_readiness
         self._metrics_config = metrics_config
         self._dropped_log_lines = dropped_log_lines
-        self._custom_metrics = custom_metrics
+        self._custom_metrics = lifecycle.services.metrics
         self._inventory = inventory
         self._hung_processes = hung_processes
         self._started = False
         self._draining = False
-        lifecycle.inferences = self
+        # Models call others, and the steps of ensembles are run, by this server.
+        lifecycle.services.models = self
         self._admission = Admission(self._find_version, lifecycle.table)
         self._control: set[asyncio.Task[None]] = set()
 
@@ -214,7 +213,7 @@ class CoreServer:
         self._require_control(no_name_problem(name))
         await self._finish(self._lifecycle.unload(name, with_steps=unload_dependents))
 
-    def render_metrics(self) -> Generator[None, None, list[bytes]]:
+    def render_metrics(self) -> Generator[int, None, list[bytes]]:
         """The metrics page in Prometheus' text format, in steps as `core.observe.metrics_page.render` makes it."""
         versions = [v for _, record in sorted(self._lifecycle.records.items()) for v in record.versions.values()]
         sample = self._sampler.latest

@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.ensemble.graph import Graph
 from halimede.core.ensemble.run import Acknowledge, CallStep, EnsembleRun, GiveAnswer, RunAction
 from halimede.core.observe.load import Load
-from halimede.core.schedule.wait_graph import Held, Place
-from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, shortage_of
+from halimede.core.schedule.wait_graph import ANSWERED, Place
+from halimede.core.types import ErrorCode, InferenceError, InferenceResponse, shortage_of
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request
 from halimede.core.types.server import WorkerHealth
@@ -27,23 +27,13 @@ from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.executor import VersionExecutor
 from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, Sent, VersionRequests
-from halimede.runtime.server import OnResponse
 from halimede.runtime.step_gates import StepGates, Waiting
+from halimede.workers.process.services import Models
 
 log = logging.getLogger(__name__)
 
 MAX_REQUESTS = 4096
 """Requests of one ensemble in flight."""
-
-
-class Inferences(Protocol):
-    """The part of a server that an ensemble uses."""
-
-    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int: ...
-
-    def cancel(self, ticket: int) -> None: ...
-
-    def acknowledge(self, ticket: int, responses: int = 1) -> None: ...
 
 
 @dataclass(slots=True)
@@ -78,7 +68,7 @@ class Ensemble:
         self,
         graph: Graph,
         requests: VersionRequests,
-        inferences: Inferences,
+        models: Models,
         members: Callable[[], Sequence[VersionExecutor | None]],
         checker: RequestChecker,
         loop: asyncio.AbstractEventLoop,
@@ -86,7 +76,7 @@ class Ensemble:
         self._name = graph.name
         self._graph = graph
         self._requests = requests
-        self._inferences = inferences
+        self._models = models
         self._members = members
         self._checker = checker
         limit = graph.max_inflight_requests
@@ -167,7 +157,7 @@ class Ensemble:
         return False
 
     def place_of(self, key: int) -> Place:
-        return Held((key,)) if key in self._running else None
+        return Place([(key,)]) if key in self._running else ANSWERED
 
     def acknowledge(self, key: int, responses: int) -> None:
         """The client has taken `responses` more: steps that were held back continue."""
@@ -175,7 +165,7 @@ class Ensemble:
         if running is None:
             return
         running.ahead = max(0, running.ahead - responses)
-        _acknowledge_steps(running, self._inferences)
+        _acknowledge_steps(running, self._models)
 
     def abort(self) -> None:
         """Finish all requests with an error. Later responses of their steps are ignored."""
@@ -221,7 +211,7 @@ class Ensemble:
                     self._answer(running, action.response)
                 elif isinstance(action, Acknowledge):
                     running.held.append(action.call)
-                    _acknowledge_steps(running, self._inferences)
+                    _acknowledge_steps(running, self._models)
                 else:
                     self._cancel_call(running, action.call)
             if self._gates and running.run.has_failed:
@@ -266,7 +256,7 @@ class Ensemble:
                 self._open_gate(call.step)
 
         on_response = on_response_behind_gate if self._is_gated else partial(self._answered, running, number)
-        ticket = self._inferences.infer(call.request, on_response, running.steps_caller)
+        ticket = self._models.infer(call.request, on_response, running.steps_caller)
         if number in calls:
             calls[number] = ticket
 
@@ -307,7 +297,7 @@ class Ensemble:
             return
         ticket = running.calls.get(number)
         if ticket:
-            self._inferences.cancel(ticket)
+            self._models.cancel(ticket)
 
     def _abort_request(self, running: Running, error: InferenceError) -> None:
         """Finish a request with an error, and cancel its calls."""
@@ -316,7 +306,7 @@ class Ensemble:
         self._answer(running, self._requests.failure(running.flight, error))
         for number, ticket in calls:
             if self._gates.try_remove((running.flight.key, number)) is None and ticket:
-                self._inferences.cancel(ticket)
+                self._models.cancel(ticket)
 
     def _answer(self, running: Running, response: InferenceResponse) -> None:
         if running.is_over:
@@ -349,14 +339,14 @@ class Ensemble:
         requests.finish(flight, response, None, reason=reason)
 
 
-def _acknowledge_steps(running: Running, inferences: Inferences) -> None:
+def _acknowledge_steps(running: Running, models: Models) -> None:
     """Let steps continue. Their latest responses stay held, as many as the client has not acknowledged."""
     count = len(running.held) - running.ahead
     if count <= 0:
         return
     for number in running.held[:count]:
         if ticket := running.calls.get(number):
-            inferences.acknowledge(ticket)
+            models.acknowledge(ticket)
     del running.held[:count]
 
 

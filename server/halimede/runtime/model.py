@@ -17,7 +17,7 @@ from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import Placement
 from halimede.core.types.server import WorkerHealth
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.ensemble import Ensemble, Inferences
+from halimede.runtime.ensemble import Ensemble
 from halimede.runtime.executor import VersionExecutor
 from halimede.runtime.prepare import PreparedVersion
 from halimede.runtime.pump import Pump
@@ -182,7 +182,6 @@ def make_ensemble(
     load_seconds: float,
     table: RequestTable,
     services: ModelServices,
-    inferences: Inferences,
     members: Callable[[], Sequence[VersionExecutor | None]],
 ) -> ModelVersion:
     """A version of an ensemble, which serves at once.
@@ -194,7 +193,7 @@ def make_ensemble(
     stats = ModelStats(name, number, decoupled=graph.decoupled, has_queue=False)
     checker = RequestChecker(config)
     requests = VersionRequests(name, number, table, stats)
-    ensemble = Ensemble(graph, requests, inferences, members, checker, asyncio.get_running_loop())
+    ensemble = Ensemble(graph, requests, services.models, members, checker, asyncio.get_running_loop())
     return ModelVersion(
         *(name, prepared, config, design.labels, load_seconds, checker, requests, ensemble, services),
         parts=design.parts,

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator
 
 from halimede.core.schedule.call_timeouts import CallTimeouts
-from halimede.core.schedule.wait_graph import Queued
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.caller import Caller
 from halimede.runtime.alarm import Alarm
@@ -95,5 +94,4 @@ class ModelCalls:
 
 
 def _is_in_sequence(flight: InFlight) -> bool:
-    place = flight.requests.executor.place_of(flight.key)
-    return isinstance(place, Queued) and place.in_sequence
+    return flight.requests.executor.place_of(flight.key).in_sequence

@@ -2,7 +2,7 @@
 
 from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.scheduler import Scheduler
-from halimede.core.schedule.wait_graph import Held, Place, Queued
+from halimede.core.schedule.wait_graph import ANSWERED, Place
 from halimede.core.types.caller import Answers, RunningBatch
 from halimede.runtime.batches import RunningBatches
 from halimede.runtime.instances import Instances
@@ -33,16 +33,16 @@ class RequestPlaces:
         found = self._batches.find(key)
         if found is not None:
             running = self._name_of(found[1][0].key)
-            return Held((running, Answers(running)))
+            return Place([(running, Answers(running))])
         flight = self._requests.find(key)
         if flight is None:
-            return None
+            return ANSWERED
         if flight.opened is not None:
-            return Held((Answers(self._name_of(flight.opened.first)),))
+            return Place([(Answers(self._name_of(flight.opened.first)),)])
         slot = self._scheduler.awaited_slot(key)
         # An instance that is down is free when it comes back.
         holders = (self._batch_on(each) for each in (self._instances.worker_of if slot is None else (slot,)))
-        return Queued([() if holder is None else (holder,) for holder in holders], in_sequence=slot is not None)
+        return Place([() if holder is None else (holder,) for holder in holders], in_sequence=slot is not None)
 
     def _name_of(self, first: int) -> RunningBatch:
         return RunningBatch(self._requests.name, self._requests.version, first)

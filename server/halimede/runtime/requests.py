@@ -22,7 +22,7 @@ from halimede.core.config.check_request import Checked
 from halimede.core.observe.stats import ModelStats, outcome_of
 from halimede.core.schedule.ordering import ResponseOrder
 from halimede.core.schedule.sequences.ids import DEFAULT_MAX_ID_BYTES, SequenceIds
-from halimede.core.schedule.wait_graph import Place, WaitGraph
+from halimede.core.schedule.wait_graph import ANSWERED, Place, WaitGraph
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request
@@ -178,7 +178,7 @@ class RequestTable:
 
     def _place_of(self, ticket: int) -> Place:
         flight = self.by_ticket.get(ticket)
-        return None if flight is None else flight.requests.executor.place_of(ticket)
+        return ANSWERED if flight is None else flight.requests.executor.place_of(ticket)
 
 
 class VersionRequests:

@@ -276,7 +276,7 @@ def _cpu_ticks(stat: str) -> tuple[int, int]:
 
 
 def _fields(text: str) -> dict[str, int]:
-    """Lines of a name and a number, as in /proc/meminfo (`MemTotal:  123 kB`) and memory.stat."""
+    """Lines of a name and a number, as in /proc/meminfo (`MemTotal:  123 kB`)."""
     fields: dict[str, int] = {}
     for line in text.splitlines():
         words = line.split()

@@ -8,13 +8,11 @@ import asyncio
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -378,18 +376,6 @@ class WorkerProcess:
             return await ended
         finally:
             loop.remove_reader(self.status)
-
-    def wait_sync(self, timeout_secs: float) -> ProcessExit | None:
-        """Wait for the end of the process without an event loop; None after the timeout."""
-        poll = select.poll()
-        poll.register(self.status, select.POLLIN)
-        deadline = time.monotonic() + timeout_secs
-        while (exit_ := self._read()) is None:
-            left_secs = deadline - time.monotonic()
-            if left_secs <= 0:
-                return None
-            poll.poll(left_secs * 1000)
-        return exit_
 
     def close(self) -> None:
         """Free the descriptors; no task may wait. Does not end the process, but closes its channel."""

@@ -95,6 +95,15 @@ class Segment:
         if self.descriptor >= 0:
             os.close(self.descriptor)
 
+    def lease(self, block: Block, offset: int, size_bytes: int) -> memoryview:
+        """The bytes at `offset`, a part of this block. ValueError if they are not all in the segment."""
+        if offset < 0 or offset + size_bytes > len(self.array):
+            raise ValueError(f"bytes {offset} to {offset + size_bytes} of segment {block[0]}, which are not there")
+        lease: Lease = self.array[offset : offset + size_bytes]  # type: ignore[assignment]  # slices keep their class
+        lease.block = block
+        lease.segment = self
+        return memoryview(lease)  # type: ignore[arg-type, unused-ignore]  # numpy 2.4 declares it from Python 3.12 on
+
     def read_only_descriptor(self) -> int:
         """A descriptor for a process that may only read the segment. OSError.
 
@@ -123,21 +132,27 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
 class SegmentMap:
     """The segments of one direction, mapped into this process."""
 
-    def __init__(self, shareable_bytes: int = 0) -> None:
+    def __init__(self, released: "deque[Block] | None" = None, shareable_bytes: int = 0) -> None:
         """At most `shareable_bytes` of the segments are shared with other workers at a time."""
         self._segments: dict[int, Segment] = {}
-        self.released: deque[Block] = deque()
+        self.released: deque[Block] = deque() if released is None else released
         """Blocks whose last lease is gone."""
         self.sharing = Sharing(shareable_bytes)
 
     def __contains__(self, number: int) -> bool:
         return number in self._segments
 
-    def map(self, number: int, descriptor: int) -> int:
+    def map(
+        self,
+        number: int,
+        descriptor: int,
+        flags: int = mmap.MAP_SHARED,
+        prot: int = mmap.PROT_READ | mmap.PROT_WRITE,
+    ) -> int:
         """Map a segment and return its size. Closes the descriptor, unless the segment may be shared. OSError."""
         try:
             size = os.fstat(descriptor).st_size
-            memory = mmap.mmap(descriptor, size)
+            memory = mmap.mmap(descriptor, size, flags=flags, prot=prot)
         except BaseException:
             os.close(descriptor)
             raise
@@ -147,6 +162,10 @@ class SegmentMap:
         self._segments[number] = Segment(memory, descriptor, self.released, self.sharing)
         return size
 
+    def unmap(self, number: int) -> None:
+        """Unmap a segment, if it is here, once no lease of it is left."""
+        self._segments.pop(number, None)
+
     def write(self, block: Block, data: Buffer) -> None:
         """Copy into a block; a large copy releases the interpreter lock."""
         segment, offset = block
@@ -155,12 +174,9 @@ class SegmentMap:
     def lease(self, block: Block, offset: int, size_bytes: int) -> memoryview:
         """The bytes at `offset` of the block's segment. ValueError if they are not all in the segment."""
         segment = self._segments.get(block[0])
-        if segment is None or offset < 0 or offset + size_bytes > len(segment.array):
-            raise ValueError(f"bytes {offset} to {offset + size_bytes} of segment {block[0]}, which are not there")
-        lease: Lease = segment.array[offset : offset + size_bytes]  # type: ignore[assignment]  # slices keep their class
-        lease.block = block
-        lease.segment = segment
-        return memoryview(lease)  # type: ignore[arg-type, unused-ignore]  # numpy 2.4 declares it from Python 3.12 on
+        if segment is None:
+            raise ValueError(f"segment {block[0]}, which is not there")
+        return segment.lease(block, offset, size_bytes)
 
     def find(self, data: Buffer) -> Block | None:
         """The segment and offset of bytes of this process; None if they are not in a segment."""
@@ -186,7 +202,7 @@ class OwnArena:
 
     def __init__(self, limit_bytes: int, shareable_bytes: int = 0) -> None:
         self.blocks = Arena(limit_bytes)
-        self.map = SegmentMap(shareable_bytes)
+        self.map = SegmentMap(shareable_bytes=shareable_bytes)
 
     def add(self, number: int, descriptor: int) -> None:
         """Take over a segment and its descriptor."""

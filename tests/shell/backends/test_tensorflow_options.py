@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from halimede.backends.tensorflow.options import TensorFlowOptions, max_batch_size, read_options
+from halimede.backends.tensorflow.options import TensorFlowOptions, read_options
 from halimede.backends.tensorflow.threads import SessionThreads, plan_threads
 from halimede.core.config.model_config import (
     Accelerator,
@@ -138,12 +138,6 @@ def test_invalid_setting_is_named_with_the_valid_values(config, options, text):
 
 def test_accelerators_of_gpus_are_ignored_without_gpu_instances():
     assert read_options(accelerators("tensorrt", "cuda"), "m", {}, on_gpu=False) == TensorFlowOptions()
-
-
-def test_default_batch_size_is_a_number():
-    assert (max_batch_size({}, 4), max_batch_size({"default-max-batch-size": "0"}, 4)) == (4, 0)
-    with pytest.raises(InferenceError, match="tensorflow,default-max-batch-size=-1: it must be a number, at least 0"):
-        max_batch_size({"default-max-batch-size": "-1"}, 4)
 
 
 def grouped(*groups: ModelInstanceGroup, **values: str) -> ModelConfig:

@@ -17,7 +17,7 @@ import pytest
 import support.silent_names
 import support.stores
 from shell.fetch.conftest import Store
-from support.stores import Asked, Fault, Fetch, numbered_bytes, s3_error, tree
+from support.stores import Asked, Fault, Fetch, Served, WebServer, numbered_bytes, s3_error, tree
 
 MB = 1 << 20
 PKI = Path(support.stores.__file__).parent / "pki"
@@ -261,6 +261,37 @@ def test_a_failure_that_a_person_repairs_is_retried(store: Store) -> None:
     assert (third.end(process).code, tree(store.models)) == (0, {"digits/1/model.onnx": b"x"})
 
 
+def test_a_file_that_is_listed_and_denied_is_retried_until_it_is_allowed(store: Store) -> None:
+    store.put({"digits/1/model.onnx": b"x" * 100})
+    path = f"/{store.bucket}/digits/1/model.onnx"
+    denied = s3_error(403, "AccessDenied")
+    store.proxy.rule = lambda asked: denied if asked.path == path else None
+    container = Container(store)
+    message = f"{store.uri('digits/1/model.onnx')}: access was denied (403 AccessDenied)"
+    first = container.fetching().run()
+    assert (first.code, first.report) == (10, message)
+    second = container.fetching(timeout=1)
+    process = second.start()
+    second.wait_for(f"{message}; trying again", process, count=3)
+    store.proxy.rule = lambda _: None
+    assert (second.end(process).code, tree(store.models)) == (0, {"digits/1/model.onnx": b"x" * 100})
+
+
+def test_a_completed_ca_bundle_is_read(tmp_path: Path) -> None:
+    bundle = tmp_path / "ca.crt"
+    bundle.write_text("to be filled in")
+    with WebServer({"/files/1/model.onnx": Served(b"x")}, untrusted()).running() as web:
+        uri = f"s3://{web.url}/files/"
+        plan = {"models": [{"name": "digits", "uri": uri, "ca_bundle": str(bundle)}]}
+        first = Fetch(tmp_path, plan, name="first", options=["--init-container"]).run()
+        assert (first.code, first.report) == (15, f"{uri}: its CA bundle holds no certificate")
+        second = Fetch(tmp_path, plan, name="second", options=["--init-container"])
+        process = second.start()
+        second.wait_for("trying again", process)
+        bundle.write_text((PKI / "root.pem").read_text())
+        assert second.end(process).code == 0
+
+
 def test_a_folder_of_a_claim_that_appears_is_found(tmp_path: Path) -> None:
     mount = tmp_path / "claim"
     mount.mkdir()
@@ -274,13 +305,15 @@ def test_a_folder_of_a_claim_that_appears_is_found(tmp_path: Path) -> None:
     assert second.end(process).code == 0
 
 
-def test_recovery_is_reported_before_a_long_download(large_store: Store) -> None:
+@pytest.mark.parametrize(("fails", "code"), [("store", 15), ("file", 10)])
+def test_recovery_is_reported_before_a_long_download(large_store: Store, fails: str, code: int) -> None:
     """Otherwise the container's status would show the failure of the earlier run during the whole download."""
     store, content = large_store, numbered_bytes(24 * MB)
     store.put({"digits/1/model.onnx": content})
-    store.proxy.rule = lambda _: s3_error(500, "InternalError")
+    denied, busy = s3_error(403, "AccessDenied"), s3_error(500, "InternalError")
+    store.proxy.rule = lambda asked: busy if fails == "store" else denied if "model.onnx" in asked.path else None
     container = Container(store)
-    assert container.fetching().run().code == 15
+    assert container.fetching().run().code == code
     store.proxy.rule = lambda asked: Fault(bytes_per_sec=MB / 2) if asked.start == 0 else None
 
     second = container.fetching().run()

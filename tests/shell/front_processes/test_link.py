@@ -6,13 +6,14 @@ from typing import cast
 
 from halimede.front_processes.link import FrontLink
 from halimede.runtime.server import Server
+from support.ensemble_bench import PlayedServer
 
 
 def test_closing_the_link_closes_the_channel():
     async def main() -> None:
         ours, theirs = socket.socketpair()
         reasons: list[str] = []
-        link = FrontLink(ours, cast("Server", None), reasons.append, asyncio.get_running_loop())
+        link = FrontLink(ours, cast("Server", PlayedServer()), reasons.append, asyncio.get_running_loop())
         link.close()
         link.close()
         theirs.settimeout(10)

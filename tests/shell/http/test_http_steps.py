@@ -5,6 +5,7 @@ from collections.abc import Generator
 from typing import Any
 
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.wire.steps import Steps
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.framing import Head
 from halimede.frontends.steps import PLACES, SMALL_BYTES, StepQueue
@@ -35,11 +36,11 @@ class Recorder:
         self.events: list[str] = []
         self.queue = StepQueue(lambda _, error: self.events.append(f"crash {error}"))
 
-    def steps(self, name: str, count: int, end: Exception | None = None) -> Generator[None, None, str]:
+    def steps(self, name: str, count: int, end: Exception | None = None) -> Steps[str]:
         try:
             for number in range(count):
                 self.events.append(f"{name}{number}")
-                yield
+                yield 0
             if end is not None:
                 raise end
         finally:

@@ -41,7 +41,7 @@ def test_a_scaler_that_a_check_refuses_is_in_the_status(tmp_path: Path, made_bef
         assert outcome.failure is Failure.PERMANENT
         accepted = harness.condition("Accepted")
         assert (accepted["status"], accepted["reason"]) == ("False", "ApplyRefused")
-        assert accepted["observedGeneration"] == harness.digits()["metadata"]["generation"]
+        assert harness.digits()["status"]["observedGeneration"] == harness.digits()["metadata"]["generation"]
         assert accepted["message"] == (
             "HorizontalPodAutoscaler prod/digits: spec.autoscaling.behavior.scaleUp.stabilisationWindowSeconds: "
             "field not declared in schema"

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from halimede_operator.cluster.cache import Cache
-from halimede_operator.cluster.kopf_adapter import CacheFeed
+from halimede_operator.cluster.connection import Connection
+from halimede_operator.cluster.kopf_adapter import CacheFeed, watch_session
 from halimede_operator.cluster.watch_health import STUCK_S, WatchHealth
 from halimede_operator.core.api.parse import parse
 from halimede_operator.core.api.spec import Key, Kind
@@ -81,6 +82,22 @@ def test_objects_are_listed_once_and_events_are_reported(tmp_path: Path):
         await still_works(watched)
         assert watched.api.counted(LIST) == 1
         assert watched.api.writes() == {}
+
+    run(scenario, tmp_path, before=a_few)
+
+
+def test_kopf_gets_lists_without_items(tmp_path: Path):
+    """It would have a queue and a task for each of them."""
+
+    async def scenario(watched: Watched) -> None:
+        connection = Connection(str(watched.kubeconfig))
+        await connection.refresh()
+        feed = CacheFeed(Cache(), WatchHealth([], 0.0), lambda _key: None)
+        url = f"{connection.host}{MODELS}?limit=50"
+        async with watch_session(connection, feed, 0) as session, session.get(url) as answer:
+            page = await answer.json()
+        assert page["items"] == []
+        assert int(page["metadata"]["resourceVersion"]) > 0
 
     run(scenario, tmp_path, before=a_few)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.events import LASTING_S
 from halimede_operator.queue import Done
 from support import operator_harness
 from support.kube_api import Fault, KubeApi, kube_api
@@ -183,14 +184,14 @@ def test_an_object_that_wants_a_missing_kind_says_so(tmp_path: Path):
         harness.relist()
         why = "the cluster does not serve NetworkPolicy of networking.k8s.io/v1"
         assert harness.cache.set_unavailable({"NetworkPolicy": why}) == {DIGITS}
-        assert await harness.reconcile(DIGITS) == Done()
+        assert await harness.reconcile(DIGITS) == Done(again_in=LASTING_S)
         assert set(harness.children()) >= {("deployments", "prod", "digits"), ("services", "prod", "digits")}
         assert api.named("networkpolicies") == set()
         accepted = harness.condition("Accepted")
         assert (accepted["status"], accepted["reason"]) == ("False", "FeatureUnavailable")
         assert accepted["message"] == f"NetworkPolicy prod/digits: {why}"
         before = api.writes()
-        assert await harness.sync() == Done()
+        assert await harness.sync() == Done(again_in=LASTING_S)
         assert api.writes() == before, "nothing is written again"
 
         assert harness.cache.set_unavailable({}) == {DIGITS}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from halimede_operator.cluster.inventory import FORBIDDEN_S
+from halimede_operator.core.pods.refreshes import REFRESH_S, REFRESHED_FOR_S
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S
 from halimede_operator.core.reading import moment_of
 from halimede_operator.core.refused_pods import TRY_AGAIN_S
@@ -282,5 +283,30 @@ def test_refused_pods_are_reported_without_the_right_to_try_again(tmp_path: Path
         harness.api.faults.append(Fault("PATCH .*/replicasets/", status=status))
         assert await harness.sync() == Done(again_in=TRY_AGAIN_S)
         assert harness.condition("Placed")["reason"] == "PodsRefused"
+
+    run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("status", [None, 403, 404])
+def test_the_kubelet_of_a_denied_fetch_is_made_to_read_secrets_again(tmp_path: Path, status: int | None):
+    async def scenario(harness: Harness) -> None:
+        await harness.sync()
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="a")
+        ended = {"exitCode": 10, "message": "access was denied", "finishedAt": moment_of(harness.today)}
+        fetch = {"name": "fetch", "state": {"running": {}}, "lastState": {"terminated": ended}}
+        harness.api.put("pods", "prod", "digits-1-x", status={"initContainerStatuses": [fetch]})
+        if status is not None:
+            harness.api.faults.append(Fault("PATCH .*/pods/", status=status))
+        for tries in (0, 1, 1, 2):
+            assert await harness.sync() == Done(again_in=REFRESH_S)
+            if status is None:
+                assert harness.api.counted("PATCH .*/pods/") == tries
+            harness.today += datetime.timedelta(seconds=REFRESH_S if tries != 1 else REFRESH_S / 2)
+        assert harness.condition("ModelFetched")["reason"] == "ModelFetchFailed"
+
+        harness.today += datetime.timedelta(seconds=REFRESHED_FOR_S)
+        before = harness.api.counted("PATCH .*/pods/")
+        assert await harness.sync() == Done()
+        assert harness.api.counted("PATCH .*/pods/") == before
 
     run(scenario, tmp_path)

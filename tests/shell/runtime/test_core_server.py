@@ -4,14 +4,12 @@ import asyncio
 from pathlib import Path
 
 from halimede.core.inventory import Inventory
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from halimede.runtime.sampler import make_sampler
-from halimede.runtime.services import ModelServices
 from halimede.settings import MetricsConfig, ModelControlMode
 from support.models import add_identity
 
@@ -24,14 +22,13 @@ def test_an_internal_fault_in_the_request_check_is_answered(tmp_path: Path) -> N
     async def scenario() -> InferenceResponse:
         options = LoadOptions(Inventory(()), {}, autocomplete=True)
         core = CoreServer(
-            ModelLifecycle(ModelRepository((tmp_path,)), options, 1, services=ModelServices(CustomMetrics())),
+            ModelLifecycle(ModelRepository((tmp_path,)), options, 1),
             make_sampler(1000, Inventory(), cpu=False, gpu=False),
             server_id="test",
             control_mode=ModelControlMode.NONE,
             strict_readiness=True,
             metrics_config=MetricsConfig(),
             dropped_log_lines=lambda: 0,
-            custom_metrics=CustomMetrics(),
             inventory=Inventory(),
         )
         assert await core.start(None) == []

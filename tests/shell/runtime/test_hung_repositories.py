@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from halimede.core.inventory import Inventory
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.fetch.store_repository import StoreRepository
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.lifecycle.reading import MAX_READERS
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import UNWATCHED, Listing, ModelEntry, ModelRepository, ReadProgress
-from halimede.runtime.services import ModelServices
 from halimede_spec.uri import parse_uri
 from support.models import add_identity
 
@@ -55,8 +53,7 @@ class HungRepository(ModelRepository):
 @asynccontextmanager
 async def lifecycle_of(repository: ModelRepository) -> AsyncIterator[ModelLifecycle]:
     options = LoadOptions(Inventory(()), {}, autocomplete=True)
-    services = ModelServices(CustomMetrics())
-    lifecycle = ModelLifecycle(repository, options, 1, services=services, read_limit_secs=LIMIT_S)
+    lifecycle = ModelLifecycle(repository, options, 1, read_limit_secs=LIMIT_S)
     yield lifecycle
     await lifecycle.close()
 

@@ -12,7 +12,6 @@ import pytest
 
 from halimede.backends.discover import installed_backend
 from halimede.core.inventory import Inventory
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.fetch.store_repository import StoreRepository
 from halimede.runtime.core_server import STOPPING
@@ -20,7 +19,6 @@ from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.lifecycle.left_behind import MAX_LEFT_BEHIND, LeftBehind
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
-from halimede.runtime.services import ModelServices
 from support.ensemble_server import BareServer, value_of
 from support.models import add_scaled, write_config
 from support.plugin import FaultyBackend
@@ -69,7 +67,6 @@ def lifecycle_of(
         ModelRepository((repository,)),
         OPTIONS,
         load_threads,
-        services=ModelServices(CustomMetrics()),
         retry_count=retry_count,
         unload_wait_secs=unload_wait_secs,
         slot_wait_secs=slot_wait_secs,

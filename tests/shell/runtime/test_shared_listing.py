@@ -6,12 +6,10 @@ import threading
 from pathlib import Path
 
 from halimede.core.inventory import Inventory
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.lifecycle.reading import MAX_READERS
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import UNWATCHED, Listing, ModelEntry, ModelRepository, ReadProgress
-from halimede.runtime.services import ModelServices
 from support.models import add_identity
 
 
@@ -35,9 +33,7 @@ class SlowRepository(ModelRepository):
 
 
 def lifecycle_of(repository: ModelRepository) -> ModelLifecycle:
-    return ModelLifecycle(
-        repository, LoadOptions(Inventory(()), {}, autocomplete=True), 1, services=ModelServices(CustomMetrics())
-    )
+    return ModelLifecycle(repository, LoadOptions(Inventory(()), {}, autocomplete=True), 1)
 
 
 def test_many_loads_read_their_directories_on_few_threads(tmp_path: Path) -> None:

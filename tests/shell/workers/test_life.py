@@ -3,13 +3,12 @@
 import asyncio
 import os
 import socket
-from typing import Any, cast
+from typing import cast
 
 from halimede.core.supervise import ProcessExit
 from halimede.workers.launcher import WorkerProcess
+from halimede.workers.process.completion import NO_OWNERS
 from halimede.workers.process.life import Life
-from halimede.workers.server.connection import Owners
-from halimede.workers.states import HeldStates
 from support.channel import INPUTS, OUTPUTS, SPEC
 
 
@@ -40,8 +39,7 @@ class ReportedLate:
 def test_the_signal_that_ended_a_process_is_awaited_after_its_channel_closed():
     async def main() -> str:
         process = ReportedLate()
-        owners = Owners(*[cast("Any", None)] * 3, HeldStates())
-        life = Life(cast("WorkerProcess", process), SPEC, INPUTS, OUTPUTS, owners, asyncio.get_running_loop())
+        life = Life(cast("WorkerProcess", process), SPEC, INPUTS, OUTPUTS, NO_OWNERS, asyncio.get_running_loop())
         process.its_end.shutdown(socket.SHUT_RDWR)
         try:
             return await life.wait_end()

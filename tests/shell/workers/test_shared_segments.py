@@ -91,10 +91,11 @@ def test_the_last_of_several_readers_frees_the_block():
 @pytest.mark.parametrize("writes", [False, True])
 def test_the_same_bytes_twice_are_two_inputs(writes: bool):
     async def scenario() -> None:
-        reader, writer = Reader(), Reader(writes=writes)
+        reader, writer = Reader(), Reader()
         async with worker(make()) as owner, worker(writer) as reader_worker, worker(reader) as other:
             await warm_up(owner, writer, reader_worker, 1)
             writer.shared.clear()
+            writer.writes = writes
             answer = await owner.answer(7)
             await reader_worker.ask(7, answer, Tensor("b", answer.datatype, answer.shape, answer.data))
             assert writer.shared == [True, False]

@@ -1,6 +1,6 @@
-"""A rollout whose new pods are refused: only a used-up quota takes the old pod, and its device, away.
+"""A rollout whose new pods are refused, or would be: only a used-up quota takes the old pod, and its device, away.
 
-The messages are those of ReplicaSets in Kubernetes 1.36.
+The messages are those of Kubernetes 1.36.
 """
 
 from functools import cache
@@ -8,6 +8,10 @@ from functools import cache
 import pytest
 
 from halimede_operator.core.api.spec import RolloutPolicy
+from halimede_operator.core.api_errors import Meaning, meaning_of
+from halimede_operator.core.pods.amounts import amount_of
+from halimede_operator.core.refused_pods import is_room_made, trial_pod, why_old_pods_stay
+from halimede_operator.core.snapshot import Object
 from support.operator_pods import serving
 from support.operator_rollouts import SPEC, World, served_world
 
@@ -37,8 +41,13 @@ def update() -> World:
     world.edit(scheduling={"priorityClassName": "does-not-exist"})
     world.reconcile()
     assert world.revision != old
-    world.have(serving(f"bert-{old}-a", template=old))
+    world.have(with_memory(serving(f"bert-{old}-a", template=old), "8Gi"))
     return world
+
+
+def with_memory(pod: Object, amount: str) -> Object:
+    pod["spec"]["containers"][0]["resources"] = {"requests": {"memory": amount}, "limits": {"memory": amount}}
+    return pod
 
 
 def strategy(*messages: str) -> RolloutPolicy:
@@ -61,3 +70,102 @@ def test_a_used_up_quota_gives_the_place_of_the_old_pod_to_the_new_one():
     )
     assert strategy(used_up) is RolloutPolicy.IN_PLACE
     assert strategy(WITHOUT_EFFECT["LimitRange"], used_up) is RolloutPolicy.IN_PLACE
+
+
+def test_a_quota_without_room_for_a_larger_pod_keeps_the_old_pod():
+    """Others use 4 of 15 GiB, the old pod 8, and the new one needs 12."""
+    assert (
+        strategy(f"{QUOTA}requests.memory=12Gi, used: requests.memory=12Gi, limited: requests.memory=15Gi")
+        is RolloutPolicy.SURGE
+    )
+    assert (
+        strategy(f"{QUOTA}requests.memory=11Gi, used: requests.memory=12Gi, limited: requests.memory=15Gi")
+        is not RolloutPolicy.SURGE
+    )
+
+
+ROOM: dict[str, tuple[str, list[str], bool, bool]] = {
+    "an equal pod": ("limits.memory=8Gi, used: limits.memory=8Gi, limited: limits.memory=8Gi", ["8Gi"], False, True),
+    "one of several resources": ("limits.memory=1Gi,limits.cpu=1, used: limits.memory=8Gi,limits.cpu=4, limited: limits.memory=8Gi,limits.cpu=4", ["8Gi"], False, False),
+    "the smaller pod goes first": ("limits.memory=8Gi, used: limits.memory=12Gi, limited: limits.memory=12Gi", ["8Gi", "4Gi"], False, False),
+    "both go first": ("limits.memory=8Gi, used: limits.memory=12Gi, limited: limits.memory=12Gi", ["8Gi", "4Gi"], True, True),
+    "no old pod": ("pods=1, used: pods=2, limited: pods=2", [], True, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROOM)
+def test_old_pods_make_room_in_a_quota_by_what_they_take(case: str):
+    text, amounts, by_all, is_made = ROOM[case]
+    old = [with_memory(serving(f"bert-{number}"), amount) for number, amount in enumerate(amounts)]
+    assert is_room_made(f"{QUOTA}{text}", old, by_all=by_all) is is_made
+
+
+def test_a_pod_takes_of_a_quota_what_kubernetes_counts():
+    def container(cpu: str, **fields: str) -> Object:
+        return {"resources": {"requests": {"cpu": cpu, "nvidia.com/gpu": "1"}, "limits": {"cpu": "9"}}, **fields}
+
+    spec = {
+        "initContainers": [container("1", restartPolicy="Always"), container("5"), container("500m", restartPolicy="Always")],
+        "containers": [container("2"), container("2")],
+        "overhead": {"cpu": "250m"},
+    }  # fmt: skip
+    amounts = {
+        name: float(amount_of({"spec": spec}, name))
+        for name in ("cpu", "requests.cpu", "requests.nvidia.com/gpu", "pods", "count/pods", "requests.storage")
+    }
+    assert amounts == {
+        "cpu": 6.25,
+        "requests.cpu": 6.25,
+        "requests.nvidia.com/gpu": 4,
+        "pods": 1,
+        "count/pods": 1,
+        "requests.storage": 0,
+    }
+
+
+TRIALS: dict[str, tuple[int, str, Meaning | None]] = {
+    **{kind: (403, text, Meaning.PODS_REFUSED) for kind, text in WITHOUT_EFFECT.items()},
+    "more than the quota has": (403, WITHOUT_EFFECT["more than the quota has"], Meaning.OVER_QUOTA),
+    "no amounts": (403, WITHOUT_EFFECT["no amounts"], Meaning.OVER_QUOTA),
+    "an unknown amount": (403, WITHOUT_EFFECT["an unknown amount"], Meaning.OVER_QUOTA),
+    "invalid": (422, 'Pod "bert-x7k2p" is invalid: spec.tolerations: Invalid value', Meaning.PODS_REFUSED),
+    "webhook without an answer": (500, WITHOUT_EFFECT["webhook without an answer"], Meaning.PODS_REFUSED),
+    "webhook in trouble": (500, 'admission webhook "w.example.com" denied the request: no cache', Meaning.PODS_REFUSED),
+    "a used-up quota": (403, f"{QUOTA}pods=1, used: pods=2, limited: pods=2", Meaning.OVER_QUOTA),
+    "webhook with side effects": (400, 'admission webhook "w.example.com" does not support dry run', None),
+    "no right to ask": (403, 'pods is forbidden: User "system:serviceaccount:a:b" cannot create resource "pods" in API group "" in the namespace "prod"', None),
+    "no answer": (0, "TimeoutError", Meaning.TRANSIENT),
+    "busy": (429, "the server has received too many requests", Meaning.TRANSIENT),
+    "another write": (409, 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified', Meaning.CONFLICT),
+    "namespace ends": (403, f"{POD}unable to create new content in namespace prod because it is being terminated", Meaning.NAMESPACE_TERMINATING),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TRIALS)
+def test_a_dry_run_of_a_new_pod_says_whether_the_old_pods_stay(kind: str):
+    status, message, why = TRIALS[kind]
+    assert why_old_pods_stay(meaning_of(status, message), message, is_room_made=False) is why
+
+
+def test_room_that_old_pods_make_lets_them_go():
+    assert why_old_pods_stay(Meaning.OVER_QUOTA, "exceeded quota", is_room_made=True) is None
+
+
+def test_a_trial_pod_is_as_a_replica_set_would_make_it():
+    template = {"metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}}, "spec": {"containers": []}}
+    deployment = {"metadata": {"namespace": "prod", "name": "bert"}, "spec": {"template": template}}
+    owner = {"metadata": {"name": "bert-1", "uid": "u", "namespace": "prod"}}
+    assert trial_pod(deployment, [owner]) == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "namespace": "prod",
+            "generateName": "bert-",
+            "labels": {"a": "b"},
+            "annotations": {"c": "d"},
+            "ownerReferences": [
+                {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "bert-1", "uid": "u", "controller": True}
+            ],
+        },
+        "spec": {"containers": []},
+    }

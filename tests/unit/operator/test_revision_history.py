@@ -35,20 +35,23 @@ def test_a_history_is_at_rest_once_it_has_the_current_revision(
 
 @given(HISTORIES)
 def test_a_history_is_read_as_it_was_written(history: tuple[Entry, ...]) -> None:
-    written = json.loads(json.dumps({"revisions": [each.as_json() for each in history]}))
+    written = json.loads(json.dumps({"revisions": [each.as_text() for each in history]}))
 
     assert read_history(written) == history
 
 
 def test_malformed_entries_are_left_out() -> None:
-    good = {"revision": "aa", "generation": 1, "outcome": "Serving"}
+    good = "aa of generation 1: Serving"
     bad: list[object] = [
         None,
         7,
         {},
-        {**good, "generation": -1},
-        {**good, "outcome": {}},
-        {**good, "revision": "x" * 64},
+        "",
+        "aa of generation -1: Serving",
+        f"aa of generation {10**18}: Serving",
+        "aa of generation 1: Lost",
+        "aa of generation 1: Failed (because)(of)",
+        f"{'x' * 64} of generation 1: Serving",
     ]
 
     assert read_history({"revisions": [*bad, good, good]}) == (Entry("aa", 1, Outcome.SERVING),)

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from halimede_operator.core.labels import INPUTS
+from halimede_operator.core.revisions.history import Outcome, read_history
 from halimede_operator.core.revisions.inputs import inputs_of
 from halimede_operator.core.revisions.rollback import rolled_back_in
 from support.examples import examples
@@ -84,9 +85,9 @@ def test_any_sequence_comes_to_rest(steps: list[Step]) -> None:
         else:
             assert (record.inputs, record.former) == (wanted, world.revision)
             assert world.condition("Stalled") == "True RolledBack"
-        names = {each["revision"] for each in world.status["revisions"]}
-        assert world.revision in names
-        serving_ones = [each["revision"] for each in world.status["revisions"] if each["outcome"] == "Serving"]
+        listed = read_history(world.status)
+        assert world.revision in {each.revision for each in listed}
+        serving_ones = [each.revision for each in listed if each.outcome is Outcome.SERVING]
         assert serving_ones in ([], [world.revision])
 
 

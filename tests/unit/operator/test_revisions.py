@@ -74,7 +74,7 @@ def test_the_next_change_of_inputs_brings_the_new_settings() -> None:
     world.edit(env=[{"name": "A", "value": "b"}])
     world.reconcile()
 
-    assert (world.image, world.status["upgradeAvailable"]) == ("server:2", False)
+    assert (world.image, "upgradeAvailable" in world.status) == ("server:2", False)
     assert world.annotation(GENERATION) == "2"
 
 
@@ -122,7 +122,7 @@ def test_without_a_ready_pod_the_new_settings_apply_at_once() -> None:
     world.platform = NEWER
     world.reconcile()
 
-    assert (world.image, world.status["upgradeAvailable"]) == ("server:2", False)
+    assert (world.image, "upgradeAvailable" in world.status) == ("server:2", False)
 
 
 def test_with_manual_only_the_policy_brings_new_settings() -> None:
@@ -142,7 +142,7 @@ def test_with_manual_only_the_policy_brings_new_settings() -> None:
 
     world.edit(rollout={"upgradePolicy": "Auto"})
     world.reconcile()
-    assert (world.image, world.status["upgradeAvailable"]) == ("server:2", False)
+    assert (world.image, "upgradeAvailable" in world.status) == ("server:2", False)
 
 
 def test_with_auto_new_settings_apply_at_once() -> None:
@@ -159,7 +159,7 @@ def test_settings_that_pods_do_not_use_change_nothing() -> None:
     world.platform = replace(PLATFORM, gpu_server_image="gpu:2")
 
     assert world.reconcile() == []
-    assert (world.children, world.status["upgradeAvailable"]) == (children, False)
+    assert (world.children, "upgradeAvailable" in world.status) == (children, False)
 
 
 def test_a_setting_outside_pods_applies_at_once() -> None:

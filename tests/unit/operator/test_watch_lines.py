@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.cluster.cache import Cache, entry_of
-from halimede_operator.cluster.kinds import DEPLOYMENTS, MODELS, PODS, REPLICA_SETS, Resource
+from halimede_operator.cluster.cache import Cache
+from halimede_operator.cluster.kinds import MODELS
 from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.watch_health import Collection, WatchHealth
 from halimede_operator.core.api.spec import Key
@@ -95,16 +95,17 @@ def test_what_the_cache_cannot_keep_is_for_kopf(line: bytes) -> None:
     with_feed(story)
 
 
-@pytest.mark.parametrize(
-    ("resource", "rest"),
-    [
-        (MODELS, {"spec": {"env": [{"name": "LONG", "value": LONG}]}}),
-        (DEPLOYMENTS, {"metadata": {"managedFields": [OUR_REPLICAS]}, "spec": {"replicas": 1}}),
-        (REPLICA_SETS, {"spec": {"template": {"spec": POD}}}),
-        (PODS, {"spec": POD, "status": {"phase": "Running"}}),
-    ],
-)
-def test_the_entry_of_what_an_entry_keeps_is_the_same(resource: Resource, rest: dict[str, Any]) -> None:
-    """Large items of a list are reduced before kopf hands them over."""
-    entry = entry_of(resource, json.loads(event(**rest))["object"])
-    assert entry_of(resource, entry.object) == entry
+def test_a_page_of_a_list_goes_to_the_cache() -> None:
+    def story(feed: CacheFeed, cache: Cache, _woken: list[Key]) -> None:
+        cache.put(MODELS, json.loads(event(metadata={"uid": "old", "name": "old"}))["object"])
+        items = [json.loads(event())["object"], {"metadata": {"uid": "unreadable"}}, None]
+        page = {"metadata": {"resourceVersion": "9"}, "items": items}
+        found = feed.page(IN_MODELS, json.dumps(page).encode(), is_first=True)
+        assert found == {"metadata": {"resourceVersion": "9"}, "items": ["u", "unreadable", ""]}
+
+    def look(cache: Cache, woken: list[Key]) -> None:
+        assert cache.find("InferenceModel", "prod", "m") is not None
+        assert cache.find("InferenceModel", "prod", "old") is None, "it is not in the list"
+        assert sorted(key.name for key in woken) == ["m", "old"]
+
+    with_feed(story, look)

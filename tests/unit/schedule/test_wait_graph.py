@@ -1,6 +1,6 @@
 """Deadlocks of calls. Calls are numbers, waiters are words."""
 
-from halimede.core.schedule.wait_graph import Held, Place, Queued, WaitGraph
+from halimede.core.schedule.wait_graph import ANSWERED, Place, WaitGraph
 
 FREE = ()
 
@@ -14,43 +14,43 @@ def graph(places: dict[int, Place], **calls: list[int]) -> WaitGraph:
 
 
 def test_a_call_for_a_free_instance_is_served():
-    assert not graph({1: Queued([FREE])}, a=[1]).is_stuck(1)
+    assert not graph({1: Place([FREE])}, a=[1]).is_stuck(1)
 
 
 def test_model_that_calls_itself_on_its_only_instance_is_stuck():
-    assert graph({1: Queued([["a"]])}, a=[1]).is_stuck(1)
+    assert graph({1: Place([["a"]])}, a=[1]).is_stuck(1)
 
 
 def test_a_second_instance_that_works_will_serve_it():
-    assert not graph({1: Queued([["a"], ["b"]])}, a=[1]).is_stuck(1)
+    assert not graph({1: Place([["a"], ["b"]])}, a=[1]).is_stuck(1)
 
 
 def test_the_second_of_two_calls_that_wait_for_each_other_is_stuck():
-    places: dict[int, Place] = {1: Queued([["a"], ["b"]])}
+    places: dict[int, Place] = {1: Place([["a"], ["b"]])}
     calls = graph(places, a=[1])
     assert not calls.is_stuck(1)
 
-    places[2] = Queued([["a"], ["b"]])
+    places[2] = Place([["a"], ["b"]])
     calls.add(2, "b")
     assert calls.is_stuck(2)
 
 
 def test_a_circle_through_other_models_is_seen():
     # a's model calls b's, which runs and calls c's, which runs and calls a's.
-    places: dict[int, Place] = {1: Held(["b"]), 2: Held(["c"]), 3: Queued([["a"]])}
+    places: dict[int, Place] = {1: Place([["b"]]), 2: Place([["c"]]), 3: Place([["a"]])}
 
     assert graph(places, a=[1], b=[2], c=[3]).is_stuck(3)
 
 
 def test_a_circle_through_an_ensemble_is_seen():
-    places: dict[int, Place] = {1: Held(["pipeline"]), 2: Queued([["a"]])}
+    places: dict[int, Place] = {1: Place([["pipeline"]]), 2: Place([["a"]])}
 
     assert graph(places, a=[1], pipeline=[2]).is_stuck(2)
 
 
 def test_a_batch_of_several_calls_ends_with_all_of_them():
     # b waits for a call that will be served and for one that waits for b itself.
-    places: dict[int, Place] = {1: Queued([FREE]), 2: Queued([["b"]])}
+    places: dict[int, Place] = {1: Place([FREE]), 2: Place([["b"]])}
 
     calls = graph(places, b=[1, 2])
 
@@ -59,32 +59,32 @@ def test_a_batch_of_several_calls_ends_with_all_of_them():
 
 
 def test_a_request_behind_batches_that_still_make_progress_is_not_stuck():
-    places: dict[int, Place] = {1: Queued([["b"]]), 2: Held(["c"])}
+    places: dict[int, Place] = {1: Place([["b"]]), 2: Place([["c"]])}
 
     assert not graph(places, a=[1], b=[2]).is_stuck(1)
 
 
 def test_waiting_process_also_blocks_its_free_slots():
-    places: dict[int, Place] = {1: Queued([["process"], ["process", "b"]])}
+    places: dict[int, Place] = {1: Place([["process"], ["process", "b"]])}
 
     assert graph(places, process=[1]).is_stuck(1)
     assert not graph(places, b=[1]).is_stuck(1), "another slot of the process serves it"
 
 
 def test_call_is_answered_when_all_that_blocks_it_has_ended():
-    places: dict[int, Place] = {1: Held(["process", "b"]), 2: Queued([FREE]), 3: Queued([["a"]])}
+    places: dict[int, Place] = {1: Place([["process", "b"]]), 2: Place([FREE]), 3: Place([["a"]])}
 
     assert graph(places, a=[1], process=[2], b=[3]).is_stuck(3)
-    places[3] = Queued([FREE])
+    places[3] = Place([FREE])
     assert not graph(places, a=[1], process=[2], b=[3]).is_stuck(1)
 
 
 def test_ended_call_blocks_nothing():
-    assert not graph({1: None}, a=[1]).is_stuck(1)
+    assert not graph({1: ANSWERED}, a=[1]).is_stuck(1)
 
 
 def test_calls_that_are_answered_are_forgotten():
-    calls = graph({1: Queued([["a"]])}, a=[1])
+    calls = graph({1: Place([["a"]])}, a=[1])
     assert len(calls) == 1
 
     calls.remove(1)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halimede.core.wire.grpc_call import DEFLATE, GZIP
-from halimede.core.wire.grpc_deflate import deflate_steps
+from halimede.core.wire.grpc_coding import encode_steps
 from halimede.core.wire.steps import run
 
 RESTORE = {GZIP: gzip.decompress, DEFLATE: zlib.decompress}
@@ -19,7 +19,7 @@ RESTORE = {GZIP: gzip.decompress, DEFLATE: zlib.decompress}
 @given(parts=st.lists(st.binary(max_size=2000), max_size=4), repeat=st.integers(1, 50))
 def test_a_message_in_parts_is_restored(encoding: bytes, parts: list[bytes], repeat: int) -> None:
     parts = [part * repeat for part in parts]
-    coded, is_compressed = run(deflate_steps(parts, encoding))
+    coded, is_compressed = run(encode_steps(parts, encoding))
     whole = b"".join(parts)
     if is_compressed:
         assert RESTORE[encoding](b"".join(coded)) == whole
@@ -31,9 +31,9 @@ def test_a_message_in_parts_is_restored(encoding: bytes, parts: list[bytes], rep
 @pytest.mark.parametrize("encoding", RESTORE)
 def test_a_message_that_does_not_become_smaller_is_sent_as_it_is(encoding: bytes) -> None:
     noise = random.Random(1).randbytes(1000)
-    assert run(deflate_steps((noise[:10], noise[10:]), encoding)) == ([noise[:10], noise[10:]], False)
-    assert run(deflate_steps((bytes(1000),), encoding))[1]
+    assert run(encode_steps((noise[:10], noise[10:]), encoding)) == ((noise[:10], noise[10:]), False)
+    assert run(encode_steps((bytes(1000),), encoding))[1]
 
 
 def test_a_large_message_takes_a_step_for_each_slice() -> None:
-    assert len(list(deflate_steps((bytes(1 << 20), b"x"), GZIP))) == 5
+    assert len(list(encode_steps((bytes(1 << 20), b"x"), GZIP))) == 5

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
-from halimede.core.wire.grpc_inflate import inflate_steps
+from halimede.core.wire.grpc_coding import decode_steps
 from halimede.core.wire.grpc_messages import MessageTooLarge
 from halimede.core.wire.steps import Steps, run
 
@@ -18,7 +18,7 @@ PIECE = 256 << 10
 
 
 def steps(raw: bytes, encoding: bytes, most: int) -> Steps[Buffer]:
-    return inflate_steps(raw, encoding, most, lambda size: MessageTooLarge(size, most))
+    return decode_steps(raw, encoding, most, lambda size: MessageTooLarge(size, most))
 
 
 @pytest.mark.parametrize("encoding", PACK)

@@ -72,6 +72,11 @@ def test_the_last_of_two_members_counts_and_the_first_must_be_json() -> None:
         large(body.replace(b'["a"]', b"[a]"))
 
 
+def test_a_document_that_is_no_json_is_refused_as_such_whatever_is_missing() -> None:
+    with pytest.raises(InferenceError, match="failed to parse"):
+        large(b'{"outputs":[{"unknown":[1 2]}]}')
+
+
 MALFORMED = [
     *("[1,]", "[,1]", "[1,,2]", "[1 2]", "[1][2]", "[[1],]", "[[,1]]", "[1,[,2]]", "[[1],[2,]]", "[1,2", "[1,2]]"),
     *("[1,]]", "[01]", "[1.]", "[.5]", "[+1]", "[0x1]", "[1_0]", "[nan]", "[- 1]", "[1,\x0b2]", "[1;2]", "[\\1]"),

@@ -1,4 +1,6 @@
-"""Status conditions, as Kubernetes' API conventions define them (metav1.Condition)."""
+"""Status conditions, as Kubernetes' API conventions define them (metav1.Condition).
+
+They have no `observedGeneration`: all of a status are of its generation, and tools take that one then."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +17,6 @@ class Condition:
     """TRUE, FALSE or UNKNOWN."""
     reason: str
     message: str
-    observed_generation: int = 0
     last_transition_time: str = ""
     """RFC 3339; `merged` sets it."""
 
@@ -52,6 +53,5 @@ def _as_json(condition: Condition, time: str) -> dict[str, Any]:
         "status": condition.status,
         "reason": condition.reason,
         "message": condition.message,
-        "observedGeneration": condition.observed_generation,
         "lastTransitionTime": time,
     }

@@ -6,7 +6,17 @@ from dataclasses import replace
 
 from halimede_operator.core.pods.failure import Failure, Reason, Stage
 from halimede_operator.core.pods.fields import container_statuses
-from halimede_operator.core.reading import at, at_rest, clean, condition, moment_at, objects_at, seconds_before, text_at
+from halimede_operator.core.reading import (
+    at,
+    at_rest,
+    clean,
+    condition,
+    moment_at,
+    objects_at,
+    seconds_before,
+    seconds_between,
+    text_at,
+)
 from halimede_operator.core.snapshot import Object
 
 _MISSING = (
@@ -59,6 +69,20 @@ ResourceClaims. No status has these. Other warnings about pods are in their stat
 containers, probes and evictions."""
 MOUNT_RETRIES_S = 150.0
 """A kubelet retries each volume after at most 2 min 2 s. A failure that it has not repeated by then is over."""
+_UNKNOWN_YET = re.compile(r"\bfailed to sync (?:configmap|secret) cache: timed out")
+SHORT_WAIT_S = 10.0
+
+
+def _is_short_wait(event: Object, message: str) -> bool:
+    """Whether a kubelet does not know a ConfigMap or Secret yet, which exists.
+
+    It waits for a second and tries again. On a busy node starts of healthy pods have this for a few seconds.
+    """
+    first, last = moment_at(event, "firstTimestamp"), moment_at(event, "lastTimestamp")
+    has_lasted = first is not None and last is not None and seconds_between(first, last) >= SHORT_WAIT_S
+    return _UNKNOWN_YET.search(message) is not None and not has_lasted
+
+
 _OF_VOLUME = re.compile(r'\bfor volume "([^"]{1,253})"')
 
 
@@ -70,7 +94,7 @@ def start_failures(pod: Object, name: str, events: Sequence[Object]) -> Iterator
     last: dict[tuple[Reason, str], tuple[str, str]] = {}
     for event in events:
         kind, message = START_WARNINGS.get(text_at(event, "reason")), at_rest(text_at(event, "message"))
-        if kind is None or not message:
+        if kind is None or not message or _is_short_wait(event, message):
             continue
         is_of_volume = kind is Reason.VOLUME_MOUNT_FAILED
         what = (match[1] if (match := _OF_VOLUME.search(message)) else message) if is_of_volume else ""

@@ -41,8 +41,10 @@ _LACKS_DEVICE = re.compile(r"Insufficient nvidia\.com/|cannot allocate all claim
 _NO_SUCH_NODE = re.compile(r"node\(s\) didn't match Pod's node affinity/selector")
 
 
-_NOISE = re.compile(r" +(?:(?:no new claims to deallocate|still not schedulable), *)?preemption: .*$")
-"""What the scheduler appends: whether other pods could be evicted. It is never the cause."""
+_NOISE = re.compile(
+    r" +(?:(?:(?:no new claims to deallocate|still not schedulable), *)?preemption: .*|(?<=\. )not found)$"
+)
+"""What the scheduler appends: whether other pods could be evicted, or that no plugin helps. It is never the cause."""
 
 
 def scheduling_failures(pod: Object, name: str) -> Iterator[Failure]:

@@ -12,17 +12,16 @@ A revision that is applied again becomes the newest one, and starts again with R
 revision keeps its place: the one that failed is newer.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
-from halimede_operator.core.reading import decimal, name_at, objects_at, text_at
+from halimede_operator.core.reading import clean, texts_at
 from halimede_operator.core.revisions.rollback import RolledBack
 
 MAX_REVISIONS = 5
 NEVER_READY = "NeverReady"
-_MAX_NAME = 63
 
 
 class Outcome(StrEnum):
@@ -46,18 +45,22 @@ class Entry:
     def was_ready(self) -> bool:
         return self.outcome is Outcome.SERVING or (self.outcome is Outcome.SUPERSEDED and self.reason != NEVER_READY)
 
-    def as_json(self) -> dict[str, Any]:
-        whole = {"revision": self.revision, "generation": self.generation, "outcome": str(self.outcome)}
-        return {**whole, "reason": self.reason} if self.reason else whole
+    def as_text(self) -> str:
+        """`902f369e of generation 2: RolledBack (CrashLoop)`."""
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.revision} of generation {self.generation}: {self.outcome}{reason}"
+
+
+_TEXT = re.compile(r"(\S{1,63}) of generation (\d{1,18}): (\w+)(?: \(([^()]{1,253})\))?")
 
 
 def read_history(status: object) -> tuple[Entry, ...]:
     """The revisions in a status. Malformed and repeated ones are left out, because any user may have written them."""
     found: dict[str, Entry] = {}
-    for each in objects_at(status, "revisions"):
-        name, generation, outcome = name_at(each, "revision"), decimal(each.get("generation")), text_at(each, "outcome")
-        if name and len(name) <= _MAX_NAME and generation is not None and outcome in set(Outcome):
-            found.setdefault(name, Entry(name, generation, Outcome(outcome), name_at(each, "reason")))
+    for text in texts_at(status, "revisions"):
+        entry = _TEXT.fullmatch(clean(text))
+        if entry is not None and entry[3] in set(Outcome):
+            found.setdefault(entry[1], Entry(entry[1], int(entry[2]), Outcome(entry[3]), entry[4] or ""))
     return tuple(found.values())[:MAX_REVISIONS]
 
 

@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from halimede_operator.core.api.conditions import TRUE, Condition, merged
-from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, Spec
+from halimede_operator.core.api.spec import EnsembleSpec, Kind, Problem, Spec
 from halimede_operator.core.events import EventDraft, EventLimit, events_of
 from halimede_operator.core.labels import GENERATION, PLACEMENT, selector_of
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.inventory import shown_profile
 from halimede_operator.core.pods.failure import Failure, NormalReason, Reason, Stage
 from halimede_operator.core.pods.fields import SERVER
+from halimede_operator.core.pods.place import MAX_PLACES
 from halimede_operator.core.pods.view import DIGEST, FetchedModel
 from halimede_operator.core.reading import (
     at,
@@ -41,12 +42,7 @@ from halimede_operator.core.rollout import Strategy
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status.memory import memory_json
 from halimede_operator.core.status.observed import Observed, observe
-from halimede_operator.core.status.places import (
-    MAX_PLACEMENTS,
-    allocated_devices,
-    old_placements,
-    reported_devices,
-)
+from halimede_operator.core.status.places import old_places, place_of
 from halimede_operator.core.status.rules import (
     ApplyFailure,
     Obstacles,
@@ -58,7 +54,7 @@ from halimede_operator.core.status.rules import (
     versions_of,
 )
 from halimede_operator.core.status.scaling import scaling_json, scaling_state
-from halimede_operator.core.status.startup import startup_json
+from halimede_operator.core.status.startup import startup_text
 from halimede_operator.core.status.steps import Member, MemberState, members_of
 
 __all__ = ["ApplyFailure", "EventDraft", "EventLimit", "TakenName", "events_of", "status_of"]
@@ -97,13 +93,13 @@ def status_of(
     members = _members(observed)
     conditions = conditions_of(observed, Obstacles(problems, failures, conflicts), members)
     if waiting:
-        conditions.append(upgrade_state(observed, waiting).of("UpgradeAvailable", observed.generation))
+        conditions.append(upgrade_state(observed, waiting).of("UpgradeAvailable"))
     if (state := scaling_state(observed)) is not None:
-        conditions.append(state.of("AutoscalingActive", observed.generation))
+        conditions.append(state.of("AutoscalingActive"))
     if snapshot.has_more_pods:
-        conditions.append(unread_state(len(snapshot.pods)).of("PodsUnread", observed.generation))
+        conditions.append(unread_state(len(snapshot.pods)).of("PodsUnread"))
     if (state := strategy_state(strategy, observed)) is not None:
-        conditions.append(state.of("RolloutStrategy", observed.generation))
+        conditions.append(state.of("RolloutStrategy"))
     return _without_none({
         "observedGeneration": observed.generation,
         "conditions": merged(objects_at(observed.old, "conditions"), conditions, now),
@@ -116,13 +112,13 @@ def status_of(
         "current": _current(observed),
         "effective": _effective(observed),
         "model": _model(observed) if members is None else None,
-        "members": _members_json(members),
+        "members": _members_texts(members),
         "readySteps": _ready_steps(observed, members),
         **_placements(observed),
         "revisions": _revisions(observed, revision, {condition.type: condition for condition in conditions}["Ready"]),
-        "upgradeAvailable": None if waiting is None else bool(waiting),
+        "upgradeAvailable": True if waiting else None,
         "autoscaling": scaling_json(observed, now),
-        "startup": startup_json(observed),
+        "startup": startup_text(observed),
         "memory": memory_json(observed.memory),
         "lastFailure": _last_failure(observed, now),
     })  # fmt: skip
@@ -153,7 +149,7 @@ def _phase(observed: Observed, conditions: Mapping[str, Condition]) -> str:
     ready = conditions["Ready"]
     if ready.reason in {NormalReason.SUSPENDED, NormalReason.SCALED_TO_ZERO}:
         return "Suspended"
-    if conditions["Degraded"].status == TRUE and observed.serving:
+    if "Degraded" in conditions and observed.serving:
         return "Degraded"
     if ready.status == TRUE:
         return "Serving"
@@ -167,19 +163,17 @@ def _phase(observed: Observed, conditions: Mapping[str, Condition]) -> str:
 
 
 def _addresses(observed: Observed) -> Mapping[str, Any]:
-    """URL and addresses. They do not depend on pods. If the spec is not valid, the old ones stay."""
+    """URL and addresses by protocol. They do not depend on pods. If the spec is not valid, the old ones stay."""
     if observed.spec is None:
-        listed = [
-            {"type": name_at(address, "type"), "value": clean(text_at(address, "value"), 512)}
-            for address in objects_at(observed.old, "addresses")[:8]
-        ]
-        return {"url": clean(text_at(observed.old, "url"), 512) or None, "addresses": listed or None}
+        old = {name: clean(text_at(observed.old, "addresses", name), 512) for name in ("http", "grpc")}
+        found = {name: address for name, address in old.items() if address}
+        return {"url": clean(text_at(observed.old, "url"), 512) or None, "addresses": found or None}
     serving = observed.spec.workload.serving
     host = f"{child_name(observed.snapshot.key.name)}.{observed.snapshot.key.namespace}.svc"
     http = f"http://{host}:{serving.http_port}"
-    listed = [{"type": "http", "value": http}] if serving.http else []
-    listed += [{"type": "grpc", "value": f"{host}:{serving.grpc_port}"}] if serving.grpc else []
-    return {"url": f"{http}/v2/models/{observed.served}" if serving.http else None, "addresses": listed or None}
+    addresses = {"http": http} if serving.http else {}
+    addresses |= {"grpc": f"{host}:{serving.grpc_port}"} if serving.grpc else {}
+    return {"url": f"{http}/v2/models/{observed.served}" if serving.http else None, "addresses": addresses or None}
 
 
 def _current(observed: Observed) -> Object | None:
@@ -197,16 +191,15 @@ def _effective(observed: Observed) -> Object | None:
     template = at(observed.deployment, "spec", "template", "spec")
     images = (clean(text_at(c, "image"), 512) for c in objects_at(template, "containers") if c.get("name") == SERVER)
     placement = json_object(text_at(observed.deployment, "metadata", "annotations", PLACEMENT))
+    wanted, served = next(images, None), observed.shown.image if observed.shown is not None else None
+    resource, profile = name_at(placement, "resource"), shown_profile(name_at(placement, "profile"))
     found = {
-        "format": observed.spec.model.format if isinstance(observed.spec, ModelSpec) else None,
-        "resourceName": name_at(placement, "resource") or None,
+        "resourceName": resource or None,
         "deviceClassName": name_at(placement, "claim", "class") or None,
-        "profile": shown_profile(name_at(placement, "profile")) or None,
+        "profile": profile if profile and not resource.endswith(f"-{profile}") else None,
         "nodes": _nodes(observed),
-        "serverImage": next(images, None),
+        "serverImage": wanted if wanted != served else None,
     }
-    if observed.spec is None:
-        found["format"] = name_at(observed.old, "effective", "format") or None
     return _without_none(found) or None
 
 
@@ -246,10 +239,17 @@ def _fetched_json(model: FetchedModel) -> Object:
     return _without_none({"digest": model.digest, "sizeBytes": model.size_bytes, "fetchedAt": model.fetched_at})
 
 
-def _members_json(members: Sequence[Member] | None) -> list[Object] | None:
-    if not members:
-        return None
-    return [{"name": member.name, **(_fetched_json(member.fetched) if member.fetched else {})} for member in members]
+def _members_texts(members: Sequence[Member] | None) -> list[str] | None:
+    """Each member with its files, `bert: sha256:90ab…, 438 bytes, fetched at 2026-11-22T09:00:04Z`."""
+    return [f"{each.name}: {_fetched_text(each.fetched)}".removesuffix(": ") for each in members or ()] or None
+
+
+def _fetched_text(model: FetchedModel | None) -> str:
+    if model is None:
+        return ""
+    size = "" if model.size_bytes is None else f"{model.size_bytes} bytes"
+    time = f"fetched at {model.fetched_at}" if model.fetched_at else ""
+    return ", ".join(filter(None, (model.digest, size, time)))
 
 
 def _ready_steps(observed: Observed, members: Sequence[Member] | None) -> str | None:
@@ -261,22 +261,12 @@ def _ready_steps(observed: Observed, members: Sequence[Member] | None) -> str | 
 
 def _placements(observed: Observed) -> Mapping[str, Any]:
     placed = sorted({pod.name: pod for pod in observed.active if pod.node and pod.name}.items())
-    old = old_placements(observed)
-    listed = [
-        _without_none(
-            {
-                "pod": name,
-                "node": pod.node,
-                "devices": reported_devices(pod, old.get(name)) or None,
-                "allocated": allocated_devices(observed.snapshot, name, old.get(name)) or None,
-            }
-        )
-        for name, pod in placed[:MAX_PLACEMENTS]
-    ]
-    return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACEMENTS else None}
+    old = old_places(observed)
+    listed = [place_of(pod, observed.snapshot, old.get(name)).as_text() for name, pod in placed[:MAX_PLACES]]
+    return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACES else None}
 
 
-def _revisions(observed: Observed, wanted: str | None, ready: Condition) -> list[Object] | None:
+def _revisions(observed: Observed, wanted: str | None, ready: Condition) -> list[str] | None:
     history = read_history(observed.old)
     name = revision_label(observed.deployment)
     if name and name == wanted:
@@ -288,7 +278,7 @@ def _revisions(observed: Observed, wanted: str | None, ready: Condition) -> list
             outcome, reason = Outcome.FAILED, ready.reason
         current = Entry(name, generation, outcome, reason)
         history = with_current(history, current, rolled_back_in(observed.deployment))
-    return [entry.as_json() for entry in history] or None
+    return [entry.as_text() for entry in history] or None
 
 
 def _last_failure(observed: Observed, now: str) -> Object | None:

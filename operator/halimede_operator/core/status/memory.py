@@ -125,6 +125,6 @@ def memory_advice(memory: Memory, accelerator: Accelerator) -> str:
     if wanted is None:
         return ""
     return (
-        f"; at most {memory.device_peak}Mi of {memory.device_total}Mi of a device were in use: "
+        f"at most {memory.device_peak}Mi of {memory.device_total}Mi of a device were in use: "
         f"spec.accelerator.mig.minMemory {wanted}Mi suits the model better"
     )

@@ -16,10 +16,13 @@ is False with 0 replicas: clients that wait for Ready send requests next, and no
 
 After a rollback the table is about the revision that was restored. Degraded and Stalled are True with the reason
 RolledBack, because the newest spec is not served.
+
+Ready is always present. While the object serves, or is at rest without replicas, the others are present only if they
+say something that Ready does not (`is_usual`). Degraded is present only while it is True.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from halimede_operator.core.api.conditions import FALSE, TRUE, UNKNOWN, Condition
@@ -28,7 +31,7 @@ from halimede_operator.core.api_errors import Meaning
 from halimede_operator.core.autoscaling.idle import WAKE
 from halimede_operator.core.pods.failure import NormalReason, Stage
 from halimede_operator.core.pods.view import PodView
-from halimede_operator.core.reading import at, clean, condition, name_at, text_at
+from halimede_operator.core.reading import at, clean, condition, integer_at, name_at, text_at
 from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.rollout import Strategy
 from halimede_operator.core.snapshot import Object
@@ -62,9 +65,11 @@ class ConditionState:
     status: str
     reason: str
     message: str
+    is_usual: bool = False
+    """It says what Ready implies: all is as it should be, or there are no replicas."""
 
-    def of(self, type_: str, generation: int) -> Condition:
-        return Condition(type_, self.status, str(self.reason), clean(self.message), generation)
+    def of(self, type_: str) -> Condition:
+        return Condition(type_, self.status, str(self.reason), clean(self.message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,7 @@ class Obstacles:
 
 
 def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Member] | None) -> list[Condition]:
-    """All conditions in the order in which they are shown. members: None for an InferenceModel."""
+    """The conditions to report, in the order in which they are shown. members: None for an InferenceModel."""
     accepted = accepted_state(obstacles)
     steps = None if members is None else steps_state(observed, members)
     stuck = next((v for v in (accepted, _member_problem(members)) if v is not None and v.status == FALSE), None)
@@ -97,7 +102,18 @@ def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Me
     }
     if observed.rolled_back is not None and stuck is None and not observed.is_deleting:
         states = _after_rollback(observed.rolled_back, states)
-    return [state.of(type_, observed.generation) for type_, state in states.items() if state is not None]
+    return [state.of(type_) for type_, state in _telling(states).items()]
+
+
+def _telling(states: Mapping[str, ConditionState | None]) -> dict[str, ConditionState]:
+    """The conditions that say something: while Ready is True, or no replicas are wanted, not the usual ones."""
+    present = {type_: state for type_, state in states.items() if state is not None}
+    ready = present["Ready"]
+    if ready.status != TRUE and not ready.is_usual:
+        return present
+    # Without replicas nothing else says that the spec is valid.
+    stay = {"Ready"} if ready.status == TRUE else {"Ready", "Accepted"}
+    return {type_: state for type_, state in present.items() if type_ in stay or not state.is_usual}
 
 
 def _after_rollback(
@@ -137,7 +153,9 @@ def strategy_state(strategy: Strategy | None, observed: Observed) -> ConditionSt
     if strategy is None or not strategy.reason:
         return None
     old = condition({"status": observed.old}, "RolloutStrategy")
-    is_told = old.get("reason") == strategy.policy and old.get("observedGeneration") == observed.generation
+    is_told = (
+        old.get("reason") == strategy.policy and integer_at(observed.old, "observedGeneration") == observed.generation
+    )
     return ConditionState(TRUE, strategy.policy, text_at(old, "message") if is_told else strategy.reason)
 
 
@@ -153,7 +171,7 @@ def accepted_state(obstacles: Obstacles) -> ConditionState:
     if refused := [failure for failure in obstacles.failures if failure.meaning.is_refusal]:
         text = "; ".join(f"{failure.object_ref}: {failure.message}" for failure in refused)
         return ConditionState(FALSE, refused[0].meaning.value, text)
-    return ConditionState(TRUE, "Valid", "the spec is valid")
+    return ConditionState(TRUE, "Valid", "the spec is valid", is_usual=True)
 
 
 def _ref_of(object_: Object) -> str:
@@ -184,16 +202,20 @@ def steps_state(observed: Observed, members: Sequence[Member]) -> ConditionState
     if behind := [member for member in members if member.state != MemberState.READY]:
         text = "; ".join(f"step {', '.join(member.steps)}: {member.message}" for member in behind)
         return ConditionState(FALSE, NormalReason.LOADING, text)
-    return ConditionState(TRUE, "Loaded", "the models of all steps are loaded")
+    return ConditionState(TRUE, "Loaded", "the models of all steps are loaded", is_usual=True)
 
 
 def placed_state(observed: Observed) -> ConditionState:
     places = places_text(observed)
     done = f"every replica has a node: {places}" if places else "every replica has a node"
+    state = _stage_state(observed, Stage.PLACED, NormalReason.SCHEDULING, "Scheduled", done)
     memory = observed.memory
-    if memory is not None and memory.template_hash == observed.template_hash and observed.spec is not None:
-        done += memory_advice(memory, observed.spec.workload.accelerator)
-    return _stage_state(observed, Stage.PLACED, NormalReason.SCHEDULING, "Scheduled", done)
+    if memory is None or memory.template_hash != observed.template_hash or observed.spec is None:
+        return state
+    advice = memory_advice(memory, observed.spec.workload.accelerator)
+    if state.status != TRUE or not advice:
+        return state
+    return ConditionState(TRUE, "OtherMemoryFits", f"{done}; {advice}")
 
 
 def fetched_state(observed: Observed) -> ConditionState:
@@ -244,18 +266,20 @@ def _stage_state(observed: Observed, stage: Stage, coming: NormalReason, reached
         )
     if not observed.newest:
         return ConditionState(UNKNOWN, NormalReason.PENDING, "there are no pods yet")
-    return ConditionState(TRUE, reached, done)
+    return ConditionState(TRUE, reached, done, is_usual=True)
 
 
 def _idle(observed: Observed) -> ConditionState:
     """The state of a condition if no replicas are wanted."""
     if observed.spec is not None and observed.spec.workload.suspend:
-        return ConditionState(UNKNOWN, NormalReason.SUSPENDED, "spec.suspend is true: there are no replicas")
+        return ConditionState(
+            UNKNOWN, NormalReason.SUSPENDED, "spec.suspend is true: there are no replicas", is_usual=True
+        )
     if observed.spec is not None and observed.spec.workload.autoscaling is not None:
         name = name_at(observed.deployment, "metadata", "name")
         text = f"the Deployment has 0 replicas; {how_to_wake(observed.spec.workload.autoscaling, name)}"
-        return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, text)
-    return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, "spec.replicas is 0")
+        return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, text, is_usual=True)
+    return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, "spec.replicas is 0", is_usual=True)
 
 
 def how_to_wake(scaling: Autoscaling, deployment: str) -> str:
@@ -266,8 +290,8 @@ def how_to_wake(scaling: Autoscaling, deployment: str) -> str:
 
 def available_state(observed: Observed, ready: ConditionState) -> ConditionState:
     if count := len(observed.serving):
-        return ConditionState(TRUE, "Serving", f"{_replicas(count)} serving")
-    return ConditionState(FALSE, ready.reason, ready.message)
+        return ConditionState(TRUE, "Serving", f"{_replicas(count)} serving", is_usual=ready.status == TRUE)
+    return replace(ready, status=FALSE)
 
 
 def progressing_state(observed: Observed, stuck: ConditionState | None) -> ConditionState:
@@ -285,19 +309,20 @@ def progressing_state(observed: Observed, stuck: ConditionState | None) -> Condi
     if observed.desired == 0:
         if observed.active:
             return ConditionState(TRUE, "ScalingDown", f"{_replicas(len(observed.active))} stopping")
-        return ConditionState(FALSE, _idle(observed).reason, _idle(observed).message)
+        return replace(_idle(observed), status=FALSE)
     if observed.deadline:
         return ConditionState(FALSE, "ProgressDeadlineExceeded", observed.deadline)
     reason = text_at(condition(observed.deployment, "Progressing"), "reason")
     is_done = reason == "NewReplicaSetAvailable" or len(observed.serving_newest) >= observed.desired
     if is_done and not observed.older:
-        return ConditionState(FALSE, COMPLETE, "all pods are of the newest spec")
+        return ConditionState(FALSE, COMPLETE, "all pods are of the newest spec", is_usual=True)
     return rolling_out
 
 
 def degraded_state(
     observed: Observed, stuck: ConditionState | None, ready: ConditionState, obstacles: Obstacles
-) -> ConditionState:
+) -> ConditionState | None:
+    """None if nothing fails beside replicas that serve: the condition is present only while it is True."""
     not_allowed = {Meaning.FORBIDDEN, Meaning.OVER_QUOTA}
     if any(failure.meaning in not_allowed for failure in obstacles.failures) and stuck is not None:
         return ConditionState(TRUE, stuck.reason, stuck.message)
@@ -313,7 +338,7 @@ def degraded_state(
         (pod.failure_while_serving for pod in observed.serving if pod.failure_while_serving is not None), None
     ):
         return ConditionState(TRUE, problem.reason, problem.message)
-    return ConditionState(FALSE, "AsExpected", "no replica fails beside others that serve")
+    return None
 
 
 def ready_state(observed: Observed, stuck: ConditionState | None, obstacles: Obstacles) -> ConditionState:
@@ -325,7 +350,7 @@ def ready_state(observed: Observed, stuck: ConditionState | None, obstacles: Obs
         text = "; ".join(f"{failure.object_ref}: {failure.message}" for failure in obstacles.failures)
         return ConditionState(FALSE, Meaning.TRANSIENT.value, f"{text}; it is tried again")
     if observed.desired == 0:
-        return ConditionState(FALSE, _idle(observed).reason, _idle(observed).message)
+        return replace(_idle(observed), status=FALSE)
     serves = _serving_text(observed)
     if observed.is_unplaced and observed.worst is not None:
         return ConditionState(FALSE, observed.worst.reason, f"{serves}: {observed.worst.message}")

@@ -112,6 +112,20 @@ def _hpa_of(snapshot: Snapshot) -> Object | None:
     return made if made is not None and made["kind"] == HPA else snapshot.keda_hpa
 
 
+def _origin(observed: Observed, hpa: Object | None, before: int | None) -> int | None:
+    """From how many replicas the HPA goes. before: what it wanted before; None if this is its first decision.
+
+    The HPA may have made its next decision before its first one is seen. Then the status knows the replicas before.
+    """
+    if before is not None:
+        return before
+    desired, current = desired_replicas(hpa), current_replicas(hpa)
+    if current is not None and current != desired:
+        return current
+    known = decimal(at(observed.old, "desiredReplicas"))
+    return desired if known is None else known
+
+
 def scaling_json(observed: Observed, now: str) -> Object | None:
     """`status.autoscaling`; None without autoscaling."""
     scaling: Autoscaling | None = observed.spec.workload.autoscaling if observed.spec is not None else None
@@ -123,15 +137,12 @@ def scaling_json(observed: Observed, now: str) -> Object | None:
     decision = clean(text_at(old, "lastDecision"), 512)
     if desired is not None and desired != before:
         values = metrics_text(hpa)
-        origin = current_replicas(hpa) if before is None else before
-        change = f"{desired}" if origin in {None, desired} else f"{origin} -> {desired}"
+        change = f"{desired}" if (origin := _origin(observed, hpa, before)) == desired else f"{origin} -> {desired}"
         decision = f"{change}: {values}" if values else change
     found = {
-        "provider": str(scaling.provider),
-        "target": child_name(observed.snapshot.key.name),
         "desiredReplicas": before if desired is None else desired,
         "lastDecision": decision or None,
         "idle": idle_json(observed.snapshot.idle, scaling, now),
         "lastScaleTime": last_scaled(hpa) or moment_at(old, "lastScaleTime"),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None} or None

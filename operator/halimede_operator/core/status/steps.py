@@ -54,7 +54,7 @@ def _state(name: str, object_: Object | None, is_ready: bool) -> tuple[MemberSta
     if object_ is None:
         return MemberState.MISSING, f"InferenceModel {name} does not exist"
     accepted = condition(object_, "Accepted")
-    is_current = integer_at(accepted, "observedGeneration") == integer_at(object_, "metadata", "generation")
+    is_current = integer_at(object_, "status", "observedGeneration") == integer_at(object_, "metadata", "generation")
     if accepted.get("status") == "False" and is_current:
         return MemberState.INVALID, clean(f"InferenceModel {name}: {text_at(accepted, 'message')}")
     return (MemberState.READY, "") if is_ready else (MemberState.LOADING, f"model {name} is not loaded yet")

@@ -21,8 +21,9 @@ from halimede.backends.onnxruntime.session import (
 from halimede.backends.onnxruntime.signature import check_model, read_signature
 from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads
 from halimede.backends.scalars import with_scalars
-from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, Scalars, complete, is_complete
+from halimede.core.config.autocomplete import Scalars, batch_size_setting, complete, is_complete
 from halimede.core.config.model_config import InstanceKind, ModelConfig
+from halimede.core.config.parameters import number_setting
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class OnnxRuntimeBackend:
         """Complete tensors and batching from the model file. A complete configuration needs no session."""
         if is_complete(config):
             return config
-        most = _option(source, "default-max-batch-size", DEFAULT_MAX_BATCH_SIZE)
+        most = batch_size_setting("onnxruntime", source.options)
         path = _model_path(source)
         session = probe_session(path, _use_global_pool(source))
         named = replace(config, name=source.name)
@@ -173,15 +174,7 @@ def _instance_counts(config: ModelConfig, default_cpu_instances: int) -> tuple[i
 def _use_global_pool(source: ModelSource) -> bool:
     if source.options.get("enable-global-threadpool", "0").lower() not in ("1", "true"):
         return False
-    start_global_pool(_option(source, "intra-op-thread-count", 0), _option(source, "inter-op-thread-count", 0))
+    intra = number_setting("onnxruntime", source.options, "intra-op-thread-count", 0)
+    inter = number_setting("onnxruntime", source.options, "inter-op-thread-count", 0)
+    start_global_pool(intra, inter)
     return True
-
-
-def _option(source: ModelSource, key: str, default: int) -> int:
-    """A `--backend-config` setting with a number of at least 0."""
-    text = source.options.get(key, str(default))
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG, f"--backend-config onnxruntime,{key}={text}: it must be a number, at least 0"
-        )
-    return int(text)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.backends.api import LostInstanceError, RefusedRequestsError, RunContext
+from halimede.backends.api import LostInstanceError, RunContext
 from halimede.backends.onnxruntime.session import DATATYPES, TEXT_LIMIT, onnx_error, runtime
 from halimede.backends.python.utils.errors import is_device_lost
+from halimede.backends.texts import decode_texts
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
@@ -84,38 +85,10 @@ class OnnxInstance:
 
 
 def _text(name: str, array: NDArray[Any], rows: Sequence[int]) -> NDArray[Any]:
-    """The strings of a BYTES input, of which each request has that many rows.
-
-    ONNX Runtime would accept `bytes` too, but read them as the text `b'x'`.
-    """
-    try:
-        return _decoded(array)
-    except UnicodeDecodeError as error:
-        if len(rows) == 1:
-            raise _no_text(name, error) from error
-    errors: dict[int, InferenceError] = {}
-    start = 0
-    for position, count in enumerate(rows):
-        try:
-            _decoded(array[start : start + count])
-        except UnicodeDecodeError as error:
-            errors[position] = _no_text(name, error)
-        start += count
-    raise RefusedRequestsError(errors)
-
-
-def _decoded(array: NDArray[Any]) -> NDArray[Any]:
+    """The strings of a BYTES input. ONNX Runtime would accept `bytes` too, but read them as the text `b'x'`."""
     texts = np.empty(array.shape, dtype=object)
-    texts.reshape(-1)[:] = [element.decode() for element in array.reshape(-1).tolist()]
+    texts.reshape(-1)[:] = decode_texts(name, array, rows, "ONNX Runtime")
     return texts
-
-
-def _no_text(name: str, error: UnicodeDecodeError) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
-        f"input '{name}': an element is not UTF-8 text ({error.reason} at its byte {error.start}), "
-        f"and ONNX Runtime takes no other strings",
-    )
 
 
 def _bits(value: Any) -> NDArray[Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from halimede.core.config.model_config import Accelerator, ModelConfig
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.config.parameters import BOOLEANS, ValueReader, parameters_of
 
 Provider = tuple[str, dict[str, str]]
 """An execution provider's name and its options."""
@@ -14,8 +14,6 @@ OPENVINO, TENSORRT = "OpenVINOExecutionProvider", "TensorrtExecutionProvider"
 
 # Triton's numbers for ONNX Runtime's levels: 0 and unset mean all, and 2 means none.
 GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
-
-BOOLEANS = {"0": False, "1": True, "false": False, "true": True}
 
 # Parameters of the CUDA provider: Triton's numbers (ONNX Runtime's names are accepted too) and the provider's values.
 CUDA_CHOICES: Mapping[str, Mapping[str, str]] = {
@@ -71,7 +69,7 @@ def read_options(config: ModelConfig, model: str, *, on_gpu: bool) -> OnnxOption
 
     Options for GPUs are read only if an instance runs `on_gpu`.
     """
-    reader = _Reader(config)
+    reader = ValueReader(parameters_of(config))
     level = config.optimization.graph.level if config.optimization and config.optimization.graph else 0
     if level not in GRAPH_LEVELS:
         reader.problems.append(f"optimization.graph.level is {level}; it must be -1, 0, 1 or 2")
@@ -87,96 +85,70 @@ def read_options(config: ModelConfig, model: str, *, on_gpu: bool) -> OnnxOption
             "session.use_device_allocator_for_initializers", BOOLEANS, default=False
         ),
         graph_level=GRAPH_LEVELS.get(level, ""),
-        cpu=(*reader.cpu_providers(accelerators.cpu_execution_accelerator if accelerators else ()), (CPU, {})),
+        cpu=(*_cpu_providers(reader, accelerators.cpu_execution_accelerator if accelerators else ()), (CPU, {})),
     )
     if on_gpu:
-        gpu = reader.gpu_providers(accelerators.gpu_execution_accelerator if accelerators else ())
+        gpu = _gpu_providers(reader, accelerators.gpu_execution_accelerator if accelerators else ())
         options = replace(options, gpu=(*gpu, (CPU, {})))
-    if reader.problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {'; '.join(reader.problems)}")
+    reader.finish(model)
     return options
 
 
-class _Reader:
-    """Reads parameters and collects the problems."""
+def _cpu_providers(reader: ValueReader, accelerators: Iterable[Accelerator]) -> list[Provider]:
+    providers: list[Provider] = []
+    for each in accelerators:
+        if each.name == "openvino":
+            providers.append((OPENVINO, dict(each.parameters)))
+        else:
+            reader.problems.append(_unknown(each, "cpu", "openvino"))
+    return providers
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._parameters = {key: value.string_value for key, value in config.parameters.items()}
-        self.problems: list[str] = []
 
-    def text(self, key: str) -> str:
-        return self._parameters.get(key, "")
+def _gpu_providers(reader: ValueReader, accelerators: Iterable[Accelerator]) -> list[Provider]:
+    tensorrt: list[Provider] = []
+    cuda = _cuda_parameters(reader)
+    for each in accelerators:
+        match each.name:
+            case "tensorrt":
+                tensorrt.append((TENSORRT, _tensorrt_options(reader, each.parameters)))
+            case "cuda":
+                cuda |= each.parameters
+            case "gpu_io":
+                # It asks to keep tensors on the GPU, but here they always come from the host and return to it.
+                pass
+            case _:
+                reader.problems.append(_unknown(each, "gpu", "tensorrt, cuda, gpu_io"))
+    return [*tensorrt, (CUDA, cuda)]
 
-    def count(self, key: str, most: int) -> int:
-        text = self.text(key) or "0"
-        # int() refuses thousands of digits, and accepts digits of other scripts.
-        if not (text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most):
-            self.problems.append(f"parameter '{key}' is '{text}'; it must be a number from 0 to {most}")
-            return 0
-        return int(text)
 
-    def choice(self, key: str, choices: Mapping[str, bool], default: bool) -> bool:
-        text = self.text(key)
+def _cuda_parameters(reader: ValueReader) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for key, names in CUDA_CHOICES.items():
+        text = reader.text(key)
         if not text:
-            return default
-        if text.lower() not in choices:
-            self.problems.append(f"parameter '{key}' is '{text}'; it must be one of {', '.join(choices)}")
-        return choices.get(text.lower(), default)
+            continue
+        if text not in names and text not in names.values():
+            reader.wrong(key, f"one of {', '.join(f'{number} ({name})' for number, name in names.items())}")
+        options[key] = names.get(text, text)
+    if limit := reader.count("gpu_mem_limit", 2**64 - 1):
+        options["gpu_mem_limit"] = str(limit)
+    return options
 
-    def cpu_providers(self, accelerators: Iterable[Accelerator]) -> list[Provider]:
-        providers: list[Provider] = []
-        for each in accelerators:
-            if each.name == "openvino":
-                providers.append((OPENVINO, dict(each.parameters)))
-            else:
-                self._unknown(each, "cpu", "openvino")
-        return providers
 
-    def gpu_providers(self, accelerators: Iterable[Accelerator]) -> list[Provider]:
-        tensorrt: list[Provider] = []
-        cuda = self._cuda_parameters()
-        for each in accelerators:
-            match each.name:
-                case "tensorrt":
-                    tensorrt.append((TENSORRT, self._tensorrt_options(each.parameters)))
-                case "cuda":
-                    cuda |= each.parameters
-                case "gpu_io":
-                    # It asks to keep tensors on the GPU, but here they always come from the host and return to it.
-                    pass
-                case _:
-                    self._unknown(each, "gpu", "tensorrt, cuda, gpu_io")
-        return [*tensorrt, (CUDA, cuda)]
+def _tensorrt_options(reader: ValueReader, parameters: Mapping[str, str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for key, value in parameters.items():
+        if key != "precision_mode":
+            options[TENSORRT_NAMES.get(key, key)] = value
+        elif value in TENSORRT_PRECISIONS:
+            options |= TENSORRT_PRECISIONS[value]
+        else:
+            reader.problems.append(
+                f"accelerator 'tensorrt': precision_mode is '{value}'; "
+                f"it must be one of {', '.join(TENSORRT_PRECISIONS)}"
+            )
+    return options
 
-    def _cuda_parameters(self) -> dict[str, str]:
-        options: dict[str, str] = {}
-        for key, names in CUDA_CHOICES.items():
-            text = self.text(key)
-            if not text:
-                continue
-            if text not in names and text not in names.values():
-                known = ", ".join(f"{number} ({name})" for number, name in names.items())
-                self.problems.append(f"parameter '{key}' is '{text}'; it must be one of {known}")
-            options[key] = names.get(text, text)
-        if limit := self.count("gpu_mem_limit", 2**64 - 1):
-            options["gpu_mem_limit"] = str(limit)
-        return options
 
-    def _tensorrt_options(self, parameters: Mapping[str, str]) -> dict[str, str]:
-        options: dict[str, str] = {}
-        for key, value in parameters.items():
-            if key != "precision_mode":
-                options[TENSORRT_NAMES.get(key, key)] = value
-            elif value in TENSORRT_PRECISIONS:
-                options |= TENSORRT_PRECISIONS[value]
-            else:
-                self.problems.append(
-                    f"accelerator 'tensorrt': precision_mode is '{value}'; "
-                    f"it must be one of {', '.join(TENSORRT_PRECISIONS)}"
-                )
-        return options
-
-    def _unknown(self, accelerator: Accelerator, kind: str, known: str) -> None:
-        self.problems.append(
-            f"unknown {kind}_execution_accelerator '{accelerator.name}' is requested; it must be one of {known}"
-        )
+def _unknown(accelerator: Accelerator, kind: str, known: str) -> str:
+    return f"unknown {kind}_execution_accelerator '{accelerator.name}' is requested; it must be one of {known}"

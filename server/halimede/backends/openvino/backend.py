@@ -17,8 +17,8 @@ from halimede.backends.openvino.runtime import compile_model, open_core, read_mo
 from halimede.backends.openvino.signature import Ports, check_ports, first_batch
 from halimede.backends.scalars import with_scalars
 from halimede.core.config.autocomplete import (
-    DEFAULT_MAX_BATCH_SIZE,
     ModelSignature,
+    batch_size_setting,
     complete,
     find_scalars,
     is_complete,
@@ -51,7 +51,7 @@ class OpenVinoBackend:
         """Complete tensors and batching from the model file. A complete configuration needs no file."""
         if is_complete(config):
             return config
-        most = _default_max_batch_size(source)
+        most = batch_size_setting("openvino", source.options)
         named = replace(config, name=source.name)
         options = read_options(named, source.name)
         graph = read_model(open_core(options.extension), model_path(config, source))
@@ -189,13 +189,3 @@ def _warm_up(instance: OpenVinoInstance, inputs: Mapping[str, NDArray[Any]], nam
     except InferenceError as error:
         # The model does not take zeros, which says nothing about its requests.
         log.info("instance '%s': the run at load failed: %s", name, error.message)
-
-
-def _default_max_batch_size(source: ModelSource) -> int:
-    text = source.options.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"--backend-config openvino,default-max-batch-size={text}: it must be a number, at least 0",
-        )
-    return int(text)

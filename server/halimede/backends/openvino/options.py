@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.parameters import ValueReader, parameters_of, parse_number
 from halimede.core.config.process_options import ISOLATION, PROCESS, THREAD, intra_op_threads, isolation_of
-from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 MOST_THREADS = 1024
-HINTS = ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")
+HINTS = {hint: hint for hint in ("LATENCY", "THROUGHPUT", "CUMULATIVE_THROUGHPUT")}
 VIRTUAL_DEVICES = ("AUTO", "MULTI", "HETERO", "BATCH")
 YES_NO = {"YES": True, "NO": False}
 
@@ -57,22 +57,21 @@ class OpenVinoOptions:
 
 def read_options(config: ModelConfig, model: str) -> OpenVinoOptions:
     """The options in `config`; INVALID_ARG names every invalid parameter."""
-    reader = _Reader(config)
-    has_bfloat16 = reader.flag("HINT_BF16")
+    reader = ValueReader(parameters_of(config))
+    has_bfloat16 = reader.choice("HINT_BF16", YES_NO, default=False)
     options = OpenVinoOptions(
-        device=reader.device(),
+        device=_device(reader),
         precision="bf16" if has_bfloat16 else "f32",
-        performance_hint=reader.choice("PERFORMANCE_HINT", HINTS),
-        streams=reader.streams(),
-        inference_threads=reader.count("INFERENCE_NUM_THREADS"),
-        compilation_threads=reader.count("COMPILATION_NUM_THREADS"),
-        extension=reader.extension(),
-        keeps_batch=reader.flag("SKIP_OV_DYNAMIC_BATCHSIZE"),
-        pads_batches=reader.flag("ENABLE_BATCH_PADDING"),
-        reshapes=reader.flag("RESHAPE_IO_LAYERS"),
+        performance_hint=reader.choice("PERFORMANCE_HINT", HINTS, default=""),
+        streams=_streams(reader),
+        inference_threads=reader.count("INFERENCE_NUM_THREADS", MOST_THREADS),
+        compilation_threads=reader.count("COMPILATION_NUM_THREADS", MOST_THREADS),
+        extension=_extension(reader, config),
+        keeps_batch=reader.choice("SKIP_OV_DYNAMIC_BATCHSIZE", YES_NO, default=False),
+        pads_batches=reader.choice("ENABLE_BATCH_PADDING", YES_NO, default=False),
+        reshapes=reader.choice("RESHAPE_IO_LAYERS", YES_NO, default=False),
     )
-    if reader.problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {'; '.join(reader.problems)}")
+    reader.finish(model)
     return options
 
 
@@ -108,66 +107,35 @@ def compile_properties(options: OpenVinoOptions, config: ModelConfig, *, cores: 
     return properties
 
 
-class _Reader:
-    """Reads parameters and collects the problems."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
-        self._parameters = {key: value.string_value for key, value in config.parameters.items()}
-        self.problems: list[str] = []
-
-    def count(self, key: str) -> int:
-        text = self._parameters.get(key, "") or "0"
-        if not _is_number(text, MOST_THREADS):
-            self._wrong(key, f"a number from 0 to {MOST_THREADS}")
-            return 0
-        return int(text)
-
-    def flag(self, key: str) -> bool:
-        return YES_NO.get(self.choice(key, tuple(YES_NO)), False)
-
-    def choice(self, key: str, choices: tuple[str, ...]) -> str:
-        text = self._parameters.get(key, "").upper()
-        if text and text not in choices:
-            self._wrong(key, f"one of {', '.join(choices)}")
-            return ""
+def _streams(reader: ValueReader) -> str:
+    text = reader.text("NUM_STREAMS").upper()
+    if text in ("", "AUTO", "NUMA") or parse_number(text, 1, MOST_THREADS) is not None:
         return text
-
-    def streams(self) -> str:
-        text = self._parameters.get("NUM_STREAMS", "").upper()
-        if text and text not in ("AUTO", "NUMA") and (not _is_number(text, MOST_THREADS) or int(text) == 0):
-            self._wrong("NUM_STREAMS", f"AUTO, NUMA or a number from 1 to {MOST_THREADS}")
-            return ""
-        return text
-
-    def device(self) -> str:
-        text = self._parameters.get("TARGET_DEVICE", "").upper() or "CPU"
-        if _DEVICE.fullmatch(text) is None:
-            self._wrong(
-                "TARGET_DEVICE",
-                f"CPU, GPU, NPU, or {', '.join(VIRTUAL_DEVICES)} with or without a list of devices (AUTO:GPU,CPU)",
-            )
-            return "CPU"
-        return text
-
-    def extension(self) -> str:
-        """The path of a library, whose code runs when OpenVINO opens it: never in the server's own process."""
-        path = self._parameters.get("CPU_EXTENSION_PATH", "")
-        if not path:
-            return ""
-        if not path.startswith("/"):
-            self._wrong("CPU_EXTENSION_PATH", "the absolute path of a library")
-        elif isolation_of(self._config, THREAD) != PROCESS:
-            self.problems.append(
-                f"parameter 'CPU_EXTENSION_PATH' is '{clip(path)}': the server does not load libraries of custom "
-                f"operations; set parameter '{ISOLATION}' to '{PROCESS}', so that the model's own processes load it"
-            )
-        return path
-
-    def _wrong(self, key: str, right: str) -> None:
-        self.problems.append(f"parameter '{key}' is '{clip(self._parameters[key])}'; it must be {right}")
+    reader.wrong("NUM_STREAMS", f"AUTO, NUMA or a number from 1 to {MOST_THREADS}")
+    return ""
 
 
-def _is_number(text: str, most: int) -> bool:
-    # int() refuses thousands of digits, and accepts digits of other scripts.
-    return text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most
+def _device(reader: ValueReader) -> str:
+    text = reader.text("TARGET_DEVICE").upper() or "CPU"
+    if _DEVICE.fullmatch(text) is None:
+        reader.wrong(
+            "TARGET_DEVICE",
+            f"CPU, GPU, NPU, or {', '.join(VIRTUAL_DEVICES)} with or without a list of devices (AUTO:GPU,CPU)",
+        )
+        return "CPU"
+    return text
+
+
+def _extension(reader: ValueReader, config: ModelConfig) -> str:
+    """The path of a library, whose code runs when OpenVINO opens it: never in the server's own process."""
+    path = reader.text("CPU_EXTENSION_PATH")
+    if not path:
+        return ""
+    if not path.startswith("/"):
+        reader.wrong("CPU_EXTENSION_PATH", "the absolute path of a library")
+    elif isolation_of(config, THREAD) != PROCESS:
+        reader.problems.append(
+            f"parameter 'CPU_EXTENSION_PATH' is '{clip(path)}': the server does not load libraries of custom "
+            f"operations; set parameter '{ISOLATION}' to '{PROCESS}', so that the model's own processes load it"
+        )
+    return path

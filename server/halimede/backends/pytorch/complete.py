@@ -16,9 +16,9 @@ from halimede.backends.pytorch.options import read_options
 from halimede.backends.pytorch.probe import ProbeError, ShapesOf, probe_outputs
 from halimede.backends.pytorch.program import PackageProgram, Program
 from halimede.backends.pytorch.runtime import STORAGES, runtime
-from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, exported_shapes
+from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, dims_of, exported_shapes, is_given
 from halimede.backends.pytorch.script import ScriptProgram, cause_of
-from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, TensorSignature, complete
+from halimede.core.config.autocomplete import ModelSignature, TensorSignature, batch_size_setting, complete
 from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.sequence_tensors import model_inputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 def complete_config(config: ModelConfig, source: ModelSource) -> ModelConfig:
     """The completed configuration. INVALID_ARG with what has to be written if the file says too little."""
     tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-    if config.input and config.output and all(map(_is_given, tensors)):
+    if config.input and config.output and all(map(is_given, tensors)):
         return config
     files = find_files(config, source)
     named = replace(config, name=source.name)
-    most = _default_max_batch_size(source)
+    most = batch_size_setting("pytorch", source.options)
     if files.form in (Form.EXPORTED, Form.PACKAGE):
         paths = paths_of(files, source.name)
         signature = _exported_signature(named, files, paths)
@@ -96,15 +96,17 @@ def _run_signature(config: ModelConfig, files: ModelFiles) -> ModelSignature:
         if traced is None:
             raise _too_little(config, files, _names_of(program.arguments))
         return _traced_signature(config, files, program, results, traced)
-    if not all(map(_is_given, config.input)):
-        raise _too_little(config, files, [each.name for each in config.input if not _is_given(each)])
+    if not all(map(is_given, config.input)):
+        raise _too_little(config, files, [each.name for each in config.input if not is_given(each)])
 
     def shapes(step: int) -> Shapes | None:
         return configured_shapes(config, 2 + step, ANY_SIZE + step)
 
     program.bind(input_places(config, config.name, program.arguments))
     first = (-1,) if config.max_batch_size > 0 else ()
-    inputs = tuple(TensorSignature(each.name, each.data_type, (*first, *_dims(each))) for each in model_inputs(config))
+    inputs = tuple(
+        TensorSignature(each.name, each.data_type, (*first, *dims_of(each))) for each in model_inputs(config)
+    )
     return ModelSignature(inputs, _outputs(config, files, program, shapes, _places(config, results)))
 
 
@@ -189,14 +191,6 @@ def _names_of(arguments: Sequence[Argument]) -> list[str]:
     return [each.name for each in arguments if not each.optional]
 
 
-def _dims(tensor: ModelInput) -> tuple[int, ...]:
-    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
-
-
-def _is_given(tensor: ModelInput | ModelOutput) -> bool:
-    return tensor.data_type is not DataType.INVALID and (bool(tensor.dims) or tensor.reshape is not None)
-
-
 def _too_little(config: ModelConfig, files: ModelFiles, names: Sequence[str]) -> InferenceError:
     hint = "; files of torch.jit.trace and torch.export say them" if files.form is Form.SCRIPT else ""
     return InferenceError(
@@ -208,13 +202,3 @@ def _too_little(config: ModelConfig, files: ModelFiles, names: Sequence[str]) ->
 
 def _example(names: Sequence[str]) -> str:
     return ", ".join(f'{{ name: "{clip(name)}" data_type: TYPE_FP32 dims: [ ... ] }}' for name in names[:8])
-
-
-def _default_max_batch_size(source: ModelSource) -> int:
-    text = source.options.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"--backend-config pytorch,default-max-batch-size={clip(text)}: it must be a number, at least 0",
-        )
-    return int(text)

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from halimede.backends.pytorch.form import Form
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.config.parameters import ValueReader, parameters_of
 from halimede.core.types.error import clip
 
-BOOLEANS = {"0": False, "1": True, "false": False, "true": True}
 MOST_THREADS = 1024
 
 SCRIPT_ONLY = (
@@ -73,38 +72,41 @@ class TorchOptions:
 
 def read_options(config: ModelConfig, model: str, form: Form) -> TorchOptions:
     """The options in `config` for a model file of this form; INVALID_ARG names every invalid parameter."""
-    reader = _Reader(config)
+    given = parameters_of(config)
+    reader = ValueReader(given, reads_empty=True)
+
     if form is not Form.SCRIPT:
-        reader.refuse(SCRIPT_ONLY, f"it is for TorchScript, and this model is {form.value}")
+        reader.problems += _refused(given, SCRIPT_ONLY, f"it is for TorchScript, and this model is {form.value}")
     if form is not Form.MODULE:
-        reader.refuse(
+        reader.problems += _refused(
+            given,
             MODULE_ONLY,
             f'it is for a module written in Python (runtime: "model.py"), and this model is {form.value}; '
             "torch._inductor.aoti_compile_and_package compiles a model before it is served",
         )
-    reader.refuse(
+    reader.problems += _refused(
+        given,
         ("ENABLE_NVFUSER",),
         "PyTorch has no NvFuser for TorchScript any more; export the model as .pt2 to have it compiled",
     )
     options = TorchOptions(
-        intra_op_threads=reader.count("NUM_THREADS") or reader.count("INTRA_OP_THREAD_COUNT"),
-        inter_op_threads=reader.count("NUM_INTEROP_THREADS") or reader.count("INTER_OP_THREAD_COUNT"),
+        intra_op_threads=_threads(reader, "NUM_THREADS") or _threads(reader, "INTRA_OP_THREAD_COUNT"),
+        inter_op_threads=_threads(reader, "NUM_INTEROP_THREADS") or _threads(reader, "INTER_OP_THREAD_COUNT"),
         inference_mode=reader.flag("INFERENCE_MODE", default=True),
         optimized_execution=not reader.flag("DISABLE_OPTIMIZED_EXECUTION", default=False),
         cudnn=not reader.flag("DISABLE_CUDNN", default=False),
         cache_cleaning=reader.flag("ENABLE_CACHE_CLEANING", default=False),
-        jit_executor=reader.optional_flag("ENABLE_JIT_EXECUTOR"),
-        jit_profiling=reader.optional_flag("ENABLE_JIT_PROFILING"),
-        tensor_fuser=reader.optional_flag("ENABLE_TENSOR_FUSER"),
-        compile=reader.compile_arguments(),
+        jit_executor=reader.flag("ENABLE_JIT_EXECUTOR", None),
+        jit_profiling=reader.flag("ENABLE_JIT_PROFILING", None),
+        tensor_fuser=reader.flag("ENABLE_TENSOR_FUSER", None),
+        compile=_compile_arguments(reader, given),
         notes=(WEIGHT_SHARING_NOTE,) if reader.flag("ENABLE_WEIGHT_SHARING", default=False) else (),
     )
     accelerators = config.optimization.execution_accelerators if config.optimization is not None else None
     if accelerators is not None and (accelerators.gpu_execution_accelerator or accelerators.cpu_execution_accelerator):
         each = (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator)[0]
         reader.problems.append(f"execution accelerator '{clip(each.name)}': the backend pytorch has none; remove it")
-    if reader.problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {'; '.join(reader.problems)}")
+    reader.finish(model)
     return options
 
 
@@ -118,70 +120,44 @@ def plan_threads(options: TorchOptions, cores: int, instances: int, limit: int |
     return intra, options.inter_op_threads or min(intra, cores)
 
 
-class _Reader:
-    """Reads parameters and collects the problems."""
+def _refused(given: Mapping[str, str], keys: tuple[str, ...], why: str) -> list[str]:
+    return [f"parameter '{key}' cannot be used: {why}" for key in keys if key in given]
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._parameters = {key: value.string_value for key, value in config.parameters.items()}
-        self.problems: list[str] = []
 
-    def refuse(self, keys: tuple[str, ...], why: str) -> None:
-        self.problems += [f"parameter '{key}' cannot be used: {why}" for key in keys if key in self._parameters]
+def _threads(reader: ValueReader, key: str) -> int:
+    return reader.count(key, MOST_THREADS, least=1)
 
-    def count(self, key: str) -> int:
-        text = self._parameters.get(key)
-        if text is None:
-            return 0
-        # int() also accepts digits of other scripts, and refuses texts of thousands of digits.
-        if not (text.isascii() and text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= MOST_THREADS):
-            self.problems.append(f"parameter '{key}' is '{clip(text)}'; it must be a number from 1 to {MOST_THREADS}")
-            return 0
-        return int(text)
 
-    def optional_flag(self, key: str) -> bool | None:
-        text = self._parameters.get(key)
-        if text is None:
+def _compile_arguments(reader: ValueReader, given: Mapping[str, str]) -> dict[str, object] | None:
+    """The arguments for torch.compile. A model with such arguments is compiled unless TORCH_COMPILE is false."""
+    wanted = reader.flag("TORCH_COMPILE", None)
+    key = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
+    text = given.get(key)
+    arguments: dict[str, object] = {}
+    if text is not None:
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            reader.problems.append(f"parameter '{key}' is not JSON ({error}); write an object as {{\"dynamic\": true}}")
             return None
-        if text.lower() not in BOOLEANS:
-            self.problems.append(f"parameter '{key}' is '{clip(text)}'; it must be 'true' or 'false'")
+        if not isinstance(found, dict):
+            reader.problems.append(f"parameter '{key}' must be a JSON object, as {{\"dynamic\": true}}")
             return None
-        return BOOLEANS[text.lower()]
+        arguments = {name: _compile_argument(reader, key, name, value) for name, value in found.items()}
+    if wanted is False or (wanted is None and text is None) or arguments.get("disable") is True:
+        return None
+    return arguments
 
-    def flag(self, key: str, *, default: bool) -> bool:
-        value = self.optional_flag(key)
-        return default if value is None else value
 
-    def compile_arguments(self) -> dict[str, object] | None:
-        """The arguments for torch.compile. A model with such arguments is compiled unless TORCH_COMPILE is false."""
-        wanted = self.optional_flag("TORCH_COMPILE")
-        key = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
-        text = self._parameters.get(key)
-        arguments: dict[str, object] = {}
-        if text is not None:
-            try:
-                found = json.loads(text)
-            except ValueError as error:
-                self.problems.append(
-                    f"parameter '{key}' is not JSON ({error}); write an object as {{\"dynamic\": true}}"
-                )
-                return None
-            if not isinstance(found, dict):
-                self.problems.append(f"parameter '{key}' must be a JSON object, as {{\"dynamic\": true}}")
-                return None
-            arguments = {name: self._compile_argument(key, name, value) for name, value in found.items()}
-        if wanted is False or (wanted is None and text is None) or arguments.get("disable") is True:
-            return None
-        return arguments
-
-    def _compile_argument(self, key: str, name: str, value: object) -> object:
-        types = COMPILE_ARGUMENTS.get(name)
-        # Triton's documentation writes booleans as texts.
-        if types is not None and bool in types and isinstance(value, str) and value.lower() in ("true", "false"):
-            value = value.lower() == "true"
-        if types is None:
-            known = ", ".join(COMPILE_ARGUMENTS)
-            self.problems.append(f"parameter '{key}' has '{clip(name)}'; it may have {known}")
-        elif not isinstance(value, types):
-            expected = " or ".join("null" if each is type(None) else each.__name__ for each in types)
-            self.problems.append(f"parameter '{key}': '{name}' must be {expected}")
-        return value
+def _compile_argument(reader: ValueReader, key: str, name: str, value: object) -> object:
+    types = COMPILE_ARGUMENTS.get(name)
+    # Triton's documentation writes booleans as texts.
+    if types is not None and bool in types and isinstance(value, str) and value.lower() in ("true", "false"):
+        value = value.lower() == "true"
+    if types is None:
+        known = ", ".join(COMPILE_ARGUMENTS)
+        reader.problems.append(f"parameter '{key}' has '{clip(name)}'; it may have {known}")
+    elif not isinstance(value, types):
+        expected = " or ".join("null" if each is type(None) else each.__name__ for each in types)
+        reader.problems.append(f"parameter '{key}': '{name}' must be {expected}")
+    return value

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from halimede.backends.pytorch.exported import ExportedTensor
 from halimede.core.config.made_inputs import made_inputs
-from halimede.core.config.model_config import ModelConfig, ModelInput
+from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
 from halimede.core.config.sequence_tensors import model_inputs
 from halimede.core.types import DataType
 
@@ -29,11 +29,11 @@ def configured_shapes(config: ModelConfig, rows: int, size: int = ANY_SIZE) -> S
     `rows` are those of a batch, `size` that of each dimension of any size.
     """
     inputs = model_inputs(config)
-    if made_inputs(config) or any(each.allow_ragged_batch or not _is_given(each) for each in inputs):
+    if made_inputs(config) or any(each.allow_ragged_batch or not is_given(each) for each in inputs):
         return None
     first = (rows,) if config.max_batch_size > 0 else ()
     return {
-        each.name: (each.data_type, (*first, *(size if dim == -1 else dim for dim in _dims(each)))) for each in inputs
+        each.name: (each.data_type, (*first, *(size if dim == -1 else dim for dim in dims_of(each)))) for each in inputs
     }
 
 
@@ -65,9 +65,11 @@ def zeros(shapes: Shapes) -> dict[str, NDArray[Any]] | None:
     }
 
 
-def _is_given(tensor: ModelInput) -> bool:
+def is_given(tensor: ModelInput | ModelOutput) -> bool:
+    """Whether the configuration has its datatype and shape."""
     return tensor.data_type is not DataType.INVALID and (bool(tensor.dims) or tensor.reshape is not None)
 
 
-def _dims(tensor: ModelInput) -> tuple[int, ...]:
+def dims_of(tensor: ModelInput) -> tuple[int, ...]:
+    """The dimensions in which the model gets it."""
     return tensor.dims if tensor.reshape is None else tensor.reshape.shape

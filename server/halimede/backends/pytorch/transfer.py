@@ -1,14 +1,15 @@
 """Arrays to tensors on the instance's device and back, without a copy on the CPU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from halimede.backends.api import RefusedRequestsError, RunContext
+from halimede.backends.api import RunContext
 from halimede.backends.pytorch.runtime import datatype_of, runtime
+from halimede.backends.texts import decode_texts
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import added_inputs, model_inputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
@@ -64,7 +65,7 @@ class Transfer:
     def _value(self, name: str, array: NDArray[Any], context: RunContext) -> Any:
         datatype = self._datatypes.get(name)
         if datatype is DataType.BYTES:
-            return _strings(name, array, context.elements.get(name, context.rows))
+            return decode_texts(name, array, context.elements.get(name, context.rows), "PyTorch")
         torch = runtime()
         if datatype is None and name in self._made:
             array = array.astype(self._made[name].dtype, copy=False)
@@ -108,33 +109,6 @@ class Transfer:
         texts = np.empty(len(value), dtype=object)
         texts[:] = value
         return texts.reshape(-1, 1) if self._batches else texts
-
-
-def _strings(name: str, array: NDArray[Any], rows: Sequence[int]) -> list[str]:
-    """The strings of a BYTES input, of which each request has that many rows."""
-    try:
-        return [element.decode() for element in array.reshape(-1).tolist()]
-    except UnicodeDecodeError as error:
-        if len(rows) <= 1:
-            raise _no_text(name, error) from error
-    errors: dict[int, InferenceError] = {}
-    start = 0
-    for position, count in enumerate(rows):
-        try:
-            for element in array[start : start + count].reshape(-1).tolist():
-                element.decode()
-        except UnicodeDecodeError as error:
-            errors[position] = _no_text(name, error)
-        start += count
-    raise RefusedRequestsError(errors)
-
-
-def _no_text(name: str, error: UnicodeDecodeError) -> InferenceError:
-    return InferenceError(
-        ErrorCode.INVALID_ARG,
-        f"input '{name}': an element is not UTF-8 text ({error.reason} at its byte {error.start}), and PyTorch takes "
-        "no other strings",
-    )
 
 
 def _internal(message: str) -> InferenceError:

@@ -12,7 +12,7 @@ from halimede.backends.tensorflow.files import frozen_graph, is_frozen, saved_mo
 from halimede.backends.tensorflow.instance import GraphTensors, TensorFlowInstance
 from halimede.backends.tensorflow.model_file import PLACEHOLDERS, FileTensor, FrozenGraph, Signature, node_of, tensor_of
 from halimede.backends.tensorflow.operations import keepers
-from halimede.backends.tensorflow.options import PARAMETERS, TensorFlowOptions, max_batch_size, read_options
+from halimede.backends.tensorflow.options import PARAMETERS, TensorFlowOptions, read_options
 from halimede.backends.tensorflow.session import (
     OpenedGraph,
     has_cuda,
@@ -32,7 +32,7 @@ from halimede.backends.tensorflow.signature import (
     model_signature,
 )
 from halimede.backends.tensorflow.threads import SessionThreads, plan_threads
-from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, complete, find_scalars, is_complete
+from halimede.core.config.autocomplete import batch_size_setting, complete, find_scalars, is_complete
 from halimede.core.config.made_inputs import made_inputs
 from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs, model_outputs
@@ -65,7 +65,7 @@ class TensorFlowBackend:
         """Complete tensors and batching from the model file. Only a frozen graph needs TensorFlow for it."""
         if is_complete(config):
             return config
-        most = max_batch_size(source.options, DEFAULT_MAX_BATCH_SIZE)
+        most = batch_size_setting("tensorflow", source.options)
         named = replace(config, name=source.name)
         options = _options(config, source)
         if is_frozen(config, source):

@@ -1,11 +1,11 @@
 """Options for TensorFlow from a model's configuration and from `--backend-config`. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from halimede.core.config.model_config import Accelerator, ModelConfig
+from halimede.core.config.parameters import MOST_INT32, ValueReader, parameters_of, parse_number
 from halimede.core.config.process_options import MOST_THREADS
-from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
 PARAMETERS = (
@@ -19,7 +19,7 @@ PARAMETERS = (
 )
 """All parameters of a model that are read here."""
 
-YES, NO = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
+SWITCH = {**dict.fromkeys(("true", "on", "yes", "1"), True), **dict.fromkeys(("false", "off", "no", "0"), False)}
 
 JIT_LEVELS = {-1: -1, 0: 0, 1: 1, 2: 2}
 """TensorFlow's number for a level of `optimization.graph`: without XLA, TensorFlow's default, XLA, more of XLA."""
@@ -51,136 +51,91 @@ def read_options(
 
     Accelerators of GPUs are read only if an instance runs `on_gpu`.
     """
-    reader = _Reader(config, backend_options)
+    parameters = ValueReader(parameters_of(config))
+    settings = ValueReader(backend_options, "--backend-config tensorflow,{}")
+    problems: list[str] = parameters.problems
+    notes: list[str] = []
     optimization = config.optimization
     level = optimization.graph.level if optimization and optimization.graph else 0
     # Any number above 1 means the same in Triton, any below -1 nothing.
     if level < -1:
-        reader.problems.append(f"optimization.graph.level is {level}; it must be -1, 0, 1 or 2")
+        problems.append(f"optimization.graph.level is {level}; it must be -1, 0, 1 or 2")
     if level > 0 and not on_gpu:
-        reader.notes.append(
+        notes.append(
             f"optimization.graph.level {level} has no effect on CPUs; TF_XLA_FLAGS=--tf_xla_cpu_global_jit in the "
             "server's environment makes XLA compile for them"
         )
     accelerators = optimization.execution_accelerators if optimization else None
     if accelerators and accelerators.cpu_execution_accelerator:
         # Triton's text.
-        reader.problems.append("CPU Execution Accelerator is not supported in TensorFlow backend")
-    mixed = reader.accelerators(accelerators.gpu_execution_accelerator) if accelerators and on_gpu else False
-    reader.check_version()
-    reader.check_session_share_count()
+        problems.append("CPU Execution Accelerator is not supported in TensorFlow backend")
+    gpu_accelerators = accelerators.gpu_execution_accelerator if accelerators and on_gpu else ()
+    _check_accelerators(gpu_accelerators, problems, notes)
+    _check_session_share_count(parameters, notes)
+    _check_version(settings)
     options = TensorFlowOptions(
-        intra_threads=reader.count("TF_NUM_INTRA_THREADS"),
-        inter_threads=reader.count("TF_NUM_INTER_THREADS"),
-        per_session_threads=reader.flag(
-            "parameter 'TF_USE_PER_SESSION_THREADS'", reader.text("TF_USE_PER_SESSION_THREADS"), default=False
-        ),
-        tag=reader.text("TF_GRAPH_TAG"),
-        signature=reader.text("TF_SIGNATURE_DEF"),
-        init_ops_file=reader.text("TF_INIT_OPS_FILE"),
-        soft_placement=reader.flag(
-            "--backend-config tensorflow,allow-soft-placement",
-            backend_options.get("allow-soft-placement", ""),
-            default=True,
-        ),
-        memory_fraction=reader.memory_fraction(),
+        intra_threads=parameters.count("TF_NUM_INTRA_THREADS", MOST_THREADS),
+        inter_threads=parameters.count("TF_NUM_INTER_THREADS", MOST_THREADS),
+        per_session_threads=parameters.choice("TF_USE_PER_SESSION_THREADS", SWITCH, default=False),
+        tag=parameters.text("TF_GRAPH_TAG"),
+        signature=parameters.text("TF_SIGNATURE_DEF"),
+        init_ops_file=parameters.text("TF_INIT_OPS_FILE"),
+        soft_placement=settings.choice("allow-soft-placement", SWITCH, default=True),
+        memory_fraction=_memory_fraction(settings),
         jit_level=JIT_LEVELS.get(min(level, 2), 0),
-        mixed_precision=mixed,
+        mixed_precision=any(each.name == "auto_mixed_precision" for each in gpu_accelerators),
         op_libraries=config.model_operations.op_library_filename if config.model_operations else (),
+        notes=tuple(notes),
     )
-    if reader.problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {'; '.join(reader.problems)}")
-    return replace(options, notes=tuple(reader.notes))
+    problems += settings.problems
+    parameters.finish(model)
+    return options
 
 
-def max_batch_size(backend_options: Mapping[str, str], default: int) -> int:
-    """The batch size to complete a configuration with. INVALID_ARG."""
-    given = backend_options.get("default-max-batch-size", str(default))
-    if not _is_number(given, 2**31 - 1):
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"--backend-config tensorflow,default-max-batch-size={clip(given)}: it must be a number, at least 0",
+def _memory_fraction(settings: ValueReader) -> float:
+    try:
+        fraction = float(settings.text("gpu-memory-fraction") or "0")
+    except ValueError:
+        fraction = -1.0
+    if not 0 <= fraction <= 1:
+        settings.wrong("gpu-memory-fraction", "a number from 0 to 1")
+    return fraction
+
+
+def _check_version(settings: ValueReader) -> None:
+    given = settings.text("version") or "2"
+    if given != "2":
+        settings.problems.append(
+            f"--backend-config tensorflow,version is '{clip(given)}'; only TensorFlow 2 is supported, which also "
+            "runs graphs and SavedModels of TensorFlow 1"
         )
-    return int(given)
 
 
-class _Reader:
-    """Reads settings and collects problems and notes."""
-
-    def __init__(self, config: ModelConfig, backend_options: Mapping[str, str]) -> None:
-        self._parameters = {key: value.string_value for key, value in config.parameters.items()}
-        self._backend_options = backend_options
-        self.problems: list[str] = []
-        self.notes: list[str] = []
-
-    def text(self, key: str) -> str:
-        return self._parameters.get(key, "")
-
-    def count(self, key: str) -> int:
-        given = self.text(key) or "0"
-        if not _is_number(given, MOST_THREADS):
-            self.problems.append(f"parameter '{key}' is '{clip(given)}'; it must be a number from 0 to {MOST_THREADS}")
-            return 0
-        return int(given)
-
-    def flag(self, what: str, given: str, *, default: bool) -> bool:
-        if given.lower() in ("", *YES, *NO):
-            return default if not given else given.lower() in YES
-        self.problems.append(f"{what} is '{clip(given)}'; it must be one of {', '.join((*YES, *NO))}")
-        return default
-
-    def memory_fraction(self) -> float:
-        given = self._backend_options.get("gpu-memory-fraction", "0")
-        try:
-            fraction = float(given)
-        except ValueError:
-            fraction = -1.0
-        if not 0 <= fraction <= 1:
-            self.problems.append(
-                f"--backend-config tensorflow,gpu-memory-fraction is '{clip(given)}'; it must be a number from 0 to 1"
-            )
-        return fraction
-
-    def check_version(self) -> None:
-        given = self._backend_options.get("version", "2")
-        if given != "2":
-            self.problems.append(
-                f"--backend-config tensorflow,version is '{clip(given)}'; only TensorFlow 2 is supported, which also "
-                "runs graphs and SavedModels of TensorFlow 1"
-            )
-
-    def check_session_share_count(self) -> None:
-        given = self.text("MAX_SESSION_SHARE_COUNT") or "1"
-        if not _is_number(given, 2**31 - 1) or int(given) == 0:
-            self.problems.append(
-                f"parameter 'MAX_SESSION_SHARE_COUNT' is '{clip(given)}'; it must be a number, at least 1"
-            )
-        elif int(given) > 1:
-            self.notes.append(
-                f"parameter 'MAX_SESSION_SHARE_COUNT' {given} has no effect: each instance is a process with a session"
-            )
-
-    def accelerators(self, given: tuple[Accelerator, ...]) -> bool:
-        """Whether one of them is mixed precision."""
-        for each in given:
-            match each.name:
-                case "auto_mixed_precision":
-                    pass
-                case "gpu_io":
-                    self.notes.append("gpu_execution_accelerator 'gpu_io' has no effect: tensors come from the host")
-                case "tensorrt":
-                    self.problems.append(
-                        "gpu_execution_accelerator 'tensorrt' is requested; TensorFlow 2.18 and later have no "
-                        "TensorRT: remove it, or convert the model to ONNX or to a TensorRT plan"
-                    )
-                case _:
-                    self.problems.append(
-                        f"unknown Execution Accelerator '{clip(each.name)}' is requested; it must be one of "
-                        "auto_mixed_precision, gpu_io"
-                    )
-        return any(each.name == "auto_mixed_precision" for each in given)
+def _check_session_share_count(parameters: ValueReader, notes: list[str]) -> None:
+    given = parameters.text("MAX_SESSION_SHARE_COUNT") or "1"
+    count = parse_number(given, 1, MOST_INT32)
+    if count is None:
+        parameters.wrong("MAX_SESSION_SHARE_COUNT", "a number, at least 1")
+    elif count > 1:
+        notes.append(
+            f"parameter 'MAX_SESSION_SHARE_COUNT' {given} has no effect: each instance is a process with a session"
+        )
 
 
-def _is_number(given: str, most: int) -> bool:
-    # int() also accepts digits of other scripts, and refuses texts of thousands of digits.
-    return given.isascii() and given.isdecimal() and len(given) <= len(str(most)) and int(given) <= most
+def _check_accelerators(given: Iterable[Accelerator], problems: list[str], notes: list[str]) -> None:
+    for each in given:
+        match each.name:
+            case "auto_mixed_precision":
+                pass
+            case "gpu_io":
+                notes.append("gpu_execution_accelerator 'gpu_io' has no effect: tensors come from the host")
+            case "tensorrt":
+                problems.append(
+                    "gpu_execution_accelerator 'tensorrt' is requested; TensorFlow 2.18 and later have no "
+                    "TensorRT: remove it, or convert the model to ONNX or to a TensorRT plan"
+                )
+            case _:
+                problems.append(
+                    f"unknown Execution Accelerator '{clip(each.name)}' is requested; it must be one of "
+                    "auto_mixed_precision, gpu_io"
+                )

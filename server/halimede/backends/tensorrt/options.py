@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from halimede.core.config.model_config import ModelConfig, ModelPriority
+from halimede.core.config.parameters import BOOLEANS, number_setting, parameters_of
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
-BOOLEANS = {"0": False, "1": True, "false": False, "true": True}
 STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")
 STRATEGY = "execution_context_allocation_strategy"
 MULTI_DEVICE = "enable_multi_device"
 POLICIES = ("BLOCKING", "DEVICE_BLOCKING")
-SETTINGS = ("coalesce-request-input", "default-max-batch-size", "execution-policy", "plugins", "version-compatible")
+BATCH_SIZE = "default-max-batch-size"
+SETTINGS = ("coalesce-request-input", BATCH_SIZE, "execution-policy", "plugins", "version-compatible")
 """All `--backend-config` settings that are read here."""
-MOST_BATCH = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ def read_backend_options(settings: Mapping[str, str]) -> BackendOptions:
     return BackendOptions(
         tuple(path for path in settings.get("plugins", "").split(";") if path),
         _flag(settings, "version-compatible"),
-        _count(settings, "default-max-batch-size"),
+        number_setting("tensorrt", settings, BATCH_SIZE, 0) if settings.get(BATCH_SIZE) else None,
         tuple(notes),
     )
 
 
 def read_model_options(config: ModelConfig, model: str) -> ModelOptions:
     """The options in `config`; INVALID_ARG or UNSUPPORTED names the parameter."""
-    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    parameters = parameters_of(config)
     if BOOLEANS.get(parameters.get(MULTI_DEVICE, "false").lower(), True):
         raise InferenceError(
             ErrorCode.UNSUPPORTED,
@@ -101,15 +101,6 @@ def _flag(settings: Mapping[str, str], key: str) -> bool:
     if text.lower() not in BOOLEANS:
         raise _wrong(key, text, "true or false")
     return BOOLEANS[text.lower()]
-
-
-def _count(settings: Mapping[str, str], key: str) -> int | None:
-    text = settings.get(key, "")
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 11 and int(text) <= MOST_BATCH):
-        raise _wrong(key, text, "a number, at least 0")
-    return int(text)
 
 
 def _wrong(key: str, text: str, expected: str) -> InferenceError:

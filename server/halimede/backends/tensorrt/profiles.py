@@ -7,6 +7,7 @@ the differences over all dimensions of all inputs, and over the values of shape 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from halimede.core.config.parameters import parse_number
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
@@ -101,13 +102,14 @@ def read_indices(texts: Sequence[str], count: int, instance: str) -> tuple[int, 
     """The profiles that `instance_group.profile` names for an engine with `count` profiles; (0,) if it names none."""
     found: dict[int, None] = {}
     for text in texts:
-        if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) < count):
+        index = parse_number(text, 0, count - 1)
+        if index is None:
             raise InferenceError(
                 ErrorCode.INVALID_ARG,
                 f"instance '{clip(instance)}': profile '{clip(text)}' does not exist, the engine has {count} "
                 f"optimization profile{'s' * (count > 1)}: {'0' if count == 1 else f'0 to {count - 1}'}",
             )
-        found[int(text)] = None
+        found[index] = None
     return tuple(found) or (0,)
 
 

@@ -19,7 +19,7 @@ from halimede.backends.trees.reader import read_file, read_head
 from halimede.backends.trees.session import open_session
 from halimede.backends.trees.shap import TreeShap
 from halimede.backends.trees.signature import DEFAULT_MAX_BATCH_SIZE, checked_signature, completed_config
-from halimede.core.config.autocomplete import is_complete
+from halimede.core.config.autocomplete import batch_size_setting, is_complete
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError, Placement
 
@@ -50,7 +50,8 @@ class FilBackend:
         options = read_options(config, source.name)
         forest = _read(source, options)
         named = replace(config, name=source.name)
-        completed, notes = completed_config(named, forest, options, _default_max_batch_size(source))
+        most = batch_size_setting("fil", source.options, DEFAULT_MAX_BATCH_SIZE)
+        completed, notes = completed_config(named, forest, options, most)
         for note in notes:
             log.warning("%s", note, extra={"model": source.name})
         return completed
@@ -135,13 +136,3 @@ def _names(directory: Path) -> set[str]:
             return {entry.name for _, entry in zip(range(MOST_NAMES), entries, strict=False) if entry.is_file()}
     except OSError:
         return set()
-
-
-def _default_max_batch_size(source: ModelSource) -> int:
-    text = source.options.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise InferenceError(
-            ErrorCode.INVALID_ARG,
-            f"--backend-config fil,default-max-batch-size={text}: it must be a number, at least 0",
-        )
-    return int(text)

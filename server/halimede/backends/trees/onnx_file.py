@@ -4,8 +4,7 @@ ONNX Runtime runs forests two to four times as fast as Treelite's own interprete
 written here, because the package `onnx` is large and its converters need the training libraries.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +13,7 @@ from halimede.backends.trees.forest import EQ, GE, GT, LE, LT, MOST_CATEGORY, Fo
 
 INPUT, OUTPUT = "input", "sums"
 
-MODES = {LT: b"BRANCH_LT", LE: b"BRANCH_LEQ", EQ: b"BRANCH_EQ", GT: b"BRANCH_GT", GE: b"BRANCH_GTE"}
-LEAF = b"LEAF"
+MODES = {0: b"LEAF", LT: b"BRANCH_LT", LE: b"BRANCH_LEQ", EQ: b"BRANCH_EQ", GT: b"BRANCH_GT", GE: b"BRANCH_GTE"}
 
 NO_CATEGORY = -1.0
 """What `instance` passes for values that are no category; no node tests for it."""
@@ -25,19 +23,9 @@ _NEVER = -2.0
 _FLOAT, _DOUBLE = 1, 11
 _ATTRIBUTE_INT, _ATTRIBUTE_TENSOR, _ATTRIBUTE_INTS, _ATTRIBUTE_STRINGS = 2, 4, 7, 8
 
-
-@dataclass(slots=True)
-class _Nodes:
-    """Arrays of ONNX's nodes: one per node of the forest, then further ones for categories."""
-
-    tree: NDArray[np.int64]
-    number: NDArray[np.int64]
-    feature: NDArray[np.int64]
-    mode: NDArray[np.int64]
-    value: NDArray[np.float64]
-    when_true: NDArray[np.int64]
-    when_false: NDArray[np.int64]
-    missing_is_true: NDArray[np.int64]
+_INTEGERS = ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids", "missing_value_tracks_true")
+_NODE = np.dtype([*((name, np.int64) for name in (*_INTEGERS, "modes")), ("values", np.float64)])
+"""A node, with ONNX's names of its attributes. All are 0 where a leaf has none; `modes` has keys of MODES."""
 
 
 def onnx_bytes(forest: Forest) -> bytes:
@@ -48,17 +36,11 @@ def onnx_bytes(forest: Forest) -> bytes:
     kind = _DOUBLE if forest.is_double else _FLOAT
     nodes = _with_category_chains(forest, _plain_nodes(forest))
     leaves = _leaf_attributes(forest)
-    modes = {**MODES, 0: LEAF}
     attributes = [
         _int("n_targets", forest.outputs),
-        _ints("nodes_treeids", nodes.tree),
-        _ints("nodes_nodeids", nodes.number),
-        _ints("nodes_featureids", nodes.feature),
-        _strings("nodes_modes", [modes[each] for each in nodes.mode.tolist()]),
-        _tensor("nodes_values_as_tensor", nodes.value, kind),
-        _ints("nodes_truenodeids", nodes.when_true),
-        _ints("nodes_falsenodeids", nodes.when_false),
-        _ints("nodes_missing_value_tracks_true", nodes.missing_is_true),
+        *(_ints(f"nodes_{name}", nodes[name]) for name in _INTEGERS),
+        _modes("nodes_modes", nodes["modes"]),
+        _tensor("nodes_values_as_tensor", nodes["values"], kind),
         _ints("target_treeids", leaves[0]),
         _ints("target_nodeids", leaves[1]),
         _ints("target_ids", leaves[2]),
@@ -88,62 +70,48 @@ def onnx_bytes(forest: Forest) -> bytes:
     )
 
 
-def _plain_nodes(forest: Forest) -> _Nodes:
-    leaf = forest.is_leaf
-    tree = forest.tree_of_node()
-    return _Nodes(
-        tree=tree,
-        number=np.arange(len(tree)) - forest.starts[tree],
-        feature=np.where(leaf, 0, forest.nodes.feature).astype(np.int64),
-        mode=np.where(leaf, 0, forest.nodes.comparison).astype(np.int64),
-        value=_thresholds(forest),
-        when_true=np.where(leaf, 0, forest.nodes.left).astype(np.int64),
-        when_false=np.where(leaf, 0, forest.nodes.right).astype(np.int64),
-        missing_is_true=(forest.nodes.default_left & ~leaf).astype(np.int64),
-    )
+def _plain_nodes(forest: Forest) -> NDArray[Any]:
+    """One node of ONNX for each node of the forest."""
+    source, inner = forest.nodes, ~forest.is_leaf
+    nodes = np.zeros(len(inner), _NODE)
+    nodes["treeids"] = forest.tree_of_node()
+    nodes["nodeids"] = np.arange(len(inner)) - forest.starts[nodes["treeids"]]
+    nodes["featureids"] = np.where(inner, source.feature, 0)
+    nodes["truenodeids"] = np.where(inner, source.left, 0)
+    nodes["falsenodeids"] = np.where(inner, source.right, 0)
+    nodes["missing_value_tracks_true"] = inner & source.default_left
+    nodes["modes"] = np.where(inner, source.comparison, 0)
+    nodes["values"] = np.where(inner & ~source.is_categorical, source.threshold, 0)
+    return nodes
 
 
-def _thresholds(forest: Forest) -> NDArray[np.float64]:
-    return np.where(forest.is_leaf | forest.nodes.is_categorical, 0, forest.nodes.threshold)
-
-
-def _with_category_chains(forest: Forest, nodes: _Nodes) -> _Nodes:
+def _with_category_chains(forest: Forest, nodes: NDArray[Any]) -> NDArray[Any]:
     """Each test for several categories as a chain of tests for one; the true branches lead to the same child."""
-    added: list[tuple[int, int, int, float, int, int, int]] = []
-    sizes = np.diff(forest.starts).tolist()
+    added: list[NDArray[Any]] = []
+    sizes = np.diff(forest.starts)
     for at in np.flatnonzero(forest.nodes.is_categorical & ~forest.is_leaf).tolist():
         found = forest.categories[forest.nodes.category_start[at] : forest.nodes.category_stop[at]]
-        values = [float(each) for each in np.unique(found[found <= MOST_CATEGORY]).tolist()] or [_NEVER]
-        hit, miss = int(forest.nodes.left[at]), int(forest.nodes.right[at])
-        missing_is_hit = bool(forest.nodes.default_left[at])
+        found = np.unique(found[found <= MOST_CATEGORY])
+        hit, miss = forest.nodes.left[at], forest.nodes.right[at]
+        missing_is_hit = forest.nodes.default_left[at]
         if forest.nodes.category_right[at]:
             hit, miss, missing_is_hit = miss, hit, not missing_is_hit
-        tree = int(nodes.tree[at])
-        feature, missing = int(forest.nodes.feature[at]), int(missing_is_hit)
-        first = sizes[tree]
-        sizes[tree] += len(values) - 1
-        nexts = [*range(first, sizes[tree]), miss]
-        nodes.mode[at], nodes.value[at] = EQ, values[0]
-        nodes.when_true[at], nodes.when_false[at], nodes.missing_is_true[at] = hit, nexts[0], missing
-        for position, value in enumerate(values[1:]):
-            added.append((tree, nexts[position], feature, value, hit, nexts[position + 1], missing))
+        chain = np.repeat(nodes[at : at + 1], max(1, len(found)))
+        tree = chain["treeids"][0]
+        chain["nodeids"][1:] = np.arange(len(chain) - 1) + sizes[tree]
+        sizes[tree] += len(chain) - 1
+        chain["modes"] = EQ
+        chain["values"] = found if len(found) else _NEVER
+        chain["truenodeids"] = hit
+        chain["falsenodeids"][:-1] = chain["nodeids"][1:]
+        chain["falsenodeids"][-1] = miss
+        chain["missing_value_tracks_true"] = missing_is_hit
+        nodes[at] = chain[0]
+        added.append(chain[1:])
     if not added:
         return nodes
-    tree_ids, numbers, features, values_, trues, falses, missings = (
-        np.array(each) for each in zip(*added, strict=True)
-    )
-    joined = _Nodes(
-        np.concatenate([nodes.tree, tree_ids]),
-        np.concatenate([nodes.number, numbers]),
-        np.concatenate([nodes.feature, features]),
-        np.concatenate([nodes.mode, np.full(len(added), EQ)]),
-        np.concatenate([nodes.value, values_]),
-        np.concatenate([nodes.when_true, trues]),
-        np.concatenate([nodes.when_false, falses]),
-        np.concatenate([nodes.missing_is_true, missings]),
-    )
-    order = np.argsort(joined.tree, kind="stable")
-    return _Nodes(*(getattr(joined, name)[order] for name in _Nodes.__slots__))
+    nodes = np.concatenate([nodes, *added])
+    return nodes[np.argsort(nodes["treeids"], kind="stable")]
 
 
 def _leaf_attributes(
@@ -178,9 +146,9 @@ def _ints(name: str, values: NDArray[np.int64]) -> bytes:
     return _text(1, name) + _field(8, varints(values)) + _number(20, _ATTRIBUTE_INTS)
 
 
-def _strings(name: str, values: Iterable[bytes]) -> bytes:
-    encoded = {each: _field(9, each) for each in (LEAF, *MODES.values())}
-    return _text(1, name) + b"".join(encoded[each] for each in values) + _number(20, _ATTRIBUTE_STRINGS)
+def _modes(name: str, values: NDArray[np.int64]) -> bytes:
+    encoded = {number: _field(9, text) for number, text in MODES.items()}
+    return _text(1, name) + b"".join(map(encoded.__getitem__, values.tolist())) + _number(20, _ATTRIBUTE_STRINGS)
 
 
 def _tensor(name: str, values: NDArray[np.float64], kind: int) -> bytes:
@@ -202,12 +170,7 @@ def _field(number: int, payload: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return varints(np.array([value]))
 
 
 def varints(values: NDArray[np.int64]) -> bytes:

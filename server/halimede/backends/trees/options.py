@@ -6,10 +6,7 @@ from math import isfinite
 
 from halimede.backends.trees.files import FILENAMES
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.types.error import clip
-
-BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+from halimede.core.config.parameters import BOOLEANS, MOST_INT32, ValueReader, parameters_of
 
 MOST_THREADS = 1024
 
@@ -37,8 +34,6 @@ PARAMETERS = (
 )
 """All parameters of a model that are read here."""
 
-_COUNT_LIMIT = 2**31 - 1
-
 
 @dataclass(frozen=True, slots=True)
 class TreeOptions:
@@ -63,82 +58,56 @@ class TreeOptions:
 
 def read_options(config: ModelConfig, model: str) -> TreeOptions:
     """The options in `config`; INVALID_ARG names every invalid parameter."""
-    reader = _Reader(config)
+    reader = ValueReader(parameters_of(config))
     model_type = reader.text("model_type")
     if model_type and model_type not in FILENAMES:
-        reader.problem("model_type", f"one of {', '.join(FILENAMES)}")
-    is_classifier = reader.flag("is_classifier")
-    output_class = reader.flag("output_class")
+        reader.wrong("model_type", f"one of {', '.join(FILENAMES)}")
+    is_classifier = reader.flag("is_classifier", None)
+    output_class = reader.flag("output_class", None)
     if is_classifier is not None and output_class is not None and is_classifier != output_class:
         reader.problems.append("parameters 'is_classifier' and 'output_class' are two names of one setting, but differ")
     options = TreeOptions(
         model_type=model_type,
         is_classifier=bool(is_classifier or output_class),
-        predict_proba=bool(reader.flag("predict_proba")),
-        threshold=reader.number("threshold"),
-        allow_unknown_field=bool(reader.flag("xgboost_allow_unknown_field")),
-        threads=reader.count("cpu_nthread", MOST_THREADS) or 0,
-        ignored=reader.without_effect(),
+        predict_proba=reader.flag("predict_proba", default=False),
+        threshold=_number(reader, "threshold"),
+        allow_unknown_field=reader.flag("xgboost_allow_unknown_field", default=False),
+        threads=_count(reader, "cpu_nthread", MOST_THREADS),
+        ignored=_without_effect(reader),
     )
-    if reader.problems:
-        raise InferenceError(ErrorCode.INVALID_ARG, f"model '{model}': {'; '.join(reader.problems)}")
+    reader.finish(model)
     return options
 
 
-class _Reader:
-    """Reads parameters and collects the problems."""
+def _number(reader: ValueReader, key: str) -> float | None:
+    text = reader.text(key)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value):
+        reader.wrong(key, "a number")
+        return None
+    return value
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._parameters = {key: value.string_value for key, value in config.parameters.items()}
-        self.problems: list[str] = []
 
-    def text(self, key: str) -> str:
-        return self._parameters.get(key, "")
+def _count(reader: ValueReader, key: str, most: int) -> int:
+    """A number; 0 if it is not set, which Triton also writes as -1."""
+    return 0 if reader.text(key) == "-1" else reader.count(key, most)
 
-    def problem(self, key: str, expected: str) -> None:
-        self.problems.append(f"parameter '{key}' is '{clip(self.text(key))}'; it must be {expected}")
 
-    def flag(self, key: str) -> bool | None:
-        text = self.text(key)
+def _without_effect(reader: ValueReader) -> tuple[str, ...]:
+    """The parameters that are set and change nothing; wrong values are problems, as in Triton."""
+    found = []
+    for key, values in WITHOUT_EFFECT.items():
+        text = reader.text(key)
         if not text:
-            return None
-        if text.lower() not in BOOLEANS:
-            self.problem(key, "'true' or 'false'")
-        return BOOLEANS.get(text.lower())
-
-    def number(self, key: str) -> float | None:
-        text = self.text(key)
-        if not text:
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = float("nan")
-        if not isfinite(value):
-            self.problem(key, "a number")
-            return None
-        return value
-
-    def count(self, key: str, most: int) -> int | None:
-        text = self.text(key)
-        if not text or text == "-1":
-            return None
-        # int() refuses thousands of digits, and accepts digits of other scripts.
-        if not (text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most):
-            self.problem(key, f"a number from 0 to {most}")
-            return None
-        return int(text)
-
-    def without_effect(self) -> tuple[str, ...]:
-        """The parameters that are set and change nothing; wrong values are problems, as in Triton."""
-        found = []
-        for key, values in WITHOUT_EFFECT.items():
-            text = self.text(key)
-            if not text:
-                continue
-            found.append(key)
-            if not values:
-                self.count(key, _COUNT_LIMIT)
-            elif text not in values and text.lower() not in values:
-                self.problem(key, f"one of {', '.join(values)}")
-        return tuple(found)
+            continue
+        found.append(key)
+        if not values:
+            _count(reader, key, MOST_INT32)
+        elif text not in values and text.lower() not in values:
+            reader.wrong(key, f"one of {', '.join(values)}")
+    return tuple(found)

@@ -16,6 +16,7 @@ from halimede.core.config.model_config import (
     ModelOutput,
     ModelTensorReshape,
 )
+from halimede.core.config.parameters import number_setting
 from halimede.core.config.sequence_tensors import (
     PlacedTensor,
     added_inputs,
@@ -64,6 +65,11 @@ def is_complete(config: ModelConfig) -> bool:
     tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
     is_given = all(each.data_type is not DataType.INVALID and (each.dims or each.reshape) for each in tensors)
     return bool(config.input and config.output) and is_given
+
+
+def batch_size_setting(backend: str, settings: Mapping[str, str], default: int = DEFAULT_MAX_BATCH_SIZE) -> int:
+    """The maximum batch size that a backend's settings have for models without one. INVALID_ARG."""
+    return number_setting(backend, settings, "default-max-batch-size", default)
 
 
 def complete(

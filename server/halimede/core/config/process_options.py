@@ -1,6 +1,7 @@
 """The model parameters that configure worker processes. Errors are INVALID_ARG and name the parameter."""
 
 from halimede.core.config.model_config import ModelConfig
+from halimede.core.config.parameters import MOST_INT32, parse_number
 from halimede.core.inventory import Inventory
 from halimede.core.types import DeviceKind, ErrorCode, InferenceError
 from halimede.core.types.error import clip
@@ -15,7 +16,7 @@ INTRA_OP_THREAD_COUNT = "INTRA_OP_THREAD_COUNT"
 STRICT_OUTPUTS = "STRICT_OUTPUTS"
 SPIN = "SPIN"
 
-MOST_MILLISECONDS = 2**31 - 1
+MOST_MILLISECONDS = MOST_INT32
 DEFAULT_BLS_TIMEOUT_MS = 300_000
 MOST_CONCURRENCY = 64
 MOST_THREADS = 1024
@@ -117,10 +118,10 @@ def number(config: ModelConfig, key: str, most: int, least: int = 1) -> int | No
     if parameter is None:
         return None
     text = parameter.string_value
-    # int() also accepts digits of other scripts, and refuses texts of thousands of digits.
-    if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and least <= int(text) <= most:
-        return int(text)
-    raise _wrong(config, f"parameter '{key}' is '{clip(text)}'; it must be a number from {least} to {most}")
+    found = parse_number(text, least, most)
+    if found is None:
+        raise _wrong(config, f"parameter '{key}' is '{clip(text)}'; it must be a number from {least} to {most}")
+    return found
 
 
 def _wrong(config: ModelConfig, what: str) -> InferenceError:

@@ -3,7 +3,7 @@
 An owner is one load of one model version. Its instances share what it declares, and a restarted instance that declares
 the same again gets the same series, whose counts continue. Owners share too: a family appears once on the page, and a
 series with the same labels is one series whichever owner declares it, so several owners add to the same count. A series
-is removed with the last owner that holds it. An owner must delete a metric as often as it declared it.
+is removed with the last owner that holds it. An owner must delete a family as often as it declared it.
 
 Values that Prometheus cannot read are refused, and so are values that would corrupt a count permanently, such as NaN.
 Error texts begin like Triton's.
@@ -78,7 +78,6 @@ class _HeldMetric:
     family_id: int
     family: _Family
     series: _Series
-    holds: int = 1
 
 
 @dataclass(slots=True)
@@ -169,9 +168,7 @@ class CustomMetrics:
             )
         mine = self._owners[owner]
         if text in held.metric_ids:
-            metric = held.metric_ids[text]
-            mine.metrics[metric].holds += 1
-            return metric
+            return held.metric_ids[text]
         is_new = series is None
         if series is None:
             is_histogram = held.family.kind == "HISTOGRAM"
@@ -192,13 +189,6 @@ class CustomMetrics:
         mine.metrics[metric] = _HeldMetric(family, held.family, series)
         held.metric_ids[text] = metric
         return metric
-
-    def delete_metric(self, owner: str, metric: int) -> None:
-        """Undo one declaration."""
-        held = self._held_metric(owner, metric, "delete")
-        held.holds -= 1
-        if held.holds == 0:
-            self._drop_metric(self._owners[owner], metric)
 
     def update(self, owner: str, metric: int, operation: str, value: float) -> None:
         """Update a metric: `operation` is increment, set or observe; `value` must be a finite number."""
@@ -248,7 +238,7 @@ class CustomMetrics:
         for family in list(mine.families):
             self._drop_family(mine, family)
 
-    def render(self) -> Generator[None, None, list[bytes]]:
+    def render(self) -> Generator[int, None, list[bytes]]:
         """The families as parts of a scrape, in steps of about a millisecond each."""
         parts: list[bytes] = []
         lines = 0
@@ -265,11 +255,11 @@ class CustomMetrics:
                 if lines >= SERIES_PER_STEP:
                     parts.append(text.take_bytes())
                     lines = 0
-                    yield
+                    yield 0
             parts.append(text.to_bytes())
             if lines >= SERIES_PER_STEP:
                 lines = 0
-                yield
+                yield 0
         return parts
 
     def _add_family(self, name: str, kind: str, description: str) -> _Family:

@@ -184,30 +184,30 @@ class FloodLimit:
 
     Without a limit, a model or client that fails at each request would fill the disk and push out all other lines.
     Models do not share a kind, so that none hides another's lines. Verbose lines all pass, because they were requested.
-    With more than `MAX_KINDS` kinds in a second, lines are no longer separated by model.
+    With more than `MAX_KINDS` kinds in a second, new ones are no longer separated by model.
     """
 
     def __init__(self) -> None:
-        self._windows: dict[LineKind, _Window] = {}
+        self._lines: dict[LineKind, int] = {}
+        """The lines of the second that ends at `_end_s`."""
+        self._end_s = 0.0
         self._suppressed: dict[LineKind, int] = {}
-        self._forget_at_s = 0.0
 
     def admit(self, kind: LineKind, now_s: float) -> bool:
         """Whether this line should be written; if not, it is counted as suppressed."""
         if kind.severity is Severity.VERBOSE:
             return True
-        window = self._windows.get(kind)
-        if window is None and len(self._windows) >= MAX_KINDS:
-            self._forget(now_s)
-            if kind.model and len(self._windows) >= MAX_KINDS:
-                return self.admit(kind._replace(model=""), now_s)
-        if window is None or now_s >= window.end_s:
-            window = self._windows[kind] = _Window(now_s + 1)
-        if window.left == 0:
-            self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
-            return False
-        window.left -= 1
-        return True
+        if now_s >= self._end_s:
+            self._lines.clear()
+            self._end_s = now_s + 1
+        if len(self._lines) >= MAX_KINDS and kind not in self._lines:
+            kind = kind._replace(model="")
+        lines = self._lines.get(kind, 0)
+        if lines < LINES_PER_SECOND:
+            self._lines[kind] = lines + 1
+            return True
+        self._suppressed[kind] = self._suppressed.get(kind, 0) + 1
+        return False
 
     def is_suppressing(self) -> bool:
         return bool(self._suppressed)
@@ -216,18 +216,6 @@ class FloodLimit:
         """The number of suppressed lines of each kind since the last call."""
         taken, self._suppressed = self._suppressed, {}
         return taken
-
-    def _forget(self, now_s: float) -> None:
-        """Forget past seconds, at most once a second, because every line may be of a new kind."""
-        if now_s >= self._forget_at_s:
-            self._forget_at_s = now_s + 1
-            self._windows = {kind: window for kind, window in self._windows.items() if now_s < window.end_s}
-
-
-@dataclass(slots=True)
-class _Window:
-    end_s: float
-    left: int = LINES_PER_SECOND
 
 
 def _time(line: LogLine) -> datetime:

@@ -51,8 +51,8 @@ def render(
     hung_processes: Mapping[ProcessKind, int] = MappingProxyType({}),
     latencies: bool = True,
     first_responses: bool = True,
-    custom: Generator[None, None, list[bytes]] | None = None,
-) -> Generator[None, None, list[bytes]]:
+    custom: Generator[int, None, list[bytes]] | None = None,
+) -> Generator[int, None, list[bytes]]:
     """The body of a scrape in parts, rendered in steps of about a millisecond, as a thousand models take long.
 
     Each model is taken from `models` and all of its values are read within one step, so the values are consistent.
@@ -93,13 +93,13 @@ def render(
             first_ms = stats.first_response_ns / NS_PER_MS
             first_text.histogram(nv_labels, _EDGES_MS, stats.first_response_buckets, first_ms)
         if number % MODELS_PER_STEP == 0:
-            yield
+            yield 0
     for number, sample in enumerate(states, 1):
         head, tail = label_text({"model": sample.model}), label_text({"version": sample.version})
         for state in STATES:
             state_text.sample(f'{head},state="{state.value}",{tail}', int(sample.state is state))
         if number % MODELS_PER_STEP == 0:
-            yield
+            yield 0
 
     parts: list[bytes] = []
     of_instances = (text for _, text in busy_texts)
@@ -109,7 +109,7 @@ def render(
     for text in of_models:
         parts.append(text.to_bytes())
         if len(parts[-1]) > PART_PER_STEP_BYTES:
-            yield
+            yield 0
     parts += _texts(GPU_FAMILIES, [(label_text({"gpu_uuid": gpu.uuid}), gpu) for gpu in gpus])
     parts += _texts(SYSTEM_FAMILIES, [] if system is None else [("", system)])
     dropped = DROPPED.text()

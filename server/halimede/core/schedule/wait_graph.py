@@ -4,36 +4,37 @@ A model's code may call other models while its batch occupies an instance. A cal
 that could serve it runs a batch that waits for this call, directly or through other calls. Only a new call can complete
 such a circle, so it is enough to check each call when it is made.
 
-A waiter, such as a batch, ends when all calls that it waits for are answered. An executing call is answered when all
-its waiters can end. A queued call is answered when all waiters of one of its model's instances can end.
+A waiter, such as a batch, ends when all calls that it waits for are answered. A call is answered when all waiters of
+one of the ways to serve it can end: an executing call has one way, a queued one a way for each instance.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from halimede.core.graph import reachable
-
 
 @dataclass(slots=True)
-class Held:
-    """The call is answered when all of these have ended: its batch, or the request of an ensemble."""
+class Place:
+    """Where a request is: the ways in which it can be served, each with the waiters that must end before.
 
-    by: Sequence[Hashable]
-
-
-@dataclass(slots=True)
-class Queued:
-    """The call is served as soon as one instance is free. Has the waiters of each instance; empty for a free one.
-
-    `in_sequence`: the call's sequence is at an instance, which is the only one listed.
+    A request that executes has one way: its batch, or the request of an ensemble, must end. A queued one has a way for
+    each instance, empty for a free one. `in_sequence`: it is queued, and the instance that has its sequence is its only
+    way.
     """
 
-    instances: Sequence[Sequence[Hashable]]
+    ways: Sequence[Sequence[Hashable]]
     in_sequence: bool = False
 
+    def is_served(self, ends: set[Hashable]) -> bool:
+        """Whether the request is answered when these waiters have ended."""
+        return any(ends.issuperset(way) for way in self.ways)
 
-Place = Held | Queued | None
-"""Where a request is; None when it is finished."""
+    def waiters(self) -> set[Hashable]:
+        """The waiters of all ways."""
+        return {waiter for way in self.ways for waiter in way}
+
+
+ANSWERED = Place([()])
+"""The place of a finished request."""
 
 
 class WaitGraph:
@@ -72,57 +73,28 @@ class WaitGraph:
         """Whether the call is in a deadlock."""
         place = self._place_of(ticket)
         # The usual case: the instances that serve the call wait for no other call.
-        if _is_served(place, {waiter for waiter in _waiters_in(place) if waiter not in self._calls}):
+        if place.is_served({waiter for waiter in place.waiters() if waiter not in self._calls}):
             return False
         places, waiters = self._reachable(ticket)
-        # Collect the waiters that can end, beginning with those that wait for no call, until none is added.
-        ends: set[Hashable] = set()
+        # Collect the calls that are answered, beginning with those behind waiters without calls, until none is added.
         answered: set[int] = set()
-        grows = True
-        while grows:
-            grows = False
-            for waiter in waiters - ends:
-                if self._calls.get(waiter, set()) <= answered:
-                    ends.add(waiter)
-                    grows = True
-            for call, place in places.items():
-                if call not in answered and _is_served(place, ends):
-                    answered.add(call)
-                    grows = True
-        return ticket not in answered
+        while True:
+            ends = {waiter for waiter in waiters if self._calls.get(waiter, set()) <= answered}
+            found = {call for call, place in places.items() if call not in answered and place.is_served(ends)}
+            if not found:
+                return ticket not in answered
+            answered |= found
 
     def _reachable(self, ticket: int) -> tuple[dict[int, Place], set[Hashable]]:
         """The places of all calls on which this call depends, and the waiters in these places."""
         places: dict[int, Place] = {}
         waiters: set[Hashable] = set()
-
-        def dependencies(call: int) -> Iterator[int]:
-            place = places[call] = self._place_of(call)
-            for waiter in _waiters_in(place):
-                # Many calls can wait for one waiter, which has many calls: they are listed once.
-                if waiter not in waiters:
-                    waiters.add(waiter)
-                    yield from self._calls.get(waiter, ())
-
-        reachable(ticket, dependencies)
+        pending = [ticket]
+        while pending:
+            call = pending.pop()
+            places[call] = self._place_of(call)
+            # Many calls can wait for one waiter, which has many calls: they are listed once.
+            for waiter in places[call].waiters() - waiters:
+                waiters.add(waiter)
+                pending += self._calls.get(waiter, ())
         return places, waiters
-
-
-def _waiters_in(place: Place) -> Sequence[Hashable]:
-    match place:
-        case Held(by):
-            return by
-        case Queued(instances):
-            return [waiter for instance in instances for waiter in instance]
-        case None:
-            return ()
-
-
-def _is_served(place: Place, ends: set[Hashable]) -> bool:
-    match place:
-        case Held(by):
-            return ends.issuperset(by)
-        case Queued(instances):
-            return any(ends.issuperset(instance) for instance in instances)
-        case None:
-            return True

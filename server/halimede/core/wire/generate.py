@@ -12,7 +12,7 @@ A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in step
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf, nan, prod
 from typing import Any
 
@@ -38,16 +38,16 @@ from halimede.core.wire.http_response import join_chunks, parameters_json
 from halimede.core.wire.json_access import parameter_value, without_mark
 from halimede.core.wire.json_array import pack, pack_steps
 from halimede.core.wire.json_limits import HALF, check_outputs, half_input, half_output
-from halimede.core.wire.json_members import MemberLayout, scan_members_steps
 from halimede.core.wire.json_print import print_steps
 from halimede.core.wire.json_scan import (
     BLOCK_BYTES,
     JSON_SPACE,
     MAX_SKELETON_BYTES,
+    ScannedJson,
     check_depth,
     load_json,
     malformed,
-    skeleton_error,
+    scan_steps,
 )
 from halimede.core.wire.steps import Steps, run
 
@@ -151,15 +151,13 @@ def decode_large_steps(
 
     Apart from its inputs and white space it may have `skeleton_limit` bytes.
     """
-    layout = yield from scan_members_steps(body, block_bytes, skeleton_limit)
+    layout = yield from scan_steps(body, block_bytes, skeleton_limit, members=True)
     text, has_tokens = _without_tokens(layout.skeleton)
     document = _with_repeated(text, load_json(text))
     yield 0
-    source = _Placed(memoryview(body), layout, block_bytes, skeleton_limit - len(text), has_tokens)
-    request = yield from _read_steps(document, view, version, source)
+    request = yield from _read_steps(document, view, version, _Placed(layout, has_tokens))
     # A repeated member counts once, but its other value must be valid JSON too.
-    for place in set(range(len(layout.spans))) - source.used:
-        source.parse(place)
+    yield from layout.rest_steps()
     return request
 
 
@@ -199,17 +197,10 @@ class _Parsed:
 
 @dataclass(slots=True)
 class _Placed:
-    """Values of a document whose arrays and long strings were taken out; a list of one number refers to a span.
+    """Values of a document whose arrays and long strings were taken out; a list of one number refers to a span."""
 
-    `room` is how many bytes of spans may still be parsed in one step, `used` are the spans that were read.
-    """
-
-    body: memoryview
-    layout: MemberLayout
-    block_bytes: int
-    room: int
+    layout: ScannedJson
     has_tokens: bool
-    used: set[int] = field(default_factory=set)
 
     def count_steps(self, value: Any) -> Steps[int]:
         """The number of values, counting a nested list as one."""
@@ -219,8 +210,8 @@ class _Placed:
         if commas:
             return commas + 1
         opened, closed = self.layout.spans[place]
-        for at in range(opened + 1, closed, self.block_bytes):
-            if bytes(self.body[at : min(at + self.block_bytes, closed)]).strip(JSON_SPACE):
+        for at in range(opened + 1, closed, self.layout.block_bytes):
+            if bytes(self.layout.view[at : min(at + self.layout.block_bytes, closed)]).strip(JSON_SPACE):
                 return 1
             yield 0
         return 0
@@ -229,27 +220,15 @@ class _Placed:
         name, datatype, place = declared.name, declared.data_type, _place(value)
         if place is None:
             return pack(name, datatype, count, [self._scalar(value)])
-        self.used.add(place)
-        span = self.layout.spans[place]
-        return (yield from pack_steps(name, datatype, count, self.body, self.layout, span, self.block_bytes))
+        self.layout.unread.discard(place)
+        return (yield from pack_steps(name, datatype, count, self.layout, place))
 
     def plain(self, value: Any) -> Any:
         """A value that is not an input's: a long string is restored; an array stays out, as no array is valid there."""
         place = _place(value)
         if place is None or self.layout.commas[place] is not None:
             return value
-        self.used.add(place)
-        return self.parse(place)
-
-    def parse(self, place: int) -> Any:
-        """Parse the array or long string of a span; there must be room for it."""
-        first, last = self.layout.spans[place]
-        self.room -= last - first
-        if self.room < 0:
-            raise skeleton_error(MAX_SKELETON_BYTES)
-        if self.layout.commas[place] is None:
-            return load_json(self.body[first + 1 : last], first + 1)
-        return load_json(self.body[first : last + 1], first)
+        return run(self.layout.parse_steps(place))
 
     def _scalar(self, value: Any) -> Any:
         if not self.has_tokens:

@@ -37,8 +37,6 @@ from halimede.core.wire.json_limits import HALF, check_outputs, half_input
 from halimede.core.wire.json_scan import (
     BLOCK_BYTES,
     MAX_SKELETON_BYTES,
-    ScannedJson,
-    array_steps,
     check_depth,
     load_json,
     scan_steps,
@@ -248,9 +246,14 @@ def decode_large_steps(
     """
     layout = yield from scan_steps(text, block_bytes, skeleton_limit)
     document = load_json(layout.skeleton)
-    data_spans = _data_spans(document)
     yield 0
-    yield from _settle_steps(document, layout, memoryview(text), data_spans, skeleton_limit, block_bytes)
+    for item in _inputs(document):
+        if isinstance(item, dict):
+            if isinstance(shape := item.get("shape"), list):
+                item["shape"] = yield from layout.parse_steps(shape[0])
+            if isinstance(placed := item.get("data"), list):
+                layout.unread.discard(placed[0])
+    yield from layout.rest_steps()
     decoded = _read_head(document, view, version)
     tensors = decoded.request.inputs
     at = 0
@@ -264,7 +267,7 @@ def decode_large_steps(
             count = element_count(name, datatype, shape, view.name)
             if checker is not None:
                 checker.check_declared(decoded.request, Tensor(name, datatype, shape, b""))
-            data = yield from pack_steps(name, datatype, count, text, layout, layout.spans[source[0]], block_bytes)
+            data = yield from pack_steps(name, datatype, count, layout, source[0])
         else:
             resolve("input", name, source)
         tensors.append(Tensor(name, datatype, shape, data))
@@ -276,35 +279,10 @@ def decode_large_steps(
     return decoded
 
 
-def _data_spans(document: Any) -> set[int]:
-    """Which of the removed arrays are the data of an input. These are parsed later, in pieces."""
-    placed = [item.get("data") for item in _inputs(document) if isinstance(item, dict)]
-    return {place[0] for place in placed if isinstance(place, list)}
-
-
 def _inputs(document: Any) -> list[Any]:
     """The inputs of a document that is not checked yet, empty if it has no array of them."""
     inputs = document.get("inputs") if isinstance(document, dict) else None
     return inputs if isinstance(inputs, list) else []
-
-
-def _settle_steps(
-    document: Any, layout: ScannedJson, view: memoryview, data_spans: set[int], skeleton_limit: int, block_bytes: int
-) -> Steps[None]:
-    """Parse all arrays that are not data, and put back the shapes. No other array there has a meaning."""
-    parsed: dict[int, Any] = {}
-    parsed_bytes = len(layout.skeleton)
-    for i, (opened, closed) in enumerate(layout.spans):
-        if i in data_spans:
-            continue
-        text = yield from array_steps(view, opened, closed, skeleton_limit - parsed_bytes, block_bytes)
-        parsed_bytes += len(text)
-        parsed[i] = load_json(text, opened)
-        if i % 1024 == 0:
-            yield 0
-    for item in _inputs(document):
-        if isinstance(item, dict) and isinstance(item.get("shape"), list):
-            item["shape"] = parsed[item["shape"][0]]
 
 
 _NOTHING = memoryview(b"")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 from halimede.core.types.tensor import Buffer, join_bytes
-from halimede.core.wire.json_scan import BLOCK_BYTES, JSON_SPACE, SPACES, ScannedJson, load_json, malformed
+from halimede.core.wire.json_scan import JSON_SPACE, SPACES, ScannedJson, load_json, malformed
 from halimede.core.wire.raw_tensor import LENGTH_BYTES
 from halimede.core.wire.steps import Steps
 
@@ -44,21 +44,13 @@ def pack(name: str, datatype: DataType, count: int, values: list[Any]) -> Buffer
     return _to_array(name, datatype, values).tobytes()
 
 
-def pack_steps(
-    name: str,
-    datatype: DataType,
-    count: int,
-    text: Buffer,
-    layout: ScannedJson,
-    span: tuple[int, int],
-    block_bytes: int = BLOCK_BYTES,
-) -> Steps[Buffer]:
-    """As `pack`, for the array at `span` in the text, which was scanned with blocks of this size."""
-    opened, closed = span
+def pack_steps(name: str, datatype: DataType, count: int, layout: ScannedJson, place: int) -> Steps[Buffer]:
+    """As `pack`, for the span at `place` of a scanned document."""
+    view, block_bytes = layout.view, layout.block_bytes
+    opened, closed = layout.spans[place]
     # An element takes a character and a comma, so memory is never allocated for more elements than could be sent.
     if count > (closed - opened) // 2:
         raise _wrong_count()
-    view = memoryview(text)
     is_bytes = datatype is DataType.BYTES
     # Room for all strings, which are never longer than their JSON: a growing buffer would be copied whole in one step.
     size = LENGTH_BYTES * (count + 1) + closed - opened if is_bytes else count * datatype.itemsize
@@ -137,20 +129,8 @@ def _elements(text: bytes, offset: int) -> list[Any]:
 
 
 _MANY_ARRAYS = 256
-"""Arrays in a piece. From there on their objects cost more than their elements: of `[],` 75 ns per byte."""
-_VALUE, _COMMA, _OPEN, _CLOSE, _SPACE = range(5)
-_ROLE = np.zeros(256, np.uint8)
-for _characters, _role in ((b",", _COMMA), (b"[", _OPEN), (b"]", _CLOSE), (JSON_SPACE, _SPACE)):
-    _ROLE[list(_characters)] = _role
-_FOLLOWS = np.zeros(16, bool)
-"""Whether a role may come after another one, at 4 * the first + the second."""
-for _first, _seconds in {
-    _VALUE: (_VALUE, _COMMA, _CLOSE),
-    _COMMA: (_VALUE, _OPEN),
-    _OPEN: (_VALUE, _OPEN, _CLOSE),
-    _CLOSE: (_COMMA, _CLOSE),
-}.items():
-    _FOLLOWS[[4 * _first + second for second in _seconds]] = True
+"""Arrays in a piece. From there on their objects cost more than their elements."""
+_OPEN, _CLOSE, _COMMA = b"[],"
 _BLANK_BRACKETS = bytes.maketrans(b"[]", b"  ")
 _LEFT_COMMAS = re.compile(rb",[ \t\n\r,]*,")
 
@@ -162,13 +142,21 @@ def _without_arrays(text: bytes) -> bytes | None:
     """
     if b'"' in text or b"{" in text:
         return None
-    roles = _ROLE[np.frombuffer(text, np.uint8)]
-    roles = roles[roles != _SPACE]
-    if not _FOLLOWS[4 * roles[:-1] + roles[1:]].all():
+    dense = text.translate(None, JSON_SPACE)
+    left, right = (np.frombuffer(dense, np.uint8)[part] for part in (slice(-1), slice(1, None)))
+    wrong = (
+        (left == _COMMA) & ((right == _COMMA) | (right == _CLOSE)),
+        (left == _OPEN) & (right == _COMMA),
+        (left == _CLOSE) & (right != _COMMA) & (right != _CLOSE),
+        (right == _OPEN) & (left != _COMMA) & (left != _OPEN),
+    )
+    if any(each.any() for each in wrong):
         return None
-    # Of an empty array, one of the commas beside it is left, or both.
-    flat = _LEFT_COMMAS.sub(b",", text.translate(_BLANK_BRACKETS))
-    return b"[" + flat.strip(JSON_SPACE + b",") + b"]"
+    flat = text.translate(_BLANK_BRACKETS)
+    if b"[]" in dense:
+        # Of an empty array, one of the commas beside it is left, or both.
+        flat = _LEFT_COMMAS.sub(b",", flat).strip(JSON_SPACE + b",")
+    return b"[" + flat + b"]"
 
 
 def _flatten(values: list[Any]) -> list[Any]:
@@ -194,21 +182,25 @@ def _extend(flat: list[Any], values: list[Any]) -> None:
                 flat.append(value)
 
 
+def _kind(datatype: DataType) -> tuple[set[type], str]:
+    """The types of a datatype's elements, and the error text for others."""
+    if datatype is DataType.BYTES:
+        return {str}, "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+    cause = "Unable to parse 'data': attempt to access JSON"
+    if datatype in _FLOATS:
+        return {int, float}, f"{cause} non-number as double"
+    if datatype is DataType.BOOL:
+        return {bool}, f"{cause} non-boolean as boolean"
+    name = "unsigned-integer" if datatype in _UNSIGNED else "signed-integer"
+    return {int}, f"{cause} non-{name} as {name}"
+
+
+_KINDS = {datatype: _kind(datatype) for datatype in DataType}
+
+
 def _check_kinds(datatype: DataType, values: list[Any]) -> None:
-    if not set(map(type, values)) <= _KINDS[datatype]:
+    if not set(map(type, values)) <= _KINDS[datatype][0]:
         raise _wrong_kind(datatype)
-
-
-_KINDS: dict[DataType, set[type]] = {
-    datatype: {bool}
-    if datatype is DataType.BOOL
-    else {str}
-    if datatype is DataType.BYTES
-    else {int, float}
-    if datatype in _FLOATS
-    else {int}
-    for datatype in DataType
-}
 
 
 def _to_array(name: str, datatype: DataType, values: list[Any]) -> NDArray[Any]:
@@ -234,17 +226,7 @@ def _wrong_count() -> InferenceError:
 
 
 def _wrong_kind(datatype: DataType) -> InferenceError:
-    if datatype is DataType.BYTES:
-        text = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
-    elif datatype in _FLOATS:
-        text = "Unable to parse 'data': attempt to access JSON non-number as double"
-    elif datatype is DataType.BOOL:
-        text = "Unable to parse 'data': attempt to access JSON non-boolean as boolean"
-    elif datatype in _UNSIGNED:
-        text = "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer"
-    else:
-        text = "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer"
-    return InferenceError(ErrorCode.INVALID_ARG, text)
+    return InferenceError(ErrorCode.INVALID_ARG, _KINDS[datatype][1])
 
 
 # ---- One element that is longer than a piece

@@ -7,14 +7,15 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, ParameterValue
 from halimede.core.wire.destinations import ALL_BINARY, Destinations
 from halimede.core.wire.forwarding import Forwarding
-from halimede.core.wire.grpc_deflate import deflate_steps
+from halimede.core.wire.grpc_coding import encode_steps
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.grpc_reader import InferReader
 from halimede.core.wire.grpc_request import InferCall, InferMessage
 from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
+from halimede.core.wire.steps import Steps
 from halimede.frontends.grpc.call import Call, Holding
 from halimede.frontends.grpc.opening import open_steps
-from halimede.frontends.steps import StepQueue, Steps
+from halimede.frontends.steps import StepQueue
 from halimede.runtime.server import Server
 
 IN_STEPS_ABOVE = 256 << 10
@@ -153,7 +154,7 @@ class _UnaryInfer:
     def _encode(self, response: InferenceResponse) -> Steps[None]:
         parts = yield from encode_infer_steps(response, self._view, self._destinations)
         if self._call.compresses:
-            coded, is_compressed = yield from deflate_steps(parts, self._call.encoding)
+            coded, is_compressed = yield from encode_steps(parts, self._call.encoding)
             self._call.answer(coded, sum(map(len, coded)), is_compressed=is_compressed)
         else:
             self._call.answer(parts, sum(map(len, parts)))

@@ -6,6 +6,7 @@ error ends the stream. However it ends, requests that are still executing are ca
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -13,7 +14,7 @@ from time import monotonic
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, InferenceError, InferenceResponse
-from halimede.core.wire.grpc_deflate import deflate_steps
+from halimede.core.wire.grpc_coding import encode_steps
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.grpc_request import InferCall
 from halimede.core.wire.grpc_response import encode_empty_final, encode_stream_error, encode_stream_infer
@@ -230,11 +231,11 @@ class _InferStream:
             if not call.compresses:
                 self._send(answer, answer.content.parts, is_compressed=False)
             elif answer.size_bytes <= IN_STEPS_ABOVE:
-                parts, is_compressed = run(deflate_steps(answer.content.parts, call.encoding))
+                parts, is_compressed = run(encode_steps(answer.content.parts, call.encoding))
                 self._send(answer, parts, is_compressed=is_compressed)
             else:
                 self._sending = held = Holding(call)
-                steps = deflate_steps(answer.content.parts, call.encoding)
+                steps = encode_steps(answer.content.parts, call.encoding)
                 self._context.steps.run(held, steps, partial(self._compressed, answer, held), self._end)
         if not call.is_open:
             return
@@ -248,13 +249,13 @@ class _InferStream:
         if self._session.unacknowledged and self._call.has_room:
             self._session.acknowledge()
 
-    def _compressed(self, answer: StreamAnswer[_Answer], held: Holding, message: "tuple[list[bytes], bool]") -> None:
+    def _compressed(self, answer: StreamAnswer[_Answer], held: Holding, message: tuple[Sequence[Buffer], bool]) -> None:
         self._sending = None
         self._send(answer, *message)
         held.release()
         self._go_on()
 
-    def _send(self, answer: StreamAnswer[_Answer], parts: "list[Buffer] | list[bytes]", is_compressed: bool) -> None:
+    def _send(self, answer: StreamAnswer[_Answer], parts: Sequence[Buffer], is_compressed: bool) -> None:
         call = self._call
         call.send(parts, sum(map(len, parts)), is_compressed=is_compressed)
         if answer.content.held is not None:

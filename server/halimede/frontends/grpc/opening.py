@@ -3,7 +3,7 @@
 from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 from halimede.core.wire.grpc_call import DEFLATE, ENCODINGS, GZIP, IDENTITY
-from halimede.core.wire.grpc_inflate import inflate_steps
+from halimede.core.wire.grpc_coding import decode_steps
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import ProtoClass, ProtoMessage, parse
 from halimede.core.wire.steps import Steps, run
@@ -24,7 +24,7 @@ def open_steps(call: Call, message: Message) -> Steps[Buffer]:
             ErrorCode.UNSUPPORTED, f"grpc-encoding '{name}' is not supported, expected one of {accepted}"
         )
     method = call.method
-    return (yield from inflate_steps(message.content, encoding, method.max_bytes, method.too_large))
+    return (yield from decode_steps(message.content, encoding, method.max_bytes, method.too_large))
 
 
 def parse_small(call: Call, request: ProtoClass, message: Message) -> ProtoMessage:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.core.wire.grpc_deflate import deflate_steps
+from halimede.core.wire.grpc_coding import encode_steps
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import ProtoClass, ProtoMessage
 from halimede.core.wire.steps import run
@@ -43,7 +43,7 @@ class UnaryMethod:
         try:
             answer = (await self.answer(request)).SerializeToString()
             if call.compresses:
-                parts, is_compressed = run(deflate_steps((answer,), call.encoding))
+                parts, is_compressed = run(encode_steps((answer,), call.encoding))
                 call.answer(parts, sum(map(len, parts)), is_compressed=is_compressed)
             else:
                 call.answer((answer,), len(answer))

@@ -2,23 +2,18 @@
 
 import zlib
 from collections.abc import Sequence
+from functools import partial
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError
-from halimede.core.types.error import clip
 from halimede.core.wire.growing_bytes import GrowingBytes
-from halimede.frontends.steps import Steps
+from halimede.core.wire.steps import Steps
+from halimede.core.wire.zlib_steps import GZIP_WBITS, RAW_WBITS, ZLIB_WBITS, compress_steps, inflate_steps
 
 GZIP = "gzip"
 DEFLATE = "deflate"
 IDENTITY = "identity"
 CODINGS = (GZIP, DEFLATE, IDENTITY)
 
-_GZIP = 16 + zlib.MAX_WBITS
-_ZLIB = zlib.MAX_WBITS
-_RAW = -zlib.MAX_WBITS
-_SLICE = 256 << 10
-# Fast rather than small: compression takes the time of all other requests.
-_LEVEL = 1
 _MAX_MEMBERS = 65_536
 """The same limit as for chunks. An empty member has 20 bytes and is a stream: 64 MiB of them would take 30 s."""
 
@@ -55,7 +50,8 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[Buffer]:
     out = GrowingBytes()
     members = 0
     rest = memoryview(body)
-    wbits = _GZIP if coding == GZIP else _deflate_format(rest)
+    wbits = GZIP_WBITS if coding == GZIP else _deflate_format(rest)
+    errors = partial(_too_large, limit), partial(_broken, coding)
     while True:  # One turn per member: a gzip body may consist of several in sequence.
         members += 1
         if members > _MAX_MEMBERS:
@@ -63,27 +59,8 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[Buffer]:
                 ErrorCode.INVALID_ARG,
                 f"the request body has more than {_MAX_MEMBERS} gzip members. Send fewer or larger ones.",
             )
-        stream = zlib.decompressobj(wbits)
-        while not stream.eof:
-            pending = rest[:_SLICE]
-            try:
-                # One byte above the limit is enough to refuse the body.
-                piece = stream.decompress(pending, min(_SLICE, limit + 1 - out.size_bytes))
-            except zlib.error as error:
-                raise _broken(coding, clip(str(error))) from None
-            out.add(piece)
-            if out.size_bytes > limit:
-                raise InferenceError(
-                    ErrorCode.INVALID_ARG,
-                    f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
-                    "Use --http-max-input-size to increase the limit.",
-                )
-            if not (stream.eof or pending or piece):
-                raise _broken(coding, "it ends before its data does")
-            # At the end of a member that took several calls, zlib has the rest of the input in both.
-            unused = len(stream.unused_data if stream.eof else stream.unconsumed_tail)
-            rest = rest[len(pending) - unused :]
-            yield len(piece)
+        rest, last = yield from inflate_steps(rest, wbits, out, limit, *errors)
+        yield last
         if not len(rest):
             return out.content()
         if coding != GZIP:
@@ -92,21 +69,21 @@ def decompress_steps(body: Buffer, coding: str, limit: int) -> Steps[Buffer]:
 
 def _deflate_format(body: memoryview) -> int:
     is_zlib = len(body) >= 2 and body[0] & 0x0F == zlib.DEFLATED and (body[0] << 8 | body[1]) % 31 == 0
-    return _ZLIB if is_zlib else _RAW
+    return ZLIB_WBITS if is_zlib else RAW_WBITS
+
+
+def _too_large(limit: int) -> InferenceError:
+    return InferenceError(
+        ErrorCode.INVALID_ARG,
+        f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
+        "Use --http-max-input-size to increase the limit.",
+    )
 
 
 def _broken(coding: str, reason: str) -> InferenceError:
     return InferenceError(ErrorCode.INVALID_ARG, f"the request body is not valid {coding} data: {reason}")
 
 
-def compress_steps(chunks: Sequence[Buffer], coding: str) -> Steps[list[bytes]]:
-    """Compress an answer's chunks into one stream of `coding`, gzip or deflate (in zlib's format)."""
-    stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP if coding == GZIP else _ZLIB)
-    out: list[bytes] = []
-    for chunk in chunks:
-        view = memoryview(chunk)
-        for start in range(0, len(view), _SLICE):
-            out.append(stream.compress(view[start : start + _SLICE]))
-            yield 0
-    out.append(stream.flush())
-    return out
+def encode_steps(chunks: Sequence[Buffer], coding: str) -> Steps[list[bytes] | None]:
+    """An answer's chunks in a coding, gzip or deflate (in zlib's format); None if that is not smaller."""
+    return compress_steps(chunks, GZIP_WBITS if coding == GZIP else ZLIB_WBITS)

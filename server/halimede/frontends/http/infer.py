@@ -18,6 +18,7 @@ from halimede.core.wire.http_request import (
 )
 from halimede.core.wire.http_response import encode_infer, encode_infer_steps
 from halimede.core.wire.sse import accepts_events, encode_event_steps, json_only
+from halimede.core.wire.steps import Steps
 from halimede.frontends.http.answers import (
     IN_STEPS_ABOVE,
     Parameters,
@@ -27,11 +28,11 @@ from halimede.frontends.http.answers import (
     respond_error,
     respond_infer_error,
 )
-from halimede.frontends.http.compression import CODINGS, IDENTITY, choose_coding, compress_steps, decompress_steps
+from halimede.frontends.http.compression import CODINGS, IDENTITY, choose_coding, decompress_steps, encode_steps
 from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.outbox import JSON
 from halimede.frontends.http.sse import EventCall
-from halimede.frontends.steps import StepQueue, Steps
+from halimede.frontends.steps import StepQueue
 from halimede.runtime.server import Server
 
 _NO_CODING = ("", IDENTITY)
@@ -238,8 +239,8 @@ class _Call:
     def _encode(self, response: InferenceResponse, coding: str) -> Steps[None]:
         encoded = yield from encode_infer_steps(response, self.destinations, self.view)
         if coding != IDENTITY:
-            chunks = yield from compress_steps(encoded.chunks, coding)
-            if sum(map(len, chunks)) < sum(map(len, encoded.chunks)):
+            chunks = yield from encode_steps(encoded.chunks, coding)
+            if chunks is not None:
                 self._send(chunks, encoded.json_length, b"Content-Encoding: %b\r\n" % coding.encode())
                 return
         self._send(encoded.chunks, encoded.json_length)

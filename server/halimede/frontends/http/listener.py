@@ -69,7 +69,7 @@ class Listener:
         self.requests = RequestLog(protocol)
         self.port = Port(
             lambda: HttpConnection(self, asyncio.get_running_loop()),
-            lambda: HttpConnection(_Reserved(self), asyncio.get_running_loop()),
+            lambda: HttpConnection(self, asyncio.get_running_loop(), self._begin_control),
             service=service,
             limits=port_limits,
             log=log,
@@ -161,6 +161,13 @@ class Listener:
         else:
             turns.wait(self._address(exchange.head, peer) or exchange, exchange, partial(self._begin_waiting, exchange))
 
+    def _begin_control(self, exchange: Exchange, peer: object) -> None:
+        """As `begin`, for a connection of the port's reserve, which serves control calls alone."""
+        if is_inference(exchange.head.target):
+            exchange.respond(503, JSON + RETRY_LATER, (_TOO_MANY,))
+        else:
+            self.begin(exchange, peer)
+
     def _address(self, head: Head, peer: object) -> Hashable | None:
         """What a request counts by in the turns of the loop; None without an address."""
         if not self._turns.is_proxy(peer):
@@ -195,31 +202,3 @@ class Listener:
         """Log an internal fault and answer 500 without its details, or 503 with what the server lacks."""
         self.port.crashed(repr(exchange), error)
         respond_infer_error(exchange, shortage_of(error) or InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR))
-
-
-class _Reserved:
-    """The listener for a connection of the port's reserve, which serves control calls alone."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self.shared = listener.shared
-        self.requests = listener.requests
-        self.port = listener.port
-
-    def admits(self, peer: object, now: float) -> bool:
-        return self._listener.admits(peer, now)
-
-    def count(self, now: float, calls: int = 1) -> None:
-        self._listener.count(now, calls)
-
-    def wait(self, connection: HttpConnection, peer: object, go_on: Callable[[], None]) -> None:
-        self._listener.wait(connection, peer, go_on)
-
-    def begin(self, exchange: Exchange, peer: object) -> None:
-        if is_inference(exchange.head.target):
-            exchange.respond(503, JSON + RETRY_LATER, (_TOO_MANY,))
-        else:
-            self._listener.begin(exchange, peer)
-
-    def fail(self, exchange: Exchange, error: BaseException) -> None:
-        self._listener.fail(exchange, error)

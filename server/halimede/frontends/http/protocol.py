@@ -47,6 +47,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     """One client. Everything runs on the event loop's thread, in plain calls from the transport and from exchanges."""
 
     __slots__ = (
+        "_begin",
         "_linger_timer",
         "_listener",
         "_loop",
@@ -60,8 +61,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         "outbox",
     )
 
-    def __init__(self, listener: ConnectionOwner, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        listener: ConnectionOwner,
+        loop: asyncio.AbstractEventLoop,
+        begin: Callable[[Exchange, object], None] | None = None,
+    ) -> None:
+        """`begin` is called instead of the listener's."""
         self._listener = listener
+        self._begin = begin or listener.begin
         self._loop = loop
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.
         self._receiver = Receiver(listener.shared)
@@ -148,7 +156,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         if event is REQUEST:
             exchange = self.exchange = Exchange(self, cast("Head", receiver.head), receiver.take_body())
-            self._listener.begin(exchange, self._peer)
+            self._begin(exchange, self._peer)
         elif event is ENDED:
             self._transport.close()
         elif receiver.awaits_continue:

@@ -8,7 +8,6 @@ of the ensemble only.
 import logging
 
 from halimede.core.repository.plan import Design, Swap, Withdraw, follow, make_design
-from halimede.runtime.ensemble import Inferences
 from halimede.runtime.executor import VersionExecutor
 from halimede.runtime.lifecycle.closing import Closing
 from halimede.runtime.lifecycle.record import ModelRecord, Records, find_step, take_snapshot
@@ -24,8 +23,6 @@ class Ensembles:
     """The ensembles among the records."""
 
     def __init__(self, records: Records, table: RequestTable, services: ModelServices, closing: Closing) -> None:
-        self.inferences: Inferences | None = None
-        """Runs the steps of ensembles; set before the first ensemble is loaded."""
         self._records = records
         self._table = table
         self._services = services
@@ -66,9 +63,6 @@ class Ensembles:
         return old
 
     def _make(self, prepared: PreparedModel, design: Design) -> dict[int, ModelVersion]:
-        inferences = self.inferences
-        if inferences is None:
-            raise RuntimeError(f"ensemble '{prepared.config.name}' has no server for its steps")
         steps = tuple(dict.fromkeys(design.steps))
 
         def members() -> list[VersionExecutor | None]:
@@ -76,8 +70,6 @@ class Ensembles:
             return [version.executor if version is not None else None for version in serving]
 
         return {
-            version.version: make_ensemble(
-                version, design, prepared.load_seconds, self._table, self._services, inferences, members
-            )
+            version.version: make_ensemble(version, design, prepared.load_seconds, self._table, self._services, members)
             for version in prepared.versions
         }

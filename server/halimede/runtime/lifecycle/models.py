@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.observe.samples import StateSample
 from halimede.core.repository.changes import ABSENT
 from halimede.core.repository.load_errors import NoModelError
@@ -11,7 +12,6 @@ from halimede.core.repository.plan import is_used
 from halimede.core.repository.status import ModelStatus, should_serve
 from halimede.core.types import ErrorCode, InferenceError, ModelIndexEntry, ModelReadyState
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.ensemble import Inferences
 from halimede.runtime.lifecycle.building import Builder
 from halimede.runtime.lifecycle.closing import Closing
 from halimede.runtime.lifecycle.ensembles import Ensembles
@@ -39,7 +39,6 @@ class ModelLifecycle:
         options: LoadOptions,
         load_threads: int,
         *,
-        services: ModelServices,
         retry_count: int = 0,
         unload_wait_secs: float = 60.0,
         slot_wait_secs: float = 5.0,
@@ -54,6 +53,8 @@ class ModelLifecycle:
         self.records = Records()
         self.table = table or RequestTable()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
+        self.services = ModelServices(CustomMetrics())
+        """What models request. Its `models` are set once the server is made."""
         self.load_secs: dict[str, float] = {}
         """How long the load of each model took at the start, with its wait for others."""
         self._loading_since_ns: dict[str, int] = {}
@@ -61,21 +62,14 @@ class ModelLifecycle:
         left_behind = LeftBehind()
         self._reader = RepositoryReader(repository, left_behind, read_limit_secs)
         self._closing = Closing(left_behind, close_timeout_secs)
-        self._ensembles = Ensembles(self.records, self.table, services, self._closing)
-        builder = Builder(options, load_threads, self.table, services, self._closing, left_behind, slot_wait_secs)
+        self._ensembles = Ensembles(self.records, self.table, self.services, self._closing)
+        builder = Builder(
+            *(options, load_threads, self.table, self.services, self._closing, left_behind, slot_wait_secs),
+        )
         self._loader = Loader(
-            *(self.records, self._reader, builder, self._ensembles, self._closing, left_behind, services),
+            *(self.records, self._reader, builder, self._ensembles, self._closing, left_behind, self.services),
             retry_count=retry_count,
         )
-
-    @property
-    def inferences(self) -> Inferences | None:
-        """Runs the steps of ensembles; set before the first ensemble is loaded."""
-        return self._ensembles.inferences
-
-    @inferences.setter
-    def inferences(self, inferences: Inferences) -> None:
-        self._ensembles.inferences = inferences
 
     async def load_all(self, names: Sequence[str] | None) -> list[str]:
         """Load the named models, or all models of the repositories for None, in parallel.

@@ -24,7 +24,7 @@ class Memory:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.inbound = SegmentMap()
-        self.shared = SharedSegments(self.inbound.released)
+        self.shared = SharedSegments(self.inbound.released, partial(self._send_mapped, False))
         self.outbound = OwnArena(ARENA_BYTES)
         self.wanted_bytes = 0
         """Bytes that did not fit and are not reported yet. The server enlarges the arena."""
@@ -35,7 +35,6 @@ class Memory:
         """Blocks of the server and of other workers that are in use here; True once the block is reported as retained
         beyond its batch."""
         self._lock = threading.Lock()
-        self.shared.on_written = partial(self._send_mapped, False)
         channel.handle(FrameKind.SEGMENT, self._on_segment)
         channel.handle(FrameKind.UNMAP, self._on_unmap)
         channel.handle(FrameKind.RELEASE, self._on_release)

@@ -113,7 +113,7 @@ class FrameKind(IntEnum):
     TAKEN = 44
     """The number of an INFER, and the number of its answers, none of them final, that were received."""
     MAPPED = 45
-    """The number of a segment of another worker, and whether it is mapped. After False the worker gets only copies."""
+    """The number of a segment of another worker, and whether the worker reads it in place; else it gets copies."""
     INFERS = 46
     """Inferences that the clients of a front-end process request."""
     ASK = 47

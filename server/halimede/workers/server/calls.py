@@ -1,8 +1,7 @@
 """Inferences that the model's code requests, while they are in flight.
 
-Frames of the worker are not trusted. A number that is in use, too many inferences, or an acknowledgement of answers
-that were not sent ends the connection. An unknown number is not an error: the final answer and the worker's frame may
-have crossed. Memory is bounded because the answering models wait for acknowledgements.
+See `inferences` for what is checked; too many inferences end the connection as well. Memory is bounded because the
+answering models wait for acknowledgements.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +9,11 @@ from typing import Protocol
 
 from halimede.core.types import InferenceResponse
 from halimede.workers.frames.calls import Infer, decode_infer
-from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, FrameError, FrameKind, unpack
+from halimede.workers.frames.kinds import CALL, MAX_CALLS, FrameError, FrameKind, unpack
 from halimede.workers.server.answers import AnswerSender
 from halimede.workers.server.batches import SentBatches
 from halimede.workers.server.channel import Channel
+from halimede.workers.server.inferences import Inference, Inferences
 from halimede.workers.server.memory import Memory
 from halimede.workers.server.tasks import Tasks
 from halimede.workers.worker import BatchItem
@@ -40,29 +40,6 @@ class CallOwner(Protocol):
         """The model's code has received `responses` more answers, none of them final."""
 
 
-class _Call:
-    __slots__ = ("batch", "calls", "number", "ticket", "untaken")
-
-    def __init__(self, number: int, batch: int, calls: "Calls") -> None:
-        self.number = number
-        self.batch = batch
-        self.ticket = 0
-        self.untaken = 0
-        self.calls: Calls | None = calls
-        """None after the final answer or the worker's end: the answering side must not keep the memory alive."""
-
-    def answer(self, response: InferenceResponse) -> None:
-        """Send an answer to the model's code."""
-        calls = self.calls
-        if calls is None:
-            return
-        if response.final:
-            self.calls = None
-        else:
-            self.untaken += 1
-        calls.answer(self.number, response)
-
-
 class Calls:
     """The calls of one worker, by the worker's numbers. All methods are called on the event loop's thread."""
 
@@ -80,12 +57,10 @@ class Calls:
         self._batches = batches
         self._is_decoupled = is_decoupled
         self._owner = owner
-        self._in_flight: dict[int, _Call] = {}
+        self._in_flight = Inferences(channel, owner.on_cancel_call, owner.on_taken, self._answer)
         self._answers = AnswerSender(channel, memory, tasks, f"the process of model '{model}'")
         channel.handle(FrameKind.INFER, self._on_infer)
-        channel.handle(FrameKind.CANCEL_CALL, self._on_cancel)
         channel.handle(FrameKind.ASK_CANCEL_CALL, self._on_ask_cancel)
-        channel.handle(FrameKind.TAKEN, self._on_taken)
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -93,16 +68,13 @@ class Calls:
     def close(self) -> None:
         """Cancel all calls: the worker has ended."""
         self._answers.close()
-        left = list(self._in_flight.values())
-        self._in_flight.clear()
-        for call in left:
-            call.calls = None
-            self._owner.on_cancel_call(call.ticket)
+        self._in_flight.close()
 
     def cancel_of(self, batch: int) -> None:
         """Cancel the inferences that this batch has requested: its results are no longer needed."""
-        for call in [each for each in self._in_flight.values() if each.batch == batch]:
-            self._owner.on_cancel_call(call.ticket)
+        for call in self._in_flight:
+            if call.batch == batch:
+                self._owner.on_cancel_call(call.ticket)
 
     def _on_infer(self, body: memoryview) -> None:
         infer = decode_infer(body, self._memory.locate)
@@ -114,19 +86,10 @@ class Calls:
             # A thread of the model requests it, and the only running batch most likely waits for that thread.
             (batch,) = batches.running
             infer.batch = batch.number
-        number, in_flight = infer.number, self._in_flight
-        if number in in_flight:
-            raise FrameError(f"inference {number} twice")
-        if len(in_flight) >= MAX_CALLS:
+        call = self._in_flight.add(infer.number, infer.batch)
+        if len(self._in_flight) > MAX_CALLS:
             raise FrameError(f"more than {MAX_CALLS} inferences at a time")
-        call = in_flight[number] = _Call(number, infer.batch, self)
         call.ticket = self._owner.on_infer(infer, None if batch is None else batch.items, call.answer)
-
-    def _on_cancel(self, body: memoryview) -> None:
-        (number,) = unpack(CALL, body, FrameKind.CANCEL_CALL)
-        call = self._in_flight.get(number)
-        if call is not None:
-            self._owner.on_cancel_call(call.ticket)
 
     def _on_ask_cancel(self, body: memoryview) -> None:
         (number,) = unpack(CALL, body, FrameKind.ASK_CANCEL_CALL)
@@ -134,19 +97,6 @@ class Calls:
         if call is not None:
             self._owner.on_cancel_call(call.ticket, reads_on=True)
 
-    def _on_taken(self, body: memoryview) -> None:
-        number, responses = unpack(TAKEN, body, FrameKind.TAKEN)
-        call = self._in_flight.get(number)
-        if call is None:
-            return
-        if responses > call.untaken:
-            raise FrameError(f"{responses} answers of inference {number} taken, where {call.untaken} were sent")
-        call.untaken -= responses
-        self._owner.on_taken(call.ticket, responses)
-
-    def answer(self, number: int, response: InferenceResponse) -> None:
-        """Send an answer to the inference of this number."""
-        if response.final:
-            self._in_flight.pop(number, None)
-        self._answers.send(number, response)
+    def _answer(self, call: Inference, response: InferenceResponse) -> None:
+        self._answers.send(call.number, response)
         self._owner.on_answered()

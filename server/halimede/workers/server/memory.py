@@ -65,7 +65,7 @@ class Memory:
         self._tasks = tasks
         # The other half stays free for the next tensors, however long other workers keep shared blocks.
         self.inbound = OwnArena(arena_bytes, arena_bytes // 2)
-        self._outbound = SegmentMap(arena_bytes // 2)
+        self._outbound = SegmentMap(shareable_bytes=arena_bytes // 2)
         # Counts only the size: the worker allocates.
         self._outbound_size = Arena(arena_bytes)
         self._shared = SharedSegments(self._send_shared, self._send_unmap, loop)

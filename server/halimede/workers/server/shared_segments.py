@@ -2,12 +2,13 @@
 
 1. The first time that bytes of another worker's segment (its owner's) go to the reader, the server sends the reader a
    read-only descriptor of the segment, and a copy of the bytes.
-2. The reader reports whether it has mapped the segment. From then on the server sends places in it instead of copies.
+2. The reader reports whether it has mapped the segment. If it has, the server sends places in it instead of copies,
+   until the reader reports that its model has written to the segment.
 3. The server holds a view of the bytes until the reader gives the block back, so that the owner cannot reuse them.
 4. When the last view of a segment is gone, the server has the reader unmap it.
 
 Only bytes that no model can write to are shared: answers in a worker's own arena, and inputs of a worker that has given
-them back. A reader that cannot map a segment, or whose model writes to its inputs, gets only copies from then on.
+them back.
 """
 
 import asyncio
@@ -45,13 +46,9 @@ class SharedSegments:
         self._loop = loop
         self._next = FIRST_SHARED
         self._numbers: dict[weakref.ref[Segment], int] = {}
-        self._unanswered: set[int] = set()
-        """Segments that the reader has not reported as mapped or not."""
-        self._usable: set[int] = set()
-        """Segments that the reader has mapped."""
+        self._mapped: set[int] = set()
+        """Segments that the reader reads in place, or has read in place: numbers are not used again."""
         self._shared: dict[Block, memoryview] = {}
-        self._is_over = False
-        """The reader gets only copies from now on."""
 
     def __repr__(self) -> str:
         return f"<SharedSegments {len(self._numbers)} segments, {len(self._shared)} blocks>"
@@ -64,7 +61,7 @@ class SharedSegments:
     def share(self, data: Buffer) -> Block | None:
         """The place of these bytes for the reader, valid until it gives the block back; None if they must be copied."""
         lease = _lease_of(data)
-        if lease is None or self._is_over:
+        if lease is None:
             return None
         if weakref.ref(lease.segment) not in self._numbers:
             self._try_send(lease.segment)
@@ -80,7 +77,7 @@ class SharedSegments:
         number = self._numbers.get(weakref.ref(segment))
         sharing, offset = segment.sharing, start - segment.start
         if (
-            number not in self._usable
+            number not in self._mapped
             or offset != lease.block[1]
             or offset % ALIGNMENT
             or lease.block in sharing.writable
@@ -101,20 +98,16 @@ class SharedSegments:
         number = self._next
         self._next += 1
         self._numbers[weakref.ref(segment, self._on_gone)] = number
-        self._unanswered.add(number)
         self._send_segment(number, descriptor)
 
     def on_mapped(self, number: int, is_mapped: bool) -> None:
-        """The reader has reported whether it has mapped a segment. FrameError."""
-        if not FIRST_SHARED <= number < self._next or (is_mapped and number not in self._unanswered):
+        """The reader has reported whether it reads a segment in place. FrameError."""
+        if not FIRST_SHARED <= number < self._next:
             raise FrameError(f"an answer about segment {number}, which was not sent to it")
-        self._unanswered.discard(number)
-        if not is_mapped:
-            self._is_over = True
-            self._usable.clear()
-            self._unmap_all()
-        elif number in self._numbers.values() and not self._is_over:
-            self._usable.add(number)
+        if is_mapped:
+            self._mapped.add(number)
+        else:
+            self._mapped.discard(number)
 
     def view(self, number: int, offset: int, size_bytes: int) -> memoryview:
         """Shared bytes that the reader answers with. ValueError if they are not shared with it."""
@@ -128,21 +121,12 @@ class SharedSegments:
         data = self._shared.pop(block, None)
         if data is not None and (lease := _lease_of(data)) is not None:
             lease.segment.sharing.shared_bytes -= len(data)
-        if self._is_over:
-            self._unmap_all()
-
-    def _unmap_all(self) -> None:
-        """Have the reader unmap all segments, once no block is shared."""
-        if not self._shared:
-            while self._numbers:
-                self._send_unmap(self._numbers.popitem()[1])
 
     def close(self) -> None:
         """Free all blocks: the reader has ended."""
         # Without these references the connection and its memory are freed at once.
         self._send_segment = self._send_unmap = _nowhere
         self._numbers.clear()
-        self._usable.clear()
         for block in list(self._shared):
             self.take_back(block)
 
@@ -151,11 +135,7 @@ class SharedSegments:
         number = self._numbers.pop(segment, None)
         if number is not None:
             with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._remove, number)
-
-    def _remove(self, number: int) -> None:
-        self._usable.discard(number)
-        self._send_unmap(number)
+                self._loop.call_soon_threadsafe(self._send_unmap, number)
 
 
 def _nowhere(*_: int) -> None:

@@ -161,11 +161,13 @@ def categories(found, right=False, default_left=False) -> Forest:
 @pytest.mark.parametrize("default_left", [False, True])
 @pytest.mark.parametrize("right", [False, True])
 @pytest.mark.parametrize(
-    "found", [[], [0], [1, 5], [0, 1, 2, 3, 63, 64, 2000], list(range(1500)), [2**32 - 1, 3]], ids=len
+    "found",
+    [[], [0], [1, 5], [0, 1, 2, 3, 63, 64, 2000], list(range(1500)), [2**32 - 1, 3], [2**24 + 1, 3, 4]],
+    ids=len,
 )
 def test_categories_lead_to_their_side(found, right, default_left):
     made = categories(found, right, default_left)
-    values = [0, 1, 1.9, 2, 3, 5, 64, 2000, 1e9, -0.5, -1, -2, np.inf, -np.inf]
+    values = [0, 1, 1.9, 2, 3, 5, 64, 2000, 2**24, 1e9, -0.5, -1, -2, np.inf, -np.inf]
     x = np.array([[each] for each in [*values, np.nan]], np.float32)
     matches = [each >= 0 and each <= 2**24 and int(each) in found for each in values]
     goes_left = [*(each != right for each in matches), default_left]
@@ -173,6 +175,22 @@ def test_categories_lead_to_their_side(found, right, default_left):
     assert run(made, config([1], features=1), x).tolist() == expected
     shap = TreeShap(made, "m").values(x, lambda: False)
     assert np.abs(shap.sum(axis=-1) - expected).max() < 1e-6
+
+
+def test_a_tree_has_any_number_of_tests_for_several_categories():
+    made = forest(
+        left=(1, -1, 3, -1, -1),
+        right=(2, -1, 4, -1, -1),
+        feature=[0] * 5,
+        values=(0, 10, 0, 20, 30),
+        is_categorical=np.array([True, False, True, False, False]),
+        categories=np.array([1, 2, 3, 4, 5, 6], np.uint32),
+        category_start=np.array([0, 0, 3, 0, 0]),
+        category_stop=np.array([3, 0, 6, 0, 0]),
+    )
+    x = np.arange(8, dtype=np.float32)[:, None]
+    expected = [[each] for each in (30, 10, 10, 10, 20, 20, 20, 30)]
+    assert run(checked(made, "m"), config([1], features=1), x).tolist() == expected
 
 
 def test_a_feature_is_categorical_or_numeric():

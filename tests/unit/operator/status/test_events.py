@@ -1,7 +1,7 @@
 """The events between statuses."""
 
 from halimede_operator.core.api.spec import Problem, Spec, Workload
-from halimede_operator.core.events import EventLimit
+from halimede_operator.core.events import EventLimit, LastingStates
 from halimede_operator.core.snapshot import Object, Snapshot
 from halimede_operator.core.status import EventDraft, events_of, status_of
 from support.operator_pods import (
@@ -98,7 +98,8 @@ def test_an_invalid_spec_is_an_event_with_its_reason():
     bad = (seen(), None, (Problem("spec.model.uri", "must be a URI"),))
     status = status_of(bad[0], None, bad[2], (), (), "2026-11-22T10:00:00Z")
 
-    assert events_of(None, status) == (EventDraft("Warning", "InvalidSpec", "spec.model.uri: must be a URI"),)
+    draft = EventDraft("Warning", "InvalidSpec", "spec.model.uri: must be a URI", must_last="Ready")
+    assert events_of(None, status) == (draft,)
     assert scenario(bad, bad) == [("Warning", "InvalidSpec")]
 
 
@@ -133,3 +134,37 @@ def test_a_replica_failing_beside_others_and_recovering_is_two_events():
     looks = [(seen(*pods, replicas=2), two, ()) for pods in (both, failing, failing, both, both)]
 
     assert scenario(*looks) == [("Normal", "Serving"), ("Warning", "ProbeFailed"), ("Normal", "Serving")]
+
+
+def state(reason: str, text: str = "") -> Object:
+    return {"conditions": [{"type": "Ready", "status": "False", "reason": reason, "message": text}]}
+
+
+FAILS = EventDraft("Warning", "ProbeFailed", "at first", must_last="Ready")
+
+
+def test_a_failure_is_an_event_with_its_last_text_after_ten_seconds():
+    states, key = LastingStates(), model_key()
+
+    assert states.due(key, (FAILS,), state("ProbeFailed", "at first"), 100.0) == ((), 10.0)
+    assert states.due(key, (), state("ProbeFailed", "later"), 109.0) == ((), 1.0)
+    assert states.due(model_key("other"), (), state("ProbeFailed"), 110.0) == ((), None)
+    (event,), again_s = states.due(key, (), state("ProbeFailed", "later"), 110.0)
+    assert (event.type, event.reason, event.message, again_s) == ("Warning", "ProbeFailed", "later", None)
+    assert states.due(key, (), state("ProbeFailed", "later"), 200.0) == ((), None)
+
+
+def test_a_failure_that_is_over_within_ten_seconds_is_no_event():
+    states, key, up = LastingStates(), model_key(), EventDraft("Normal", "Serving", "")
+    states.due(key, (FAILS,), state("ProbeFailed"), 100.0)
+
+    assert states.due(key, (up,), state("Serving"), 105.0) == ((up,), None)
+    assert states.due(key, (), state("ProbeFailed"), 120.0) == ((), None)
+
+
+def test_a_failure_of_a_deleted_object_is_forgotten():
+    states = LastingStates()
+    states.due(model_key(), (FAILS,), state("ProbeFailed"), 100.0)
+    states.forget(model_key())
+
+    assert states.due(model_key(), (), state("ProbeFailed"), 120.0) == ((), None)

@@ -89,6 +89,22 @@ def test_a_failed_mount_is_not_reported_once_it_succeeded():
     assert reasons == ["SecretMissing", "Fetching", "Serving", "Pending"]
 
 
+@pytest.mark.parametrize(
+    ("lasted_s", "reason"), [(None, "Fetching"), (0, "Fetching"), (9, "Fetching"), (10, "VolumeMountFailed")]
+)
+@pytest.mark.parametrize("kind", ["configmap", "secret"])
+def test_an_object_that_a_kubelet_does_not_know_yet_is_not_reported(kind: str, lasted_s: int | None, reason: str):
+    """Starts of healthy pods on a busy node have this for a few seconds."""
+    message = SETUP % ("config", f"failed to sync {kind} cache: timed out waiting for the condition")
+    event = {"reason": "FailedMount", "lastTimestamp": second(20), "message": message}
+    if lasted_s is not None:
+        event["firstTimestamp"] = second(20 - lasted_s)
+    events = {f"uid-{NAME}": (event,)}
+    seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), kubelet_events=events)
+
+    assert ready_state(status_of(seen, model_spec(), (), (), (), NOW))[1] == reason
+
+
 def unseen(scheduler: str, created: int) -> Object:
     """A new pod of the API server, before a scheduler has looked at it."""
     made = pod(created=created)

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from halimede_operator.core.api.spec import Accelerator, AcceleratorType, ModelSpec, Workload
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.snapshot import Object, PodDevice, PodDevices, PodIndex, Snapshot
+from halimede_operator.core.status import status_of
 from halimede_operator.core.status.memory import recommended_mib
 from support.operator_pods import NEW, OLD, READY, deployment, replica_set, serving, snapshot
 from support.operator_specs import model_key, model_spec
-from support.operator_status import LATER, NOW, message, status_for
+from support.operator_status import LATER, NOW, conditions, message, status_for
 
 MIB = 1 << 20
 MEBIBYTES = st.none() | st.integers(0, 9856)
@@ -46,9 +47,14 @@ def seen(a: PodIndex | None = None, b: PodIndex | None = None, *, status: Object
 def test_placements_have_the_devices_of_pods_that_report_them():
     status = status_for(seen(reports(part("MIG-1"), PodDevice("GPU-2"))), on())
     assert status["placements"] == [
-        {"pod": "bert-1-a", "node": "node-1", "devices": [{"uuid": "MIG-1", "profile": "1g.10gb"}, {"uuid": "GPU-2"}]},
-        {"pod": "bert-1-b", "node": "node-2"},
+        "bert-1-a on node-1: 1g.10gb MIG-1, GPU-2",
+        "bert-1-b on node-2",
     ]
+
+
+def placed(found: Snapshot, spec: ModelSpec | None = None) -> str:
+    """The message of Placed while Ready is False, because another template is to come."""
+    return message(status_of(found, spec or on(), (), (), (), NOW, is_postponed=True), "Placed")
 
 
 def test_placed_says_node_profile_and_device():
@@ -56,14 +62,14 @@ def test_placed_says_node_profile_and_device():
     first = replace(seen(reports(part("MIG-1"))), children=(deployment(2, placement=slices),))
     status = status_for(first, on())
     told = "every replica has a node: node-1 (1g.10gb MIG-1), node-2 (1g.10gb)"
-    assert message(status, "Placed") == told
+    assert placed(first) == told
     # It stays while the pods have not been asked again.
     later = replace(seen(status=status), children=(deployment(2, placement=slices),))
-    assert message(status_for(later, on()), "Placed") == told
+    assert placed(later) == told
     whole = replace(seen(), children=(deployment(2, placement=Placement("nvidia.com/gpu")),))
-    assert message(status_for(whole, on()), "Placed") == "every replica has a node: node-1 (GPU), node-2 (GPU)"
+    assert placed(whole) == "every replica has a node: node-1 (GPU), node-2 (GPU)"
     claimed = replace(seen(), allocated={"bert-1-a": ("gpu.nvidia.com/node-1/gpu-0",)})
-    assert message(status_for(claimed, on()), "Placed").endswith("node-1 (gpu.nvidia.com/node-1/gpu-0), node-2")
+    assert placed(claimed).endswith("node-1 (gpu.nvidia.com/node-1/gpu-0), node-2")
 
 
 def test_placed_names_a_few_pods_and_devices():
@@ -71,14 +77,15 @@ def test_placed_names_a_few_pods_and_devices():
     many = reports(*(part(f"MIG-{number}") for number in range(4)))
     found = snapshot(model_key(), *pods, child=deployment(6), indexes={"bert-1-0": many})
     spec = model_spec(workload=Workload(replicas=6, accelerator=SLICE))
-    assert message(status_for(found, spec), "Placed") == (
+    assert placed(found, spec) == (
         "every replica has a node: node-0 (1g.10gb MIG-0, 1g.10gb MIG-1, and 2 more), node-1, node-2, node-3, and 2 more"
     )
 
 
 def test_at_most_16_devices_of_a_pod_are_shown():
     status = status_for(seen(reports(*(part(f"MIG-{number}") for number in range(40)))), on())
-    assert [each["uuid"] for each in status["placements"][0]["devices"]] == [f"MIG-{number}" for number in range(16)]
+    listed = ", ".join(f"1g.10gb MIG-{number}" for number in range(16))
+    assert status["placements"][0] == f"bert-1-a on node-1: {listed}"
 
 
 def test_devices_and_memory_stay_while_a_pod_has_not_been_asked_again():
@@ -148,9 +155,7 @@ def test_the_same_reports_change_nothing_the_second_time(peaks: list[tuple[int |
 
 def test_figures_of_the_template_before_cause_no_advice():
     old = {"devicePeak": "1000Mi", "deviceTotal": "40448Mi", "templateHash": OLD, "measuredAt": NOW}
-    assert (
-        message(status_for(seen(status={"memory": old}), on()), "Placed") == "every replica has a node: node-1, node-2"
-    )
+    assert "Placed" not in conditions(status_for(seen(status={"memory": old}), on()))
 
 
 def test_the_figures_of_the_template_before_are_replaced_even_by_lower_ones():
@@ -233,7 +238,7 @@ def test_placed_recommends_a_minimum_that_suits_the_model():
     )
     asked = Accelerator(AcceleratorType.MIG, mig_min_memory_mib=4096)
     assert "minMemory 5120Mi suits" in message(status_for(seen(reports(part(peak=5000))), on(asked)), "Placed")
-    assert "minMemory" not in message(status_for(seen(reports(part(peak=3000))), on(asked)), "Placed")
+    assert "Placed" not in conditions(status_for(seen(reports(part(peak=3000))), on(asked)))
     whole = Accelerator(AcceleratorType.GPU)
     for fits in (status_for(seen(reports(part(peak=6000))), on()), status_for(seen(reports(part(peak=1))), on(whole))):
-        assert "minMemory" not in message(fits, "Placed")
+        assert "Placed" not in conditions(fits)

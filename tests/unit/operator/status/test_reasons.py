@@ -57,7 +57,7 @@ CASES = {
         f"pod {NAME}: 0/2 nodes are available: 2 node(s) had untolerated taint(s).",
     ),
     "a claim that is not there": (
-        unscheduled('0/2 nodes are available: persistentvolumeclaim "models" not found.'),
+        unscheduled('0/2 nodes are available: persistentvolumeclaim "models" not found. not found'),
         "Placed",
         "Unschedulable",
         f'pod {NAME}: 0/2 nodes are available: persistentvolumeclaim "models" not found.',
@@ -422,6 +422,5 @@ def test_conditions_are_those_of_metav1():
         "status": "True",
         "reason": "Serving",
         "message": "1/1 replicas serving version 1",
-        "observedGeneration": 7,
         "lastTransitionTime": NOW,
     }

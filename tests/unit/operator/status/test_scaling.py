@@ -138,8 +138,6 @@ def test_scaled_object_with_the_hpa_of_keda_scales():
     status = status_for(found, spec(replace(SCALING, provider=Provider.KEDA)))
     assert active(status) == ("True", "Scaling")
     assert status["autoscaling"] == {
-        "provider": "KEDA",
-        "target": "bert",
         "desiredReplicas": 2,
         "lastDecision": "2",
     }
@@ -158,8 +156,6 @@ def test_decision_has_the_values_that_it_was_made_from():
     assert status_for(seen(same, status=first), spec(), now=LATER)["autoscaling"] == first["autoscaling"]
     more = hpa(WORKS, desiredReplicas=5, currentMetrics=current("9500m"), lastScaleTime="2026-11-22T09:59:00Z")
     assert status_for(seen(more, status=first), spec(), now=LATER)["autoscaling"] == {
-        "provider": "HPA",
-        "target": "bert",
         "desiredReplicas": 5,
         "lastDecision": "2 -> 5: halimede_queue_requests 9.5 of 4",
         "lastScaleTime": "2026-11-22T09:59:00Z",
@@ -173,10 +169,18 @@ def test_first_decision_names_the_replicas_before_it(current_replicas: int | Non
     assert status["autoscaling"]["lastDecision"] == f"{told}: halimede_queue_requests 11 of 4"
 
 
+@pytest.mark.parametrize(("known", "told"), [(1, "1 -> 3"), (3, "3")])
+def test_first_decision_that_is_over_names_the_known_replicas_before(known: int, told: str):
+    """The HPA has decided again, and then has 3 of 3, before its first decision was seen."""
+    made = hpa(WORKS, desiredReplicas=3, currentReplicas=3, currentMetrics=current("4"))
+    status = status_for(seen(made, status={"desiredReplicas": known}), spec())
+    assert status["autoscaling"]["lastDecision"] == f"{told}: halimede_queue_requests 4 of 4"
+
+
 def test_an_hpa_that_never_had_a_value_has_decided_nothing():
     no_value = ("ScalingActive", "False", "FailedGetPodsMetric", "no value")
     status = status_for(seen(hpa(no_value, desiredReplicas=0, currentReplicas=1)), spec())
-    assert {"lastDecision", "desiredReplicas"}.isdisjoint(status["autoscaling"])
+    assert "autoscaling" not in status
     asleep = status_for(seen(hpa(no_value, desiredReplicas=0, currentReplicas=0)), spec())
     assert asleep["autoscaling"]["desiredReplicas"] == 0
 

@@ -153,8 +153,8 @@ NOT_FOUND = '0/2 nodes are available: persistentvolumeclaim "models" not found. 
 CLAIMS = {
     "missing": (NOT_FOUND, (("models", None),), "ClaimMissing", "PersistentVolumeClaim models does not exist"),
     "no default class": (UNBOUND, (claim(None),), "ClaimUnbound", "PersistentVolumeClaim models (without a StorageClass, and the cluster has no default one) is not bound"),
-    "not read": (NOT_FOUND, (), "Unschedulable", NOT_FOUND),
-    "bound meanwhile": (UNBOUND, (claim("fast", phase="Bound"),), "Unschedulable", UNBOUND),
+    "not read": (NOT_FOUND, (), "Unschedulable", NOT_FOUND.removesuffix(" not found")),
+    "bound meanwhile": (UNBOUND, (claim("fast", phase="Bound"),), "Unschedulable", UNBOUND.removesuffix(" not found")),
     "not the cause": ("0/2 nodes are available: 2 Insufficient cpu.", (claim("fast"),), "Unschedulable", "0/2 nodes are available: 2 Insufficient cpu."),
 }  # fmt: skip
 
@@ -165,5 +165,5 @@ def test_a_claim_without_a_volume_is_named_before_the_schedulers_words(case: str
     status = status_of(claiming(scheduler, *claims), model_spec(), (), (), (), NOW)
     assert ready_state(status) == ("False", reason, f"0/1 replicas serving: pod {NAME}: {text}")
     assert condition_state(status, "Placed") == ("False", reason)
-    more = "" if reason == "Unschedulable" else f"; {scheduler}"
-    assert message(status, "Placed") == f"pod {NAME}: {text}{more}"
+    named = "" if reason == "Unschedulable" else f"{text}; "
+    assert message(status, "Placed") == f"pod {NAME}: {named}{scheduler}"

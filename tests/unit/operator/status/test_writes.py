@@ -95,7 +95,7 @@ def test_a_model_that_is_made_without_replicas_writes_one_status():
     (only,) = written(looks, spec)
 
     states = {condition["type"]: condition["reason"] for condition in only["conditions"]}
-    assert (states["Ready"], states["Progressing"]) == ("ScaledToZero", "ScaledToZero")
+    assert states == {"Ready": "ScaledToZero", "Accepted": "Valid"}
 
 
 def test_a_recorded_crash_loop_writes_one_status():

@@ -2,8 +2,9 @@
 
 from dataclasses import fields
 
+from config_fields import MEANINGS, FieldDescription, descriptions
+
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.config.schema import MEANINGS, FieldDescription, descriptions
 from halimede.core.config.support import TABLE, Treatment
 
 
