@@ -13,7 +13,7 @@ A batch is cut from the front of the order of requests, never around one:
 - Otherwise the batch waits for more requests, until the delay of its oldest one is over.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.request_order import QueuedRequest
@@ -33,11 +33,11 @@ class Front:
         "_limit",
         "_strategy",
         "batch",
-        "compatible",
         "count",
         "delay_ns",
         "enough",
         "error",
+        "first",
         "has_late",
         "is_closed",
         "is_formed",
@@ -62,9 +62,9 @@ class Front:
         """False if what waits has changed, so that the other values are wrong."""
         self.count = 0
         self.rows = 0
-        self.compatible: Hashable = None
-        self.oldest: QueuedRequest | None = None
-        """The first of them to arrive; None if there are none."""
+        self.first: QueuedRequest
+        self.oldest: QueuedRequest
+        """The first of them to arrive. Neither is read when there are none."""
         self.level = 0
         """That of the last request that was looked at: it joined, or closed the batch."""
         self.marked = 0
@@ -85,19 +85,23 @@ class Front:
         """Begin again with the first request of the order. Without any, the front is empty."""
         self.count = self.rows = self.marked = self.marked_rows = self.level = 0
         self.is_closed = self.has_late = False
-        self.oldest = self.batch = self.error = None
+        self.batch = self.error = None
         self.is_formed = True
         self._join(order)
 
-    def add(self, request: QueuedRequest) -> None:
-        """A request has arrived, and is in the order."""
+    def add(self, request: QueuedRequest, is_idle: bool) -> None:
+        """A request arrives. While an instance is idle, it does not join if it exceeds the largest preferred size."""
         rows = self.rows + request.pending.batch_size
-        if self.takes_all and rows < self._least and request.pending.compatible == self.compatible:
+        if self.takes_all and rows < self._least and request.pending.compatible == self.first.pending.compatible:
             # Most requests arrive so.
             self.count += 1
             self.rows = rows
-            self.level = max(self.level, request.level)
-        elif self.has_late or request.level < self.level:
+            if request.level > self.level:
+                self.level = request.level
+            return
+        if is_idle and self._is_plain and self.count and rows > self.enough and not self.is_closed:
+            request.begins = not self.first.is_late
+        if self.has_late or request.level < self.level:
             self.is_formed = False
         elif not self.is_closed:
             self._join((request,))
@@ -110,24 +114,15 @@ class Front:
         else:
             self.is_formed = False
 
-    def splits_before(self, rows: int) -> bool:
-        """Whether a request of so many rows would exceed the largest preferred size."""
-        return self.rows + rows > self.enough and self.count > 0 and not self.is_closed
-
     def waits_for_more(self, rows: int) -> bool:
         """Whether a request of so many rows, alone in the queue, waits for its delay."""
         return self.delay_ns > 0 and rows < self.enough and rows not in self.preferred
 
     def ready(self, now_ns: int) -> int:
         """How many requests run as one batch now, or fail together; 0 if it waits for more."""
-        if self.error is not None or (self.delay_ns and now_ns >= self.delay_over_at):
+        if self.error is not None or (self.delay_ns and now_ns >= self.oldest.enqueued_at + self.delay_ns):
             return self.count
         return self.marked or (self.count if self.is_closed or not self.delay_ns else 0)
-
-    @property
-    def delay_over_at(self) -> int:
-        """When the oldest request has waited for its delay."""
-        return 0 if self.oldest is None else self.oldest.enqueued_at + self.delay_ns
 
     @property
     def is_fixed(self) -> bool:
@@ -149,13 +144,13 @@ class Front:
             if request.is_late:
                 self.has_late = True
             if not count:
-                self.compatible = pending.compatible
-            elif request.begins or rows + pending.batch_size > limit or pending.compatible != self.compatible:
+                self.first = self.oldest = request
+            elif request.begins or rows + pending.batch_size > limit or pending.compatible != self.first.pending.compatible:
                 self.is_closed = True
                 break
             if self._strategy is not None and not self._try_include(self._strategy, pending, is_first=not count):
                 break
-            if self.oldest is None or request.enqueued_at < self.oldest.enqueued_at:
+            if request.enqueued_at < self.oldest.enqueued_at:
                 self.oldest = request
             count += 1
             rows += pending.batch_size

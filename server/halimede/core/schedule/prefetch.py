@@ -86,6 +86,8 @@ class Prefetch:
 
     def try_preempt_one(self) -> bool:
         """Preempt a batch for a free slot. The one that was prefetched last begins last."""
+        if not self.batches:
+            return False
         return any(self.try_preempt(batch) for batch in reversed([*self.batches.values()]))
 
     def preempt_from(self, level: int) -> None:

@@ -38,8 +38,6 @@ from halimede.core.schedule.strategy import BatchingStrategy
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
 
-ONE_LEVEL = Priorities()
-
 
 class BatchQueue:
     """See the module's text. Times are nanoseconds; every method is one synchronous step."""
@@ -56,25 +54,26 @@ class BatchQueue:
         Without `take_back` no batch is prefetched.
         """
         self._policy = policy
-        self._priorities = priorities or ONE_LEVEL
+        self._priorities = priorities
         self._strategy = strategy
         self._is_plain = priorities is None and strategy is None
-        policies = (policy, *self._priorities.policies.values())
-        self.may_expire = self._priorities.aging_ns > 0 or any(each.may_expire for each in policies)
+        self._policies = [policy] if priorities is None else [policy, *priorities.policies.values()]
+        self._aging_ns = 0 if priorities is None else priorities.aging_ns
+        self.may_expire = self._aging_ns > 0 or any(each.may_expire for each in self._policies)
         """Whether time changes the queue: requests may have a deadline, or move."""
         self.queued: dict[int, QueuedRequest] = {}
         """By key, in the order of arrival. Changed only here."""
         self.failed: list[Fail] = []
         """Requests that failed with the strategy. The scheduler clears it."""
         self._counts: dict[int, int] = {}
-        """Queued requests by the level of their arrival."""
+        """Queued requests by the level of their arrival. Not counted without levels."""
         self._size_bytes = 0
         self._returned: deque[Batch] = deque()
         """The batches that did not run. They are ready, and before all other requests."""
-        self._order = RequestOrder(self._priorities.default)
+        self._order = RequestOrder(1 if priorities is None else priorities.default)
         """The queued requests that are in no batch."""
         self._front = Front(policy, strategy, is_plain=self._is_plain)
-        self.prefetch = Prefetch(take_back, self.restore)
+        self.prefetch = Prefetch(take_back if strategy is None else None, self.restore)
         """The front follows the last one of its batches."""
         self._grown_rows = 0
         """Only a batch of more rows is prefetched although it may become larger, until another batch begins."""
@@ -93,29 +92,31 @@ class BatchQueue:
         """
         if self.queued or self._strategy is not None or self._front.waits_for_more(rows):
             return True
-        policies = (self._policy, *self._priorities.policies.values())
-        return self.may_expire and any(policy.expires_at_once(timeout_us) for policy in policies)
+        return self.may_expire and any(policy.expires_at_once(timeout_us) for policy in self._policies)
 
     def push(self, pending: Pending, now_ns: int, is_idle: bool) -> None:
         """Add a request, or raise UNAVAILABLE when its level is full. `is_idle` means that an instance is free.
 
         The byte bound is one for all levels. It does not refuse a request in an empty queue: it could never run.
         """
-        key, front = pending.key, self._front
-        level = self._priorities.level_of(pending.priority)
-        policy = self._priorities.policies.get(level, self._policy)
-        count, size_bytes = self._counts.get(level, 0), self._size_bytes + pending.size_bytes
+        key, front, priorities = pending.key, self._front, self._priorities
+        level, policy, count = 1, self._policy, len(self.queued)
+        if priorities is not None:
+            level = priorities.level_of(pending.priority)
+            policy, count = priorities.policies.get(level, policy), self._counts.get(level, 0)
+        size_bytes = self._size_bytes + pending.size_bytes
         if count >= policy.max_queue_size or (self.queued and size_bytes > self._policy.max_queue_bytes):
             raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
         request = QueuedRequest(pending, now_ns, level, level)
-        if is_idle and self._is_plain and self._order.count and self._form().splits_before(pending.batch_size):
-            request.begins = not self._order.first.is_late
+        if is_idle and self._is_plain and self._order.count and not front.is_formed:
+            front.form(self._order)
+        if front.is_formed:
+            front.add(request, is_idle)
         self._order.append(request)
         self.queued[key] = request
-        self._counts[level] = count + 1
         self._size_bytes = size_bytes
-        if front.is_formed:
-            front.add(request)
+        if priorities is not None:
+            self._counts[level] = count + 1
         if self.may_expire:
             if (deadline := policy.deadline(pending.timeout_us, now_ns)) is not None:
                 self._deadlines.add(key, deadline)
@@ -133,33 +134,35 @@ class BatchQueue:
         batch = Batch([each.key for each in requests], is_returned=True)
         self._returned.appendleft(batch)
         for pending in requests:
-            level = self._priorities.level_of(pending.priority)
+            level = 1
+            if self._priorities is not None:
+                level = self._priorities.level_of(pending.priority)
+                self._counts[level] = self._counts.get(level, 0) + 1
             self.queued[pending.key] = QueuedRequest(pending, now_ns, level, level, batch=batch)
-            self._counts[level] = self._counts.get(level, 0) + 1
             self._size_bytes += pending.size_bytes
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:
         """Take the keys of the next batch that is ready; empty if none is ready. May add to `failed`."""
         if self._returned:
-            return self._begin(self._returned.popleft().keys)
+            return tuple(self._begin(self._returned.popleft().keys))
         while count := self._ready(now_ns):
             error = None if self._strategy is None else self._front.end()
-            keys = self._begin([request.pending.key for request in self._cut(count)])
+            keys = self._begin(self._cut(count))
             if error is None:
-                return keys
+                return tuple(keys)
             self.failed += [Fail(key, error, FailureReason.OTHER) for key in keys]
         return ()
 
     @property
     def has_closed(self) -> bool:
         """Whether a batch waits here that can be prefetched."""
-        if self._strategy is not None:
-            return False
         if self._returned:
             return True
         if not self._order.count:
             return False
-        front = self._form()
+        front = self._front
+        if not front.is_formed:
+            front.form(self._order)
         if front.has_late or not (front.is_closed or front.marked):
             return False
         if front.is_fixed or not self._is_plain:
@@ -173,10 +176,10 @@ class BatchQueue:
             batch = self._returned.popleft()
         else:
             grows = not self._front.is_fixed
-            requests = self._cut(self._front.ready(AT_ONCE))
-            batch = Batch([request.pending.key for request in requests], level=requests[-1].level, grows=grows)
-            for request in requests:
-                request.batch = batch
+            batch = Batch(self._cut(self._front.ready(AT_ONCE)), grows=grows)
+            for key in batch.keys:
+                request = self.queued[key]
+                request.batch, batch.level = batch, request.level
                 batch.rows += request.pending.batch_size
         self.prefetch.add(batch, slot)
         return batch.keys
@@ -210,7 +213,7 @@ class BatchQueue:
         front = self._form()
         if front.ready(AT_ONCE):
             return AT_ONCE
-        ready, moves = front.delay_over_at, self._moves.next()
+        ready, moves = front.oldest.enqueued_at + front.delay_ns, self._moves.next()
         return ready if moves is None else min(ready, moves)
 
     def expire(self, now_ns: int) -> list[int]:
@@ -263,16 +266,15 @@ class BatchQueue:
             return 1  # as below, but faster
         return self._form().ready(now_ns) if self._order.count else 0
 
-    def _cut(self, count: int) -> list[QueuedRequest]:
-        requests = self._order.pop(count)
+    def _cut(self, count: int) -> list[int]:
         self._front.is_formed = False
-        return requests
+        return self._order.pop(count)
 
-    def _begin(self, keys: Sequence[int]) -> tuple[int, ...]:
+    def _begin(self, keys: list[int]) -> list[int]:
         """The requests of a batch that begins leave the queue. They are not in the order any more."""
         self._forget(keys)
         self._grown_rows = 0
-        return tuple(keys)
+        return keys
 
     def _preempt_for(self, arrival: QueuedRequest) -> None:
         """Preempt the batches that an arrival comes before, and the last one if the arrival may join it."""
@@ -318,8 +320,8 @@ class BatchQueue:
             request = self.queued[key]
             if not self._try_leave(request):
                 continue  # it has begun
-            policy = self._priorities.policies.get(request.arrival_level, self._policy)
-            if policy.timeout_action is TimeoutAction.DELAY:
+            policies = {} if self._priorities is None else self._priorities.policies
+            if policies.get(request.arrival_level, self._policy).timeout_action is TimeoutAction.DELAY:
                 request.is_late = True
                 self._order.append_changed(request)
                 self._front.is_formed = False
@@ -339,20 +341,23 @@ class BatchQueue:
 
     def _note_move(self, request: QueuedRequest, now_ns: int) -> None:
         """Note when the request moves from its level, if it does."""
-        if request.level > 1 and self._priorities.aging_ns:
-            self._moves.add(request.pending.key, now_ns + self._priorities.aging_ns)
+        if request.level > 1 and self._aging_ns:
+            self._moves.add(request.pending.key, now_ns + self._aging_ns)
 
     def _forget(self, keys: Iterable[int]) -> None:
         """Remove requests that are in no batch and not in the order any more."""
-        counts = self._counts
+        counts, may_expire = self._counts, self.may_expire
         for key in keys:
             request = self.queued.pop(key)
             self._size_bytes -= request.pending.size_bytes
-            level = request.arrival_level
-            if counts[level] == 1:
-                del counts[level]
-            else:
-                counts[level] -= 1
-            if self.may_expire:
+            if counts:
+                self._uncount(request.arrival_level)
+            if may_expire:
                 self._deadlines.discard(key)
                 self._moves.discard(key)
+
+    def _uncount(self, level: int) -> None:
+        if self._counts[level] == 1:
+            del self._counts[level]
+        else:
+            self._counts[level] -= 1

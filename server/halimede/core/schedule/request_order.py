@@ -109,17 +109,21 @@ class RequestOrder:
             del self._lines[request.level]
             self._levels.remove(request.level)
 
-    def pop(self, count: int) -> list[QueuedRequest]:
-        """Remove and return so many requests from the front."""
+    def pop(self, count: int) -> list[int]:
+        """Remove so many requests from the front. Returns their keys."""
         lines = self._lines[self._default]
-        if len(self._levels) == 1 and not lines.moved and count <= len(lines.own):
+        own = lines.own
+        if len(self._levels) == 1 and not lines.moved and count <= len(own):
             # As below, but faster.
+            keys = [*islice(own, count)]
+            for key in keys:
+                del own[key]
             self.count -= count
-            return [lines.own.popitem(last=False)[1] for _ in range(count)]
+            return keys
         requests = [*islice(self, count)]
         for request in requests:
             self.remove(request)
-        return requests
+        return [request.pending.key for request in requests]
 
     def clear(self) -> None:
         self._lines = {self._default: Lines()}
