@@ -137,30 +137,33 @@ class Front:
 
     def _join(self, following: Iterable[QueuedRequest]) -> None:
         """Add the requests that follow in the order, until the batch is closed. It is not closed yet."""
-        count, rows, enough, limit = self.count, self.rows, self.enough, self._limit
+        count, rows, level = self.count, self.rows, self.level
+        limit, least, strategy = self._limit, self._least, self._strategy
+        compatible = self.first.pending.compatible if count else None
         for request in following:
-            pending = request.pending
-            self.level = request.level
+            pending, level = request.pending, request.level
             if request.is_late:
                 self.has_late = True
-            if not count:
-                self.first = self.oldest = request
-            elif request.begins or rows + pending.batch_size > limit or pending.compatible != self.first.pending.compatible:
+            if count and (request.begins or rows + pending.batch_size > limit or pending.compatible != compatible):
                 self.is_closed = True
                 break
-            if self._strategy is not None and not self._try_include(self._strategy, pending, is_first=not count):
+            if strategy is not None and not self._try_include(strategy, pending, is_first=not count):
                 break
-            if request.enqueued_at < self.oldest.enqueued_at:
+            if not count:
+                self.first = self.oldest = request
+                compatible = pending.compatible
+            elif request.enqueued_at < self.oldest.enqueued_at:
                 self.oldest = request
             count += 1
             rows += pending.batch_size
-            if rows in self.preferred:
-                self.marked, self.marked_rows = count, rows
-            if rows >= enough:
-                self.is_closed = True
-            if self.is_closed:
-                break
-        self.count, self.rows = count, rows
+            if rows >= least or strategy is not None:
+                if rows in self.preferred:
+                    self.marked, self.marked_rows = count, rows
+                if rows >= self.enough:
+                    self.is_closed = True
+                if self.is_closed:
+                    break
+        self.count, self.rows, self.level = count, rows, level
         is_open = not (self.is_closed or self.has_late) and self._strategy is None
         self.takes_all = is_open and 0 < rows < self._least
 

@@ -63,7 +63,7 @@ class Prefetch:
 
     def has_eligible(self, busy: int) -> bool:
         """Whether one of so many busy slots is eligible."""
-        return self._take_back is not None and len(self.batches) + len(self._preempted) < busy
+        return len(self.batches) + len(self._preempted) < busy
 
     def is_eligible(self, slot: Slot) -> bool:
         """Whether a busy slot may get a batch more."""

@@ -73,7 +73,8 @@ class BatchQueue:
         self._order = RequestOrder(1 if priorities is None else priorities.default)
         """The queued requests that are in no batch."""
         self._front = Front(policy, strategy, is_plain=self._is_plain)
-        self.prefetch = Prefetch(take_back if strategy is None else None, self.restore)
+        self._prefetches = take_back is not None and strategy is None
+        self.prefetch = Prefetch(take_back, self.restore)
         """The front follows the last one of its batches."""
         self._grown_rows = 0
         """Only a batch of more rows is prefetched although it may become larger, until another batch begins."""
@@ -108,7 +109,7 @@ class BatchQueue:
         if count >= policy.max_queue_size or (self.queued and size_bytes > self._policy.max_queue_bytes):
             raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
         request = QueuedRequest(pending, now_ns, level, level)
-        if is_idle and self._is_plain and self._order.count and not front.is_formed:
+        if is_idle and count and self._is_plain and not front.is_formed:
             front.form(self._order)
         if front.is_formed:
             front.add(request, is_idle)
@@ -143,6 +144,8 @@ class BatchQueue:
 
     def pop_ready(self, now_ns: int) -> tuple[int, ...]:
         """Take the keys of the next batch that is ready; empty if none is ready. May add to `failed`."""
+        if not self.queued:
+            return ()
         if self._returned:
             return tuple(self._begin(self._returned.popleft().keys))
         while count := self._ready(now_ns):
@@ -153,13 +156,12 @@ class BatchQueue:
             self.failed += [Fail(key, error, FailureReason.OTHER) for key in keys]
         return ()
 
-    @property
-    def has_closed(self) -> bool:
-        """Whether a batch waits here that can be prefetched."""
+    def can_prefetch(self, busy: int) -> bool:
+        """Whether a batch waits here that can be prefetched for one of so many busy slots."""
+        if not (self._prefetches and self.queued and self.prefetch.has_eligible(busy)):
+            return False
         if self._returned:
             return True
-        if not self._order.count:
-            return False
         front = self._front
         if not front.is_formed:
             front.form(self._order)
@@ -171,7 +173,7 @@ class BatchQueue:
         return front.marked_rows > self._grown_rows and not (last is not None and last.grows)
 
     def prefetch_next(self, slot: Slot) -> list[int]:
-        """The keys of the next batch, which lies ready at the busy slot from now on. `has_closed` must be true."""
+        """The keys of the next batch, which lies ready at the busy slot from now on. `can_prefetch` must be true."""
         if self._returned:
             batch = self._returned.popleft()
         else:
@@ -206,11 +208,13 @@ class BatchQueue:
 
         AT_ONCE, a time, or None for never.
         """
+        if not self.queued:
+            return None
         if self._returned:
             return AT_ONCE
-        if not self._order.count:
-            return None
         front = self._form()
+        if not front.count:
+            return None
         if front.ready(AT_ONCE):
             return AT_ONCE
         ready, moves = front.oldest.enqueued_at + front.delay_ns, self._moves.next()
@@ -262,9 +266,12 @@ class BatchQueue:
 
     def _ready(self, now_ns: int) -> int:
         """How many requests of the front run as one batch now, or fail together."""
-        if self._order.count == 1 and self._strategy is None and not self._front.delay_ns:
+        front = self._front
+        if len(self.queued) == 1 and not (front.delay_ns or self.prefetch.batches or self._strategy):
             return 1  # as below, but faster
-        return self._form().ready(now_ns) if self._order.count else 0
+        if not front.is_formed:
+            front.form(self._order)
+        return front.ready(now_ns) if front.count else 0
 
     def _cut(self, count: int) -> list[int]:
         self._front.is_formed = False

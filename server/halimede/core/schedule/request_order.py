@@ -62,7 +62,7 @@ class Lines:
 class RequestOrder:
     """The requests of all levels, in order."""
 
-    __slots__ = ("_default", "_levels", "_lines", "count")
+    __slots__ = ("_default", "_levels", "_lines")
 
     def __init__(self, default: int) -> None:
         """The lines of the level `default`, which most requests have, are kept when they are empty."""
@@ -70,11 +70,11 @@ class RequestOrder:
         self._default = default
         self._lines: dict[int, Lines] = {}
         self._levels: list[int] = []
-        self.count = 0
-        """Of all requests. Changed only here."""
         self.clear()
 
     def __iter__(self) -> Iterator[QueuedRequest]:
+        if len(self._levels) == 1:
+            return self._lines[self._default].in_order()
         return chain.from_iterable(self._lines[level].in_order() for level in self._levels)
 
     @property
@@ -86,12 +86,10 @@ class RequestOrder:
         """Add an arrival."""
         lines = self._lines.get(request.level) or self._make_lines(request.level)
         lines.own[request.pending.key] = request
-        self.count += 1
 
     def append_changed(self, request: QueuedRequest) -> None:
         """Add a request that has moved to its level or is late now."""
         self._line_of(request)[request.pending.key] = request
-        self.count += 1
 
     def prepend(self, requests: Sequence[QueuedRequest]) -> None:
         """Add requests, in their order, before those of their lines."""
@@ -99,10 +97,8 @@ class RequestOrder:
             line = self._line_of(request)
             line[request.pending.key] = request
             line.move_to_end(request.pending.key, last=False)
-        self.count += len(requests)
 
     def remove(self, request: QueuedRequest) -> None:
-        self.count -= 1
         lines = self._lines[request.level]
         del lines.line_of(request)[request.pending.key]
         if lines.is_empty and request.level != self._default:
@@ -116,9 +112,11 @@ class RequestOrder:
         if len(self._levels) == 1 and not lines.moved and count <= len(own):
             # As below, but faster.
             keys = [*islice(own, count)]
-            for key in keys:
-                del own[key]
-            self.count -= count
+            if count == len(own):
+                own.clear()
+            else:
+                for key in keys:
+                    del own[key]
             return keys
         requests = [*islice(self, count)]
         for request in requests:
@@ -128,7 +126,6 @@ class RequestOrder:
     def clear(self) -> None:
         self._lines = {self._default: Lines()}
         self._levels = [self._default]
-        self.count = 0
 
     def _line_of(self, request: QueuedRequest) -> Line:
         lines = self._lines.get(request.level) or self._make_lines(request.level)

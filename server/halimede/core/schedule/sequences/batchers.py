@@ -148,7 +148,7 @@ class OldestBatcher:
         self._queue.end_delay()
 
     def can_prefetch(self) -> bool:
-        return self._queue.prefetch.has_eligible(1) and self._queue.has_closed
+        return self._queue.can_prefetch(1)
 
     def prefetch(self) -> list[LiveSequence]:
         return [self._eligible[key] for key in self._queue.prefetch_next(self._slot)]
