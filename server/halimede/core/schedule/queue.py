@@ -113,10 +113,12 @@ class BatchQueue:
             front.form(self._order)
         if front.is_formed:
             front.add(request, is_idle)
-        self._order.append(request)
         self.queued[key] = request
         self._size_bytes = size_bytes
-        if priorities is not None:
+        if priorities is None:
+            self._order.usual.own[key] = request  # as `append`, but faster
+        else:
+            self._order.append(request)
             self._counts[level] = count + 1
         if self.may_expire:
             if (deadline := policy.deadline(pending.timeout_us, now_ns)) is not None:
@@ -147,10 +149,14 @@ class BatchQueue:
         if not self.queued:
             return ()
         if self._returned:
-            return tuple(self._begin(self._returned.popleft().keys))
+            batch = self._returned.popleft()
+            self.begin(batch)
+            return tuple(batch.keys)
         while count := self._ready(now_ns):
             error = None if self._strategy is None else self._front.end()
-            keys = self._begin(self._cut(count))
+            keys = self._cut(count)
+            self._forget(keys)
+            self._grown_rows = 0
             if error is None:
                 return tuple(keys)
             self.failed += [Fail(key, error, FailureReason.OTHER) for key in keys]
@@ -200,8 +206,9 @@ class BatchQueue:
         self._front.is_formed = False
 
     def begin(self, batch: Batch) -> None:
-        """A prefetched batch has begun: its requests leave the queue, if they have not."""
-        self._begin([key for key in batch.keys if key in self.queued])
+        """A batch that was cut earlier has begun: its requests leave the queue, if they have not."""
+        self._forget([key for key in batch.keys if key in self.queued])
+        self._grown_rows = 0
 
     def ready_at(self) -> int | None:
         """When `pop_ready` has a batch, or the order changes, if nothing else happens.
@@ -277,12 +284,6 @@ class BatchQueue:
         self._front.is_formed = False
         return self._order.pop(count)
 
-    def _begin(self, keys: list[int]) -> list[int]:
-        """The requests of a batch that begins leave the queue. They are not in the order any more."""
-        self._forget(keys)
-        self._grown_rows = 0
-        return keys
-
     def _preempt_for(self, arrival: QueuedRequest) -> None:
         """Preempt the batches that an arrival comes before, and the last one if the arrival may join it."""
         self.prefetch.preempt_from(arrival.level + 1)
@@ -330,7 +331,7 @@ class BatchQueue:
             policies = {} if self._priorities is None else self._priorities.policies
             if policies.get(request.arrival_level, self._policy).timeout_action is TimeoutAction.DELAY:
                 request.is_late = True
-                self._order.append_changed(request)
+                self._order.append(request)
                 self._front.is_formed = False
             else:
                 rejected.append(key)
@@ -341,7 +342,7 @@ class BatchQueue:
         """Move a request to the next higher level, unless it has begun."""
         if self._try_leave(request):
             request.level -= 1
-            self._order.append_changed(request)
+            self._order.append(request)
             self._front.is_formed = False
             self._note_move(request, now_ns)
             self.prefetch.preempt_from(request.level)

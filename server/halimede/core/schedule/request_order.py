@@ -6,7 +6,7 @@ of arrival, the late ones in that of their timeouts.
 
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import chain, islice
@@ -48,10 +48,10 @@ class Lines:
     def is_empty(self) -> bool:
         return not (self.own or self.moved or self.late)
 
-    def in_order(self) -> Iterator[QueuedRequest]:
-        if not self.moved:
-            return chain(self.own.values(), self.late.values())
-        return chain(merge(self.moved.values(), self.own.values(), key=_enqueued_at), self.late.values())
+    def in_order(self) -> Iterable[QueuedRequest]:
+        own = self.own.values()
+        on_time = merge(self.moved.values(), own, key=_enqueued_at) if self.moved else own
+        return chain(on_time, self.late.values()) if self.late else on_time
 
     def line_of(self, request: QueuedRequest) -> Line:
         if request.is_late:
@@ -62,19 +62,21 @@ class Lines:
 class RequestOrder:
     """The requests of all levels, in order."""
 
-    __slots__ = ("_default", "_levels", "_lines")
+    __slots__ = ("_default", "_levels", "_lines", "usual")
 
     def __init__(self, default: int) -> None:
-        """The lines of the level `default`, which most requests have, are kept when they are empty."""
+        """Most requests have the level `default`."""
         # Only other levels with requests have lines: their number is configured, and may be very large.
         self._default = default
         self._lines: dict[int, Lines] = {}
         self._levels: list[int] = []
+        self.usual: Lines
+        """Those of the level `default`. They are kept when they are empty."""
         self.clear()
 
     def __iter__(self) -> Iterator[QueuedRequest]:
         if len(self._levels) == 1:
-            return self._lines[self._default].in_order()
+            return iter(self.usual.in_order())
         return chain.from_iterable(self._lines[level].in_order() for level in self._levels)
 
     @property
@@ -83,12 +85,7 @@ class RequestOrder:
         return next(iter(self))
 
     def append(self, request: QueuedRequest) -> None:
-        """Add an arrival."""
-        lines = self._lines.get(request.level) or self._make_lines(request.level)
-        lines.own[request.pending.key] = request
-
-    def append_changed(self, request: QueuedRequest) -> None:
-        """Add a request that has moved to its level or is late now."""
+        """Add an arrival, or a request that has moved to its level or is late now."""
         self._line_of(request)[request.pending.key] = request
 
     def prepend(self, requests: Sequence[QueuedRequest]) -> None:
@@ -107,9 +104,8 @@ class RequestOrder:
 
     def pop(self, count: int) -> list[int]:
         """Remove so many requests from the front. Returns their keys."""
-        lines = self._lines[self._default]
-        own = lines.own
-        if len(self._levels) == 1 and not lines.moved and count <= len(own):
+        own = self.usual.own
+        if len(self._levels) == 1 and not self.usual.moved and count <= len(own):
             # As below, but faster.
             keys = [*islice(own, count)]
             if count == len(own):
@@ -124,7 +120,8 @@ class RequestOrder:
         return [request.pending.key for request in requests]
 
     def clear(self) -> None:
-        self._lines = {self._default: Lines()}
+        self.usual = Lines()
+        self._lines = {self._default: self.usual}
         self._levels = [self._default]
 
     def _line_of(self, request: QueuedRequest) -> Line:
