@@ -64,7 +64,7 @@ class Front:
         self.rows = 0
         self.first: QueuedRequest
         self.oldest: QueuedRequest
-        """The first of them to arrive. Neither is read when there are none."""
+        """The first of them to arrive. As `first`, it is only read when there are any."""
         self.level = 0
         """That of the last request that was looked at: it joined, or closed the batch."""
         self.marked = 0
@@ -96,8 +96,8 @@ class Front:
             # Most requests arrive so.
             self.count += 1
             self.rows = rows
-            if request.level > self.level:
-                self.level = request.level
+            if not self._is_plain:
+                self.level = max(self.level, request.level)
             return
         if is_idle and self._is_plain and self.count and rows > self.enough and not self.is_closed:
             request.begins = not self.first.is_late
@@ -120,6 +120,8 @@ class Front:
 
     def ready(self, now_ns: int) -> int:
         """How many requests run as one batch now, or fail together; 0 if it waits for more."""
+        if not self.count:
+            return 0
         if self.error is not None or (self.delay_ns and now_ns >= self.oldest.enqueued_at + self.delay_ns):
             return self.count
         return self.marked or (self.count if self.is_closed or not self.delay_ns else 0)
@@ -144,7 +146,8 @@ class Front:
             pending, level = request.pending, request.level
             if request.is_late:
                 self.has_late = True
-            if count and (request.begins or rows + pending.batch_size > limit or pending.compatible != compatible):
+            together = rows + pending.batch_size
+            if count and (request.begins or together > limit or pending.compatible != compatible):
                 self.is_closed = True
                 break
             if strategy is not None and not self._try_include(strategy, pending, is_first=not count):
@@ -154,8 +157,7 @@ class Front:
                 compatible = pending.compatible
             elif request.enqueued_at < self.oldest.enqueued_at:
                 self.oldest = request
-            count += 1
-            rows += pending.batch_size
+            count, rows = count + 1, together
             if rows >= least or strategy is not None:
                 if rows in self.preferred:
                     self.marked, self.marked_rows = count, rows

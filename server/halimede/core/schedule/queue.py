@@ -274,11 +274,9 @@ class BatchQueue:
     def _ready(self, now_ns: int) -> int:
         """How many requests of the front run as one batch now, or fail together."""
         front = self._front
-        if len(self.queued) == 1 and not (front.delay_ns or self.prefetch.batches or self._strategy):
+        if len(self.queued) == 1 and self._strategy is None and not (front.delay_ns or self.prefetch.batches):
             return 1  # as below, but faster
-        if not front.is_formed:
-            front.form(self._order)
-        return front.ready(now_ns) if front.count else 0
+        return self._form().ready(now_ns)
 
     def _cut(self, count: int) -> list[int]:
         self._front.is_formed = False
@@ -328,8 +326,10 @@ class BatchQueue:
             request = self.queued[key]
             if not self._try_leave(request):
                 continue  # it has begun
-            policies = {} if self._priorities is None else self._priorities.policies
-            if policies.get(request.arrival_level, self._policy).timeout_action is TimeoutAction.DELAY:
+            policy = self._policy
+            if self._priorities is not None:
+                policy = self._priorities.policies.get(request.arrival_level, policy)
+            if policy.timeout_action is TimeoutAction.DELAY:
                 request.is_late = True
                 self._order.append(request)
                 self._front.is_formed = False
@@ -354,18 +354,15 @@ class BatchQueue:
 
     def _forget(self, keys: Iterable[int]) -> None:
         """Remove requests that are in no batch and not in the order any more."""
-        counts, may_expire = self._counts, self.may_expire
+        queued, counts, may_expire = self.queued, self._counts, self.may_expire
         for key in keys:
-            request = self.queued.pop(key)
+            request = queued.pop(key)
             self._size_bytes -= request.pending.size_bytes
             if counts:
-                self._uncount(request.arrival_level)
+                level = request.arrival_level
+                counts[level] -= 1
+                if not counts[level]:
+                    del counts[level]
             if may_expire:
                 self._deadlines.discard(key)
                 self._moves.discard(key)
-
-    def _uncount(self, level: int) -> None:
-        if self._counts[level] == 1:
-            del self._counts[level]
-        else:
-            self._counts[level] -= 1
