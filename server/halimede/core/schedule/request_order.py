@@ -107,12 +107,13 @@ class RequestOrder:
         own = self.usual.own
         if len(self._levels) == 1 and not self.usual.moved and count <= len(own):
             # As below, but faster.
-            keys = [*islice(own, count)]
             if count == len(own):
+                keys = [*own]
                 own.clear()
-            else:
-                for key in keys:
-                    del own[key]
+                return keys
+            keys = [*islice(own, count)]
+            for key in keys:
+                del own[key]
             return keys
         requests = [*islice(self, count)]
         for request in requests:
