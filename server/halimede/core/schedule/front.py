@@ -53,7 +53,9 @@ class Front:
     def __init__(self, policy: BatchPolicy, strategy: BatchingStrategy | None, *, is_plain: bool) -> None:
         """`is_plain`: without priority levels and without a strategy."""
         self.preferred = frozenset(policy.preferred_batch_sizes or (policy.max_batch_size,))
-        self.enough, self._least = max(self.preferred), min(self.preferred)
+        self.enough = max(self.preferred)
+        # A strategy looks at each request, so none is added or removed as one of those below the least size.
+        self._least = min(self.preferred) if strategy is None else 0
         self._is_plain = is_plain
         self._limit = policy.max_batch_size if is_plain else self.enough
         self._strategy = strategy
@@ -158,7 +160,7 @@ class Front:
             elif request.enqueued_at < self.oldest.enqueued_at:
                 self.oldest = request
             count, rows = count + 1, together
-            if rows >= least or strategy is not None:
+            if rows >= least:
                 if rows in self.preferred:
                     self.marked, self.marked_rows = count, rows
                 if rows >= self.enough:
@@ -166,8 +168,7 @@ class Front:
                 if self.is_closed:
                     break
         self.count, self.rows, self.level = count, rows, level
-        is_open = not (self.is_closed or self.has_late) and self._strategy is None
-        self.takes_all = is_open and 0 < rows < self._least
+        self.takes_all = 0 < rows < least and not (self.is_closed or self.has_late)
 
     def _try_include(self, strategy: BatchingStrategy, pending: Pending, *, is_first: bool) -> bool:
         """Whether the request is part of the batch. One that the strategy does not include closes it."""
