@@ -11,8 +11,8 @@ from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutp
 from halimede.core.config.model_view import ModelView
 from halimede.core.schedule.actions import Execute, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
+from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.schedule.sequences.policy import SequencePolicy, oldest_policy
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
@@ -75,7 +75,7 @@ def scheduler_us() -> list[float]:
 def queue_us(levels: int, *, has_timeouts: bool = False) -> list[float]:
     """As `scheduler_us`, with QUEUED requests in the queue, in turns over the levels."""
     policy = BatchPolicy(max_batch_size=BATCH, default_timeout_ns=(1 << 62) if has_timeouts else 0)
-    queue = LevelQueue(policy, Priorities(levels, levels)) if levels > 1 else None
+    queue = BatchQueue(policy, priorities=Priorities(levels, levels)) if levels > 1 else None
     scheduler = DynamicBatchScheduler(policy, 1, queue)
     scheduler.enqueue(Pending(key=-1, batch_size=1, size_bytes=64), 0)
     scheduler.poll(0)

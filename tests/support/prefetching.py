@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot, Warn
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
 from halimede.core.schedule.prefetch import TakeBack
 from halimede.core.schedule.queue import BatchQueue
@@ -125,9 +124,7 @@ def dynamic(
     """Instances of a dynamic scheduler, with the queue for levels if there are any."""
 
     def make(take_back: TakeBack | None) -> DynamicBatchScheduler:
-        if levels is None:
-            return DynamicBatchScheduler(policy, instances, BatchQueue(policy, take_back))
-        return DynamicBatchScheduler(policy, instances, LevelQueue(policy, levels, take_back=take_back))
+        return DynamicBatchScheduler(policy, instances, BatchQueue(policy, take_back, levels))
 
     return Instances(make, prefetches=prefetches)
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 
 from halimede.core.schedule.actions import Execute, Fail, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.policy import Priorities as Levels
+from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Outcome, Pending, Scheduler
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import ErrorCode, InferenceError
@@ -31,7 +31,7 @@ TIMEOUT_NS, IDLE_NS = 5, 4
 
 
 def levels_of(policy: BatchPolicy) -> DynamicBatchScheduler:
-    return DynamicBatchScheduler(policy, queue=LevelQueue(policy, Levels(2, 2)))
+    return DynamicBatchScheduler(policy, queue=BatchQueue(policy, priorities=Levels(2, 2)))
 
 
 TIMEOUTS_NS = {0: 2 * TIMEOUT_NS, 1: TIMEOUT_NS}

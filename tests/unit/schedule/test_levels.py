@@ -8,8 +8,8 @@ import pytest
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Action, Execute, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
+from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
 from support.scheduling import TOOK, arrive, expired, finish_all, pending
@@ -21,7 +21,7 @@ PREFERRED = BatchPolicy(max_batch_size=16, preferred_batch_sizes=(4, 8), max_que
 
 
 def scheduler_of(policy: BatchPolicy, priorities: Priorities = THREE, instances: int = 1) -> DynamicBatchScheduler:
-    return DynamicBatchScheduler(policy, instances, LevelQueue(policy, priorities))
+    return DynamicBatchScheduler(policy, instances, BatchQueue(policy, priorities=priorities))
 
 
 def busy(policy: BatchPolicy, priorities: Priorities = THREE) -> DynamicBatchScheduler:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
+from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.statistics import FailureReason
@@ -314,7 +314,7 @@ class Both:
         self.policy, self.priorities = policy, priorities
         self.groups = Groups() if has_strategy else None
         free = [Slot(0), Slot(1)]
-        self.scheduler = DynamicBatchScheduler(policy, len(free), LevelQueue(policy, priorities, self.groups))
+        self.scheduler = DynamicBatchScheduler(policy, len(free), BatchQueue(policy, None, priorities, self.groups))
         self.model = SlowLevels(policy, priorities, Groups() if has_strategy else None, free)
         self.now = 0
         self.requests: dict[int, Pending] = {}

@@ -5,8 +5,8 @@ import pytest
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
+from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Pending
 from halimede.core.types import InferenceError
 from support.prefetching import Instances, dynamic
@@ -423,7 +423,7 @@ def test_no_batch_of_a_strategy_is_prefetched():
     """It would see the requests of a batch again that is taken back."""
     policy = BatchPolicy(max_batch_size=2)
     played = Instances(
-        lambda take_back: DynamicBatchScheduler(policy, 1, LevelQueue(policy, None, Groups(), take_back))
+        lambda take_back: DynamicBatchScheduler(policy, 1, BatchQueue(policy, take_back, strategy=Groups()))
     )
     played.arrive(*map(pending, range(1, 6)))
     assert played.batches == {A: [(1, 2)]}
@@ -436,6 +436,14 @@ def test_unread_batches_of_a_dead_instance_run_first(levels: Priorities | None):
     assert played.die(A, unread=(3, 4)) == [3, 4]
     played.start(A)
     assert played.batches == {A: [(3, 4), (5, 6)]}
+
+
+@each_queue
+def test_an_unread_batch_of_a_dead_instance_is_prefetched_for_another(levels: Priorities | None):
+    played = dynamic(BatchPolicy(max_batch_size=2), 2, levels)
+    played.arrive(*map(pending, range(1, 5)))
+    assert played.die(A, unread=(1, 2)) == [1, 2]
+    assert played.batches == {B: [(3, 4), (1, 2)]}
 
 
 @each_queue

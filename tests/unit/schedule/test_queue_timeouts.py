@@ -7,8 +7,8 @@ import pytest
 from halimede.core.config.model_config import TimeoutAction
 from halimede.core.schedule.actions import Action, Execute, Slot
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy, Priorities
+from halimede.core.schedule.queue import BatchQueue
 from support.scheduling import arrive, busy_scheduler, expired, finish_all, pending
 
 
@@ -146,7 +146,7 @@ LEVELS = Priorities(2, 2, {1: replace(SHORT, allow_timeout_override=False)})
 def test_a_timeout_of_a_few_microseconds_is_over_beside_an_idle_instance(
     timeout_us: int, is_over: bool, levels: Priorities | None
 ):
-    queue = None if levels is None else LevelQueue(SHORT, levels)
+    queue = None if levels is None else BatchQueue(SHORT, priorities=levels)
     scheduler = DynamicBatchScheduler(SHORT, 1, queue)
     assert (scheduler.try_start(1, timeout_us) is None) == is_over
     if is_over:

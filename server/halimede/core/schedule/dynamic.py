@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from halimede.core.schedule.actions import Action, Execute, Fail, Slot
 from halimede.core.schedule.expected_batch import ExpectedBatch
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.scheduler import Outcome, Pending
@@ -33,7 +32,7 @@ class DynamicBatchScheduler:
         self,
         policy: BatchPolicy,
         instances: int = 0,
-        queue: BatchQueue | LevelQueue | None = None,
+        queue: BatchQueue | None = None,
         begins_at: int = 0,
     ) -> None:
         """Requests wait in `queue`; without it, in a `BatchQueue` with the policy, which prefetches nothing.
@@ -41,7 +40,7 @@ class DynamicBatchScheduler:
         Nothing is executed before `begins_at` requests are queued for the first time.
         """
         self._queue = queue or BatchQueue(policy)
-        self._failed: list[Fail] = self._queue.failed if isinstance(self._queue, LevelQueue) else []
+        self._failed = self._queue.failed
         self._begins_at = begins_at
         self.max_batch_size = policy.max_batch_size
         self.may_expire = self._queue.may_expire
@@ -62,7 +61,7 @@ class DynamicBatchScheduler:
         free = self._free
         self._queue.push(pending, now_ns, bool(free))
         if not free:
-            return 1 if self._can_prefetch() else None
+            return 1 if self._queue.can_prefetch(len(self._busy)) else None
         expected = self._expected.requests
         if expected == 1:
             return 1
@@ -96,7 +95,7 @@ class DynamicBatchScheduler:
                 actions.append(Execute(slot, keys))
             elif not queue.prefetch.try_preempt_one():
                 break
-        while self._can_prefetch():
+        while queue.can_prefetch(len(self._busy)):
             slot = next(filter(queue.prefetch.is_eligible, self._busy))
             actions.append(Execute(slot, tuple(queue.prefetch_next(slot))))
         if self._failed:
@@ -137,7 +136,7 @@ class DynamicBatchScheduler:
             else:
                 queue.begin(batch)
                 self._begin(slot, len(batch.keys))
-                return 0 if queue.has_closed else None
+                return 0 if queue.can_prefetch(len(self._busy)) else None
         queued = len(queue.queued)
         if not queued:
             return None
@@ -165,10 +164,6 @@ class DynamicBatchScheduler:
         for batch in reversed(unread):
             self._queue.push_back(batch, now_ns)
         return [pending.key for batch in unread for pending in batch]
-
-    def _can_prefetch(self) -> bool:
-        queue = self._queue
-        return queue.prefetch.has_eligible(len(self._busy)) and queue.has_closed and not self._begins_at
 
     def _begin(self, slot: Slot, requests: int) -> None:
         self._busy[slot] = requests

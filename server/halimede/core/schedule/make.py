@@ -3,7 +3,6 @@
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import max_concurrency
 from halimede.core.schedule.dynamic import DynamicBatchScheduler
-from halimede.core.schedule.levels import LevelQueue
 from halimede.core.schedule.policy import NO_HOLD, StartHold, from_config, priorities_from_config
 from halimede.core.schedule.prefetch import TakeBack
 from halimede.core.schedule.queue import BatchQueue
@@ -36,7 +35,5 @@ def make_scheduler(
     batches = from_config(config)
     if config.dynamic_batching is None:
         return DynamicBatchScheduler(batches, queue=BatchQueue(batches, take_back))
-    priorities = priorities_from_config(config)
-    has_levels = priorities is not None or strategy is not None
-    queue = LevelQueue(batches, priorities, strategy, take_back) if has_levels else BatchQueue(batches, take_back)
+    queue = BatchQueue(batches, take_back, priorities_from_config(config), strategy)
     return DynamicBatchScheduler(batches, queue=queue, begins_at=hold.seated)

@@ -7,8 +7,8 @@ deadlines and cancellation hold for them. The queue says which batches can be pr
 - one of its requests is cancelled, expires, or moves to another priority level;
 - it is to be cut anew, because it can become larger or a request of a higher priority level arrives.
 
-Both schedulers preempt one when another slot is free for its requests, or when they must not wait for its slot any
-longer.
+The dynamic scheduler preempts one for another slot that is free. `end` preempts those whose slots take too long. A
+sequence stays at its instance, so the queue of an instance has one slot, and neither happens.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Batch:
 class Prefetch:
     """The prefetched batches of one queue, at most one for each slot."""
 
-    __slots__ = ("_batches", "_preempted", "_restore", "_take_back")
+    __slots__ = ("_preempted", "_restore", "_take_back", "batches")
 
     def __init__(self, take_back: TakeBack | None, restore: Callable[[Batch], None]) -> None:
         """Without `take_back` nothing is prefetched. `restore` returns the requests of a preempted batch to the queue.
@@ -50,31 +50,28 @@ class Prefetch:
         """
         self._take_back = take_back
         self._restore = restore
-        self._batches: dict[Slot, Batch] = {}
-        """In the order in which they were prefetched."""
+        self.batches: dict[Slot, Batch] = {}
+        """In the order in which they were prefetched. Changed only here."""
         self._preempted: set[Slot] = set()
         """Slots that get no batch more until they end theirs, because one was preempted. So clients that cancel
         requests cannot make the server send the same batches again and again."""
 
-    def __bool__(self) -> bool:
-        return bool(self._batches)
-
     @property
     def last(self) -> Batch | None:
         """The batch that was prefetched last, which what waits in the queue follows."""
-        return next(reversed(self._batches.values()), None)
+        return next(reversed(self.batches.values()), None)
 
     def has_eligible(self, busy: int) -> bool:
         """Whether one of so many busy slots is eligible."""
-        return self._take_back is not None and len(self._batches) + len(self._preempted) < busy
+        return len(self.batches) + len(self._preempted) < busy
 
     def is_eligible(self, slot: Slot) -> bool:
         """Whether a busy slot may get a batch more."""
-        return slot not in self._batches and slot not in self._preempted
+        return slot not in self.batches and slot not in self._preempted
 
     def add(self, batch: Batch, slot: Slot) -> None:
         batch.slot, batch.passed = slot, 0
-        self._batches[slot] = batch
+        self.batches[slot] = batch
 
     def try_preempt(self, batch: Batch) -> bool:
         """Return the requests of a prefetched batch to the queue. False if it has begun: `end` of its slot follows."""
@@ -89,26 +86,28 @@ class Prefetch:
 
     def try_preempt_one(self) -> bool:
         """Preempt a batch for a free slot. The one that was prefetched last begins last."""
-        return any(self.try_preempt(batch) for batch in reversed([*self._batches.values()]))
+        if not self.batches:
+            return False
+        return any(self.try_preempt(batch) for batch in reversed([*self.batches.values()]))
 
     def preempt_from(self, level: int) -> None:
         """Preempt the batches that have a request of this priority level or of a lower one."""
-        for batch in reversed([*self._batches.values()]):
+        for batch in reversed([*self.batches.values()]):
             if batch.level >= level:
                 self.try_preempt(batch)
 
     def preempt_all(self) -> list[Batch]:
         """Returns those that have begun. They stay until `end` of their slots."""
-        return [batch for batch in [*self._batches.values()] if not self.try_preempt(batch)]
+        return [batch for batch in [*self.batches.values()] if not self.try_preempt(batch)]
 
     def end(self, slot: Slot, slots: int) -> Batch | None:
         """The slot has ended a batch and begins its prefetched one, which is returned; None if it has none.
 
         Earlier ones that this happens to as often as there are `slots` are preempted: their slots take too long.
         """
-        batch = self._batches.get(slot)
+        batch = self.batches.get(slot)
         if batch is not None:
-            for earlier in [*self._batches.values()]:
+            for earlier in [*self.batches.values()]:
                 if earlier is batch:
                     break
                 earlier.passed += 1
@@ -119,7 +118,7 @@ class Prefetch:
     def remove(self, slot: Slot) -> Batch | None:
         """Forget a slot. Returns its prefetched batch."""
         self._preempted.discard(slot)
-        batch = self._batches.pop(slot, None)
+        batch = self.batches.pop(slot, None)
         if batch is not None:
             batch.slot = None
         return batch

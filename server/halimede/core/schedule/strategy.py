@@ -1,6 +1,6 @@
 """Batching strategies: installed classes that decide which requests share a batch.
 
-A strategy can only make batches smaller. The rules of `core.schedule.levels` hold for every batch: order, maximum size,
+A strategy can only make batches smaller. The rules of `core.schedule.front` hold for every batch: order, maximum size,
 compatible inputs, preferred sizes and delay. It runs on the event loop between two requests, so it must return quickly
 and must not wait.
 """

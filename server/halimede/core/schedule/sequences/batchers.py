@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from halimede.core.schedule.actions import Slot
+from halimede.core.schedule.front import AT_ONCE
 from halimede.core.schedule.policy import BatchPolicy
 from halimede.core.schedule.prefetch import TakeBack
-from halimede.core.schedule.queue import AT_ONCE, BatchQueue
+from halimede.core.schedule.queue import BatchQueue
 from halimede.core.schedule.sequences.live import LiveSequence, QueuedRequest
 from halimede.core.schedule.sequences.policy import DirectPolicy
 
@@ -147,7 +148,7 @@ class OldestBatcher:
         self._queue.end_delay()
 
     def can_prefetch(self) -> bool:
-        return self._queue.prefetch.has_eligible(1) and self._queue.has_closed
+        return self._queue.can_prefetch(1)
 
     def prefetch(self) -> list[LiveSequence]:
         return [self._eligible[key] for key in self._queue.prefetch_next(self._slot)]
