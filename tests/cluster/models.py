@@ -44,8 +44,8 @@ def running(code: str) -> Object:
 
 
 def writes_for(platform: Platform, namespace: str) -> list[tuple[str, str, int]]:
-    """The operator's writes in a namespace, without statuses, events and tries of refused pods: verb, resource, HTTP
-    status."""
+    """The operator's writes in a namespace: verb, resource, HTTP status. Without statuses and events, and without what
+    wakes others: the controller of refused pods, and the kubelets of pods that lack a Secret."""
     return [
         (event["verb"], event["objectRef"]["resource"], event["responseStatus"]["code"])
         for event in platform.cluster.audit_events(containing=OPERATOR)
@@ -53,7 +53,7 @@ def writes_for(platform: Platform, namespace: str) -> list[tuple[str, str, int]]
         and event["verb"] in ("create", "update", "patch", "delete")
         and event["objectRef"].get("namespace") == namespace
         and event["objectRef"].get("subresource") != "status"
-        and event["objectRef"]["resource"] not in ("events", "replicasets")
+        and event["objectRef"]["resource"] not in ("events", "pods", "replicasets")
     ]
 
 

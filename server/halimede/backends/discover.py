@@ -2,6 +2,7 @@
 backends written like python models, `<backend directory>/<name>/model.py`."""
 
 import os
+import threading
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -14,6 +15,10 @@ from halimede.core.types.error import clip
 
 GROUP = "halimede.backends"
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
+
+# Backends import parts of each other. Two threads that import a package and a module in it at once can fail with
+# importlib's _DeadlockError, which is then the model's.
+_importing = threading.Lock()
 
 
 def backend_names() -> tuple[str, ...]:
@@ -46,7 +51,8 @@ def installed_backend(name: str) -> Backend | None:
     if not found:
         return None
     try:
-        return cast(Backend, found[0].load()())
+        with _importing:
+            return cast(Backend, found[0].load()())
     except Exception as error:
         raise InferenceError(
             ErrorCode.INTERNAL, f"unable to load backend '{name}' ({found[0].value}): {type(error).__name__}: {error}"
