@@ -5,6 +5,8 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -14,19 +16,25 @@ from halimede.backends.discover import installed_backend
 USER = "import whole_backend.part\n\n\nclass Backend:\n    pass\n"
 
 
-class SlowDisk:
-    """Finds the package only once the other backend has been found and goes on, or after a second."""
+class SlowPackage(SourceFileLoader):
+    """Makes the package only once the other backend has been found and goes on, or after a second."""
 
-    def __init__(self) -> None:
-        self.begun, self._other = threading.Event(), threading.Event()
+    begun, other_found = threading.Event(), threading.Event()
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> None:
+    def create_module(self, spec: ModuleSpec) -> None:
+        self.begun.set()
+        if self.other_found.wait(1):
+            time.sleep(0.3)
+
+
+class Finder:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if name == "other_backend":
-            self._other.set()
-        elif name == "whole_backend":
-            self.begun.set()
-            if self._other.wait(1):
-                time.sleep(0.5)
+            SlowPackage.other_found.set()
+        if name != "whole_backend":
+            return None
+        file = next(found for each in sys.path if (found := Path(each) / name / "__init__.py").exists())
+        return spec_from_file_location(name, file, loader=SlowPackage(name, str(file)))
 
 
 def test_backends_that_import_parts_of_each_other_load_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,12 +50,11 @@ def test_backends_that_import_parts_of_each_other_load_at_once(tmp_path: Path, m
     points = "[halimede.backends]\nwhole_of_test = whole_backend:Backend\nother_of_test = other_backend:Backend\n"
     (found / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(str(tmp_path))
-    disk = SlowDisk()
-    monkeypatch.setattr(sys, "meta_path", [disk, *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     try:
         with ThreadPoolExecutor(2) as threads:
             first = threads.submit(installed_backend, "whole_of_test")
-            assert disk.begun.wait(30)
+            assert SlowPackage.begun.wait(30)
             second = threads.submit(installed_backend, "other_of_test")
     finally:
         for name in ("whole_backend", "whole_backend.part", "other_backend"):
