@@ -182,10 +182,10 @@ def test_every_failing_model_reports_its_cause(
     assert TOKEN not in tenant.kubectl("get", "im,pods,events,configmaps", "-o", "yaml")
 
     # While a pod is restarted repeatedly, the conditions stay the same and the operator writes nothing.
-    pods, made = tenant.names("pods"), writes_for(platform, tenant.namespace)
+    pods, made, told = tenant.names("pods"), writes_for(platform, tenant.namespace), ready(tenant)
     tried = restarts(tenant, "crashes")
     eventually(lambda: restarts(tenant, "crashes") > tried, "another try", START_LIMIT_S)
-    assert ready(tenant) == conditions
+    assert ready(tenant) == told
     assert (tenant.names("pods"), writes_for(platform, tenant.namespace)) == (pods, made)
 
     tenant.apply(json.dumps(model("serves", scaled)))
