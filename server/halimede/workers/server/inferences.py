@@ -73,11 +73,13 @@ class Inferences:
 
     def close(self) -> None:
         """Cancel all: the process has ended."""
-        left = list(self._in_flight.values())
+        left, cancel = list(self._in_flight.values()), self._cancel
         self._in_flight.clear()
+        # A reference cycle would keep the memory of the process mapped until the collector runs.
+        self._cancel = self._acknowledge = self._send = _ignore
         for inference in left:
             inference.owner = None
-            self._cancel(inference.ticket)
+            cancel(inference.ticket)
 
     def answer(self, inference: Inference, response: InferenceResponse) -> None:
         """Send an answer of an inference."""
@@ -100,3 +102,7 @@ class Inferences:
             raise FrameError(f"{responses} answers of inference {number} taken, where {inference.untaken} were sent")
         inference.untaken -= responses
         self._acknowledge(inference.ticket, responses)
+
+
+def _ignore(*_: object) -> None:
+    """The process has ended."""
