@@ -120,7 +120,7 @@ def _identity(child: Object) -> Identity:
 
 
 def _is_ours(child: Object, uid: str, labels: Mapping[str, str]) -> bool:
-    """Whether the owner has the child, or nobody has it and it has the labels of all its children."""
+    """Whether the owner has the child, or no object owns it and it has the labels of all its children."""
     owner = controller_of(child)
     return has_labels_of(labels, child) if owner is None else bool(owner["uid"] == uid)
 

@@ -67,7 +67,7 @@ def owner_reference(key: Key, uid: str) -> dict[str, Any]:
 
 
 def without_blocking(wanted: Sequence[Object], existing: Iterable[Object]) -> tuple[Object, ...]:
-    """The wanted children without `blockOwnerDeletion`, except where it is set already: nobody checks it there.
+    """The wanted children without `blockOwnerDeletion`, except where it is set already, and so not checked.
 
     For an API server that does not know the owner's kind yet, and therefore refuses to set it.
     """

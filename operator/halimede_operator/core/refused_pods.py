@@ -30,7 +30,7 @@ def refusal(replica_set: Object) -> str:
 
 
 def to_try_again(replica_sets: Sequence[Object], now: str) -> list[Object]:
-    """The ReplicaSets whose pods have been refused for a while, and for which nobody has tried since. now: as
+    """The ReplicaSets whose pods have been refused for a while, and were not tried again since. now: as
     `moment_at` writes it."""
     since = seconds_before(now, TRY_AGAIN_S)
     return [each for each in replica_sets if refusal(each) and _last_try(each) <= since]

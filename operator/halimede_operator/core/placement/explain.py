@@ -258,7 +258,7 @@ def _too_few(demand: Demand, ledger: Ledger) -> str:
 
 
 def _held_misfits(demand: Demand, ledger: Ledger) -> str:
-    """Why devices do not fit that others hold anyway, so that nobody waits for these; "" if there are none."""
+    """Why devices that others hold would not fit even if they were free; "" if there are none."""
     found = (
         f"{device.text} on node {node.name}, {why}"
         for node in ledger.nodes
