@@ -218,7 +218,7 @@ class App:
         processes = wanted_processes(settings)
         if processes > 1 and (settings.allow_http or settings.allow_grpc):
             self._fronts = FrontProcesses(processes, self._core, settings, self._launcher)
-            self._core.on_models_changed(self._fronts.page.note_change)
+            self._core.on_change(self._fronts.note_change)
         self._services: list[Service] = [] if self._fronts is None else [self._fronts]
         """HTTP and gRPC."""
         self._metrics: MetricsServer | None = None

@@ -6,11 +6,12 @@ import socket
 from collections.abc import Sequence
 
 from halimede.backends.cores import available_cores
+from halimede.core.hangs import BEAT_SECS
+from halimede.facade.server import Server
 from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
 from halimede.front_processes.process import FrontProcess
 from halimede.frontends.sockets import SocketFile, bind, bound_port
-from halimede.runtime.server import Server
 from halimede.settings import Settings
 from halimede.workers.frames.kinds import FrameKind
 from halimede.workers.launcher import Launcher
@@ -46,6 +47,12 @@ class FrontProcesses:
         self._grpc: list[socket.socket] = []
         self._files: list[SocketFile] = []
         self._processes: list[FrontProcess] = []
+        self._next_beat: asyncio.TimerHandle | None = None
+
+    def note_change(self) -> None:
+        """The models that serve have changed, or the state of the server has or will in this turn of the loop."""
+        self.page.note_change()
+        asyncio.get_running_loop().call_soon(self._publish_state)
 
     def bind_http(self) -> int:
         """Bind HTTP's port and return it, 0 for a unix socket. OSError as `sockets.bind`."""
@@ -67,6 +74,7 @@ class FrontProcesses:
 
     async def start(self) -> None:
         """Start the processes and return when all serve. InferenceError if one fails."""
+        self._beat()
         descriptors = (2, self._descriptor, *(sock.fileno() for sock in (*self._http, *self._grpc)))
         loop = asyncio.get_running_loop()
         for number in range(self.count):
@@ -99,11 +107,23 @@ class FrontProcesses:
     async def close(self) -> None:
         """End the processes, and close the ports. A second call has no effect."""
         self._close_sockets()
+        if self._next_beat is not None:
+            self._next_beat.cancel()
         processes, self._processes = self._processes, []
         await asyncio.gather(*(process.close() for process in processes))
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _beat(self) -> None:
+        """Show that the core runs. What becomes ready or not without `note_change` is seen by then: the process of an
+        instance ends or is back."""
+        self.page.beat_core()
+        self._publish_state()
+        self._next_beat = asyncio.get_running_loop().call_later(BEAT_SECS, self._beat)
+
+    def _publish_state(self) -> None:
+        self.page.publish_state(is_ready=self._server.is_ready(), is_draining=self._server.is_draining())
 
     def _close_sockets(self) -> None:
         for file in self._files:

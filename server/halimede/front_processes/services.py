@@ -7,6 +7,7 @@ from typing import Protocol
 from halimede.core.accounts import MemoryBounds
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.facade.server import Server
 from halimede.frontends.grpc.options import Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
@@ -14,7 +15,6 @@ from halimede.frontends.port import PortLimits
 from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import Turns
 from halimede.log import admits_access, log_access
-from halimede.runtime.server import Server
 from halimede.settings import AccessLevel, Settings
 
 log = logging.getLogger("halimede.app")

@@ -27,11 +27,11 @@ from halimede.core.types.caller import Caller
 from halimede.core.types.error import clip
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
+from halimede.facade.server import LoadParameter, OnResponse
 from halimede.runtime.admission import Admission
 from halimede.runtime.lifecycle import ModelLifecycle, Serving
 from halimede.runtime.model import ModelVersion
 from halimede.runtime.sampler import Sampler
-from halimede.runtime.server import LoadParameter, OnResponse
 from halimede.settings import MetricsConfig, ModelControlMode
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ EXTENSIONS = (
 
 
 class CoreServer:
-    """Implements `runtime.server.Server`. All methods run on the event loop's thread."""
+    """Implements `facade.server.Server`. All methods run on the event loop's thread."""
 
     def __init__(
         self,
@@ -96,16 +96,19 @@ class CoreServer:
         failed = await self._lifecycle.load_all(names)
         self._sampler.sample_soon()
         self._started = True
+        self._lifecycle.records.on_change()
         return failed
 
     def begin_drain(self) -> None:
         """Not ready from now on; requests that still arrive are answered, so that none is lost in transit."""
         self._draining = True
+        self._lifecycle.records.on_change()
         for task in self._control:
             task.cancel()
 
-    def on_models_changed(self, callback: Callable[[], None]) -> None:
-        """Call this after each change of what `model` returns, before a load or an unload is answered."""
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call this after each change of what `model` returns, before a load or an unload is answered, and at the end
+        of the start and the begin of the drain."""
         self._lifecycle.records.on_change = callback
 
     def expect_few(self) -> None:
@@ -149,13 +152,13 @@ class CoreServer:
         return self._admission.infer(request, on_response, caller)
 
     def cancel(self, ticket: int, *, reads_on: bool = False) -> None:
-        """See `server.Server`. `reads_on`: a model's code reads what a decoupled model still sends."""
+        """See `facade.server.Server`. `reads_on`: a model's code reads what a decoupled model still sends."""
         self._admission.cancel(ticket, reads_on=reads_on)
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
         self._admission.acknowledge(ticket, responses)
 
-    def kv_cache(self, model: str) -> KvCache | None:
+    async def kv_cache(self, model: str) -> KvCache | None:
         return kv_cache.find_kv_cache(self._custom_metrics.series(kv_cache.FAMILY), model)
 
     async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:

@@ -20,7 +20,7 @@ from halimede.core.repository.load_waits import LoadWaits
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller
 from halimede.core.types.error import clip
-from halimede.runtime.server import OnResponse
+from halimede.facade.server import OnResponse
 from halimede.workers.process import services
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def model_of(owner: str) -> str:
 
 
 class LoadableModels(services.Models, Protocol):
-    """The part of `runtime.server.Server` that models use. InferenceError."""
+    """The part of `facade.server.Server` that models use. InferenceError."""
 
     async def load_model(
         self, name: str, parameters: Mapping[str, bool | int | str | bytes], *, for_model: bool = False

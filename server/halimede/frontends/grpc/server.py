@@ -20,10 +20,11 @@ from halimede.core.wire.grpc_call import IDENTITY, CallHead, read_head
 from halimede.core.wire.grpc_messages import MessageTooLarge
 from halimede.core.wire.http2.fields import RequestFields
 from halimede.core.wire.protocol import POOL, message_class
+from halimede.facade.server import Server
 from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
 from halimede.frontends.grpc.call import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Call, Method, Route
 from halimede.frontends.grpc.connection import GrpcConnection
-from halimede.frontends.grpc.control import Control
+from halimede.frontends.grpc.control import MODEL_ANSWERS, Control
 from halimede.frontends.grpc.health import HealthService
 from halimede.frontends.grpc.infer import InferContext
 from halimede.frontends.grpc.infer_stream import MAX_UNANSWERED, InferStreams
@@ -31,12 +32,11 @@ from halimede.frontends.grpc.limits import GrpcLimits, Shared
 from halimede.frontends.grpc.options import Transport, choose_encoding, keepalive_rules
 from halimede.frontends.grpc.reflection import Reflection
 from halimede.frontends.grpc.tls import server_context
-from halimede.frontends.grpc.unary import UnaryMethod
+from halimede.frontends.grpc.unary import ModelMethod, UnaryMethod
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.sockets import SocketFile, bind, bound_port
 from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import Turns
-from halimede.runtime.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -241,9 +241,11 @@ def _methods(
         f"/{HEALTH}/Check": (check.begin, True),
     }
     described = POOL.FindServiceByName(INFERENCE).methods_by_name
+    requests = {name: message_class(method.input_type.full_name) for name, method in described.items()}
     for name, answer in Control(server).answers().items():
-        request = message_class(described[name].input_type.full_name)
-        small[f"/{INFERENCE}/{name}"] = UnaryMethod(request, answer, tasks).begin, True
+        small[f"/{INFERENCE}/{name}"] = UnaryMethod(requests[name], answer, tasks).begin, True
+    for name, encode in MODEL_ANSWERS.items():
+        small[f"/{INFERENCE}/{name}"] = ModelMethod(requests[name], encode, context.models).begin, True
     methods = {}
     for path, (begin, is_unary) in begins.items():
         methods[path] = Method(_name(path), CATEGORIES[path], begin, is_unary, max_message_bytes, large)

@@ -1,4 +1,4 @@
-"""Calls of one small request and one response, answered by a coroutine."""
+"""Calls of one small request and one response, answered by a coroutine, or from what is known of a model."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.wire.grpc_coding import encode_steps
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import ProtoClass, ProtoMessage
 from halimede.core.wire.steps import run
-from halimede.frontends.grpc.call import Call
+from halimede.frontends.finding import ModelFinder
+from halimede.frontends.grpc.call import Call, Holding
 from halimede.frontends.grpc.opening import parse_small
 
 Answer = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
@@ -41,14 +43,38 @@ class UnaryMethod:
 
     async def _answer(self, call: Call, request: ProtoMessage) -> None:
         try:
-            answer = (await self.answer(request)).SerializeToString()
-            if call.compresses:
-                parts, is_compressed = run(encode_steps((answer,), call.encoding))
-                call.answer(parts, sum(map(len, parts)), is_compressed=is_compressed)
-            else:
-                call.answer((answer,), len(answer))
+            _respond(call, await self.answer(request))
         except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer
             call.break_off(error)
+
+
+@dataclass(slots=True)
+class ModelMethod:
+    """One RPC whose response is made from the view of the model that the request names."""
+
+    request: ProtoClass
+    encode: Callable[[ModelView], ProtoMessage]
+    models: ModelFinder[Call | Holding]
+
+    def begin(self, call: Call) -> None:
+        """Begin a call."""
+        call.on_message = partial(self._take, call)
+        call.on_half_closed = partial(_fail_without_message, call)
+
+    def _take(self, call: Call, message: Message) -> None:
+        call.on_message = call.on_half_closed = None
+        request = parse_small(call, self.request, message)
+        _note_model(call, request)
+        self.models.find(call, request.name, request.version, lambda view: _respond(call, self.encode(view)), call.fail)
+
+
+def _respond(call: Call, response: ProtoMessage) -> None:
+    answer = response.SerializeToString()
+    if call.compresses:
+        parts, is_compressed = run(encode_steps((answer,), call.encoding))
+        call.answer(parts, sum(map(len, parts)), is_compressed=is_compressed)
+    else:
+        call.answer((answer,), len(answer))
 
 
 def _fail_without_message(call: Call) -> None:
