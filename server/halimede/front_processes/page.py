@@ -11,12 +11,10 @@ import os
 from halimede.frontends.totals import PortTotals, Total
 
 _CHANGES = 0
-_STATE = 1
-_CORE_BEATS = 2
-_FIRST_PROCESS = 3
-
-_READY, _DRAINING = 1, 2
-"""Bits of the state."""
+_READY = 1
+_DRAINING = 2
+_CORE_BEATS = 3
+_FIRST_PROCESS = 4
 
 _HTTP_PARTS = 0
 _GRPC_PARTS = 3
@@ -49,12 +47,12 @@ class Page:
     @property
     def is_ready(self) -> bool:
         """Whether the server is ready."""
-        return bool(self._cells[_STATE] & _READY)
+        return bool(self._cells[_READY])
 
     @property
     def is_draining(self) -> bool:
         """Whether the server drains."""
-        return bool(self._cells[_STATE] & _DRAINING)
+        return bool(self._cells[_DRAINING])
 
     @property
     def core_beats(self) -> int:
@@ -69,7 +67,7 @@ class Page:
 
     def publish_state(self, *, is_ready: bool, is_draining: bool) -> None:
         """Set the state of the server."""
-        self._cells[_STATE] = (_READY if is_ready else 0) | (_DRAINING if is_draining else 0)
+        self._cells[_READY], self._cells[_DRAINING] = is_ready, is_draining
 
     def beat_core(self) -> None:
         """The core runs."""

@@ -2,24 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import InferenceError
 from halimede.facade.lookup import ModelLookup
 from halimede.facade.server import Server
-
-
-class Waiting(Protocol):
-    """Whose request it is: an exchange of HTTP, a call of gRPC, or a message of a stream."""
-
-    on_gone: Callable[[], None] | None
-    """Called if the client leaves."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether an answer can still be sent."""
-
+from halimede.frontends.steps import Waiting
 
 W = TypeVar("W", bound=Waiting)
 

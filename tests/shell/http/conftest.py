@@ -78,6 +78,7 @@ class FakeServer:
         self.ready = True
         self.draining = False
         self.load_gate: asyncio.Event | None = None
+        self.kv_gate: asyncio.Future[None] | None = None
         self.lookups: dict[str, ModelLookup] = {}
         """Models that are not known yet."""
         self._tickets = 0
@@ -156,7 +157,9 @@ class FakeServer:
         on_response(InferenceResponse(request.model_name, "1", request.id, outputs, error=error, final=final))
 
     async def kv_cache(self, model: str) -> KvCache | None:
-        return KvCache(1, 4, 64) if model == "echo" else None
+        if self.kv_gate is not None:
+            await self.kv_gate
+        return KvCache(1, 4, 64) if model in {"echo", "live"} else None
 
     async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         if name and name not in self.models:

@@ -1,5 +1,6 @@
-"""Requests for models that are not known in this process yet."""
+"""Requests that wait for what is not known in this process: models, and the load of a model."""
 
+import asyncio
 import json
 import socket
 from typing import Any
@@ -90,3 +91,58 @@ def test_a_fault_of_one_request_does_not_end_the_wait_of_others(http: Any, looku
     http.call(lambda: lookup.end(http.core.models["bug"]))
 
     assert [each.result(20).status for each in asked] == [500, 200]
+
+
+LOAD = {"endpoint-load-metrics-format": "text"}
+IN = b'{"IN": [1.0]}'
+
+
+def held_back(http: Any) -> "asyncio.Future[None]":
+    """What the load of a model waits for."""
+    gate: asyncio.Future[None] = http.call(http.loop.create_future)
+    http.core.kv_gate = gate
+    return gate
+
+
+def give_all(http: Any) -> None:
+    for answer in (lambda: http.core.give(1.0), lambda: http.core.give(2.0), lambda: http.core.give(final=True)):
+        http.call(answer)
+
+
+def test_events_wait_for_the_load_in_their_head(http: Any) -> None:
+    gate = held_back(http)
+    late = in_background(lambda: http.ask("POST", "/v2/models/live/generate_stream", IN, LOAD))
+    http.wait_until(lambda: len(http.core.held) == 1)
+    give_all(http)
+    assert not late.done()
+
+    http.call(lambda: gate.set_result(None))
+
+    got = late.result(20)
+    assert got.headers["endpoint-load-metrics"].startswith("TEXT named_metrics.kv_cache_utilization=0.25")
+    events = got.body.decode().removesuffix("\n\n").split("\n\n")
+    assert [json.loads(each.removeprefix("data: "))["OUT"] for each in events] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_an_answer_whose_load_is_not_to_be_had_lacks_it(http: Any, verb: str) -> None:
+    gate = held_back(http)
+    http.call(lambda: gate.set_exception(BUSY))
+    got = http.ask("POST", f"/v2/models/echo/{verb}", IN, LOAD)
+    assert (got.status, "endpoint-load-metrics" in got.headers) == (200, False)
+
+
+def test_a_client_that_leaves_before_the_head_is_no_fault(http: Any) -> None:
+    gate = held_back(http)
+    head = b"POST /v2/models/live/generate_stream HTTP/1.1\r\nHost: x\r\nendpoint-load-metrics-format: text\r\n"
+    with http.connect() as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(IN), IN))
+        http.wait_until(lambda: len(http.core.held) == 1)
+        http.call(lambda: http.core.give(1.0))
+        connection.shutdown(socket.SHUT_WR)
+        http.wait_until(lambda: http.core.cancelled == [1])
+
+    http.call(lambda: gate.set_result(None))
+
+    assert http.ask("GET", "/v2").status == 200
+    assert http.log == []

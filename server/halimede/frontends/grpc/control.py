@@ -20,7 +20,7 @@ from halimede.facade.server import Server
 
 Handler = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
 
-MODEL_ANSWERS: Mapping[str, Callable[[ModelView], ProtoMessage]] = {
+VIEW_ANSWERS: Mapping[str, Callable[[ModelView], ProtoMessage]] = {
     "ModelMetadata": encode_model_metadata,
     "ModelConfig": lambda view: encode_model_config(view.config),
 }

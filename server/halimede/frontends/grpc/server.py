@@ -24,7 +24,7 @@ from halimede.facade.server import Server
 from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
 from halimede.frontends.grpc.call import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Call, Method, Route
 from halimede.frontends.grpc.connection import GrpcConnection
-from halimede.frontends.grpc.control import MODEL_ANSWERS, Control
+from halimede.frontends.grpc.control import VIEW_ANSWERS, Control
 from halimede.frontends.grpc.health import HealthService
 from halimede.frontends.grpc.infer import InferContext
 from halimede.frontends.grpc.infer_stream import MAX_UNANSWERED, InferStreams
@@ -32,7 +32,7 @@ from halimede.frontends.grpc.limits import GrpcLimits, Shared
 from halimede.frontends.grpc.options import Transport, choose_encoding, keepalive_rules
 from halimede.frontends.grpc.reflection import Reflection
 from halimede.frontends.grpc.tls import server_context
-from halimede.frontends.grpc.unary import ModelMethod, UnaryMethod
+from halimede.frontends.grpc.unary import UnaryMethod, by_task, from_view
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.sockets import SocketFile, bind, bound_port
 from halimede.frontends.totals import PortTotals
@@ -234,18 +234,18 @@ def _methods(
         f"/{INFERENCE}/ModelStreamInfer": (streams.begin, False),
     }
     reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS))
-    check = UnaryMethod(message_class("grpc.health.v1.HealthCheckRequest"), health.check, tasks)
+    check = UnaryMethod(message_class("grpc.health.v1.HealthCheckRequest"), by_task(health.check, tasks))
     small = {
         f"/{HEALTH}/Watch": (health.begin_watch, True),
         **{f"/{service}/ServerReflectionInfo": (reflection.begin, False) for service in REFLECTIONS},
         f"/{HEALTH}/Check": (check.begin, True),
     }
     described = POOL.FindServiceByName(INFERENCE).methods_by_name
-    requests = {name: message_class(method.input_type.full_name) for name, method in described.items()}
-    for name, answer in Control(server).answers().items():
-        small[f"/{INFERENCE}/{name}"] = UnaryMethod(requests[name], answer, tasks).begin, True
-    for name, encode in MODEL_ANSWERS.items():
-        small[f"/{INFERENCE}/{name}"] = ModelMethod(requests[name], encode, context.models).begin, True
+    handlers = {name: by_task(answer, tasks) for name, answer in Control(server).answers().items()}
+    handlers |= {name: from_view(encode, context.models) for name, encode in VIEW_ANSWERS.items()}
+    for name, handle in handlers.items():
+        request = message_class(described[name].input_type.full_name)
+        small[f"/{INFERENCE}/{name}"] = UnaryMethod(request, handle).begin, True
     methods = {}
     for path, (begin, is_unary) in begins.items():
         methods[path] = Method(_name(path), CATEGORIES[path], begin, is_unary, max_message_bytes, large)

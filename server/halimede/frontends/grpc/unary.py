@@ -22,11 +22,10 @@ Answer = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
 
 @dataclass(slots=True)
 class UnaryMethod:
-    """One RPC. The tasks of its calls are in `tasks` until they end; a client that leaves does not end them."""
+    """One RPC. `handle` gets each call with its request."""
 
     request: ProtoClass
-    answer: Answer
-    tasks: set[asyncio.Task[Any]]
+    handle: Callable[[Call, ProtoMessage], None]
 
     def begin(self, call: Call) -> None:
         """Begin a call."""
@@ -37,35 +36,35 @@ class UnaryMethod:
         call.on_message = call.on_half_closed = None
         request = parse_small(call, self.request, message)
         _note_model(call, request)
-        task = asyncio.get_running_loop().create_task(self._answer(call, request))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.handle(call, request)
 
-    async def _answer(self, call: Call, request: ProtoMessage) -> None:
+
+def by_task(answer: Answer, tasks: set[asyncio.Task[Any]]) -> Callable[[Call, ProtoMessage], None]:
+    """Answers calls by a coroutine. The tasks are in `tasks` until they end; a client that leaves does not end them."""
+
+    async def work(call: Call, request: ProtoMessage) -> None:
         try:
-            _respond(call, await self.answer(request))
+            _respond(call, await answer(request))
         except Exception as error:  # noqa: BLE001 -- whatever it was, the client gets an answer
             call.break_off(error)
 
+    def handle(call: Call, request: ProtoMessage) -> None:
+        task = asyncio.get_running_loop().create_task(work(call, request))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
-@dataclass(slots=True)
-class ModelMethod:
-    """One RPC whose response is made from the view of the model that the request names."""
+    return handle
 
-    request: ProtoClass
-    encode: Callable[[ModelView], ProtoMessage]
-    models: ModelFinder[Call | Holding]
 
-    def begin(self, call: Call) -> None:
-        """Begin a call."""
-        call.on_message = partial(self._take, call)
-        call.on_half_closed = partial(_fail_without_message, call)
+def from_view(
+    encode: Callable[[ModelView], ProtoMessage], models: ModelFinder[Call | Holding]
+) -> Callable[[Call, ProtoMessage], None]:
+    """Answers calls from the view of the model that they name."""
 
-    def _take(self, call: Call, message: Message) -> None:
-        call.on_message = call.on_half_closed = None
-        request = parse_small(call, self.request, message)
-        _note_model(call, request)
-        self.models.find(call, request.name, request.version, lambda view: _respond(call, self.encode(view)), call.fail)
+    def handle(call: Call, request: ProtoMessage) -> None:
+        models.find(call, request.name, request.version, lambda view: _respond(call, encode(view)), call.fail)
+
+    return handle
 
 
 def _respond(call: Call, response: ProtoMessage) -> None:

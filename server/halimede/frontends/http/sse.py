@@ -41,7 +41,7 @@ class EventCall:
         is_decoupled: bool,
         sends_empty_final: bool = False,
         sends_errors: bool = False,
-        find_fields: Callable[[Callable[[bytes], None]], None] | None = None,
+        find_fields: Callable[[Callable[[bytes], None]], None] = lambda use: use(b""),
         on_crash: Callable[[Exchange, Exception], None],
     ) -> None:
         """`find_fields` passes on further header lines, now or later, when the answer begins; `on_crash` gets internal
@@ -142,8 +142,6 @@ class EventCall:
     def _send(self, answer: StreamAnswer[InferenceResponse], part: Part) -> None:
         if self._stream is not None:
             self._write(self._stream, answer, part)
-        elif self._find_fields is None:
-            self._open(answer, part, b"")
         else:
             self._is_waiting = True
             self._find_fields(partial(self._open, answer, part))
