@@ -11,7 +11,7 @@ import tritonclient.grpc as grpcclient
 
 from support.background import in_background
 from support.calls import ONES_JSON
-from support.front_ends import TWO, Connection, connections_to_each, grpc_clients_of_each
+from support.front_ends import TWO, Connection, connections_to_each, grpc_client, grpc_clients_of_each
 from support.models import add_identity
 from support.server import Answer, RunningServer, start_server, wait_until
 
@@ -69,6 +69,8 @@ def test_it_is_not_live_within_the_limit_until_it_runs_again(stopped: RunningSer
     wait_until(lambda: statuses(fronts, "/v2/health/live") == {400}, "the hang to be seen", limit_s=LIMIT_S + 10)
     assert statuses(fronts, "/v2/health/ready") == {400}
     assert statuses(fronts, "/v2") == {200}
+    with grpc_client(stopped.grpc_url) as client:
+        assert (client.is_server_live(), client.is_server_ready()) == (False, False)
 
     go_on(stopped)
 
@@ -80,7 +82,7 @@ def test_who_waits_for_it_holds_up_no_other_of_the_front_end(stopped: RunningSer
     waiting: list[Future[Answer]] = []
     for first, second in of_each(fronts):
         waiting.append(in_background(lambda first=first: first.get("/v2/models/none")))
-        assert second.get("/v2").status == 200
+        assert (second.get("/v2").status, second.get("/v2/models/quick").status) == (200, 200)
         waiting.append(in_background(lambda second=second: second.post("/v2/models/quick/infer", ONES_JSON)))
     assert not any(each.done() for each in waiting)
 
