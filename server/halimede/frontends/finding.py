@@ -34,11 +34,21 @@ class ModelFinder(Generic[W]):
         try:
             found = self._server.model(name, version)
             if isinstance(found, ModelLookup):
-                client.on_gone = found.wait(partial(self._found, client, use, on_error))
+                self.wait(found, client, use, on_error)
             else:
                 use(found)
         except InferenceError as error:
             on_error(error)
+
+    def wait(
+        self,
+        lookup: ModelLookup,
+        client: W,
+        use: Callable[[ModelView], None],
+        on_error: Callable[[InferenceError], None],
+    ) -> None:
+        """Like `find`, for a model that is looked up."""
+        client.on_gone = lookup.wait(partial(self._found, client, use, on_error))
 
     def _found(
         self,

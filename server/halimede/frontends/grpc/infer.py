@@ -14,6 +14,7 @@ from halimede.core.wire.grpc_reader import InferReader
 from halimede.core.wire.grpc_request import InferCall, InferMessage
 from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
 from halimede.core.wire.steps import Steps
+from halimede.facade.lookup import ModelLookup
 from halimede.facade.server import Server
 from halimede.frontends.finding import ModelFinder
 from halimede.frontends.grpc.call import Call, Holding
@@ -101,12 +102,15 @@ class _UnaryInfer:
         call, context = self._call, self._context
         try:
             message = context.reader.read(content)
+            noted = call.noted
+            noted.model, noted.version, noted.request_id = message.model_name, message.model_version, message.id
+            view = context.server.model(message.model_name, message.model_version)
+            if isinstance(view, ModelLookup):
+                context.models.wait(view, call, partial(self._begin, message), call.fail)
+            else:
+                self._begin(message, view)
         except InferenceError as error:
             call.fail(error)
-            return
-        noted, name, version = call.noted, message.model_name, message.model_version
-        noted.model, noted.version, noted.request_id = name, version, message.id
-        context.models.find(call, name, version, partial(self._begin, message), call.fail)
 
     def _begin(self, message: InferMessage, view: ModelView) -> None:
         """Decode and start the inference. InferenceError."""

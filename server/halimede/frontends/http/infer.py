@@ -19,6 +19,7 @@ from halimede.core.wire.http_request import (
 from halimede.core.wire.http_response import encode_infer, encode_infer_steps
 from halimede.core.wire.sse import accepts_events, encode_event_steps, json_only
 from halimede.core.wire.steps import Steps
+from halimede.facade.lookup import ModelLookup
 from halimede.facade.server import Server
 from halimede.frontends.finding import ModelFinder
 from halimede.frontends.http.answers import (
@@ -63,8 +64,15 @@ class InferHandler:
 
     def handle(self, exchange: Exchange, model: str, version: str) -> None:
         """Start an inference; it answers the exchange, now or later."""
-        begin, on_error = partial(self._begin, exchange, model, version), partial(respond_infer_error, exchange)
-        self._models.find(exchange, model, version, begin, on_error)
+        try:
+            view = self.server.model(model, version)
+            if isinstance(view, ModelLookup):
+                begin = partial(self._begin, exchange, model, version)
+                self._models.wait(view, exchange, begin, partial(respond_infer_error, exchange))
+            else:
+                self._begin(exchange, model, version, view)
+        except InferenceError as error:
+            respond_infer_error(exchange, error)
 
     def _begin(self, exchange: Exchange, model: str, version: str, view: ModelView) -> None:
         """Decode and start the inference. InferenceError; the order, which decides which of several errors a client
