@@ -46,7 +46,7 @@ class MetricsServer(Listener):
             protocol=Protocol.METRICS,
         )
         self._render = render
-        self._steps = StepQueue(self.fail)
+        self._steps = StepQueue()
 
     def _answer(self, exchange: Exchange) -> None:
         if exchange.head.method != b"GET":

@@ -16,7 +16,7 @@ from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
 from halimede.core.wire.steps import Steps
 from halimede.facade.lookup import ModelLookup
 from halimede.facade.server import Server
-from halimede.frontends.finding import ModelFinder
+from halimede.frontends.finding import wait_for_model
 from halimede.frontends.grpc.call import Call, Holding
 from halimede.frontends.grpc.opening import open_steps
 from halimede.frontends.steps import StepQueue
@@ -32,9 +32,8 @@ class InferContext:
 
     def __init__(self, server: Server, forward: Forwarding | None = None) -> None:
         self.server = server
-        self.models: ModelFinder[Call | Holding] = ModelFinder(server, lambda client, error: client.break_off(error))
         self.reader = InferReader()
-        self.steps: StepQueue[Call | Holding] = StepQueue(lambda client, error: client.break_off(error))
+        self.steps = StepQueue()
         self._forward = forward
 
     def forwarded(self, call: Call) -> Parameters | None:
@@ -106,7 +105,7 @@ class _UnaryInfer:
             noted.model, noted.version, noted.request_id = message.model_name, message.model_version, message.id
             view = context.server.model(message.model_name, message.model_version)
             if isinstance(view, ModelLookup):
-                context.models.wait(view, call, partial(self._begin, message), call.fail)
+                wait_for_model(view, call, partial(self._begin, message), call.fail)
             else:
                 self._begin(message, view)
         except InferenceError as error:

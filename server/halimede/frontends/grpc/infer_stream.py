@@ -20,6 +20,7 @@ from halimede.core.wire.grpc_request import InferCall, InferMessage
 from halimede.core.wire.grpc_response import encode_empty_final, encode_stream_error, encode_stream_infer
 from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.core.wire.steps import run
+from halimede.frontends.finding import find_model
 from halimede.frontends.grpc.call import Call, Holding, Noted, crashed, shutting_down
 from halimede.frontends.grpc.infer import IN_STEPS_ABOVE, InferContext, add_forwarded, is_decoupled
 from halimede.frontends.stream_session import StreamAnswer, StreamedRequest, StreamLimits, StreamSession
@@ -107,7 +108,7 @@ class _InferStream:
         name, version = message.model_name, message.model_version
         noted = Noted(monotonic(), name, version, message.id)
         begin, on_error = partial(self._begin, noted, held, message), partial(self._refuse, noted, held, False)
-        context.models.find(held, name, version, begin, on_error)
+        find_model(context.server, held, name, version, begin, on_error)
 
     def _begin(self, noted: Noted, held: Holding, message: InferMessage, view: ModelView) -> None:
         context = self._context

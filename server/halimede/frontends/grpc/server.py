@@ -242,7 +242,7 @@ def _methods(
     }
     described = POOL.FindServiceByName(INFERENCE).methods_by_name
     handlers = {name: by_task(answer, tasks) for name, answer in Control(server).answers().items()}
-    handlers |= {name: from_view(encode, context.models) for name, encode in VIEW_ANSWERS.items()}
+    handlers |= {name: from_view(encode, server) for name, encode in VIEW_ANSWERS.items()}
     for name, handle in handlers.items():
         request = message_class(described[name].input_type.full_name)
         small[f"/{INFERENCE}/{name}"] = UnaryMethod(request, handle).begin, True

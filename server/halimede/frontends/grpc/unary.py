@@ -12,8 +12,9 @@ from halimede.core.wire.grpc_coding import encode_steps
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import ProtoClass, ProtoMessage
 from halimede.core.wire.steps import run
-from halimede.frontends.finding import ModelFinder
-from halimede.frontends.grpc.call import Call, Holding
+from halimede.facade.server import Server
+from halimede.frontends.finding import find_model
+from halimede.frontends.grpc.call import Call
 from halimede.frontends.grpc.opening import parse_small
 
 Answer = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
@@ -56,13 +57,11 @@ def by_task(answer: Answer, tasks: set[asyncio.Task[Any]]) -> Callable[[Call, Pr
     return handle
 
 
-def from_view(
-    encode: Callable[[ModelView], ProtoMessage], models: ModelFinder[Call | Holding]
-) -> Callable[[Call, ProtoMessage], None]:
+def from_view(encode: Callable[[ModelView], ProtoMessage], server: Server) -> Callable[[Call, ProtoMessage], None]:
     """Answers calls from the view of the model that they name."""
 
     def handle(call: Call, request: ProtoMessage) -> None:
-        models.find(call, request.name, request.version, lambda view: _respond(call, encode(view)), call.fail)
+        find_model(server, call, request.name, request.version, lambda view: _respond(call, encode(view)), call.fail)
 
     return handle
 

@@ -18,7 +18,7 @@ from halimede.core.wire.generate import (
 )
 from halimede.core.wire.steps import run
 from halimede.facade.server import Server
-from halimede.frontends.finding import ModelFinder
+from halimede.frontends.finding import find_model
 from halimede.frontends.http.answers import (
     IN_STEPS_ABOVE,
     Parameters,
@@ -36,30 +36,26 @@ from halimede.frontends.steps import StepQueue
 
 
 class GenerateHandler:
-    """Serves both for complete requests. `on_crash` gets any exception other than InferenceError."""
+    """Serves both for complete requests."""
 
     def __init__(
         self,
         server: Server,
-        models: ModelFinder[Exchange],
-        steps: StepQueue[Exchange],
+        steps: StepQueue,
         *,
         forward: Forwarding | None = None,
-        on_crash: Callable[[Exchange, Exception], None],
         spawn: Callable[[Exchange, Coroutine[Any, Any, None]], None],
     ) -> None:
         """`spawn` runs a coroutine for an exchange."""
         self.server = server
         self.steps = steps
-        self.on_crash = on_crash
-        self._models = models
         self._spawn = spawn
         self._forward = forward
 
     def handle(self, exchange: Exchange, model: str, version: str, *, streams: bool) -> None:
         """Start an inference; it answers the exchange, now or later, once or as events."""
         begin, on_error = partial(self._begin, exchange, version, streams), partial(respond_infer_error, exchange)
-        self._models.find(exchange, model, version, begin, on_error)
+        find_model(self.server, exchange, model, version, begin, on_error)
 
     def _begin(self, exchange: Exchange, version: str, streams: bool, view: ModelView) -> None:
         """Decode and start the inference. InferenceError."""
@@ -93,7 +89,6 @@ class GenerateHandler:
             is_decoupled=is_decoupled(view),
             sends_errors=True,
             find_fields=partial(self.find_load_fields, exchange, view.name),
-            on_crash=self.on_crash,
         ).start(request)
 
     def find_load_fields(self, exchange: Exchange, model: str, use: Callable[[bytes], None]) -> None:
@@ -177,7 +172,7 @@ class _SoleCall:
         except InferenceError as error:
             on_error(error)
         except Exception as error:  # noqa: BLE001 -- it must fail this request, not the batch that it was part of
-            self.handler.on_crash(self.exchange, error)
+            self.exchange.break_off(error)
 
     def _send(self, body: list[Buffer]) -> None:
         exchange = self.exchange

@@ -21,7 +21,7 @@ from halimede.core.wire.sse import accepts_events, encode_event_steps, json_only
 from halimede.core.wire.steps import Steps
 from halimede.facade.lookup import ModelLookup
 from halimede.facade.server import Server
-from halimede.frontends.finding import ModelFinder
+from halimede.frontends.finding import wait_for_model
 from halimede.frontends.http.answers import (
     IN_STEPS_ABOVE,
     Parameters,
@@ -42,22 +42,18 @@ _SUPPORTED_CODINGS = b"Accept-Encoding: gzip, deflate\r\n"
 
 
 class InferHandler:
-    """Serves inference for complete requests. `on_crash` gets any exception other than InferenceError."""
+    """Serves inference for complete requests."""
 
     def __init__(
         self,
         server: Server,
-        models: ModelFinder[Exchange],
-        steps: StepQueue[Exchange],
+        steps: StepQueue,
         *,
         max_input_size: int,
         forward: Forwarding | None = None,
-        on_crash: Callable[[Exchange, Exception], None],
     ) -> None:
         self.server = server
         self.steps = steps
-        self.on_crash = on_crash
-        self._models = models
         self._max_input_size = max_input_size
         self._forward = forward
         self._decoders: dict[tuple[str, str], InferDecoder] = {}
@@ -68,7 +64,7 @@ class InferHandler:
             view = self.server.model(model, version)
             if isinstance(view, ModelLookup):
                 begin = partial(self._begin, exchange, model, version)
-                self._models.wait(view, exchange, begin, partial(respond_infer_error, exchange))
+                wait_for_model(view, exchange, begin, partial(respond_infer_error, exchange))
             else:
                 self._begin(exchange, model, version, view)
         except InferenceError as error:
@@ -168,7 +164,6 @@ class InferHandler:
             lambda response: encode_event_steps(response, destinations, view, marks_final=sends_empty_final),
             is_decoupled=is_decoupled(view),
             sends_empty_final=sends_empty_final,
-            on_crash=self.on_crash,
         ).start(request)
 
 
@@ -233,7 +228,7 @@ class _Call:
         except InferenceError as error:
             respond_infer_error(exchange, error)
         except Exception as error:  # noqa: BLE001 -- it must fail this request, not the batch that it was part of
-            self.handler.on_crash(exchange, error)
+            exchange.break_off(error)
 
     def _is_quick(self, response: InferenceResponse) -> bool:
         """Whether the answer takes little time to write: numbers in JSON take time, binary tensors do not."""

@@ -26,7 +26,7 @@ from halimede.core.wire.http_control import (
 )
 from halimede.core.wire.shared_memory import unknown_region
 from halimede.facade.server import Server
-from halimede.frontends.finding import ModelFinder
+from halimede.frontends.finding import find_model
 from halimede.frontends.http.answers import respond_error, respond_infer_error
 from halimede.frontends.http.cors import Cors
 from halimede.frontends.http.exchange import Exchange
@@ -90,15 +90,10 @@ class HttpServer(Listener):
         )
         self._cors = cors
         self._model_server = server
-        self._models = models = ModelFinder(server, self.fail)
-        steps = StepQueue(self.fail)
+        steps = StepQueue()
         forwarding = None if forward is None else Forwarding(forward, restricted)
-        self._infer = InferHandler(
-            server, models, steps, max_input_size=max_input_size, forward=forwarding, on_crash=self.fail
-        ).handle
-        self._generating = GenerateHandler(
-            server, models, steps, forward=forwarding, on_crash=self.fail, spawn=self.spawn
-        )
+        self._infer = InferHandler(server, steps, max_input_size=max_input_size, forward=forwarding).handle
+        self._generating = GenerateHandler(server, steps, forward=forwarding, spawn=self.spawn)
         self._actions: dict[Action, Callable[[Exchange, Route], None]] = {
             Action.SERVER_METADATA: self._server_metadata,
             Action.SERVER_LIVE: self._server_live,
@@ -184,7 +179,8 @@ class HttpServer(Listener):
         def answer(view: ModelView) -> None:
             exchange.respond(200, JSON, (encode(view),))
 
-        self._models.find(exchange, route.model, route.version, answer, partial(respond_infer_error, exchange))
+        on_error = partial(respond_infer_error, exchange)
+        find_model(self._model_server, exchange, route.model, route.version, answer, on_error)
 
     def _model_ready(self, exchange: Exchange, route: Route) -> None:
         self.spawn(exchange, self._ask_model(exchange, route.model, route.version))

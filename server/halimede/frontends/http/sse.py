@@ -34,7 +34,7 @@ class EventCall:
     def __init__(
         self,
         server: Server,
-        steps: StepQueue[Exchange],
+        steps: StepQueue,
         exchange: Exchange,
         encode: Encode,
         *,
@@ -42,10 +42,8 @@ class EventCall:
         sends_empty_final: bool = False,
         sends_errors: bool = False,
         find_fields: Callable[[Callable[[bytes], None]], None] = lambda use: use(b""),
-        on_crash: Callable[[Exchange, Exception], None],
     ) -> None:
-        """`find_fields` passes on further header lines, now or later, when the answer begins; `on_crash` gets internal
-        faults.
+        """`find_fields` passes on further header lines, now or later, when the answer begins.
 
         `sends_errors`: an error as the first answer is an event too, as in Triton's `generate_stream`. An error before
         the request is accepted is not.
@@ -58,7 +56,6 @@ class EventCall:
         self._sends_empty_final = sends_empty_final
         self._sends_errors = sends_errors
         self._find_fields = find_fields
-        self._on_crash = on_crash
         self._stream: Stream | None = None
         self._session: StreamSession[InferenceResponse] = StreamSession(server)
         self._slot = self._session.open(is_ordered=False)
@@ -182,7 +179,7 @@ class EventCall:
         self._end()
 
     def _crash(self, error: Exception) -> None:
-        self._on_crash(self._stream or self._exchange, error)
+        (self._stream or self._exchange).break_off(error)
         self._end()
 
     def _end(self) -> None:
