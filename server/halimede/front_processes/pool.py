@@ -50,7 +50,7 @@ class FrontProcesses:
         self._next_beat: asyncio.TimerHandle | None = None
 
     def note_change(self) -> None:
-        """The models that serve, or the state of the server, have changed, or change before this turn of the loop ends."""
+        """The models that serve, or the state of the server, have changed, or change in this turn of the loop."""
         self.page.note_change()
         asyncio.get_running_loop().call_soon(self._publish_state)
 
