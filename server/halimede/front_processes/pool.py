@@ -49,11 +49,6 @@ class FrontProcesses:
         self._processes: list[FrontProcess] = []
         self._next_beat: asyncio.TimerHandle | None = None
 
-    def note_change(self) -> None:
-        """The models that serve, or the state of the server, have changed, or change in this turn of the loop."""
-        self.page.note_change()
-        asyncio.get_running_loop().call_soon(self._publish_state)
-
     def bind_http(self) -> int:
         """Bind HTTP's port and return it, 0 for a unix socket. OSError as `sockets.bind`."""
         settings = self._settings
@@ -81,6 +76,11 @@ class FrontProcesses:
             order = Order(self._settings, self._server.metadata(), number, self.count, len(self._http), len(self._grpc))
             self._processes.append(FrontProcess(order, descriptors, self.page, self._server, self._launcher, loop))
         await asyncio.gather(*(process.start() for process in self._processes))
+
+    def note_change(self) -> None:
+        """The models that serve, or the state of the server, have changed, or change in this turn of the loop."""
+        self.page.note_change()
+        asyncio.get_running_loop().call_soon(self._publish_state)
 
     def dropped_lines(self) -> int:
         """Log lines that front-end processes dropped."""
