@@ -78,9 +78,13 @@ class FrontProcesses:
         await asyncio.gather(*(process.start() for process in self._processes))
 
     def note_change(self) -> None:
-        """The models that serve, or the state of the server, have changed, or change in this turn of the loop."""
+        """The models that serve change in this turn of the loop, or the state of the server has changed."""
         self.page.note_change()
-        asyncio.get_running_loop().call_soon(self._publish_state)
+        if self._server.is_draining():
+            self._publish_state()
+        else:
+            # A change of models has several steps, in one turn of the loop. Loads are answered later.
+            asyncio.get_running_loop().call_soon(self._publish_state)
 
     def dropped_lines(self) -> int:
         """Log lines that front-end processes dropped."""
