@@ -1,4 +1,4 @@
-"""The settings of the installation that pods depend on: values of the Helm chart."""
+"""The settings of the installation that pods depend on: values of the Helm chart, and paths in pods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,29 @@ from typing import Any
 from halimede_spec.uri import SCHEMES
 
 FIELD_MANAGER = "halimede-operator"
+
+
+@dataclass(frozen=True, slots=True)
+class PodPaths:
+    """Where the processes that fetch and serve models find their files. The defaults are the paths in a pod."""
+
+    config: str = "/etc/halimede"
+    """Folder of the fetch plan."""
+    models: str = "/models"
+    """The model repository, which the fetcher makes and the server reads."""
+    cache: str = "/cache"
+    credentials: str = "/run/halimede/credentials"
+    """Has a folder for each Secret that models name."""
+    s3_credentials: str = "/run/halimede/s3"
+    """Folder of the platform's Secret, for models without credentials of their own."""
+    ca_bundles: str = "/run/halimede/ca"
+    """Has a folder for each ConfigMap with CAs."""
+    claims: str = "/run/halimede/claims"
+    """Has a folder for each claim with models."""
+    node: str = "/run/halimede/node"
+    """Has the folders of the node that `file` URIs name, by the hash of their path."""
+    temporary: str = "/tmp"  # noqa: S108 - the pod's own
+    shared_memory: str = "/dev/shm"  # noqa: S108 - the pod's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +62,4 @@ class Platform:
     """The most that one object may ask for."""
     prometheus_address: str | None = None
     """URL that KEDA queries for objects that name none."""
+    paths: PodPaths = PodPaths()
