@@ -107,7 +107,7 @@ class Placer:
         """The claims that the ledger has for choices, and the nodes where they are with the number of pods."""
 
     def forget(self, key: Key) -> None:
-        """The object no longer exists, or is being deleted."""
+        """Free the devices of an object that was deleted or is being deleted."""
         self._reservations.pop(key, None)
         self._asked.discard(key)
         self._gone[key] = self._clock() + GONE_S

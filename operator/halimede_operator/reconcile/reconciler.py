@@ -174,12 +174,11 @@ class Reconciler:
     async def _reconcile(self, key: Key, name_holders: Sequence[Object]) -> Outcome:
         begun = self._clock()
         for gone in self._cache.take_gone():
-            # Another object may be placed before the reconcile of a deleted one, and waits for its devices.
+            # Not only in the reconcile of a deleted object: others may be placed before it, and wait for its devices.
             self._placer.forget(gone)
         snapshot = self._observer.observe(key)
         if snapshot is None:
             self._children.forget(key)
-            self._placer.forget(key)
             self._failing_since.pop(key, None)
             self._children_with_taken_names.pop(key, None)
             self._unclaimed_since.pop(key, None)
@@ -187,7 +186,6 @@ class Reconciler:
             self._events.forget(key)
             return Gone()
         if "deletionTimestamp" in snapshot.object["metadata"]:
-            self._placer.forget(key)
             return Done()
         if (wait_s := await self._leave_to_others(snapshot)) is not None:
             return Done(wait_s)
