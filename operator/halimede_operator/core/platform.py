@@ -18,16 +18,8 @@ class PodPaths:
     models: str = "/models"
     """The model repository, which the fetcher makes and the server reads."""
     cache: str = "/cache"
-    credentials: str = "/run/halimede/credentials"
-    """Has a folder for each Secret that models name."""
-    s3_credentials: str = "/run/halimede/s3"
-    """Folder of the platform's Secret, for models without credentials of their own."""
-    ca_bundles: str = "/run/halimede/ca"
-    """Has a folder for each ConfigMap with CAs."""
-    claims: str = "/run/halimede/claims"
-    """Has a folder for each claim with models."""
-    node: str = "/run/halimede/node"
-    """Has the folders of the node that `file` URIs name, by the hash of their path."""
+    sources: str = "/run/halimede"
+    """What models are fetched from and with: Secrets, CAs, claims and folders of the node."""
     temporary: str = "/tmp"  # noqa: S108 - the pod's own
     shared_memory: str = "/dev/shm"  # noqa: S108 - the pod's own
 
