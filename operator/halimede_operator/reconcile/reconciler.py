@@ -53,7 +53,7 @@ CONFLICT_AGAIN_S = 8.0
 """How often to check whether the name of a child is free again: the object that has it is not watched. Each check is
 one GET per name."""
 UNSCHEDULED_AGAIN_S = 30.0
-"""How often to look for devices at most, because nodes are not watched."""
+"""The longest time between two looks for devices of pods that wait for some, because nodes are not watched."""
 UNPLACED_AGAIN_S = 10.0
 """How often to look for devices for an object that has no pods because no devices fit."""
 DEADLINE_AGAIN_S = 60.0

@@ -94,5 +94,5 @@ def stores(platform: Platform) -> StoresDocument | None:
 
 
 def _s3_folder(platform: Platform) -> str:
-    """The platform's Secret, for models without credentials of their own."""
+    """Where the platform's Secret is, for models without credentials of their own."""
     return f"{platform.paths.sources}/s3"
