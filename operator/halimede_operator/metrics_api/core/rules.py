@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from halimede_operator.core.api.spec import GROUP, VERSION, Kind
-from halimede_operator.core.metrics_api import promql
-from halimede_operator.core.metrics_api.selectors import Requirement
+from halimede_operator.metrics_api.core import promql
+from halimede_operator.metrics_api.core.selectors import Requirement
 
 # Any, in this module: YAML.
 
