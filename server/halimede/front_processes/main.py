@@ -17,7 +17,9 @@ from halimede.core.hangs import BEAT_SECS
 from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
-from halimede.front_processes.services import Service, access_log_of, make_grpc, make_http, make_turns
+from halimede.front_processes.services import access_log_of, make_grpc, make_http, make_turns
+from halimede.frontends.grpc.server import GrpcServer
+from halimede.frontends.http.server import HttpServer
 from halimede.log import configure, dropped_lines, reopen, shutdown
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.settings import Settings
@@ -125,7 +127,7 @@ class _FrontEnd:
         self._server = RemoteServer(channel, memory, page, order.metadata, loop)
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
-        self._services: list[Service] = []
+        self._services: list[HttpServer | GrpcServer] = []
 
     async def serve(self, http: list[socket.socket], grpc: list[socket.socket]) -> None:
         """Serve on these sockets until the core ends it."""
@@ -136,7 +138,7 @@ class _FrontEnd:
             totals = page.http_totals(order.process)
             http_server = make_http(order.settings, self._server, turns, access_log, memory, totals)
             self._services.append(http_server)
-            await http_server.serve(http)
+            http_server.serve(http)
         if grpc:
             totals = page.grpc_totals(order.process)
             grpc_server = make_grpc(order.settings, self._server, turns, access_log, memory, totals)

@@ -3,15 +3,17 @@
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from halimede.backends.cores import available_cores
 from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
 from halimede.front_processes.process import FrontProcess
-from halimede.frontends.sockets import SocketFile, bind, bound_port
+from halimede.front_processes.services import bind_grpc, bind_http, place_of
+from halimede.frontends.sockets import SocketFile
 from halimede.runtime.server import Server
 from halimede.settings import Settings
+from halimede.start_report import GRPC, HTTP
 from halimede.workers.frames.kinds import FrameKind
 from halimede.workers.launcher import Launcher
 
@@ -27,12 +29,14 @@ def processes_for(cores: int) -> int:
 
 
 def wanted_processes(settings: Settings) -> int:
-    """`--frontend-processes`, or the default for this machine."""
-    return settings.frontend_processes or processes_for(available_cores())
+    """The number of front-end processes: `--frontend-processes`, or the default for this machine; 0 if the core's
+    process does their work."""
+    count = settings.frontend_processes or processes_for(available_cores())
+    return count if count > 1 and (settings.allow_http or settings.allow_grpc) else 0
 
 
 class FrontProcesses:
-    """Order of use: `bind_http` and `bind_grpc`, `start`, optionally `send_away`, `drain`, `close`."""
+    """Implements `services.Service` with HTTP and gRPC in processes of their own."""
 
     def __init__(self, count: int, server: Server, settings: Settings, launcher: Launcher) -> None:
         """OSError if the system has no descriptor left."""
@@ -47,23 +51,19 @@ class FrontProcesses:
         self._files: list[SocketFile] = []
         self._processes: list[FrontProcess] = []
 
-    def bind_http(self) -> int:
-        """Bind HTTP's port and return it, 0 for a unix socket. OSError as `sockets.bind`."""
-        settings = self._settings
-        self._http = bind(settings.http_address, settings.http_port, "HTTP", reuse_port=settings.reuse_http_port)
-        return self._bound(self._http)
+    def bind(self) -> Mapping[str, str]:
+        settings, places = self._settings, {}
+        if settings.allow_http:
+            self._http = self._own(bind_http(settings))
+            places[HTTP] = place_of(settings.http_address, self._http)
+        if settings.allow_grpc:
+            self._grpc = self._own(bind_grpc(settings))
+            places[GRPC] = place_of(settings.grpc_address, self._grpc)
+        return places
 
-    def bind_grpc(self) -> int:
-        """Bind gRPC's port and return it, 0 for a unix socket. OSError as `sockets.bind`."""
-        settings = self._settings
-        self._grpc = bind(
-            settings.grpc_address, settings.grpc_port, "GRPC", reuse_port=settings.reuse_grpc_port, any_family=True
-        )
-        return self._bound(self._grpc)
-
-    def _bound(self, sockets: Sequence[socket.socket]) -> int:
+    def _own(self, sockets: list[socket.socket]) -> list[socket.socket]:
         self._files += [file for sock in sockets if (file := SocketFile.of(sock)) is not None]
-        return bound_port(sockets)
+        return sockets
 
     async def start(self) -> None:
         """Start the processes and return when all serve. InferenceError if one fails."""
@@ -74,17 +74,17 @@ class FrontProcesses:
             self._processes.append(FrontProcess(order, descriptors, self.page, self._server, self._launcher, loop))
         await asyncio.gather(*(process.start() for process in self._processes))
 
+    def on_models_changed(self) -> None:
+        self.page.note_change()
+
     def dropped_lines(self) -> int:
-        """Log lines that front-end processes dropped."""
         return self.page.dropped_lines() + sum(process.lost_lines for process in self._processes)
 
     def reopen_log(self) -> None:
-        """Let the processes reopen their log file."""
         for process in self._processes:
             process.tell(FrameKind.REOPEN)
 
     def send_away(self) -> None:
-        """Continue to serve, while clients are asked to connect elsewhere."""
         for process in self._processes:
             process.send_away()
 

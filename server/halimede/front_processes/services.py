@@ -1,6 +1,9 @@
-"""The HTTP and gRPC servers that the settings describe, in the core process or in a front-end process."""
+"""What a service is, and the HTTP and gRPC servers that the settings describe, in the core process or in a front-end
+process."""
 
 import logging
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,8 +14,10 @@ from halimede.frontends.grpc.options import Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.port import PortLimits
+from halimede.frontends.sockets import bind, bound_port
 from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import Turns
+from halimede.frontends.unix_socket import UNIX
 from halimede.log import admits_access, log_access
 from halimede.runtime.server import Server
 from halimede.settings import AccessLevel, Settings
@@ -21,7 +26,18 @@ log = logging.getLogger("halimede.app")
 
 
 class Service(Protocol):
-    """A front end, or all front-end processes: what ends them."""
+    """Front ends, or the metrics, in this process or in processes of their own.
+
+    Order of use: `bind`, `start`, optionally `send_away`, `drain`, `close`. All ports of a server are bound before any
+    service starts.
+    """
+
+    def bind(self) -> Mapping[str, str]:
+        """Bind the ports; returns the place (address and port) of each by its name in the log. OSError as
+        `sockets.bind`."""
+
+    async def start(self) -> None:
+        """Serve on the ports. InferenceError if a process fails."""
 
     def send_away(self) -> None:
         """Continue to serve, and ask clients to connect elsewhere."""
@@ -30,7 +46,32 @@ class Service(Protocol):
         """Accept no connections, and return when all requests are answered and all connections closed."""
 
     async def close(self) -> None:
-        """Close every connection now. Also after `drain`. A second call has no effect."""
+        """Close every connection now, and the ports. Also after `drain`. A second call has no effect."""
+
+    def on_models_changed(self) -> None:
+        """The models that serve have changed."""
+
+    def reopen_log(self) -> None:
+        """Let processes of its own reopen their log files."""
+
+    def dropped_lines(self) -> int:
+        """Log lines that processes of its own dropped."""
+
+
+def bind_http(settings: Settings) -> list[socket.socket]:
+    """HTTP's sockets. OSError as `sockets.bind`."""
+    return bind(settings.http_address, settings.http_port, "HTTP", reuse_port=settings.reuse_http_port)
+
+
+def bind_grpc(settings: Settings) -> list[socket.socket]:
+    """gRPC's sockets. OSError as `sockets.bind`."""
+    address, port = settings.grpc_address, settings.grpc_port
+    return bind(address, port, "GRPC", reuse_port=settings.reuse_grpc_port, any_family=True)
+
+
+def place_of(address: str, sockets: Sequence[socket.socket]) -> str:
+    """Address and port of these sockets, for the log."""
+    return address if address.startswith(UNIX) else f"{address}:{bound_port(sockets)}"
 
 
 def access_log_of(settings: Settings) -> AccessLog | None:
@@ -98,7 +139,6 @@ def make_grpc(
 
 def _transport(settings: Settings) -> Transport:
     return Transport(
-        reuse_port=settings.reuse_grpc_port,
         max_message_bytes=settings.grpc_max_input_size,
         tls=_tls(settings),
         compression_level=settings.grpc_infer_response_compression_level.value,

@@ -23,9 +23,9 @@ _SPARE_DESCRIPTORS = 8
 
 
 class MetricsServer(Listener):
-    """Serves the page that `render` makes in steps, in Prometheus' text format.
+    """Serves the page that `render` makes in steps, in Prometheus' text format, until the server ends.
 
-    See `Listener` for start, serve, drain and close.
+    See `Listener` for serve and close.
     """
 
     def __init__(
@@ -47,6 +47,12 @@ class MetricsServer(Listener):
         )
         self._render = render
         self._steps = StepQueue(self.fail)
+
+    def send_away(self) -> None:
+        """No effect: the metrics of a server that stops are read, too."""
+
+    async def drain(self) -> None:
+        """Return at once, and continue to serve."""
 
     def _answer(self, exchange: Exchange) -> None:
         if exchange.head.method != b"GET":

@@ -5,11 +5,15 @@ from typing import Protocol
 from halimede.core.observe.load import Load
 from halimede.core.types import InferenceError
 from halimede.core.types.server import WorkerHealth
-from halimede.runtime.requests import Executor
+from halimede.runtime.requests import Executor, VersionRequests
 
 
 class VersionExecutor(Executor, Protocol):
     """The pump of a model's instances, or an ensemble."""
+
+    @property
+    def requests(self) -> VersionRequests:
+        """The requests that it executes."""
 
     @property
     def queued(self) -> int:

@@ -13,7 +13,7 @@ Everything runs on the event loop's thread.
 
 import asyncio
 import logging
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -182,17 +182,23 @@ class RequestTable:
 
 
 class VersionRequests:
-    """The requests of one version. `count` is how many are in flight, including those of `hold`."""
-
-    executor: Executor
-    """Set once, by the executor that is made for these requests."""
+    """The requests of one version, made by their executor. `count` is how many are in flight, including those of
+    `hold`."""
 
     def __init__(
-        self, name: str, version: str, table: RequestTable, stats: ModelStats, *, preserve_ordering: bool = False
+        self,
+        name: str,
+        version: str,
+        table: RequestTable,
+        stats: ModelStats,
+        executor: Executor,
+        *,
+        preserve_ordering: bool = False,
     ) -> None:
         self.name = name
         self.version = version
         self.stats = stats
+        self.executor = executor
         self.count = 0
         self._table = table
         self._by_ticket = table.by_ticket
@@ -344,6 +350,10 @@ class VersionRequests:
         if self._idle is not None and not self.count:
             self._idle.set()
             self._idle = None
+
+
+MakeRequests = Callable[[Executor], VersionRequests]
+"""Makes the requests of a version for their executor."""
 
 
 def _send(on_response: OnResponse, response: InferenceResponse) -> None:

@@ -22,7 +22,6 @@ from halimede.frontends.http.protocol import INTERNAL_ERROR, HttpConnection
 from halimede.frontends.http.routes import is_inference
 from halimede.frontends.http.shared import Shared
 from halimede.frontends.port import Port, PortLimits
-from halimede.frontends.sockets import bind, bound_port
 from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import FORWARDED, Turns, address_of
 
@@ -40,7 +39,7 @@ _REFUSAL = answer_head(503, JSON + RETRY_LATER, len(_TOO_MANY), CLOSE) + _TOO_MA
 class Listener:
     """Passes each complete request to `handle`, which answers it at once or later.
 
-    Order of use: `serve` (or `start`), optionally `send_away`, `drain`, `close`. The connections share `shared` and
+    Order of use: `serve`, optionally `send_away`, `drain`, `close`. The connections share `shared` and
     `port`, and report to the access log by `requests`.
     """
 
@@ -94,14 +93,7 @@ class Listener:
         """Report requests to the access log from now on."""
         self.requests.report_to(access_log)
 
-    async def start(self, address: str, port: int, reuse_port: bool = False) -> int:
-        """Bind and serve. Returns the bound port, 0 for a unix socket. See `sockets.bind`."""
-        sockets = bind(address, port, self.port.service, reuse_port=reuse_port)
-        number = bound_port(sockets)
-        await self.serve(sockets)
-        return number
-
-    async def serve(self, sockets: Sequence[socket.socket]) -> None:
+    def serve(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on sockets that `bind` made, which the listener owns from then on."""
         self.port.serve(sockets)
 

@@ -48,7 +48,7 @@ _SERVER = f"Server: halimede/{__version__}\r\n".encode()
 
 
 class HttpServer(Listener):
-    """Serves the inference protocol over HTTP. See `Listener` for start, serve, drain and close."""
+    """Serves the inference protocol over HTTP. See `Listener` for serve, drain and close."""
 
     def __init__(
         self,
