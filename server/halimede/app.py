@@ -20,10 +20,10 @@ from typing import NoReturn
 import uvloop
 
 from halimede.core.accounts import MemoryBounds
+from halimede.core.observe.start_summary import GRPC, HTTP, METRICS
 from halimede.core.types import InferenceError, ModelIndexEntry
-from halimede.front_processes.local import local_services, metrics_service
 from halimede.front_processes.pool import FrontProcesses, wanted_processes
-from halimede.front_processes.services import Service
+from halimede.front_processes.services import LocalService, Service, make_metrics, make_servers
 from halimede.log import EXIT_FLUSH_S, configure, dropped_lines, reopen, shutdown
 from halimede.native_output import divert_cxx_streams
 from halimede.runtime.limits import count_open_files, open_files_limit, raise_open_files
@@ -31,15 +31,7 @@ from halimede.runtime.malloc import keep_large_buffers
 from halimede.runtime.watcher import watch
 from halimede.serving_core import make_core
 from halimede.settings import ModelControlMode, Settings
-from halimede.start_report import (
-    GRPC,
-    HTTP,
-    LOADING_INTERVAL_SECS,
-    METRICS,
-    TerminalStart,
-    begin_on_terminal,
-    log_tables,
-)
+from halimede.start_report import LOADING_INTERVAL_SECS, TerminalStart, begin_on_terminal, log_tables
 from halimede.startup import failed_loads, termination_message, unknown_settings_in
 from halimede.termination import write_message
 from halimede.workers.memory_group import memory_bounds
@@ -138,9 +130,7 @@ class App:
         self._settings = settings
         self._terminal = terminal
         self._stop = asyncio.Event()
-        self._core = make_core(
-            settings, memory, on_models_changed=self._on_models_changed, dropped_log_lines=self._dropped_lines
-        )
+        self._core = make_core(settings, memory, on_change=self._note_change, dropped_log_lines=self._dropped_lines)
         self._server = self._core.server
         self._front_processes = wanted_processes(settings)
         self._services = self._make_services(memory)
@@ -155,9 +145,11 @@ class App:
         if self._front_processes:
             services = [FrontProcesses(self._front_processes, server, settings, self._core.launcher)]
         else:
-            services = local_services(settings, server, memory)
+            services = [
+                LocalService(name, settings, each) for name, each in make_servers(settings, server, memory).items()
+            ]
         if settings.allow_metrics:
-            services.append(metrics_service(settings, server.render_metrics))
+            services.append(LocalService(METRICS, settings, make_metrics(settings, server.render_metrics)))
         return services
 
     async def _start(self) -> tuple[list[str], Sequence[ModelIndexEntry]]:
@@ -271,9 +263,9 @@ class App:
             # By default these signals end the process. A handler and not SIG_IGN, which child processes would inherit.
             loop.add_signal_handler(number, _ignore)
 
-    def _on_models_changed(self) -> None:
+    def _note_change(self) -> None:
         for service in self._services:
-            service.on_models_changed()
+            service.note_change()
 
     def _reopen_log(self) -> None:
         reopen()
@@ -301,18 +293,14 @@ class App:
         # At this point the front ends are drained.
         return f"{alive} live models and 0 in-flight non-inference requests"
 
-    async def _serve_on(self, delay_secs: float) -> None:
-        """Continue to serve for the delay, while clients are asked to connect elsewhere."""
-        for service in self._services:
-            service.send_away()
-        await asyncio.sleep(delay_secs)
-
     async def _drain(self, delay_secs: float) -> int:
         """Become not ready, serve for the delay, then drain: at most the delay plus the exit timeout in all."""
         self._server.begin_drain()
         if delay_secs:
             log.info("no longer ready; continuing to serve for %g s", delay_secs)
-            await self._serve_on(delay_secs)
+            for service in self._services:
+                service.send_away()
+            await asyncio.sleep(delay_secs)
         log.info("Waiting for in-flight requests to complete.")
         self._server.expect_few()
         end = asyncio.get_running_loop().time() + self._settings.exit_timeout_secs

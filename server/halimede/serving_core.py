@@ -81,13 +81,13 @@ def make_core(
     settings: Settings,
     memory: MemoryBounds = UNBOUNDED,
     *,
-    on_models_changed: Callable[[], None] = lambda: None,
+    on_change: Callable[[], None] = lambda: None,
     dropped_log_lines: Callable[[], int] = dropped_lines,
     close_timeout_secs: float = CLOSE_TIMEOUT_SECS,
 ) -> ServingCore:
     """The core that the settings describe, on the running loop; it begins with `start`.
 
-    `on_models_changed` is called after each change of the models that serve, before a load or an unload is answered.
+    `on_change` is called after each change of the models that serve, before a load or an unload is answered.
     Instances and model may take `close_timeout_secs` to close after the last request. InferenceError for settings that
     cannot be used, such as a device list that cannot be read.
     """
@@ -121,16 +121,12 @@ def make_core(
         unload_wait_secs=settings.unload_wait_secs,
         close_timeout_secs=close_timeout_secs,
         table=table,
-        on_change=on_models_changed,
+        on_change=on_change,
     )
     server = CoreServer(
         make_lifecycle,
         sampler,
-        server_id=settings.id,
-        server_version=settings.server_version,
-        control_mode=settings.model_control_mode,
-        strict_readiness=settings.strict_readiness,
-        metrics_config=settings.metrics_config,
+        settings,
         dropped_log_lines=dropped_log_lines,
         inventory=inventory,
         hung_processes=launcher.hangs.ended,

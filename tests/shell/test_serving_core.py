@@ -49,7 +49,7 @@ async def test_two_cores_serve_side_by_side_and_leave_nothing(tmp_path: Path) ->
     first, second = (
         make_core(
             Settings(model_repository=(tmp_path / each,)),
-            on_models_changed=lambda each=each: changes.append(each),
+            on_change=lambda each=each: changes.append(each),
         )
         for each in ("a", "b")
     )

@@ -120,7 +120,7 @@ class Bench:
         self.stats = ModelStats("e", "1", decoupled=graph.decoupled)
         loop = asyncio.get_running_loop()
         self.members: list[Any] = []
-        requests = functools.partial(VersionRequests, "e", "1", self.table, self.stats)
+        requests = functools.partial(VersionRequests, self.table, self.stats)
         self.ensemble = Ensemble(graph, requests, self.server, lambda: self.members, RequestChecker(config), loop)
         self.requests = self.ensemble.requests
         self.responses: list[tuple[int, InferenceResponse]] = []

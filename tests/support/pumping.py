@@ -197,7 +197,7 @@ class Bench:
         in_order = bool(batching.get("preserve_ordering"))
         self.pump = Pump(
             lambda take_back: scheduler or make_scheduler(config, take_back),
-            partial(VersionRequests, "m", "1", self.table, self.stats, preserve_ordering=in_order),
+            partial(VersionRequests, self.table, self.stats, preserve_ordering=in_order),
             RequestChecker(config),
             asyncio.get_running_loop(),
         )

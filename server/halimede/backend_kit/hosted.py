@@ -12,7 +12,6 @@ from halimede.core.types import InferenceError, InferenceRequest
 from halimede.runtime.prepare import isolated_version
 from halimede.serving_core import make_core
 from halimede.settings import Settings
-from halimede.workers.process.services import Services
 from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent
@@ -57,17 +56,6 @@ class _Collector:
 
 async def hosted_answers(subject: Subject, batches: Sequence[Sequence[InferenceRequest]]) -> list[list[Answers]]:
     """The answers to each request of each batch, one batch after the other. Wrong if a request gets no last one."""
-    # Without models: those that the backend's code calls are unknown.
-    core = make_core(Settings())
-    try:
-        return await _answers(subject, batches, core.server.lifecycle.services)
-    finally:
-        await core.end()
-
-
-async def _answers(
-    subject: Subject, batches: Sequence[Sequence[InferenceRequest]], services: Services
-) -> list[list[Answers]]:
     options = subject.options
     isolated = isolated_version(subject.config, subject.backend, subject.source, 1, options)
     collector: _Collector | None = None
@@ -83,7 +71,8 @@ async def _answers(
             ReplyChecker(subject.config, is_strict=strict_outputs(subject.config)),
             isolated.program,
             options.launcher,
-            services,
+            # Of a core without models, which needs no end: models that the backend's code calls are unknown.
+            make_core(Settings()).server.lifecycle.services,
             "check#1",
             on_event,
             asyncio.get_running_loop(),

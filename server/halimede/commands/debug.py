@@ -153,18 +153,12 @@ def _other_models(model: Path) -> "OtherModels":
 def _planned(model: Path) -> "tuple[ModelEntry, LoadPlan, LoadOptions]":
     """The model, its complete configuration, and the options it was planned with. InferenceError, OSError."""
     from halimede.backends.python.backend import PythonBackend
-    from halimede.commands.explain_config import (
-        DEFAULT_BACKEND_DIRECTORY,
-        ModelFlags,
-        ended_by_interrupt,
-        find_model,
-    )
+    from halimede.commands.explain_config import ModelFlags, ended_by_interrupt, find_model
     from halimede.runtime.prepare import plan_model
     from halimede.workers.abandon import Abandon
 
     _, entry = find_model(model, "")
-    flags = ModelFlags((), Path(DEFAULT_BACKEND_DIRECTORY), autocomplete=True, config_name="", allow_pickle=True)
-    with ended_by_interrupt(), flags.load_options() as options:
+    with ended_by_interrupt(), ModelFlags().load_options() as options:
         plan = plan_model(entry, options, Abandon())
     if plan.backend is not None and not isinstance(plan.backend, PythonBackend):
         raise click.UsageError(f"'{entry.name}' is a model of backend '{plan.config.backend}', not a python model")

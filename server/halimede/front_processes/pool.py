@@ -4,16 +4,17 @@ import asyncio
 import os
 import socket
 from collections.abc import Mapping
+from itertools import chain
 
 from halimede.backends.cores import available_cores
+from halimede.core.observe.start_summary import GRPC, HTTP
 from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
 from halimede.front_processes.process import FrontProcess
-from halimede.front_processes.services import bind_grpc, bind_http, place_of
+from halimede.front_processes.services import bind_port
 from halimede.frontends.sockets import SocketFile
 from halimede.runtime.server import Server
 from halimede.settings import Settings
-from halimede.start_report import GRPC, HTTP
 from halimede.workers.frames.kinds import FrameKind
 from halimede.workers.launcher import Launcher
 
@@ -46,35 +47,30 @@ class FrontProcesses:
         self._launcher = launcher
         self._descriptor = Page.create(count)
         self.page = Page(self._descriptor, count)
-        self._http: list[socket.socket] = []
-        self._grpc: list[socket.socket] = []
+        self._sockets: dict[str, list[socket.socket]] = {}
+        """By the name of the service in the log."""
         self._files: list[SocketFile] = []
         self._processes: list[FrontProcess] = []
 
     def bind(self) -> Mapping[str, str]:
         settings, places = self._settings, {}
-        if settings.allow_http:
-            self._http = self._own(bind_http(settings))
-            places[HTTP] = place_of(settings.http_address, self._http)
-        if settings.allow_grpc:
-            self._grpc = self._own(bind_grpc(settings))
-            places[GRPC] = place_of(settings.grpc_address, self._grpc)
+        for name, is_allowed in ((HTTP, settings.allow_http), (GRPC, settings.allow_grpc)):
+            if is_allowed:
+                self._sockets[name], places[name] = bind_port(name, settings)
+                self._files += [file for sock in self._sockets[name] if (file := SocketFile.of(sock)) is not None]
         return places
-
-    def _own(self, sockets: list[socket.socket]) -> list[socket.socket]:
-        self._files += [file for sock in sockets if (file := SocketFile.of(sock)) is not None]
-        return sockets
 
     async def start(self) -> None:
         """Start the processes and return when all serve. InferenceError if one fails."""
-        descriptors = (2, self._descriptor, *(sock.fileno() for sock in (*self._http, *self._grpc)))
+        descriptors = (2, self._descriptor, *(sock.fileno() for sock in chain(*self._sockets.values())))
+        counts = {name: len(each) for name, each in self._sockets.items()}
         loop = asyncio.get_running_loop()
         for number in range(self.count):
-            order = Order(self._settings, self._server.metadata(), number, self.count, len(self._http), len(self._grpc))
+            order = Order(self._settings, self._server.metadata(), number, self.count, counts)
             self._processes.append(FrontProcess(order, descriptors, self.page, self._server, self._launcher, loop))
         await asyncio.gather(*(process.start() for process in self._processes))
 
-    def on_models_changed(self) -> None:
+    def note_change(self) -> None:
         self.page.note_change()
 
     def dropped_lines(self) -> int:
@@ -108,7 +104,7 @@ class FrontProcesses:
     def _close_sockets(self) -> None:
         for file in self._files:
             file.remove()
-        for sock in (*self._http, *self._grpc):
+        for sock in chain(*self._sockets.values()):
             sock.close()
         self._files.clear()
-        self._http, self._grpc = [], []
+        self._sockets.clear()

@@ -31,7 +31,7 @@ from halimede.runtime.model import ModelVersion
 from halimede.runtime.sampler import Sampler
 from halimede.runtime.server import LoadParameter, OnResponse
 from halimede.runtime.services import LoadableModels
-from halimede.settings import MetricsConfig, ModelControlMode
+from halimede.settings import ModelControlMode, Settings
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +57,8 @@ class CoreServer:
         self,
         make_lifecycle: Callable[[LoadableModels], ModelLifecycle],
         sampler: Sampler,
+        settings: Settings,
         *,
-        server_id: str,
-        server_version: str,
-        control_mode: ModelControlMode,
-        strict_readiness: bool,
-        metrics_config: MetricsConfig,
         dropped_log_lines: Callable[[], int],
         inventory: Inventory,
         hung_processes: Mapping[ProcessKind, int],
@@ -70,10 +66,8 @@ class CoreServer:
         """Models call others, and the steps of ensembles are run, by this server: `make_lifecycle` gets it."""
         lifecycle = self.lifecycle = make_lifecycle(self)
         self._sampler = sampler
-        self._metadata = ServerMetadata(server_id, server_version, EXTENSIONS)
-        self._control_mode = control_mode
-        self._strict_readiness = strict_readiness
-        self._metrics_config = metrics_config
+        self._metadata = ServerMetadata(settings.id, settings.server_version, EXTENSIONS)
+        self._settings = settings
         self._dropped_log_lines = dropped_log_lines
         self._custom_metrics = lifecycle.services.metrics
         self._inventory = inventory
@@ -124,7 +118,7 @@ class CoreServer:
     def is_ready(self) -> bool:
         if self._draining or not self._started:
             return False
-        return not self._strict_readiness or self.lifecycle.all_ready()
+        return not self._settings.strict_readiness or self.lifecycle.all_ready()
 
     def is_draining(self) -> bool:
         return self._draining
@@ -218,8 +212,8 @@ class CoreServer:
             states=self.lifecycle.states(),
             dropped_log_lines=self._dropped_log_lines(),
             hung_processes=self._hung_processes,
-            latencies=self._metrics_config.counter_latencies,
-            first_responses=self._metrics_config.histogram_latencies,
+            latencies=self._settings.metrics_config.counter_latencies,
+            first_responses=self._settings.metrics_config.histogram_latencies,
             custom=self._custom_metrics.render(),
         )
 
@@ -236,7 +230,7 @@ class CoreServer:
             raise
 
     def _require_control(self, name_problem: str | None) -> None:
-        if self._control_mode is not ModelControlMode.EXPLICIT:
+        if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
             # Scripts search for the first part, which is Triton's text in every mode but explicit.
             text = (
                 "explicit model load / unload is not allowed if polling is enabled or --model-control-mode is none; "

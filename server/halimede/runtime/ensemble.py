@@ -25,8 +25,8 @@ from halimede.core.types.error import of_request
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.executor import VersionExecutor
-from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, MakeRequests, Sent
+from halimede.runtime.executor import MakeRequests, VersionExecutor
+from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, Sent
 from halimede.runtime.step_gates import StepGates, Waiting
 from halimede.workers.process.services import Models
 

@@ -139,7 +139,7 @@ async def start_version(
     in_order = batching is not None and batching.preserve_ordering
     pump = Pump(
         partial(make_scheduler, config, strategy=prepared.strategy, hold=prepared.hold, ids=table.ids),
-        partial(VersionRequests, name, str(prepared.version), table, stats, preserve_ordering=in_order),
+        partial(VersionRequests, table, stats, preserve_ordering=in_order),
         checker,
         loop,
     )
@@ -194,7 +194,7 @@ def make_ensemble(
     name, number = config.name, str(prepared.version)
     stats = ModelStats(name, number, decoupled=graph.decoupled, has_queue=False)
     checker = RequestChecker(config)
-    requests = partial(VersionRequests, name, number, table, stats)
+    requests = partial(VersionRequests, table, stats)
     ensemble = Ensemble(graph, requests, services.models, members, checker, asyncio.get_running_loop())
     return ModelVersion(
         *(name, prepared, config, design.labels, load_seconds, checker, ensemble, services),

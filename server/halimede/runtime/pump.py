@@ -34,18 +34,10 @@ from halimede.runtime.alarm import Alarm, TurnEnd
 from halimede.runtime.batch_answers import BatchAnswers
 from halimede.runtime.batches import RunningBatches
 from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.executor import MakeRequests
 from halimede.runtime.instances import Instances
 from halimede.runtime.request_places import RequestPlaces
-from halimede.runtime.requests import (
-    CANCELLED,
-    LOST_STATE,
-    STOPPING,
-    InFlight,
-    MakeRequests,
-    Open,
-    Sent,
-    VersionRequests,
-)
+from halimede.runtime.requests import CANCELLED, LOST_STATE, STOPPING, InFlight, Open, Sent, VersionRequests
 from halimede.workers.worker import BatchDone, ResponseSent, Worker, WorkerDown, WorkerEvent
 
 log = logging.getLogger(__name__)

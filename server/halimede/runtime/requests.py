@@ -13,7 +13,7 @@ Everything runs on the event loop's thread.
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -186,17 +186,10 @@ class VersionRequests:
     `hold`."""
 
     def __init__(
-        self,
-        name: str,
-        version: str,
-        table: RequestTable,
-        stats: ModelStats,
-        executor: Executor,
-        *,
-        preserve_ordering: bool = False,
+        self, table: RequestTable, stats: ModelStats, executor: Executor, *, preserve_ordering: bool = False
     ) -> None:
-        self.name = name
-        self.version = version
+        self.name = stats.name
+        self.version = stats.version
         self.stats = stats
         self.executor = executor
         self.count = 0
@@ -350,10 +343,6 @@ class VersionRequests:
         if self._idle is not None and not self.count:
             self._idle.set()
             self._idle = None
-
-
-MakeRequests = Callable[[Executor], VersionRequests]
-"""Makes the requests of a version for their executor."""
 
 
 def _send(on_response: OnResponse, response: InferenceResponse) -> None:

@@ -10,8 +10,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from halimede.core.observe.start_summary import GRPC
 from halimede.core.wire.protocol import message_class
-from halimede.front_processes.services import bind_grpc
+from halimede.front_processes.services import bind_port
 from halimede.frontends.grpc.limits import GrpcLimits
 from halimede.frontends.port import PortLimits
 from halimede.frontends.sockets import bound_port, release
@@ -37,12 +38,12 @@ ASKING_HELD = pb.ModelInferRequest(model_name="held", id="a").SerializeToString(
 
 def bind_failure(address: str, port: int) -> str:
     with pytest.raises(OSError, match="failed to start GRPC service") as caught:
-        bind_grpc(Settings(grpc_address=address, grpc_port=port))
+        bind_port(GRPC, Settings(grpc_address=address, grpc_port=port))
     return str(caught.value)
 
 
 def bound_and_released(address: str, port: int) -> int:
-    sockets = bind_grpc(Settings(grpc_address=address, grpc_port=port))
+    sockets, _ = bind_port(GRPC, Settings(grpc_address=address, grpc_port=port))
     bound = bound_port(sockets)
     release(sockets)
     return bound

@@ -8,7 +8,8 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 
-from halimede.front_processes.services import bind_grpc
+from halimede.core.observe.start_summary import GRPC
+from halimede.front_processes.services import bind_port
 from halimede.frontends.grpc.limits import GrpcLimits
 from halimede.frontends.grpc.options import Transport
 from halimede.frontends.sockets import bound_port, release
@@ -148,12 +149,12 @@ def test_metadata_up_to_the_limit_are_accepted_and_larger_ones_refused(served, c
 
 
 def test_servers_share_a_port_if_all_request_it() -> None:
-    first = bind_grpc(Settings(grpc_address="127.0.0.1", grpc_port=0, reuse_grpc_port=True))
+    first, _ = bind_port(GRPC, Settings(grpc_address="127.0.0.1", grpc_port=0, reuse_grpc_port=True))
     same = Settings(grpc_address="127.0.0.1", grpc_port=bound_port(first), reuse_grpc_port=True)
-    second = bind_grpc(same)
+    second, _ = bind_port(GRPC, same)
     assert bound_port(second) == bound_port(first)
     with pytest.raises(OSError, match="already in use"):
-        bind_grpc(replace(same, reuse_grpc_port=False))
+        bind_port(GRPC, replace(same, reuse_grpc_port=False))
     release([*first, *second])
 
 

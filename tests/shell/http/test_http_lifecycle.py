@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from halimede.front_processes.local import metrics_service
-from halimede.front_processes.services import bind_http
+from halimede.core.observe.start_summary import HTTP, METRICS
+from halimede.front_processes.services import bind_port
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.metrics import MetricsServer
 from halimede.frontends.port import PortLimits
@@ -41,12 +41,11 @@ def test_the_error_names_the_service_whose_port_is_in_use(http: Any) -> None:
     settings = Settings(
         http_address="127.0.0.1", http_port=http.port, metrics_address="127.0.0.1", metrics_port=http.port
     )
-    metrics = http.call(lambda: metrics_service(settings, lambda: iter(())))
-    for service, bind_again in (("HTTP", lambda: bind_http(settings)), ("Metrics", metrics.bind)):
+    for service, name in (("HTTP", HTTP), ("Metrics", METRICS)):
         with pytest.raises(
             OSError, match=f"failed to start {service} service: Socket '127.0.0.1:{http.port}' already in"
         ):
-            bind_again()
+            bind_port(name, settings)
 
 
 def test_a_bound_socket_keeps_early_clients_until_it_is_served(serve: Any) -> None:

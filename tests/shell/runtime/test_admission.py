@@ -45,7 +45,7 @@ class Bench:
         stats = ModelStats("m", "1")
         self.started: list[int] = []
         executor: Any = SimpleNamespace(start=self._start, is_busy=lambda: False)
-        self.requests = VersionRequests("m", "1", self.table, stats, executor)
+        self.requests = VersionRequests(self.table, stats, executor)
         self.checker = Checker()
         model: Any = SimpleNamespace(name="m", stats=stats, checker=self.checker, requests=self.requests)
         self.admission = Admission(lambda *_, **__: model, self.table)

@@ -82,7 +82,7 @@ class Bench:
         self.table = RequestTable(limit_bytes, memory=memory)
         self.stats = ModelStats("m", "1")
         in_order = bool(batching.get("preserve_ordering"))
-        requests = partial(VersionRequests, "m", "1", self.table, self.stats, preserve_ordering=in_order)
+        requests = partial(VersionRequests, self.table, self.stats, preserve_ordering=in_order)
         self.pump = Pump(partial(make_scheduler, made), requests, RequestChecker(made), asyncio.get_running_loop())
         self.requests = self.pump.requests
         self.workers = [PlayedWorker(ordinal) for ordinal in range(workers)]

@@ -142,13 +142,13 @@ class Records(dict[str, ModelRecord]):
     def __init__(self, on_change: Callable[[], None]) -> None:
         """`on_change` is called after each change of the versions that serve."""
         super().__init__()
-        self._on_change = on_change
+        self.on_change = on_change
 
     def obtain(self, name: str) -> ModelRecord:
         """The record of a model, a new one if it has none."""
         record = self.get(name)
         if record is None:
-            record = self[name] = ModelRecord(name, self._on_change)
+            record = self[name] = ModelRecord(name, self.on_change)
         return record
 
 
