@@ -1,4 +1,4 @@
-"""The composition root: makes the parts, starts them in order, and stops them. Only this module may import all others.
+"""The process of a server: makes its core and its services, starts them in order, and stops them.
 
 Start: bind all ports (a busy one fails before any model is loaded), listen, load the models, become ready, log it. A
 signal ends the start, whatever it waits for.

@@ -60,7 +60,6 @@ class ServingCore:
         try:
             async with asyncio.timeout(limit_secs):
                 await self.server.close()
-                await self.server.lifecycle.memory_released()
         except TimeoutError:
             self.server.abort()
         await self.end()

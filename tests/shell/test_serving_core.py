@@ -10,6 +10,7 @@ import pytest
 
 from halimede.core.types import DataType, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.tensor import tensor_from_array
+from halimede.runtime.requests import STOPPING
 from halimede.serving_core import ServingCore, make_core
 from halimede.settings import ModelControlMode, Settings
 from support.ensemble_server import in_a_loop, until
@@ -63,8 +64,8 @@ async def test_two_cores_serve_side_by_side_and_leave_nothing(tmp_path: Path) ->
     assert (first.server.is_ready(), second.server.is_ready()) == (False, True)
     assert [await value(second, "scaled"), await value(second, "echo")] == [3, 1]
     await second.close()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    await until(lambda: threads() == threads_before)
+    # The memory of the models may still be returned to the system.
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()} and threads() == threads_before)
     assert descriptors() - descriptors_before == set()
 
 
@@ -87,4 +88,4 @@ async def test_a_core_that_is_not_idle_in_time_answers_with_errors(tmp_path: Pat
     assert await core.start() == []
     answer = ask(core, "slow")
     await core.close(0.1)
-    assert (await answer).error is not None
+    assert (await answer).error == STOPPING

@@ -36,11 +36,6 @@ class Closing:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def memory_released(self) -> None:
-        """Wait until the memory of closed models is returned to the system."""
-        if self._releasing is not None:
-            await self._releasing
-
     def retire(self, record: ModelRecord, old: Mapping[int, ModelVersion]) -> None:
         """Let replaced or unloaded versions finish in the background."""
         gone = {number: version for number, version in old.items() if number not in record.versions}

@@ -192,10 +192,6 @@ class ModelLifecycle:
             self._closing.retire(record, record.replace({}))
         await self._closing.closed()
 
-    async def memory_released(self) -> None:
-        """Return when the memory of closed models is returned to the system. A process that ends need not wait."""
-        await self._closing.memory_released()
-
     def _versions(self) -> list[ModelVersion]:
         """All versions, serving and retired."""
         return [*serving_versions(self.records), *self._closing.versions]
