@@ -15,7 +15,6 @@ from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.core.wire.steps import Steps
 from halimede.frontends.grpc.options import Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
-from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
 from halimede.frontends.port import PortLimits
@@ -130,19 +129,20 @@ def make_servers(
     turns, port_limits = Turns(settings.trusted_proxies), PortLimits().within(memory)
     servers: dict[str, HttpServer | GrpcServer] = {}
     if settings.allow_http:
-        http = servers[HTTP] = HttpServer(
+        servers[HTTP] = HttpServer(
             server,
             max_input_size=settings.http_max_input_size,
             log=log.error,
             restricted=settings.http_restricted_api,
             forward=settings.http_header_forward_pattern,
             cors_origins=settings.http_cors_origin,
+            access_log=access_log,
+            log_request=log.debug if settings.log_verbose else None,
             port_limits=port_limits,
             totals=totals.get(HTTP),
             memory=memory,
             turns=turns,
         )
-        _log_requests(http, settings, access_log)
     if settings.allow_grpc:
         servers[GRPC] = GrpcServer(
             server,
@@ -161,17 +161,12 @@ def make_servers(
 
 def make_metrics(settings: Settings, render: Callable[[], Steps[Sequence[Buffer]]]) -> MetricsServer:
     """The server of the metrics, which `render` makes, not bound yet. Successful scrapes are not logged."""
-    server = MetricsServer(render, log=log.error)
-    is_logged = settings.log_access is not AccessLevel.OFF
-    _log_requests(server, settings, AccessLog(admits_access, log_access) if is_logged else None)
-    return server
-
-
-def _log_requests(server: Listener, settings: Settings, access_log: AccessLog | None) -> None:
-    if settings.log_verbose:
-        server.log_requests(log.debug)
-    if access_log is not None:
-        server.log_access(access_log)
+    return MetricsServer(
+        render,
+        log=log.error,
+        access_log=None if settings.log_access is AccessLevel.OFF else AccessLog(admits_access, log_access),
+        log_request=log.debug if settings.log_verbose else None,
+    )
 
 
 def _transport(settings: Settings) -> Transport:

@@ -54,18 +54,20 @@ class Listener:
         port_limits: PortLimits,
         keep_names: bool = False,
         protocol: Protocol = Protocol.HTTP,
+        access_log: AccessLog | None = None,
+        log_request: Callable[[str], None] | None = None,
         totals: PortTotals | None = None,
         memory: MemoryBounds = UNBOUNDED,
         turns: Turns | None = None,
         cors: Cors | None = None,
     ) -> None:
         """`keep_names`: heads have `sent_headers`. Bodies are within `memory`. `turns` are shared with the process's
-        other servers."""
-        self.handle = handle
+        other servers. `log_request` gets a line for each request, with Triton's text."""
+        self.handle = handle if log_request is None else partial(_log_and_handle, log_request, handle)
         self._turns = turns or Turns()
         total_held = None if totals is None else totals.held_bytes
         self.shared = Shared(limits, max_body, keep_names=keep_names, total_held=total_held, memory=memory, cors=cors)
-        self.requests = RequestLog(protocol)
+        self.requests = RequestLog(protocol, access_log)
         self.port = Port(
             lambda: HttpConnection(self, asyncio.get_running_loop()),
             lambda: HttpConnection(self, asyncio.get_running_loop(), self._begin_control),
@@ -77,21 +79,6 @@ class Listener:
             totals=totals,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def log_requests(self, log: Callable[[str], None]) -> None:
-        """Log each request from now on, with Triton's text."""
-        handle = self.handle
-
-        def logged(exchange: Exchange) -> None:
-            head = exchange.head
-            log(f"HTTP request: {_METHOD_NUMBERS.get(head.method, -1)} {head.target.decode('latin-1')}")
-            handle(exchange)
-
-        self.handle = logged
-
-    def log_access(self, access_log: AccessLog) -> None:
-        """Report requests to the access log from now on."""
-        self.requests.report_to(access_log)
 
     def serve(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on sockets that `bind` made, which the listener owns from then on."""
@@ -194,3 +181,9 @@ class Listener:
         """Log an internal fault and answer 500 without its details, or 503 with what the server lacks."""
         self.port.crashed(repr(exchange), error)
         respond_infer_error(exchange, shortage_of(error) or InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR))
+
+
+def _log_and_handle(log: Callable[[str], None], handle: Callable[[Exchange], None], exchange: Exchange) -> None:
+    head = exchange.head
+    log(f"HTTP request: {_METHOD_NUMBERS.get(head.method, -1)} {head.target.decode('latin-1')}")
+    handle(exchange)
