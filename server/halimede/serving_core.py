@@ -107,7 +107,6 @@ def make_core(
         hold=StartHold(settings.delay_scheduler, settings.backlog_delay_scheduler),
     )
     repository = _repository(settings)
-
     table = RequestTable(
         memory=memory,
         max_state_bytes=settings.max_sequence_state_size,
