@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halimede_operator.cluster.decoding import decode
+from halimede_operator.api_server.decoding import decode
 from halimede_operator.cluster.kinds import MODELS
 from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.events import LASTING_S
