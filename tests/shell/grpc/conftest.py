@@ -29,6 +29,7 @@ from halimede.core.types.statistics import Duration, InferStatistics, ModelStati
 from halimede.facade.lookup import ModelLookup
 from halimede.facade.server import LoadParameter, OnResponse
 from halimede.frontends.grpc.server import GrpcServer
+from halimede.frontends.sockets import bind, bound_port
 
 WAIT_SECS = 20
 
@@ -278,8 +279,9 @@ class Served:
 async def make(address: str, *options: Any, **named: Any) -> tuple[FakeServer, GrpcServer, int]:
     core = FakeServer()
     front = GrpcServer(core, *options, **named)
-    port = front.bind(address, 0)
-    front.start()
+    sockets = bind(address, 0, "GRPC", any_family=True)
+    port = bound_port(sockets)
+    front.serve(sockets)
     return core, front, port
 
 
