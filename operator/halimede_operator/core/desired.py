@@ -11,7 +11,7 @@ from halimede_operator.core.autoscaling.replicas import Replicas
 from halimede_operator.core.children.autoscaler import scaler
 from halimede_operator.core.children.claim_template import claim_template
 from halimede_operator.core.children.config_map import config_map, fetch_plan
-from halimede_operator.core.children.content import content_of, member_problems
+from halimede_operator.core.children.content import content_of
 from halimede_operator.core.children.deployment import deployment
 from halimede_operator.core.children.disruption_budget import disruption_budget
 from halimede_operator.core.children.metadata import sealed
@@ -28,8 +28,6 @@ from halimede_operator.core.pod_settings import written
 from halimede_operator.core.revisions.revision import Revision, revision
 from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.snapshot import Object
-
-__all__ = ["build", "desired", "member_problems"]
 
 
 def build(

@@ -22,17 +22,18 @@ object are then those of another ReplicaSet, whose revision is the newest one in
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from halimede_operator.core.api.spec import Rollout, Spec, UpgradePolicy
+from halimede_operator.core.api.spec import Rollout, UpgradePolicy
 from halimede_operator.core.labels import INPUTS, PLACEMENT, POD_SETTINGS, REVISION_LABEL
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pod_settings import changed_settings, read
 from halimede_operator.core.pods.failure import Reason, Stage
+from halimede_operator.core.pods.observed import REVISION, observe
 from halimede_operator.core.reading import at, condition, decimal, seconds_before, text_at
 from halimede_operator.core.revisions.history import Outcome, read_history
 from halimede_operator.core.revisions.revision import Revision, applied, revision_label
 from halimede_operator.core.revisions.rollback import RolledBack, rolled_back_in
-from halimede_operator.core.snapshot import Object, Snapshot
-from halimede_operator.core.status.observed import REVISION, observe
+from halimede_operator.core.snapshot import Object
+from halimede_operator.core.subject import Subject
 
 OTHER_VERSION = "version"
 """What changed, if the operator builds another template from the same settings."""
@@ -64,21 +65,15 @@ class Choice:
     """The name of an older revision that a user has set, against the spec; "" if none has."""
 
 
-def choose(
-    snapshot: Snapshot,
-    spec: Spec,
-    origin: Mapping[str, str],
-    platform: Platform,
-    build: Callable[[Platform], Revision],
-    now: str,
-) -> Choice:
-    """origin: the annotations that tell from which inputs a revision is made. build: from these inputs."""
+def choose(subject: Subject, origin: Mapping[str, str], build: Callable[[Platform], Revision], now: str) -> Choice:
+    """subject: with a valid spec. origin: the annotations that tell from which inputs a revision is made. build: from
+    these inputs."""
+    platform, deployment = subject.platform, subject.deployment
     built = build(platform)
-    deployment = next((each for each in snapshot.children if each["kind"] == "Deployment"), None)
-    if deployment is None:
+    if deployment is None or subject.spec is None:
         return Choice(built)
-    rollout = spec.workload.rollout
-    known = _Known(snapshot, deployment)
+    rollout = subject.spec.workload.rollout
+    known = _Known(subject, deployment)
     live = known.live
     if (restored := _restored(known, rollout, origin, built)) is not None:
         return restored
@@ -91,12 +86,12 @@ def choose(
         kept = text_at(deployment, "metadata", "annotations", POD_SETTINGS)
         is_manual = rollout.upgrade_policy is UpgradePolicy.MANUAL
         current = build(read(kept, platform)) if is_manual else built
-    elif _takes_upgrade(rollout, current, snapshot.pods) and built.hash != current.hash:
+    elif _takes_upgrade(rollout, current, subject.snapshot.pods) and built.hash != current.hash:
         current = built
     elif (
         rollout.auto_rollback
         and not undone
-        and (cause := _cause_to_roll_back(known, spec, current, now)) is not None
+        and (cause := _cause_to_roll_back(known, current, now)) is not None
         and (target := known.last_ready(but=current)) is not None
     ):
         return Choice(target, _record(origin, current, cause, target))
@@ -114,16 +109,17 @@ def _record(origin: Mapping[str, str], failed: Revision, cause: tuple[str, str],
 class _Known:
     """The revisions that exist in the cluster."""
 
-    def __init__(self, snapshot: Snapshot, deployment: Object) -> None:
-        self.snapshot = snapshot
+    def __init__(self, subject: Subject, deployment: Object) -> None:
+        self.subject = subject
         self.deployment = deployment
-        self.history = read_history(at(snapshot.object, "status"))
-        self._config_maps = [each for each in snapshot.children if each["kind"] == "ConfigMap"]
+        self.history = read_history(subject.status)
+        self._replica_sets = subject.snapshot.replica_sets
+        self._config_maps = [each for each in subject.snapshot.children if each["kind"] == "ConfigMap"]
         self.live = applied(deployment, self._config_maps)
 
     def of_replica_sets(self) -> list[tuple[Object, Revision]]:
         """ReplicaSets with their revisions, without those that a hand edit has given annotations of another one."""
-        found = ((each, applied(each, self._config_maps)) for each in self.snapshot.replica_sets)
+        found = ((each, applied(each, self._config_maps)) for each in self._replica_sets)
         return [
             (each, revision)
             for each, revision in found
@@ -132,7 +128,7 @@ class _Known:
 
     def named(self, name: str) -> str:
         """The name, if a ReplicaSet has this revision; "" otherwise."""
-        names = (text_at(each, "metadata", "labels", REVISION_LABEL) for each in self.snapshot.replica_sets)
+        names = (text_at(each, "metadata", "labels", REVISION_LABEL) for each in self._replica_sets)
         return name if name in names else ""
 
     def last_ready(self, *, but: Revision) -> Revision | None:
@@ -208,13 +204,13 @@ def _is_ready(pod: Object, revision: str) -> bool:
     return is_of_revision and is_ready and "deletionTimestamp" not in pod["metadata"]
 
 
-def _cause_to_roll_back(known: _Known, spec: Spec, revision: Revision, now: str) -> tuple[str, str] | None:
+def _cause_to_roll_back(known: _Known, revision: Revision, now: str) -> tuple[str, str] | None:
     """Reason and message of why the Deployment's revision does not become ready; None if it was, or may be yet."""
     if condition(known.deployment, "Progressing").get("reason") != "ProgressDeadlineExceeded":
         return None
     if any((each.revision, each.outcome) == (revision.name, Outcome.SERVING) for each in known.history):
         return None
-    seen = observe(known.snapshot, spec, now)
+    seen = observe(known.subject, now)
     if not seen.deadline or not seen.is_settled or len(seen.serving_newest) >= seen.desired:
         return None
     worst = seen.worst

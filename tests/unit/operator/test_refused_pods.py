@@ -56,7 +56,7 @@ def strategy(*messages: str) -> RolloutPolicy:
     """Of the update, with these messages about new pods."""
     world = update()
     world.refused_pods = messages
-    planned = world.plan()
+    planned = world.decide()
     assert planned.strategy is not None
     return planned.strategy.policy
 

@@ -44,7 +44,7 @@ def test_a_template_of_another_operator_version_is_kept_exactly() -> None:
     pinned = replace(other, annotations={name: world.annotation(name) for name in (INPUTS, GENERATION, POD_SETTINGS)})
     adopt(world, pinned.hash, pinned.data)
 
-    assert world.plan().waiting == ("version",)
+    assert world.decide().waiting == ("version",)
     world.deployment["spec"]["replicas"] = 7
     world.reconcile()
     assert (world.deployment["spec"]["replicas"], world.revision) == (1, pinned.name)
@@ -166,7 +166,7 @@ def test_a_setting_outside_pods_applies_at_once() -> None:
     world = served_world({**SPEC, "networkPolicy": {"enabled": True}})
     world.platform = replace(PLATFORM, operator_namespace="moved")
 
-    assert [change.object["kind"] for change in world.plan().changes] == ["NetworkPolicy"]
+    assert [change.object["kind"] for change in world.decide().changes] == ["NetworkPolicy"]
 
 
 FORGED = {"the template": "pod-template.json", "the plan": "plan.json"}
@@ -187,7 +187,7 @@ def test_a_config_map_with_other_content_is_no_pin(case: str) -> None:
             data[FORGED[case]] = data[FORGED[case]].replace("s3://models/bert", "s3://x").replace("fetch", "other")
     world.platform = NEWER
 
-    assert world.plan().waiting == ()
+    assert world.decide().waiting == ()
     world.children.pop(where, None)
     world.reconcile()
     assert world.image == "server:2"

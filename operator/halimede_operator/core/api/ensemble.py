@@ -1,11 +1,13 @@
 """Parses ModelEnsembles into `EnsembleSpec`, and checks that the steps fit together."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from halimede_operator.core.api.reading import INT64_MAX, Field, Rule, shown
 from halimede_operator.core.api.spec import EnsembleSpec, EnsembleTensor, Step, Workload
 from halimede_operator.core.api.when import read_when
+from halimede_operator.core.reading import objects_at, text_at
 from halimede_spec.dataflow import Flow, make_flow, makers, walk
 
 MAX_STEPS = 32
@@ -41,6 +43,12 @@ _LOCAL = Rule(
     "must be a name of letters, digits and '_' that does not start with a digit",
     128,
 )
+
+
+def member_names(ensemble: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the InferenceModels that a ModelEnsemble uses, also if its spec is invalid. Any: JSON."""
+    steps = objects_at(ensemble, "spec", "steps")[:MAX_STEPS]
+    return frozenset(name for step in steps if (name := text_at(step, "modelRef", "name")))
 
 
 def read_ensemble(spec: Field, name: str, workload: Workload) -> EnsembleSpec:

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-from halimede_operator.core.labels import PLACEMENT
-from halimede_operator.core.placement.choice import WHOLE, read_placement
+from halimede_operator.core.placement.choice import WHOLE
 from halimede_operator.core.placement.inventory import shown_profile
+from halimede_operator.core.pods.observed import Observed
 from halimede_operator.core.pods.place import Place, read_places
 from halimede_operator.core.pods.view import PodView
-from halimede_operator.core.reading import text_at
 from halimede_operator.core.snapshot import Snapshot
-from halimede_operator.core.status.observed import Observed
 
 MAX_DEVICES = 16
 """Of a pod."""
@@ -20,7 +18,7 @@ MAX_DEVICES_NAMED = 2
 
 def old_places(observed: Observed) -> dict[str, Place]:
     """The entries of the old status by pod."""
-    return {each.pod: each for each in read_places(observed.old)}
+    return {each.pod: each for each in read_places(observed.subject.status)}
 
 
 def place_of(pod: PodView, snapshot: Snapshot, old: Place | None) -> Place:
@@ -36,14 +34,14 @@ def place_of(pod: PodView, snapshot: Snapshot, old: Place | None) -> Place:
 def places_text(observed: Observed) -> str:
     """`gpu-1 (1g.10gb MIG-6c5d…), gpu-2 (1g.10gb MIG-77aa…)`: the nodes of the newest template's pods, with their
     devices. Until a pod reports its device, only the kind is known."""
-    placement = read_placement(text_at(observed.deployment, "metadata", "annotations", PLACEMENT))
+    placement = observed.subject.placement
     kind = ""
     if placement is not None and placement.resource:
         kind = shown_profile(placement.profile) or ("GPU" if placement.resource == WHOLE else placement.resource)
     old = old_places(observed)
     places = set[str]()
     for pod in observed.newest:
-        place = place_of(pod, observed.snapshot, old.get(pod.name))
+        place = place_of(pod, observed.subject.snapshot, old.get(pod.name))
         devices = [each if " " in each else f"{kind} {each}".strip() for each in place.devices]
         has = _some(devices or place.allocated, MAX_DEVICES_NAMED) or kind
         places.add(f"{pod.node} ({has})" if has else pod.node)

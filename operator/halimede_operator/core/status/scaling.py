@@ -16,9 +16,9 @@ from halimede_operator.core.autoscaling.hpa import (
 from halimede_operator.core.autoscaling.idle import idle_json
 from halimede_operator.core.autoscaling.scalers import HPA, SCALED_OBJECT, scaler_in, scalers_in
 from halimede_operator.core.names import child_name
+from halimede_operator.core.pods.observed import Observed
 from halimede_operator.core.reading import at, clean, condition, decimal, moment_at, text_at
 from halimede_operator.core.snapshot import Object, Snapshot
-from halimede_operator.core.status.observed import Observed
 from halimede_operator.core.status.rules import ConditionState, how_to_wake
 
 _KINDS = {Provider.HPA: HPA, Provider.KEDA: SCALED_OBJECT}
@@ -26,7 +26,7 @@ _KINDS = {Provider.HPA: HPA, Provider.KEDA: SCALED_OBJECT}
 
 def scaling_state(observed: Observed) -> ConditionState | None:
     """None if the spec does not ask for autoscaling and no scaler is left."""
-    spec, snapshot = observed.spec, observed.snapshot
+    spec, snapshot = observed.subject.spec, observed.subject.snapshot
     if spec is None:
         return None
     scaling, left = spec.workload.autoscaling, scalers_in(snapshot)
@@ -122,17 +122,17 @@ def _origin(observed: Observed, hpa: Object | None, before: int | None) -> int |
     desired, current = desired_replicas(hpa), current_replicas(hpa)
     if current is not None and current != desired:
         return current
-    known = decimal(at(observed.old, "desiredReplicas"))
+    known = decimal(at(observed.subject.status, "desiredReplicas"))
     return desired if known is None else known
 
 
 def scaling_json(observed: Observed, now: str) -> Object | None:
     """`status.autoscaling`; None without autoscaling."""
-    scaling: Autoscaling | None = observed.spec.workload.autoscaling if observed.spec is not None else None
-    if scaling is None:
+    spec = observed.subject.spec
+    if spec is None or (scaling := spec.workload.autoscaling) is None:
         return None
-    hpa = _hpa_of(observed.snapshot)
-    old = at(observed.old, "autoscaling")
+    hpa = _hpa_of(observed.subject.snapshot)
+    old = at(observed.subject.status, "autoscaling")
     before, desired = decimal(at(old, "desiredReplicas")), desired_replicas(hpa)
     decision = clean(text_at(old, "lastDecision"), 512)
     if desired is not None and desired != before:
@@ -142,7 +142,7 @@ def scaling_json(observed: Observed, now: str) -> Object | None:
     found = {
         "desiredReplicas": before if desired is None else desired,
         "lastDecision": decision or None,
-        "idle": idle_json(observed.snapshot.idle, scaling, now),
+        "idle": idle_json(observed.subject.snapshot.idle, scaling, now),
         "lastScaleTime": last_scaled(hpa) or moment_at(old, "lastScaleTime"),
     }
     return {name: value for name, value in found.items() if value is not None} or None

@@ -8,8 +8,8 @@ from halimede_operator.core.api.spec import (
     Problem,
 )
 from halimede_operator.core.api_errors import Meaning
+from halimede_operator.core.decided import ApplyFailure
 from halimede_operator.core.diff import Conflict
-from halimede_operator.core.status import ApplyFailure
 from support.operator_pods import (
     snapshot,
 )

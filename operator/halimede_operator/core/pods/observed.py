@@ -1,4 +1,4 @@
-"""Evaluates a snapshot for the status: what is wanted, which pods exist, and which failure is the worst."""
+"""Evaluates an object's pods: what is wanted, which pods exist, and which failure is the worst."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +8,7 @@ from halimede_operator.core.api_errors import is_over_quota
 from halimede_operator.core.autoscaling.replicas import present_of
 from halimede_operator.core.labels import REVISION_LABEL
 from halimede_operator.core.pods.failure import Failure, Reason, Stage, joined
+from halimede_operator.core.pods.memory import Memory, measured
 from halimede_operator.core.pods.read import read_pod
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import (
@@ -21,25 +22,20 @@ from halimede_operator.core.reading import (
     seconds_before,
     text_at,
 )
-from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.snapshot import Object, Snapshot
-from halimede_operator.core.status.memory import Memory, measured
+from halimede_operator.core.subject import Subject
 
 REVISION = "deployment.kubernetes.io/revision"
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A snapshot with its pods evaluated."""
+    """An object with its pods evaluated."""
 
-    snapshot: Snapshot
-    spec: Spec | None
-    """None if it has problems. The pods are then those of an earlier spec."""
-    old: object
-    """The old status, as untrusted JSON."""
+    subject: Subject
+    """Without a spec if that has problems. The pods are then those of an earlier spec."""
     served: str
     """The name under which clients request the model or ensemble."""
-    deployment: Object | None
     template_hash: str
     """Of the Deployment's newest ReplicaSet; "" if there is none yet."""
     desired: int
@@ -63,16 +59,14 @@ class Observed:
     """The Deployment's message that the rollout takes too long, not counting fetches; "" otherwise."""
     memory: Memory | None
     """The memory that the pods of a template needed, as far as it was measured."""
-    rolled_back: RolledBack | None = None
-    """What was rolled back: the Deployment has an earlier revision than that of the spec."""
 
     @property
     def generation(self) -> int:
-        return decimal(at(self.snapshot.object, "metadata", "generation")) or 0
+        return decimal(at(self.subject.snapshot.object, "metadata", "generation")) or 0
 
     @property
     def is_deleting(self) -> bool:
-        return at(self.snapshot.object, "metadata", "deletionTimestamp") is not None
+        return at(self.subject.snapshot.object, "metadata", "deletionTimestamp") is not None
 
     @property
     def active(self) -> tuple[PodView, ...]:
@@ -95,7 +89,8 @@ class Observed:
     @property
     def is_same_template(self) -> bool:
         """Whether the old status is about pods of this template."""
-        return self.template_hash != "" and text_at(self.old, "current", "templateHash") == self.template_hash
+        described = text_at(self.subject.status, "current", "templateHash")
+        return described != "" and described == self.template_hash
 
     @property
     def shown(self) -> PodView | None:
@@ -105,21 +100,19 @@ class Observed:
     @property
     def was_rolled_out(self) -> bool:
         """Whether all replicas of the newest template were once available together. Scaling does not change it."""
-        progress = condition(self.deployment, "Progressing")
+        progress = condition(self.subject.deployment, "Progressing")
         return progress.get("reason") == "NewReplicaSetAvailable" or self.was_ready
 
     @property
     def was_ready(self) -> bool:
         """Whether Ready was True for this template. Then one failed read of a pod's index does not change it."""
-        return self.is_same_template and condition({"status": self.old}, "Ready").get("status") == "True"
+        return self.is_same_template and condition({"status": self.subject.status}, "Ready").get("status") == "True"
 
 
-def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "") -> Observed:
-    """Evaluate a snapshot. spec: None if it has problems. now: UTC time as `reading.moment_at` writes it.
-
-    unplaced: why the pods can have no devices; "" if they can.
-    """
-    deployment = next((c for c in snapshot.children if c.get("kind") == "Deployment"), None)
+def observe(subject: Subject, now: str, unplaced: str = "") -> Observed:
+    """Evaluate the pods. now: UTC time as `reading.moment_at` writes it. unplaced: why the pods can have no devices; ""
+    if they can."""
+    snapshot, spec, deployment = subject.snapshot, subject.spec, subject.deployment
     served = _served_name(snapshot, spec)
     pods = sorted((_read(snapshot, pod, served, now) for pod in snapshot.pods), key=lambda pod: pod.age)
     pods = [replace(pod, failure=_with_hint(pod.failure, snapshot.free_devices)) for pod in pods]
@@ -131,14 +124,10 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "")
     asked = at(deployment, "spec", "replicas")
     desired = (decimal(asked) or 0) if spec is None else _desired(spec.workload, deployment)
     ended = [p for p in pods if p.has_ended and not p.is_terminating and p.template_hash == template_hash]
-    old = at(snapshot.object, "status")
     serving = [pod for pod in newest if pod.stage == Stage.SERVING]
     return Observed(
-        snapshot=snapshot,
-        spec=spec,
-        old=old,
+        subject=subject,
         served=served,
-        deployment=deployment,
         template_hash=template_hash,
         desired=desired,
         is_newest_of_spec=is_newest_of_spec,
@@ -153,7 +142,7 @@ def observe(snapshot: Snapshot, spec: Spec | None, now: str, unplaced: str = "")
             else _worst(newest, active, ended, desired, snapshot.refused_pods)
         ),
         deadline=_deadline(deployment, newest, now),
-        memory=measured(old, spec, serving, template_hash, now),
+        memory=measured(subject.status, spec, serving, template_hash, now),
     )
 
 
