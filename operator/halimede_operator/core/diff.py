@@ -162,8 +162,8 @@ _LISTS_WITH_DEFAULTS = frozenset({"items", "metrics", "sources"})
 
 def holds(wanted: Any, found: Any, field: str = "", within: str = "") -> bool:
     """Whether the found value holds the wanted one. field: its name. within: the name of the field around it."""
-    if isinstance(wanted, Mapping):
-        if not isinstance(found, Mapping):
+    if isinstance(wanted, dict):
+        if not isinstance(found, dict):
             return False
         if field in _WHOLE_MAPS:
             return bool(canonical(wanted, field) == canonical(found, field))
