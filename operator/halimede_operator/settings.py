@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import click
 
-from halimede_operator.core.api.peers import read_peer
-from halimede_operator.core.api.reading import Field
-from halimede_operator.core.api.spec import Json
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.field import Field
+from halimede_operator.core.spec.peers import read_peer
+from halimede_operator.core.spec.types import Json
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from cluster.access import Cluster
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, Autoscaling, Spec, Workload
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.revisions.history import Entry, Outcome
 from halimede_operator.core.snapshot import PodDevice, PodDevices, Snapshot
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, Autoscaling, Spec, Workload
 from support.custom_resources import Json, changed, ensemble, model
 from support.described import check_is_short
 from support.operator_pods import FETCHED_MODEL, READY, deployment, index, serving, snapshot

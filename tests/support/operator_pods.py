@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.labels import PLACEMENT
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Snapshot
+from halimede_operator.core.spec.types import Key
 
 IMAGE = "registry.example/halimede:1"
 BEGINNING = "1970-01-01T00:00:00Z"

@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from halimede_operator.core.api.spec import Key
+from halimede_operator.core.children.diff import Apply, Delete
 from halimede_operator.core.decide import decide, strategy_now
-from halimede_operator.core.decided import Decided, Performed
-from halimede_operator.core.diff import Apply, Delete
-from halimede_operator.core.events import EventDraft, events_of
+from halimede_operator.core.decided import Decided, EventDraft, Performed
 from halimede_operator.core.labels import REVISION_LABEL
 from halimede_operator.core.placement.choice import Devices, choose
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.revisions.history import read_history
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.types import Key
 from halimede_operator.core.status import status_of
+from halimede_operator.core.status.events import events_of
 from halimede_operator.core.subject import Subject
 from support.device_nodes import inventory, node
 from support.operator_pods import DEADLINE, READY, deployment, ended, fetched, pod, second, serving, stopped

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from halimede_operator.core.api.spec import Problem, Spec, Workload
+from halimede_operator.core.children.diff import Conflict
 from halimede_operator.core.decided import ApplyFailure, Decided, Performed
-from halimede_operator.core.diff import Conflict
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.types import Problem, Spec, Workload
 from halimede_operator.core.status import status_of
 from halimede_operator.core.subject import Subject
 from support.operator_pods import IMAGE, NEW, deployment, serving, snapshot

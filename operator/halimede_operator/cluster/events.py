@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable, Sequence
 
 from halimede_operator.cluster.client import ApiError, KubeApi
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.events import EventDraft, EventLimit, LastingStates
+from halimede_operator.core.decided import EventDraft
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Key
+from halimede_operator.core.status.events import EventLimit, LastingStates
 
 log = logging.getLogger(__name__)
 

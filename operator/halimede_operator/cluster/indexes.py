@@ -19,9 +19,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.reading import at, decimal, text_at
 from halimede_operator.core.snapshot import Object, PodDevice, PodDevices, PodIndex, ServedVersion
+from halimede_operator.core.spec.types import Key
 
 MAX_CONCURRENT = 32
 """Pods that are asked at the same time."""

@@ -2,27 +2,26 @@
 
 from collections.abc import Sequence
 
-from halimede_operator.core.api.spec import RolloutPolicy, Workload
 from halimede_operator.core.api_errors import Meaning
-from halimede_operator.core.autoscaling.idle import WAKE, asleep, falls_asleep, wakes
-from halimede_operator.core.autoscaling.replicas import IS_OURS, Replicas, held, present_of
-from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
-from halimede_operator.core.autoscaling.scalers import without_second
-from halimede_operator.core.decided import ApplyFailure, Change, Decided, reference_of
-from halimede_operator.core.desired import build, desired
-from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, diff
-from halimede_operator.core.events import EventDraft
+from halimede_operator.core.children.desired import build, desired
+from halimede_operator.core.children.diff import Apply, Conflict, Delete, Hold, diff
+from halimede_operator.core.children.name_collisions import name_collision
+from halimede_operator.core.decided import ApplyFailure, Change, Decided, EventDraft, reference_of
 from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT, without_blocking
-from halimede_operator.core.name_collisions import name_collision
 from halimede_operator.core.placement.choice import Devices, placement_of
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.start import read_start
-from halimede_operator.core.refused_pods import is_room_made, old_pods
-from halimede_operator.core.revision_choice import Choice, choose
 from halimede_operator.core.revisions.inputs import inputs_of
 from halimede_operator.core.revisions.revision import Revision
-from halimede_operator.core.rollout import Strategy, strategy_at_rest, strategy_of
+from halimede_operator.core.rollout.refused_pods import is_room_made, old_pods
+from halimede_operator.core.rollout.revision_choice import Choice, choose
+from halimede_operator.core.rollout.strategy import Strategy, strategy_at_rest, strategy_of
+from halimede_operator.core.scaling.idle import WAKE, asleep, falls_asleep, wakes
+from halimede_operator.core.scaling.replicas import IS_OURS, Replicas, held, present_of
+from halimede_operator.core.scaling.scalers import KINDS as SCALER_KINDS
+from halimede_operator.core.scaling.scalers import without_second
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.types import RolloutPolicy, Workload
 from halimede_operator.core.subject import Subject
 
 

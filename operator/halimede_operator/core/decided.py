@@ -3,14 +3,24 @@
 from dataclasses import dataclass
 
 from halimede_operator.core.api_errors import Meaning
-from halimede_operator.core.diff import Apply, Conflict, Delete, Hold
-from halimede_operator.core.events import EventDraft
+from halimede_operator.core.children.diff import Apply, Conflict, Delete, Hold
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.revisions.rollback import RolledBack
-from halimede_operator.core.rollout import Strategy
+from halimede_operator.core.rollout.strategy import Strategy
 from halimede_operator.core.snapshot import Object
 
 Change = Apply | Delete | Conflict | Hold
+
+
+@dataclass(frozen=True, slots=True)
+class EventDraft:
+    type: str
+    """Normal or Warning."""
+    reason: str
+    message: str
+    must_last: str = ""
+    """The type of the condition whose state it reports, if that must last for a while (`events.LASTING_S`); ""
+    otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import EnsembleSpec, Kind, ModelSpec, Problem, Spec, Workload
-from halimede_operator.core.autoscaling.replicas import Replicas, replicas_of
-from halimede_operator.core.autoscaling.scalers import scalers_in
 from halimede_operator.core.children.content import member_problems
-from halimede_operator.core.desired import template_without_devices
+from halimede_operator.core.children.desired import template_without_devices
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.choice import Demand, Placement, demand_of, need_of, placement_of, read_placement
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.reading import at, text_at
 from halimede_operator.core.revisions.inputs import inputs_of
 from halimede_operator.core.revisions.rollback import rolled_back_in
+from halimede_operator.core.scaling.replicas import Replicas, replicas_of
+from halimede_operator.core.scaling.scalers import scalers_in
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import EnsembleSpec, Kind, ModelSpec, Problem, Spec, Workload
 
 
 @dataclass(frozen=True)

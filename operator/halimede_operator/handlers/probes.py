@@ -9,7 +9,7 @@ from typing import Self
 
 from aiohttp import web
 
-from halimede_operator.core.progress import TICK_S
+from halimede_operator.core.process.progress import TICK_S
 from halimede_operator.metrics import CONTENT_TYPE
 
 Check = Callable[[], str | None]

@@ -6,16 +6,16 @@ from typing import TypeGuard
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import ApiError, KubeApi
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.api_errors import Meaning, is_dry_run_unsupported, is_owner_unknown, message_for_author
+from halimede_operator.core.children.diff import Apply, Conflict, Delete, Hold, may_be_applied
+from halimede_operator.core.children.field_owners import taken_over
 from halimede_operator.core.decided import ApplyFailure, Change, Decided, Performed, reference_of
-from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, may_be_applied
 from halimede_operator.core.labels import TEMPLATE_HASH
-from halimede_operator.core.ownership import taken_over
 from halimede_operator.core.reading import at, at_rest
-from halimede_operator.core.refused_pods import is_room_made, old_pods, trial_pod, why_old_pods_stay
-from halimede_operator.core.rollout import surges
+from halimede_operator.core.rollout.refused_pods import is_room_made, old_pods, trial_pod, why_old_pods_stay
+from halimede_operator.core.rollout.strategy import surges
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.types import Key
 from halimede_operator.core.subject import Subject
 from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Vanished
 

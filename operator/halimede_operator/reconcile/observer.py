@@ -20,22 +20,22 @@ from halimede_operator.cluster.kinds import (
 )
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.api.ensemble import member_names
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.autoscaling.idle import kept_idle, may_sleep
-from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
-from halimede_operator.core.autoscaling.scalers import SCALED_OBJECT, rival_of
+from halimede_operator.core.children.diff import Apply, Conflict
+from halimede_operator.core.children.name_collisions import contending_keys
 from halimede_operator.core.decided import Change, Decided
-from halimede_operator.core.diff import Apply, Conflict
 from halimede_operator.core.labels import controller_of, is_orphan_of, selector_of
-from halimede_operator.core.name_collisions import contending_keys
 from halimede_operator.core.names import child_name
-from halimede_operator.core.operator_mark import other_operator
 from halimede_operator.core.pods.claims import allocated, claim_of
 from halimede_operator.core.pods.volume_claims import claim_names, volume_claim
+from halimede_operator.core.process.operator_mark import other_operator
 from halimede_operator.core.reading import clean
-from halimede_operator.core.refused_pods import refusal
+from halimede_operator.core.rollout.refused_pods import refusal
+from halimede_operator.core.scaling.idle import kept_idle, may_sleep
+from halimede_operator.core.scaling.scalers import KINDS as SCALER_KINDS
+from halimede_operator.core.scaling.scalers import SCALED_OBJECT, rival_of
 from halimede_operator.core.snapshot import Contender, Object, Snapshot, VolumeClaim
+from halimede_operator.core.spec.ensemble import member_names
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
 NO_ZERO_S = 600.0

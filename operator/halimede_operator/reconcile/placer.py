@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from halimede_operator.cluster.inventory import Inventories
-from halimede_operator.core.api.spec import Key, RolloutPolicy
 from halimede_operator.core.labels import REVISION_LABEL
 from halimede_operator.core.placement.choice import (
     WHOLE,
@@ -36,9 +35,10 @@ from halimede_operator.core.placement.explain import (
 )
 from halimede_operator.core.placement.inventory import Claim, Inventory
 from halimede_operator.core.placement.ledger import Ledger
-from halimede_operator.core.pods.placement import waits_for_devices
+from halimede_operator.core.pods.scheduling import waits_for_devices
 from halimede_operator.core.reading import at, condition, moment_at, moment_of, text_at
 from halimede_operator.core.snapshot import Snapshot
+from halimede_operator.core.spec.types import Key, RolloutPolicy
 from halimede_operator.core.subject import Subject
 
 T = TypeVar("T")

@@ -18,14 +18,10 @@ from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.api_errors import Meaning, message_for_author
+from halimede_operator.core.children.diff import Apply, Conflict, Delete
 from halimede_operator.core.decide import decide, strategy_now
-from halimede_operator.core.decided import ApplyFailure, Decided, Performed
-from halimede_operator.core.diff import Apply, Conflict, Delete
-from halimede_operator.core.events import EventDraft, events_of
-from halimede_operator.core.merge_patch import merge_patch
-from halimede_operator.core.operator_mark import other_operator
+from halimede_operator.core.decided import ApplyFailure, Decided, EventDraft, Performed
 from halimede_operator.core.placement.choice import Devices
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.claims import unread_claims
@@ -35,17 +31,21 @@ from halimede_operator.core.pods.kubelet_events import (
     waits_for_pull_secrets,
     waits_for_volumes,
 )
-from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.pods.refreshes import REFRESH_S, REFRESHED, failing_for_its_volumes, to_refresh
+from halimede_operator.core.pods.scheduling import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S, is_newly_ready
 from halimede_operator.core.pods.volume_claims import waits_for_claims
+from halimede_operator.core.process.operator_mark import other_operator
+from halimede_operator.core.process.workqueue import Failure
 from halimede_operator.core.reading import at_rest, condition, integer_at, moment_at, moment_of
-from halimede_operator.core.refused_pods import TRIED_AGAIN, TRY_AGAIN_S, to_try_again
+from halimede_operator.core.rollout.refused_pods import TRIED_AGAIN, TRY_AGAIN_S, to_try_again
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.types import Key
 from halimede_operator.core.status import status_of
+from halimede_operator.core.status.events import events_of
+from halimede_operator.core.status.merge_patch import merge_patch
 from halimede_operator.core.subject import Subject
-from halimede_operator.core.workqueue import Failure
 from halimede_operator.queue import Done, Failed, Gone, Outcome
 from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter
 from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Stale, Vanished

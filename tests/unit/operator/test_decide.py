@@ -3,16 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from halimede_operator.core.api.ensemble import member_names
-from halimede_operator.core.api.spec import DeviceClaim, EnsembleSpec, Key, Kind
 from halimede_operator.core.api_errors import Meaning
-from halimede_operator.core.autoscaling.replicas import IS_OURS
+from halimede_operator.core.children.diff import Apply, Conflict, Hold
 from halimede_operator.core.decide import decide
 from halimede_operator.core.decided import ApplyFailure, Decided
-from halimede_operator.core.diff import Apply, Conflict, Hold
 from halimede_operator.core.placement.choice import Devices, Placement
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.scaling.replicas import IS_OURS
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.ensemble import member_names
+from halimede_operator.core.spec.types import DeviceClaim, EnsembleSpec, Key, Kind
 from halimede_operator.core.subject import Subject
 
 PLATFORM = Platform(server_image="server:1", gpu_server_image="gpu:1")

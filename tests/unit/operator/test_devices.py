@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from halimede_operator.core.devices import held_devices, shortages
+from halimede_operator.core.placement.devices import held_devices, shortages
 from halimede_operator.core.snapshot import Object, Shortage
 
 HALF, SEVENTH = "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb"

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Serving
-from halimede_operator.core.diff import Apply, Conflict, Delete, diff, holds
+from halimede_operator.core.children.diff import Apply, Conflict, Delete, diff, holds
+from halimede_operator.core.spec.types import Serving
 from support.operator_children import Object, children_of
 from support.operator_specs import UID, model_key, model_spec, workload
 from support.operator_store import stored

@@ -5,7 +5,15 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.core.election import LEASE_S, MAX_LEASE_S, RENEW_DEADLINE_S, RETRY_S, Election, Record, Step
+from halimede_operator.core.process.election import (
+    LEASE_S,
+    MAX_LEASE_S,
+    RENEW_DEADLINE_S,
+    RETRY_S,
+    Election,
+    Record,
+    Step,
+)
 
 
 def taken(me: str = "me", now: float = 0.0) -> Election:

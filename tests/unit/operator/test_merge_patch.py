@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.core.merge_patch import merge_patch
+from halimede_operator.core.status.merge_patch import merge_patch
 
 
 @pytest.mark.parametrize(

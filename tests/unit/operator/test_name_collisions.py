@@ -2,9 +2,9 @@
 
 import pytest
 
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.name_collisions import contending_keys, name_collision
+from halimede_operator.core.children.name_collisions import contending_keys, name_collision
 from halimede_operator.core.snapshot import Contender, Object, Snapshot
+from halimede_operator.core.spec.types import Key, Kind
 
 MODEL, ENSEMBLE = Kind.INFERENCE_MODEL, Kind.MODEL_ENSEMBLE
 

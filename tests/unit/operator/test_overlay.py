@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.overlay import overlay
+from halimede_operator.core.children.overlay import overlay
 
 Json = dict[str, Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from halimede_operator.core.api_errors import Cause
-from halimede_operator.core.diff import Apply, diff
-from halimede_operator.core.ownership import DUPLICATE, taken_over
+from halimede_operator.core.children.diff import Apply, diff
+from halimede_operator.core.children.field_owners import DUPLICATE, taken_over
 from support.operator_children import Object, children_of, named, server_of
 from support.operator_specs import UID, model_spec, workload
 from support.operator_store import stored

@@ -2,7 +2,7 @@
 
 import pytest
 
-from halimede_operator.core.pods.place import Place, read_places
+from halimede_operator.core.pods.places import Place, read_places
 
 SLICES = ("1g.10gb MIG-1", "GPU-2")
 CLAIMED = ("gpu.nvidia.com/node-1/gpu-0", "gpu.nvidia.com/node-1/gpu-1")

@@ -1,6 +1,6 @@
 """Liveness: a process that hangs, one that is busy, and one that is starved."""
 
-from halimede_operator.core.progress import HANGS_AFTER_S, Progress
+from halimede_operator.core.process.progress import HANGS_AFTER_S, Progress
 
 
 def test_a_loop_that_makes_no_step_hangs() -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from halimede_operator.cluster.cache import entry_of
 from halimede_operator.cluster.kinds import PODS
-from halimede_operator.core.api.spec import RolloutPolicy
 from halimede_operator.core.api_errors import Meaning, meaning_of
 from halimede_operator.core.pods.amounts import amount_of
-from halimede_operator.core.refused_pods import is_room_made, trial_pod, why_old_pods_stay
+from halimede_operator.core.rollout.refused_pods import is_room_made, trial_pod, why_old_pods_stay
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import RolloutPolicy
 from support.operator_pods import serving
 from support.operator_rollouts import SPEC, World, served_world
 

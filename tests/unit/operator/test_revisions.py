@@ -9,7 +9,7 @@ import pytest
 
 from halimede_operator.core.labels import GENERATION, INPUTS, POD_SETTINGS, REVISION_LABEL, ROLLED_BACK, TEMPLATE_HASH
 from halimede_operator.core.platform import Platform
-from halimede_operator.core.pod_settings import read, written
+from halimede_operator.core.revisions.pod_settings import read, written
 from halimede_operator.core.revisions.revision import MAX_BYTES, THIS_CONFIG_MAP, revision
 from halimede_operator.core.snapshot import Object
 from support.operator_children import fetch_of

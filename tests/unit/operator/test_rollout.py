@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import DeviceClaim, Rollout, RolloutPolicy, Workload
 from halimede_operator.core.children.deployment import STRATEGIES
 from halimede_operator.core.labels import REVISION_LABEL, TEMPLATE_HASH
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.pods.start import Start
-from halimede_operator.core.rollout import Strategy, strategy_at_rest, strategy_of
+from halimede_operator.core.rollout.strategy import Strategy, strategy_at_rest, strategy_of
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import DeviceClaim, Rollout, RolloutPolicy, Workload
 from support.operator_pods import second
 
 GPU = "nvidia.com/mig-3g.40gb"

@@ -1,6 +1,6 @@
 """Which group's item is next."""
 
-from halimede_operator.core.shares import EXPENSIVE_S, MOST_EXPENSIVE, MOST_OF_NEW, Shares
+from halimede_operator.core.process.shares import EXPENSIVE_S, MOST_EXPENSIVE, MOST_OF_NEW, Shares
 
 
 def run(shares: Shares[str, str], costs_s: dict[str, float], times: int) -> str:

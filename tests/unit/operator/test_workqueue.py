@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.core.workqueue import RESYNC_JITTER, RESYNC_S, SPACING_S, WAIT_AFTER_CHANGE_S, Failure, WorkQueue
+from halimede_operator.core.process.workqueue import (
+    RESYNC_JITTER,
+    RESYNC_S,
+    SPACING_S,
+    WAIT_AFTER_CHANGE_S,
+    Failure,
+    WorkQueue,
+)
 
 
 def namespace(key: str) -> str:

@@ -11,19 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from halimede_operator.core.api.spec import (
-    Accelerator,
-    AcceleratorType,
-    DeviceClaim,
-    DeviceRequest,
-    GpuFilter,
-    Json,
-    Key,
-    Workload,
-)
-from halimede_operator.core.devices import PREFIX
 from halimede_operator.core.labels import PLACEMENT
 from halimede_operator.core.names import canonical_json, hash_of
+from halimede_operator.core.placement.devices import PREFIX
 from halimede_operator.core.placement.inventory import (
     GKE_PARTITION,
     GKE_SHARING,
@@ -40,6 +30,16 @@ from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.placement.node_filter import NodeFilter, Term, filter_of
 from halimede_operator.core.reading import at, decimal, json_object, objects_at, text_at
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import (
+    Accelerator,
+    AcceleratorType,
+    DeviceClaim,
+    DeviceRequest,
+    GpuFilter,
+    Json,
+    Key,
+    Workload,
+)
 
 WHOLE = f"{PREFIX}gpu"
 _SLICES = f"{PREFIX}gpu.slices.gi"

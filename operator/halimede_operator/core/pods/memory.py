@@ -7,11 +7,11 @@ the status is not written again and again. Figures of an earlier template stay u
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from halimede_operator.core.api.quantities import quantity
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, Spec
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import moment_at, name_at, text_at
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.quantities import quantity
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, Spec
 
 MIB = 1 << 20
 STEP_MIB = 256

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Spec, Workload
 from halimede_operator.core.api_errors import is_over_quota
-from halimede_operator.core.autoscaling.replicas import present_of
 from halimede_operator.core.labels import REVISION_LABEL
 from halimede_operator.core.pods.failure import Failure, Reason, Stage, joined
 from halimede_operator.core.pods.memory import Memory, measured
@@ -22,7 +20,9 @@ from halimede_operator.core.reading import (
     seconds_before,
     text_at,
 )
+from halimede_operator.core.scaling.replicas import present_of
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.types import EnsembleSpec, ModelSpec, Spec, Workload
 from halimede_operator.core.subject import Subject
 
 REVISION = "deployment.kubernetes.io/revision"

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from halimede_operator.core.api.conditions import TRUE, Condition, merged
-from halimede_operator.core.api.spec import EnsembleSpec, Kind
 from halimede_operator.core.decided import Decided, Performed
 from halimede_operator.core.labels import GENERATION, PLACEMENT, selector_of
 from halimede_operator.core.names import child_name
@@ -23,7 +21,8 @@ from halimede_operator.core.pods.failure import Failure, NormalReason, Reason, S
 from halimede_operator.core.pods.fields import SERVER
 from halimede_operator.core.pods.memory import memory_json
 from halimede_operator.core.pods.observed import Observed, observe
-from halimede_operator.core.pods.place import MAX_PLACES
+from halimede_operator.core.pods.places import MAX_PLACES, old_places, place_of
+from halimede_operator.core.pods.start import startup_text
 from halimede_operator.core.pods.view import DIGEST, FetchedModel
 from halimede_operator.core.reading import (
     at,
@@ -41,7 +40,8 @@ from halimede_operator.core.revisions.history import Entry, Outcome, read_histor
 from halimede_operator.core.revisions.revision import revision_label
 from halimede_operator.core.revisions.rollback import rolled_back_in
 from halimede_operator.core.snapshot import Object
-from halimede_operator.core.status.places import old_places, place_of
+from halimede_operator.core.spec.types import EnsembleSpec, Kind
+from halimede_operator.core.status.conditions import TRUE, Condition, merged
 from halimede_operator.core.status.rules import (
     Obstacles,
     conditions_of,
@@ -50,8 +50,7 @@ from halimede_operator.core.status.rules import (
     upgrade_state,
     versions_of,
 )
-from halimede_operator.core.status.scaling import scaling_json, scaling_state
-from halimede_operator.core.status.startup import startup_text
+from halimede_operator.core.status.scaler import scaling_json, scaling_state
 from halimede_operator.core.status.steps import Member, MemberState, members_of
 from halimede_operator.core.subject import Subject
 

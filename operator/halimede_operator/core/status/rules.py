@@ -24,21 +24,21 @@ say something that Ready does not (`is_usual`). Degraded is present only while i
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from halimede_operator.core.api.conditions import FALSE, TRUE, UNKNOWN, Condition
-from halimede_operator.core.api.spec import Autoscaling, Problem, UpgradePolicy
 from halimede_operator.core.api_errors import Meaning
-from halimede_operator.core.autoscaling.idle import WAKE
+from halimede_operator.core.children.diff import Conflict
 from halimede_operator.core.decided import ApplyFailure
-from halimede_operator.core.diff import Conflict
 from halimede_operator.core.pods.failure import NormalReason, Stage
 from halimede_operator.core.pods.memory import memory_advice
 from halimede_operator.core.pods.observed import Observed
+from halimede_operator.core.pods.places import places_text
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import at, clean, condition, integer_at, name_at, text_at
 from halimede_operator.core.revisions.rollback import RolledBack
-from halimede_operator.core.rollout import Strategy
+from halimede_operator.core.rollout.strategy import Strategy
+from halimede_operator.core.scaling.idle import WAKE
 from halimede_operator.core.snapshot import Object
-from halimede_operator.core.status.places import places_text
+from halimede_operator.core.spec.types import Autoscaling, Problem, UpgradePolicy
+from halimede_operator.core.status.conditions import FALSE, TRUE, UNKNOWN, Condition
 from halimede_operator.core.status.steps import Member, MemberState
 
 

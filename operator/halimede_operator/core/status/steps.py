@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from halimede_operator.core.api.spec import EnsembleSpec
 from halimede_operator.core.pods.observed import Observed
 from halimede_operator.core.pods.view import FetchedModel
 from halimede_operator.core.reading import clean, condition, integer_at, text_at
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import EnsembleSpec
 
 
 class MemberState(StrEnum):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import Kind, ModelSpec
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import Kind, ModelSpec
 from support.custom_resources import model
 
 PLATFORM = Platform(server_image="server", gpu_server_image="gpu-server")

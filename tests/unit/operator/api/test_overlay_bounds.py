@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import Kind, Problem
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import Kind, Problem
 from support.custom_resources import Json, changed, ensemble, model
 
 PLATFORM = Platform(server_image="server", gpu_server_image="gpu-server")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import EnsembleSpec, EnsembleTensor, Kind, Step, Workload
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import EnsembleSpec, EnsembleTensor, Kind, Step, Workload
 from support.custom_resources import ABSENT, Json, changed, ensemble
 
 PLATFORM = Platform(server_image="server", gpu_server_image="gpu-server")

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import (
+from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import (
     Accelerator,
     AcceleratorType,
     Autoscaling,
@@ -28,7 +29,6 @@ from halimede_operator.core.api.spec import (
     UpgradePolicy,
     Workload,
 )
-from halimede_operator.core.platform import Platform
 from support.custom_resources import ABSENT, FULL_MODEL, Json, changed, model
 
 PLATFORM = Platform(server_image="server", gpu_server_image="gpu-server")

@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import Kind
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import Kind
 from support.custom_resources import GOOD, Json, changed, parts_of, schema_of
 from support.examples import Draws, drawn, examples, json_of
 

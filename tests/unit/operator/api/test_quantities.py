@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from halimede_operator.core.api.durations import microseconds
-from halimede_operator.core.api.quantities import quantity
+from halimede_operator.core.spec.durations import microseconds
+from halimede_operator.core.spec.quantities import quantity
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from halimede_operator.core.api.uris import Uri, is_below, read_uri
+from halimede_operator.core.spec.uris import Uri, is_below, read_uri
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from halimede_operator.core.api.when import read_when, renamed
+from halimede_operator.core.spec.when import read_when, renamed
 
 
 @pytest.mark.parametrize(

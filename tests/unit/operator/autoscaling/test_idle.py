@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Autoscaling, ScaleToZero, ZeroBy
-from halimede_operator.core.autoscaling.idle import (
+from halimede_operator.core.scaling.idle import (
     ASLEEP,
     WAKE,
     Work,
@@ -19,6 +18,7 @@ from halimede_operator.core.autoscaling.idle import (
     wakes,
 )
 from halimede_operator.core.snapshot import Idle
+from halimede_operator.core.spec.types import Autoscaling, ScaleToZero, ZeroBy
 
 BEGAN, LATER = "2030-01-01T00:00:00Z", "2030-01-01T00:00:10Z"
 SCALING = Autoscaling(max_replicas=4, scale_to_zero=ScaleToZero(600))

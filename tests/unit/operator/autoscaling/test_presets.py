@@ -2,8 +2,7 @@
 
 import pytest
 
-from halimede_operator.core.api.spec import Key, Kind, Preset
-from halimede_operator.core.autoscaling.presets import (
+from halimede_operator.core.scaling.presets import (
     IN_USE,
     PRESETS,
     Goal,
@@ -12,6 +11,7 @@ from halimede_operator.core.autoscaling.presets import (
     pod_metric,
     promql,
 )
+from halimede_operator.core.spec.types import Key, Kind, Preset
 
 BERT = Key(Kind.INFERENCE_MODEL, "prod", "bert")
 

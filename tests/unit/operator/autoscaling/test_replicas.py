@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.core.api.spec import Autoscaling, Provider, Workload
-from halimede_operator.core.autoscaling.replicas import IS_OURS, Replicas, are_ours, held, present_of, replicas_of
+from halimede_operator.core.scaling.replicas import IS_OURS, Replicas, are_ours, held, present_of, replicas_of
+from halimede_operator.core.spec.types import Autoscaling, Provider, Workload
 
 SCALING = Autoscaling(max_replicas=8, min_replicas=2)
 PLAIN = Workload(replicas=3)

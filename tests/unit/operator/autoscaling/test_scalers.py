@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Autoscaling, Provider
-from halimede_operator.core.autoscaling.scalers import rival_of, without_second
 from halimede_operator.core.children.autoscaler import scaler
+from halimede_operator.core.scaling.scalers import rival_of, without_second
 from halimede_operator.core.snapshot import Snapshot
+from halimede_operator.core.spec.types import Autoscaling, Provider
 from support.operator_specs import UID, model_key
 
 SCALING = Autoscaling(max_replicas=4)

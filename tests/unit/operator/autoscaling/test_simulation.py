@@ -5,7 +5,7 @@ The served model takes 0.1 s for a request, so 10 requests per second fill a pod
 
 import pytest
 
-from halimede_operator.core.api.spec import Preset
+from halimede_operator.core.spec.types import Preset
 from support.hpa import Autoscaler, Behavior, Metric
 from support.hpa_simulation import Pipeline, Served, day, preset, ramp, simulate, steps
 

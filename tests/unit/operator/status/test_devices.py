@@ -1,7 +1,7 @@
 """Devices that are missing, broken or gone."""
 
-from halimede_operator.core.api.spec import Workload
 from halimede_operator.core.snapshot import Shortage
+from halimede_operator.core.spec.types import Workload
 from support.operator_pods import (
     deployment,
     ended,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from halimede_operator.core.api.spec import Workload
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Workload
 from support.operator_pods import (
     IMAGE,
     back_off,

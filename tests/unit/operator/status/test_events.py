@@ -1,8 +1,9 @@
 """The events between statuses."""
 
-from halimede_operator.core.api.spec import Problem, Spec, Workload
-from halimede_operator.core.events import EventDraft, EventLimit, LastingStates, events_of
+from halimede_operator.core.decided import EventDraft
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.types import Problem, Spec, Workload
+from halimede_operator.core.status.events import EventLimit, LastingStates, events_of
 from support.operator_pods import (
     deployment,
     ended,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, ModelSpec, Workload
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.pods.memory import recommended_mib
 from halimede_operator.core.snapshot import Object, PodDevice, PodDevices, PodIndex, Snapshot
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, ModelSpec, Workload
 from support.operator_pods import NEW, OLD, READY, deployment, replica_set, serving, snapshot
 from support.operator_specs import model_key, model_spec
 from support.operator_status import LATER, NOW, conditions, message, status_for

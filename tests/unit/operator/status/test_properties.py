@@ -10,13 +10,13 @@ from typing import Any
 import yaml
 from hypothesis import given, settings
 
-from halimede_operator.core.api.spec import EnsembleSpec, Key, Problem, Spec, Workload
 from halimede_operator.core.api_errors import Meaning
 from halimede_operator.core.decided import ApplyFailure
-from halimede_operator.core.events import events_of
 from halimede_operator.core.labels import GENERATION, ROLLED_BACK
 from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Snapshot
+from halimede_operator.core.spec.types import EnsembleSpec, Key, Problem, Spec, Workload
+from halimede_operator.core.status.events import events_of
 from support.examples import Draws, drawn
 from support.operator_pods import (
     NEW,

@@ -2,11 +2,11 @@
 
 import pytest
 
-from halimede_operator.core.api.spec import (
+from halimede_operator.core.snapshot import Object, PodIndex
+from halimede_operator.core.spec.types import (
     Rollout,
     Workload,
 )
-from halimede_operator.core.snapshot import Object, PodIndex
 from support.operator_pods import (
     DEADLINE,
     IMAGE,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from halimede_operator.core.events import events_of
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion
+from halimede_operator.core.status.events import events_of
 from support.operator_pods import (
     deployment,
     fetched,

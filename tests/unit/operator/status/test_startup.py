@@ -3,8 +3,8 @@
 import pytest
 
 from cluster.bench_startup import OWN, STAGES, rows_of, seconds_of
-from halimede_operator.core.api.spec import Workload
 from halimede_operator.core.pods.start import Start, read_start
+from halimede_operator.core.spec.types import Workload
 from support.operator_pods import deployment, second, serving, snapshot
 from support.operator_rollouts import SPEC, served_world
 from support.operator_specs import model_key, model_spec

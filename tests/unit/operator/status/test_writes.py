@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from halimede_operator.core.api.spec import ModelSpec, Workload
 from halimede_operator.core.snapshot import Object, PodIndex, Snapshot
+from halimede_operator.core.spec.types import ModelSpec, Workload
 from support.operator_pods import (
     IMAGE,
     NEW,
