@@ -10,7 +10,6 @@ from halimede_operator.core.decided import ApplyFailure, Change, Decided, EventD
 from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT, without_blocking
 from halimede_operator.core.placement.choice import Devices, placement_of
 from halimede_operator.core.platform import Platform
-from halimede_operator.core.pods.start import read_start
 from halimede_operator.core.revisions.inputs import inputs_of
 from halimede_operator.core.revisions.revision import Revision
 from halimede_operator.core.rollout.refused_pods import is_room_made, old_pods
@@ -50,17 +49,8 @@ def decide(subject: Subject, devices: Devices, now: str) -> Decided:
     kept = strategy_at_rest(workload, existing)
     wanted = _children(subject, workload, choice, replicas, kept)
     deployment = _deployment_of(wanted)
-    strategy = strategy_of(
-        workload,
-        existing,
-        deployment,
-        snapshot.pods,
-        placement_of(deployment),
-        devices.room,
-        now=now,
-        startup=read_start(subject.status),
-        over_quota=any(is_room_made(text, old_pods(snapshot.pods, deployment)) for text in snapshot.refused_pods),
-    )
+    over_quota = any(is_room_made(text, old_pods(snapshot.pods, deployment)) for text in snapshot.refused_pods)
+    strategy = strategy_of(subject, workload, deployment, now, room=devices.room, over_quota=over_quota)
     if strategy.policy is not kept:
         wanted = _children(subject, workload, choice, replicas, strategy.policy)
         deployment = _deployment_of(wanted)
@@ -90,16 +80,7 @@ def strategy_now(subject: Subject, decided: Decided, now: str) -> Strategy | Non
     deployment = subject.deployment
     if subject.spec is None or decided.strategy is None or deployment is None:
         return None
-    found = strategy_of(
-        subject.spec.workload,
-        deployment,
-        deployment,
-        subject.snapshot.pods,
-        subject.placement,
-        None,
-        now=now,
-        startup=read_start(subject.status),
-    )
+    found = strategy_of(subject, subject.spec.workload, deployment, now)
     # The decision knows why it is this one.
     return decided.strategy if found.reason and found.policy is decided.strategy.policy else found
 

@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 
 from halimede_operator.core.children.deployment import STRATEGIES
-from halimede_operator.core.labels import REVISION_LABEL, TEMPLATE_HASH
+from halimede_operator.core.labels import PLACEMENT, REVISION_LABEL, TEMPLATE_HASH
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.pods.start import Start
 from halimede_operator.core.rollout.strategy import Strategy, strategy_at_rest, strategy_of
 from halimede_operator.core.snapshot import Object
 from halimede_operator.core.spec.types import DeviceClaim, Rollout, RolloutPolicy, Workload
-from support.operator_pods import second
+from halimede_operator.core.subject import Subject
+from support.operator_pods import second, snapshot
+from support.operator_specs import PLATFORM, model_key, model_spec
 
 GPU = "nvidia.com/mig-3g.40gb"
 SLICES = Placement(GPU)
@@ -19,10 +21,12 @@ CLAIM = Placement("", claim=DeviceClaim("mig.nvidia.com"))
 AUTO, SURGE, IN_PLACE = RolloutPolicy.AUTO, RolloutPolicy.SURGE, RolloutPolicy.IN_PLACE
 
 
-def deployment(template: str, policy: RolloutPolicy = SURGE) -> Object:
+def deployment(template: str, policy: RolloutPolicy = SURGE, placement: Placement | None = None) -> Object:
     spec = {"terminationGracePeriodSeconds": 40}
+    devices = {PLACEMENT: placement.written()} if placement is not None else {}
     return {
-        "metadata": {"annotations": {TEMPLATE_HASH: template}},
+        "kind": "Deployment",
+        "metadata": {"annotations": {TEMPLATE_HASH: template, **devices}},
         "spec": {
             "strategy": STRATEGIES[policy],
             "template": {"metadata": {"labels": {REVISION_LABEL: template}}, "spec": spec},
@@ -63,17 +67,11 @@ def decided(
 ) -> Strategy:
     """at: the second of the decision. live: the template that the existing Deployment has. now: its strategy."""
     workload = Workload(replicas=replicas, rollout=Rollout(policy), **fields)
-    return strategy_of(
-        workload,
-        deployment(live, now),
-        deployment("new"),
-        pods,
-        placement,
-        room,
-        now=second(at),
-        startup=startup,
-        over_quota=over_quota,
-    )
+    status = {"startup": startup.as_text()} if startup is not None else None
+    seen = snapshot(model_key(), *pods, child=deployment(live, now), status=status)
+    subject = Subject(seen, PLATFORM, model_spec(workload=workload))
+    wanted = deployment("new", placement=placement)
+    return strategy_of(subject, workload, wanted, second(at), room=room, over_quota=over_quota)
 
 
 def test_a_rollout_surges_if_a_device_is_free_and_else_goes_in_place() -> None:

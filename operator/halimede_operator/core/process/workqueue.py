@@ -8,7 +8,7 @@
 - Two runs of one key start at least `SPACING_S` apart, so that a burst of events costs one run; and so far apart that
   the key takes at most a tenth of the CPU.
 - Every key is reconciled again about every `RESYNC_S`, at a time of its own within that period.
-- Keys of one group (a namespace) run in the order in which they are due. Groups share the workers (`core.process.shares`). A
+- Keys of one group (a namespace) run in the order in which they are due. Groups share the workers (`shares`). A
   failing key does not delay others.
 """
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from halimede_operator.core.children.pod import DRAIN_DELAY_SECONDS
 from halimede_operator.core.labels import REVISION_LABEL, TEMPLATE_HASH
-from halimede_operator.core.placement.choice import Placement
+from halimede_operator.core.placement.choice import placement_of
 from halimede_operator.core.pods.fields import FETCH, container_status
 from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.pods.scheduling import waits_for_devices
-from halimede_operator.core.pods.start import Start
+from halimede_operator.core.pods.start import Start, read_start
 from halimede_operator.core.reading import (
     at,
     condition,
@@ -26,6 +26,7 @@ from halimede_operator.core.reading import (
 )
 from halimede_operator.core.snapshot import Object
 from halimede_operator.core.spec.types import RolloutPolicy, Workload
+from halimede_operator.core.subject import Subject
 
 STEP_S = 5
 HAND_OVER_S = 3
@@ -65,29 +66,21 @@ def surges(deployment: Object) -> bool:
 
 
 def strategy_of(
-    workload: Workload,
-    existing: Object | None,
-    wanted: Object,
-    pods: Iterable[Object],
-    placement: Placement | None,
-    room: int | None,
-    *,
-    now: str,
-    startup: Start | None = None,
-    over_quota: bool = False,
+    subject: Subject, workload: Workload, wanted: Object, now: str, *, room: int | None = None, over_quota: bool = False
 ) -> Strategy:
-    """existing: the Deployment; None before there is one. wanted: the Deployment as it will be applied. pods: the
-    object's. placement: the devices of the wanted pods; None without. room: how many further pods the free devices
-    allow; None if that was not asked. now: UTC time as `moment_at` writes it. startup: how a pod started, of the
-    status. over_quota: a quota refuses pods, and has room for one when another goes. No other refusal counts: without
-    the old pod the new one is refused all the same.
+    """Decide how the pods of `wanted` replace others: the subject's Deployment as it will be applied.
+
+    workload: of the subject's spec. now: UTC time as `moment_at` writes it. room: how many further pods the free
+    devices allow; None if that was not asked. over_quota: a quota refuses pods, and has room for one when another goes.
+    No other refusal counts: without the old pod the new one is refused all the same.
     """
+    existing, placement, startup = subject.deployment, placement_of(wanted), read_start(subject.status)
     kept = strategy_at_rest(workload, existing)
     if existing is None or workload.suspend or workload.replicas == 0:
         return Strategy(kept)
     is_beginning = _hash(existing) != _hash(wanted)
     revision = at(wanted, "spec", "template", "metadata", "labels", REVISION_LABEL)
-    pods = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not _has_ended(pod)]
+    pods = [pod for pod in subject.snapshot.pods if "deletionTimestamp" not in pod["metadata"] and not _has_ended(pod)]
     newest = [pod for pod in pods if at(pod, "metadata", "labels", REVISION_LABEL) == revision]
     if len(newest) == len(pods):
         return Strategy(kept)

@@ -315,7 +315,7 @@ class Workload:
     env: tuple[Json, ...] = ()
     service_account_name: str | None = None
     pod_template: Json = field(default_factory=dict)
-    """Metadata and spec to merge over the pod template (`core.children.overlay`); lists of named items merge by name."""
+    """Metadata and spec to merge over the pod template (`children.overlay`); lists of named items merge by name."""
     max_unavailable: int | str | None = 1
     """Of the PodDisruptionBudget; None: no budget (`spec.disruption: {disabled: true}`)."""
     network_policy: bool = False
