@@ -76,7 +76,7 @@ def decide(subject: Subject, devices: Devices, now: str) -> Decided:
 
 
 def strategy_now(subject: Subject, decided: Decided, now: str) -> Strategy | None:
-    """How old pods are being replaced, after the changes were made. subject: as it is then."""
+    """How old pods are being replaced now. subject: after the changes were made."""
     deployment = subject.deployment
     if subject.spec is None or decided.strategy is None or deployment is None:
         return None
@@ -111,7 +111,8 @@ def _unavailable(child: Object, snapshot: Snapshot) -> ApplyFailure:
 def _in_order(
     changes: Sequence[Apply | Delete | Conflict], existing: Object | None, replicas: Replicas, deployment: Object
 ) -> tuple[Change, ...]:
-    """A scaler that is no longer wanted goes first. The replicas are held before the Deployment is applied without."""
+    """The changes in their order: first the deletion of unwanted scalers. If replicas are held, that comes before the
+    Deployment is applied without replicas."""
     first = [change for change in changes if isinstance(change, Delete) and change.kind in SCALER_KINDS]
     rest: list[Change] = [change for change in changes if change not in first]
     if replicas.held is not None and existing is not None:
@@ -124,7 +125,7 @@ def _in_order(
 
 
 def _asleep_or_awake(subject: Subject, workload: Workload, now: str) -> tuple[tuple[Hold, ...], tuple[EventDraft, ...]]:
-    """The last step of `scaleToZero` by the operator, or the first one back; with what to tell about it."""
+    """The change that sets the Deployment to 0 replicas or wakes it again, if one is due, with its event."""
     snapshot, existing, scaling = subject.snapshot, subject.deployment, workload.autoscaling
     if existing is None or scaling is None or workload.suspend or existing.get(IS_OURS):
         return (), ()

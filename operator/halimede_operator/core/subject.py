@@ -1,4 +1,4 @@
-"""The object that one pass is about: its spec, parsed once, and its parts in the cluster by their roles."""
+"""One object as a pass sees it: its spec, parsed once, and its parts in the cluster by their roles."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -110,8 +110,10 @@ class Observed:
 
 
 def observe(subject: Subject, now: str, unplaced: str = "") -> Observed:
-    """Evaluate the pods. now: UTC time as `reading.moment_at` writes it. unplaced: why the pods can have no devices; ""
-    if they can."""
+    """Evaluate the pods.
+
+    now: UTC time as `reading.moment_at` writes it. unplaced: why the pods can have no devices; "" if they can.
+    """
     snapshot, spec, deployment = subject.snapshot, subject.spec, subject.deployment
     served = _served_name(snapshot, spec)
     pods = sorted((_read(snapshot, pod, served, now) for pod in snapshot.pods), key=lambda pod: pod.age)
