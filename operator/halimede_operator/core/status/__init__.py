@@ -1,4 +1,4 @@
-"""Computes an object's status from a snapshot. Pure: the same input gives the same status.
+"""Computes an object's status from what was observed, decided and performed. Pure: equal input gives an equal status.
 
 The status reports only what was observed. If nothing changed, the new status equals the old one, so that nothing is
 written while nothing happens: a time changes only together with what it belongs to, and no text contains a counter that
