@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from halimede_operator.cluster.client import ApiError
+from halimede_operator.api_server.errors import ApiError
 from halimede_operator.core.process.election import (
     LEASE_S,
     MAX_LEASE_S,

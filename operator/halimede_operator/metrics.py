@@ -8,8 +8,6 @@ from prometheus_client.registry import Collector
 
 from halimede_operator.core.process.workqueue import Failure
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 RESULT_DONE = "done"
 RESULTS = (RESULT_DONE, *(failure.name.lower() for failure in Failure))
 

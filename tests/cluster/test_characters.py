@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cluster.access import Cluster
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.client import KubeClient
-from halimede_operator.cluster.connection import Connection
 from halimede_operator.core.children.diff import diff
 from halimede_operator.core.spec.parse import parse
 from halimede_operator.core.spec.types import Key, Kind

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from kubernetes import client, config
 
 from cluster.access import Cluster
-from halimede_operator.cluster.client import ApiError, KubeClient
-from halimede_operator.cluster.connection import Connection
+from halimede_operator.api_server.connection import Connection
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.core.children.diff import Apply, diff
 from halimede_operator.core.spec.types import (

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.cache import Cache, entry_of
 from halimede_operator.cluster.client import KubeClient
-from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.inventory import Inventories

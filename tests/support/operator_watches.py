@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import KubeClient
-from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.kinds import REQUIRED, Resource
 from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.optional_kinds import why_unavailable

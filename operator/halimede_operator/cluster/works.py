@@ -25,7 +25,7 @@ class _Asked:
     pods: Sequence[Object]
     idle: Idle | None
     idle_uids: frozenset[str] = frozenset()
-    """Of the pods that `idle` is about."""
+    """The pods that `idle` was computed from."""
 
 
 class Works:

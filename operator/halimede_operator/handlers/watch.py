@@ -19,8 +19,8 @@ from typing import Any
 
 import kopf
 
-from halimede_operator.cluster.client import ApiError
-from halimede_operator.cluster.connection import Connection
+from halimede_operator.api_server.connection import Connection
+from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.kinds import OPTIONAL, SELECTOR, WATCHED, Resource
 from halimede_operator.cluster.kopf_adapter import CacheFeed, watch_session
 from halimede_operator.cluster.watch_health import Collection

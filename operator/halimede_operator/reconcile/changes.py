@@ -3,8 +3,9 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeGuard
 
+from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.cache import Cache
-from halimede_operator.cluster.client import ApiError, KubeApi
+from halimede_operator.cluster.client import KubeApi
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS
 from halimede_operator.core.api_errors import Meaning, is_dry_run_unsupported, is_owner_unknown, message_for_author
 from halimede_operator.core.children.diff import Apply, Conflict, Delete, Hold, may_be_applied
@@ -35,7 +36,7 @@ class ChildWriter:
         """When a Deployment's template was last changed."""
 
     def forget(self, key: Key) -> None:
-        """The object no longer exists."""
+        """Forget an object that no longer exists."""
         self._rolled_out_at.pop(key, None)
 
     async def perform_all(
@@ -117,27 +118,27 @@ class ChildWriter:
         return self._changes_template(change) and not change.is_new
 
     def _has_surged(self, change: Change) -> bool:
-        """Whether it changes a Deployment whose old pods have stayed until now."""
+        """Whether the change is of a Deployment that keeps its old pods until new ones serve."""
         live = self._live(change) if _is_of_deployment(change) else None
         return live is not None and surges(live)
 
     def _changes_template(self, change: Change) -> TypeGuard[Apply]:
-        """Whether it creates a Deployment or changes its pod template."""
+        """Whether the change creates a Deployment or changes its pod template."""
         if not _is_of_deployment(change):
             return False
         live = self._live(change)
         return live is None or _annotation(live, TEMPLATE_HASH) != _annotation(change.object, TEMPLATE_HASH)
 
     def _live(self, change: Apply) -> Object | None:
-        """The object that it changes; None if it creates one."""
+        """The existing object that the change is of; None if the change creates one."""
         metadata = change.object["metadata"]
         entry = self._cache.find(change.object["kind"], metadata["namespace"], metadata["name"])
         return entry.object if entry is not None else None
 
     async def _dry_run(self, value: Object, *, is_new: bool) -> Object:
-        """Dry run of an apply: what the object would be. Raises what the apply would raise, and writes nothing.
+        """The object that an apply would make. Raises what the apply would raise, and writes nothing.
 
-        `value` itself if that cannot be known: a webhook may have side effects, so that it cannot be asked.
+        Returns `value` itself if a webhook with side effects makes a dry run impossible.
         """
         try:
             return await self._api.try_apply(value, is_new=is_new)
@@ -184,7 +185,7 @@ class ChildWriter:
 
 
 def _is_for_new_pods(change: Change) -> bool:
-    """Whether it is of no effect for the pods that exist. New pods need it."""
+    """Whether new pods need the changed object, and existing pods do not."""
     return isinstance(change, Apply) and change.object["kind"] in _FOR_NEW_PODS
 
 

@@ -4,8 +4,9 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.cache import Cache, Entry
-from halimede_operator.cluster.client import ApiError, KubeApi
+from halimede_operator.cluster.client import KubeApi
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import (
     AUTOSCALERS,
@@ -39,17 +40,17 @@ from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
 NO_ZERO_S = 600.0
-"""How long an API server is believed to refuse 0 as minReplicas. Its feature gates may change with an upgrade."""
+"""How long the answer that the API server refuses minReplicas 0 is used. An upgrade may change its feature gates."""
 OWNER_KNOWN_S = 31.0
-"""An API server knows a new kind as an owner by then: its admission plugin reads the kinds every 30 s."""
+"""After this time the API server knows a new kind as an owner: its admission plugin reads the kinds every 30 s."""
 MAX_ENDED_PODS = 64
-"""Pods in which nothing runs any more, the newest, that are read of one object."""
+"""How many ended pods of one object are read. The newest ones are."""
 MAX_CLAIMS_READ = 64
-"""Of one object at a time: as many pods as the status lists."""
+"""How many ResourceClaims of one object are read at a time: as many as the status lists pods."""
 MAX_VOLUME_CLAIMS = 4
-"""Of one object."""
+"""How many PersistentVolumeClaims of one object are read."""
 MAX_PODS_ASKED = 4
-"""Of one object, when asking for events: all its pods have the same volumes."""
+"""For how many pods of one object events are read: all its pods have the same volumes."""
 
 
 class Observer:
@@ -67,8 +68,8 @@ class Observer:
         wake: Callable[[Key], None],
         clock: Callable[[], float],
     ) -> None:
-        """own_lease: our own Lease, as `namespace/name`. most_pods: of one object, that are read. wake: enqueue a key.
-        clock: monotonic seconds."""
+        """own_lease: our own Lease, as `namespace/name`. most_pods: how many pods of one object are read. wake: enqueue
+        a key. clock: monotonic seconds."""
         self._api = api
         self._cache = cache
         self._indexes = indexes
@@ -133,11 +134,11 @@ class Observer:
         )
 
     def note_unknown_owner(self, kind: Kind) -> None:
-        """The API server has refused a child, because it does not know this kind of its owner yet."""
+        """Note that the API server refused a child because it does not know the kind of the owner yet."""
         self._unknown_until[kind] = self._clock() + OWNER_KNOWN_S
 
     def _children_of(self, entry: Entry) -> Iterator[Entry]:
-        """What an object owns, and what an earlier object of its name left."""
+        """The children of an object, and those that an earlier object of its name left behind."""
         yield from self._cache.owned_by(entry.uid)
         if (key := entry.key) is not None:
             yield from (child for child in self._cache.labelled_for(key) if is_orphan_of(key, child.object))

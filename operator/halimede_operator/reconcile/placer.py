@@ -44,16 +44,16 @@ from halimede_operator.core.subject import Subject
 T = TypeVar("T")
 
 RESERVED_S = 120.0
-"""A choice whose pods never appear, for instance because of a quota, is kept free for its object for so long."""
+"""How long devices stay reserved for pods that do not appear, for instance because of a quota."""
 GONE_S = 30.0
-"""By then the pods of a deleted object are marked as ending, unless they were to be kept."""
+"""After this time the pods of a deleted object are marked as ending, unless the deletion keeps them."""
 MAX_TENANTS = 8
-"""Objects that hold what another one waits for, and that are asked whether smaller devices would do."""
+"""How many objects that hold wanted devices are asked whether they fit on smaller ones."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Reservation:
-    """A choice whose pods were not all seen yet."""
+    """Devices that are kept free for the pods of an object that were not all seen yet."""
 
     demand: Demand
     placement: Placement
@@ -99,7 +99,7 @@ class Placer:
         """The claims that the ledger has for choices, and the nodes where they are with the number of pods."""
 
     def forget(self, key: Key) -> None:
-        """The object no longer exists, or is being deleted."""
+        """Free the devices of an object that was deleted or is being deleted."""
         self._reservations.pop(key, None)
         self._asked.discard(key)
         self._gone[key] = self._clock() + GONE_S
@@ -148,8 +148,8 @@ class Placer:
         return await self._decide(subject.snapshot, first_choice)
 
     async def room(self, subject: Subject, placement: Placement) -> int:
-        """For how many further pods of the object devices are free, or will be soon; 0 if that cannot be seen. Raises
-        ApiError."""
+        """For how many further pods of the object devices are free or will be soon; 0 if we may not read the nodes.
+        Raises ApiError."""
         demand = subject.demand
         if demand is None:
             return 0
@@ -158,10 +158,10 @@ class Placer:
         )
 
     async def explanation(self, subject: Subject, find: Callable[[Key], Subject | None]) -> tuple[str, Key | None]:
-        """Which devices are free, and why they do not serve the object; "" if it needs none. Raises ApiError.
+        """Which devices are free, and why the object cannot use them; "" if it needs none. Raises ApiError.
 
-        Also an object that will move to smaller devices at its next reconcile, so that this one gets what it has. find:
-        gives another object.
+        The second value is another object that can move to smaller devices at its next reconcile, and so free what this
+        one needs. find: gives another object.
         """
         snapshot, spec, placement = subject.snapshot, subject.spec, subject.placement
         if placement is not None and placement.claim is not None:
@@ -194,8 +194,8 @@ class Placer:
         return await self._decide(snapshot, with_others)
 
     async def _decide(self, snapshot: Snapshot, decide: Callable[[Ledger | None], T]) -> T:
-        """Call `decide` with the newest ledger, None without one. Of several decisions that wait for it, that of the
-        oldest object is made first."""
+        """Call `decide` with the newest ledger; None if there is none. If several decisions wait for the ledger, the
+        oldest object's is made first."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def make(ledger: Ledger | None) -> None:

@@ -10,8 +10,9 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.cache import Cache
-from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
+from halimede_operator.cluster.client import KubeApi, NotLeaderError
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import BY_KIND
@@ -53,19 +54,20 @@ from halimede_operator.reconcile.observer import OWNER_KNOWN_S, Observer
 from halimede_operator.reconcile.placer import Placer, waits_for_devices_s
 
 CONFLICT_AGAIN_S = 8.0
-"""The object that has a child's name is not watched, so check again whether it is gone. Costs one GET per name."""
+"""How often to check whether the name of a child is free again: the object that has it is not watched. Each check is
+one GET per name."""
 UNSCHEDULED_AGAIN_S = 30.0
-"""Nodes are not watched, so check again what they offer."""
+"""The longest time between two looks for devices of pods that wait for some, because nodes are not watched."""
 UNPLACED_AGAIN_S = 10.0
-"""The same for an object that has no pods because no node has devices that fit."""
+"""How often to look for devices for an object that has no pods because no devices fit."""
 DEADLINE_AGAIN_S = 60.0
-"""Once a Deployment reports ProgressDeadlineExceeded, a pod with a long fetch, or one that waited for a node, has a
-later deadline of its own. No event comes when that one passes."""
+"""How often to check the deadlines of pods once a Deployment reports ProgressDeadlineExceeded. A pod with a long fetch,
+or one that waited for a node, has a later deadline of its own, and no event comes when that passes."""
 EVENTS_AFTER_S = 3.0
-"""A pod that waits longer for its volumes has its events read. Most pods have their volumes by then, and to find the
-events of one pod the API server reads all events of the namespace."""
+"""How long a pod waits for its volumes before its events are read. Most pods have their volumes by then, and to find
+the events of one pod the API server reads all events of the namespace."""
 REPORT_AFTER_S = 5.0
-"""A transient failure is reported in the status only after it has lasted this long."""
+"""How long a transient failure lasts before the status reports it."""
 OTHER_OPERATOR_AGAIN_S = 15.0
 """How often to check whether the operator that an object belongs to still runs."""
 UNCLAIMED_S = 3.0
@@ -171,7 +173,7 @@ class Reconciler:
         return subject, dataclasses.replace(decided, changes=())
 
     def _is_to_be_awaited(self, key: Key, failure: ApplyFailure, begun: float) -> bool:
-        """Whether a failure is not to be reported yet, because it may be over soon. begun: of the reconcile."""
+        """Whether to report a failure later, because it may be over soon. begun: the start of the reconcile."""
         if failure.meaning is not Meaning.TRANSIENT:
             self._failing_since.pop(key, None)
             return False
@@ -180,12 +182,11 @@ class Reconciler:
     async def _reconcile(self, key: Key, name_holders: Sequence[Object]) -> Outcome:
         begun = self._clock()
         for gone in self._cache.take_gone():
-            # Another object may be placed before the reconcile of a deleted one, and waits for its devices.
+            # Not only in the reconcile of a deleted object: others may be placed before it, and wait for its devices.
             self._placer.forget(gone)
         snapshot = self._observer.observe(key)
         if snapshot is None:
             self._children.forget(key)
-            self._placer.forget(key)
             self._failing_since.pop(key, None)
             self._children_with_taken_names.pop(key, None)
             self._unclaimed_since.pop(key, None)
@@ -193,11 +194,10 @@ class Reconciler:
             self._events.forget(key)
             return Gone()
         if "deletionTimestamp" in snapshot.object["metadata"]:
-            self._placer.forget(key)
             return Done()
         if (wait_s := await self._leave_to_others(snapshot)) is not None:
             return Done(wait_s)
-        # Each of these steps takes a tenth of a second if the object has a thousand pods. Others go in between.
+        # Each of these steps takes a tenth of a second if the object has a thousand pods. Other tasks run in between.
         await asyncio.sleep(0)
         subject = Subject.of(snapshot, self._platform, name_holders)
         devices, decided = await self._decide(subject)
@@ -262,7 +262,7 @@ class Reconciler:
         return devices, decided
 
     async def _announce(self, subject: Subject, decided: Decided) -> None:
-        """Write the status before a rollout with a gap: what to expect is told before it happens."""
+        """Write the status before a rollout with a gap, so that users read about the gap before it begins."""
         told = condition({"status": subject.status}, "RolloutStrategy").get("reason")
         generation = integer_at(subject.status, "observedGeneration")
         wanted = decided.strategy.policy if decided.strategy is not None else None
@@ -308,8 +308,8 @@ class Reconciler:
         return Subject.of(snapshot, self._platform) if snapshot is not None else None
 
     async def _try_again(self, snapshot: Snapshot) -> list[float]:
-        """Make Kubernetes try again what a person may have repaired: the controller of refused pods, and the kubelets
-        of pods that lack a Secret, do not see the repair. Return the seconds after which to do it again."""
+        """Make Kubernetes try again to create refused pods, and to mount Secrets that were missing. Its controllers and
+        kubelets do not see that a person has repaired the cause. Return the seconds after which to do it again."""
         now, again_in = self._now(), list[float]()
         if snapshot.refused_pods:
             await self._touch(snapshot.key, to_try_again(snapshot.replica_sets, now), {TRIED_AGAIN: now})
@@ -324,7 +324,7 @@ class Reconciler:
             try:
                 answer = await self._api.annotate(value, annotations)
             except ApiError as error:
-                # Without the right, or if the object is gone. They try again by themselves, only later.
+                # We have no right to do it, or the object is gone. Kubernetes tries again by itself, only later.
                 if not (error.is_refusal or error.is_conflict or error.status == 404):
                     raise
             else:

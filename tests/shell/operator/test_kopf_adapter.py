@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.cache import Cache
-from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.kopf_adapter import CacheFeed, watch_session
 from halimede_operator.cluster.watch_health import STUCK_S, WatchHealth
 from halimede_operator.core.platform import Platform

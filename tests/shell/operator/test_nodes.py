@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.client import KubeClient
-from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.core.snapshot import Shortage
 from halimede_operator.core.spec.types import Key, Kind

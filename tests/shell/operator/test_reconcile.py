@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halimede_operator.cluster.decoding import decode
+from halimede_operator.api_server.decoding import decode
 from halimede_operator.cluster.kinds import MODELS
 from halimede_operator.core.process.workqueue import Failure
 from halimede_operator.core.spec.types import Key, Kind

@@ -7,8 +7,8 @@ import orjson
 import pytest
 from hypothesis import given
 
+from halimede_operator.api_server.decoding import MAX_LEVELS, decode, decode_list
 from halimede_operator.cluster.cache import MAX_SPEC_BYTES, Cache, entry_of
-from halimede_operator.cluster.decoding import MAX_LEVELS, decode, decode_list
 from halimede_operator.cluster.kinds import ENSEMBLES, MODELS
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.spec.parse import parse

@@ -16,8 +16,6 @@ from halimede_operator.core.spec.quantities import quantity
 from halimede_operator.core.spec.types import CacheMedium, Json, Key, Workload
 from halimede_spec.fetch_plan import PlanDocument, write_plan
 
-CACHE = "/cache"
-
 
 def fetch_plan(content: Content, sources: tuple[Source, ...], workload: Workload, platform: Platform) -> str:
     """The plan that `halimede fetch` reads, as canonical JSON without empty parts."""
@@ -27,7 +25,7 @@ def fetch_plan(content: Content, sources: tuple[Source, ...], workload: Workload
     if (known := stores(platform)) is not None:
         plan["stores"] = known
     if workload.cache.medium is not CacheMedium.EMPTY_DIR:
-        plan["cache"] = {"path": CACHE}
+        plan["cache"] = {"path": platform.paths.cache}
         if workload.cache.size_limit is not None and (limit := quantity(workload.cache.size_limit)) is not None:
             plan["cache"]["size_limit_bytes"] = math.ceil(limit)
     return write_plan(plan)

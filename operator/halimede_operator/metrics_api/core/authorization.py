@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
-from halimede_operator.core.metrics_api.identity import Caller
-from halimede_operator.core.metrics_api.requests import GROUP, ROOT, VERSION, Discovery, MetricOf
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.identity import Caller
+from halimede_operator.metrics_api.core.requests import GROUP, ROOT, VERSION, Discovery, MetricOf
 
 # Any, in this module: JSON.
 

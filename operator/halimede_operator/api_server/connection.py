@@ -3,7 +3,6 @@ kubeconfig."""
 
 import ssl
 
-import aiohttp
 from kubernetes.aio import config as kubeconfig
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
@@ -31,15 +30,6 @@ class Connection:
     @property
     def host(self) -> str:
         return str(self.configuration.host).rstrip("/")
-
-    def session(self) -> aiohttp.ClientSession:
-        """A session for requests to the API server; needs a running event loop.
-
-        Not the library's own client, because that one encodes bodies itself, as JSON that is not YAML. Proxies and
-        passwords of the environment are not meant for the API server, and aiohttp would look them up in a thread before
-        every request.
-        """
-        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.ssl_context()), trust_env=False)
 
     def ssl_context(self) -> ssl.SSLContext:
         context: ssl.SSLContext = RESTClientObject(self.configuration).ssl_context

@@ -10,7 +10,8 @@ from typing import Self
 from aiohttp import web
 
 from halimede_operator.core.process.progress import TICK_S
-from halimede_operator.metrics import CONTENT_TYPE
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Check = Callable[[], str | None]
 """Returns what is wrong; None if nothing is."""

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import orjson
 
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
 
 # Any, in this module: JSON.
 

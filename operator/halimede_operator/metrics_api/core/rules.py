@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from halimede_operator.core.metrics_api import promql
-from halimede_operator.core.metrics_api.selectors import Requirement
 from halimede_operator.core.spec.types import GROUP, VERSION, Kind
+from halimede_operator.metrics_api.core import promql
+from halimede_operator.metrics_api.core.selectors import Requirement
 
 # Any, in this module: YAML.
 

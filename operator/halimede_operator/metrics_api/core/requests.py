@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
-from halimede_operator.core.metrics_api.rules import PODS, Resource, Rule, Rules
-from halimede_operator.core.metrics_api.selectors import Requirement, parse_selector
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.rules import PODS, Resource, Rule, Rules
+from halimede_operator.metrics_api.core.selectors import Requirement, parse_selector
 
 GROUP = "custom.metrics.k8s.io"
 VERSION = "v1beta2"

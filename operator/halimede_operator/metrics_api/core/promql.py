@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from halimede_operator.core.metrics_api.selectors import Operator, Requirement
+from halimede_operator.metrics_api.core.selectors import Operator, Requirement
 
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
 

@@ -4,12 +4,12 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
-from halimede_operator.core.metrics_api.requests import GROUP, VERSION, MetricOf, Wanted
-from halimede_operator.core.metrics_api.results import Sample
-from halimede_operator.core.metrics_api.rules import Rules
-from halimede_operator.core.metrics_api.selectors import as_label_selector
-from halimede_operator.core.metrics_api.values import quantity
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.requests import GROUP, VERSION, MetricOf, Wanted
+from halimede_operator.metrics_api.core.results import Sample
+from halimede_operator.metrics_api.core.rules import Rules
+from halimede_operator.metrics_api.core.selectors import as_label_selector
+from halimede_operator.metrics_api.core.values import quantity
 
 # Any, in this module: JSON.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
 
 MAX_REQUIREMENTS = 32
 MAX_VALUES = 256

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from halimede_operator.core.metrics_api.requests import GROUP, VERSION
+from halimede_operator.metrics_api.core.requests import GROUP, VERSION
 
 # Any, in this module: JSON.
 

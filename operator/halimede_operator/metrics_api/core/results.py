@@ -6,8 +6,8 @@ from decimal import Decimal
 
 import orjson
 
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
-from halimede_operator.core.metrics_api.values import sample
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.values import sample
 
 
 @dataclass(frozen=True, slots=True)
