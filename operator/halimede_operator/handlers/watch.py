@@ -2,9 +2,9 @@
 
 Optional kinds are watched as long as they can be: when one comes or goes, kopf is restarted.
 
-kopf gets `on.event` handlers alone: it sets no finalizers and no annotations and posts no events. DESIGN.md lists what
-kopf retries by itself and what ends it. kopf runs in its own event loop, in a thread, for two reasons: when kopf ends,
-all tasks of its loop have to be cancelled (test_kopf_is_ended_with_its_loop in
+kopf gets `on.event` handlers alone: it sets no finalizers and no annotations and posts no events. docs/decisions/116
+lists what kopf retries by itself and what ends it. kopf runs in its own event loop, in a thread, for two reasons: when
+kopf ends, all tasks of its loop have to be cancelled (test_kopf_is_ended_with_its_loop in
 tests/shell/operator/test_kopf_adapter.py), and decoding must not delay the renewal of the lease.
 """
 
