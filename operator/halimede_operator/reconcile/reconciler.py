@@ -187,7 +187,6 @@ class Reconciler:
         snapshot = self._observer.observe(key)
         if snapshot is None:
             self._children.forget(key)
-            self._failing_since.pop(key, None)
             self._children_with_taken_names.pop(key, None)
             self._unclaimed_since.pop(key, None)
             self._other_operators.left.pop(key, None)
