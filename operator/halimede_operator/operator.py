@@ -26,10 +26,10 @@ from halimede_operator.cluster.optional_kinds import why_unavailable
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.watch_health import Collection, WatchHealth
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.election import RENEW_DEADLINE_S, RETRY_S
-from halimede_operator.core.progress import TICK_S, Progress
+from halimede_operator.core.process.election import RENEW_DEADLINE_S, RETRY_S
+from halimede_operator.core.process.progress import TICK_S, Progress
 from halimede_operator.core.reading import moment_of
+from halimede_operator.core.spec.types import Key
 from halimede_operator.handlers.watch import Watches, ignore_dropped_workers, kopf_settings
 from halimede_operator.lease import Leadership, LostError
 from halimede_operator.log import set_up_logging

@@ -9,7 +9,7 @@ from typing import Self
 
 from aiohttp import web
 
-from halimede_operator.core.progress import TICK_S
+from halimede_operator.core.process.progress import TICK_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

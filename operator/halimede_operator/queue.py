@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.workqueue import Failure, WorkQueue
+from halimede_operator.core.process.workqueue import Failure, WorkQueue
+from halimede_operator.core.spec.types import Key
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import click
 
 from halimede_operator.command_line import pods_namespace, run_command
-from halimede_operator.core.api.peers import read_peer
-from halimede_operator.core.api.reading import Field
-from halimede_operator.core.api.spec import Json
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.field import Field
+from halimede_operator.core.spec.peers import read_peer
+from halimede_operator.core.spec.types import Json
 
 PULL_POLICIES = click.Choice(["Always", "IfNotPresent", "Never"])
 

@@ -27,7 +27,7 @@ QUOTAS = (
     Quota(4, f"{SERVER}/(runtime|workers|frontends|fetch|front_processes)", r"^_?[A-Z_]+_(S|SECS|SECONDS|MS)$"),
     Quota(9, f"{SERVER}/(core|runtime|workers|frontends)", r"(?i)deadline|timeout|expire|stall"),
     Quota(9, f"{SERVER}/(core/supervise|runtime|workers|fetch|front_processes)", r"(?i)restart|retr(y|ies)|again|gone|crash|lost|ended|abandon"),
-    Quota(5, f"{OPERATOR}/(reconcile|cluster|api_server|handlers|lease|queue|core/workqueue)", r"(?i)retry|again|expire|lost|fail|resume|stale"),
+    Quota(5, f"{OPERATOR}/(reconcile|cluster|api_server|handlers|lease|queue|core/process/workqueue)", r"(?i)retry|again|expire|lost|fail|resume|stale"),
     # Each room of the product.
     Quota(26, f"{SERVER}/core/"),
     Quota(15, f"{OPERATOR}/(metrics_api/)?core/"),

@@ -18,9 +18,9 @@ from halimede_operator.cluster.kinds import WATCHED
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.reading import moment_of
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.queue import Outcome
 from halimede_operator.reconcile.placer import Placer
 from halimede_operator.reconcile.reconciler import Reconciler

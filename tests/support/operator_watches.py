@@ -16,7 +16,7 @@ from halimede_operator.cluster.kinds import REQUIRED, Resource
 from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.optional_kinds import why_unavailable
 from halimede_operator.cluster.watch_health import Collection, WatchHealth
-from halimede_operator.core.api.spec import Key
+from halimede_operator.core.spec.types import Key
 from halimede_operator.handlers.watch import Watches, ignore_dropped_workers, kopf_settings
 from support.kube_api import KubeApi, kube_api
 

@@ -17,15 +17,15 @@ from typing import Any
 import orjson
 
 from halimede_operator.cluster.kinds import AUTOSCALERS, DEPLOYMENTS, ENSEMBLES, MODELS, PODS, REPLICA_SETS, Resource
-from halimede_operator.core.api.spec import API_VERSION, UNREAD, Key, Kind
-from halimede_operator.core.autoscaling.hpa import decision_of
-from halimede_operator.core.autoscaling.idle import MAX_WAKE, WAKE
-from halimede_operator.core.autoscaling.replicas import IS_OURS, are_ours
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MODEL_LABEL
-from halimede_operator.core.plan import member_names
 from halimede_operator.core.pods.refreshes import REFRESHED
 from halimede_operator.core.reading import text_at
+from halimede_operator.core.scaling.hpa import decision_of
+from halimede_operator.core.scaling.idle import MAX_WAKE, WAKE
+from halimede_operator.core.scaling.replicas import IS_OURS, are_ours
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.ensemble import member_names
+from halimede_operator.core.spec.types import API_VERSION, UNREAD, Key, Kind
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_METADATA = (

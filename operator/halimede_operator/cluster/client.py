@@ -10,8 +10,8 @@ from halimede_operator.api_server.decoding import decode, decode_list
 from halimede_operator.api_server.errors import ApiError
 from halimede_operator.api_server.requests import JSON, Requests
 from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, SELECTOR, Resource
-from halimede_operator.core.autoscaling.replicas import HOLDER
 from halimede_operator.core.platform import FIELD_MANAGER
+from halimede_operator.core.scaling.replicas import HOLDER
 from halimede_operator.core.snapshot import Object
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class KubeApi(Protocol):
         ...
 
     async def hold(self, value: Object) -> Object:
-        """Apply with the field manager that holds replicas (`core.autoscaling.replicas`)."""
+        """Apply with the field manager that holds replicas (`core.scaling.replicas`)."""
         ...
 
     async def set_owners(self, value: Object, managed_fields: list[Object]) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 
 from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.client import KubeApi
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.events import EventDraft, EventLimit, LastingStates
+from halimede_operator.core.decided import EventDraft
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Key
+from halimede_operator.core.status.events import EventLimit, LastingStates
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ import aiohttp
 import orjson
 
 from halimede_operator.api_server.requests import read_at_most
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.reading import at, decimal, text_at
 from halimede_operator.core.snapshot import Object, PodDevice, PodDevices, PodIndex, ServedVersion
+from halimede_operator.core.spec.types import Key
 
 MAX_CONCURRENT = 32
 """How many pods are asked at the same time."""

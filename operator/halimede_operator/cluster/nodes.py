@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.client import KubeApi
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.devices import Held, held_devices, shortages
+from halimede_operator.core.placement.devices import Held, held_devices, shortages
 from halimede_operator.core.snapshot import Object, Shortage
+from halimede_operator.core.spec.types import Key
 
 FORBIDDEN_S = 30.0
 PERIOD_S = 3.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.client import KubeApi
 from halimede_operator.cluster.kinds import LEASES
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.operator_mark import FREE_AFTER_S
+from halimede_operator.core.process.operator_mark import FREE_AFTER_S
+from halimede_operator.core.spec.types import Key
 
 KEPT_S = 10.0
 """How long the last answer about a Lease is used."""

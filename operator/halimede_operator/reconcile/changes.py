@@ -1,6 +1,5 @@
-"""Makes the planned changes of an object's children."""
+"""Makes the decided changes of an object's children."""
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import TypeGuard
 
@@ -8,31 +7,21 @@ from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import KubeApi
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.api_errors import Meaning, is_dry_run_unsupported, is_owner_unknown, message_for_author
-from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, may_be_applied
+from halimede_operator.core.children.diff import Apply, Conflict, Delete, Hold, may_be_applied
+from halimede_operator.core.children.field_owners import taken_over
+from halimede_operator.core.decided import ApplyFailure, Change, Decided, Performed, reference_of
 from halimede_operator.core.labels import TEMPLATE_HASH
-from halimede_operator.core.ownership import taken_over
-from halimede_operator.core.plan import Change, Plan
 from halimede_operator.core.reading import at, at_rest
-from halimede_operator.core.refused_pods import is_room_made, old_pods, trial_pod, why_old_pods_stay
-from halimede_operator.core.rollout import surges
+from halimede_operator.core.rollout.refused_pods import is_room_made, old_pods, trial_pod, why_old_pods_stay
+from halimede_operator.core.rollout.strategy import surges
 from halimede_operator.core.snapshot import Object, Snapshot
-from halimede_operator.core.status import ApplyFailure
+from halimede_operator.core.spec.types import Key
+from halimede_operator.core.subject import Subject
 from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Vanished
 
 ROLLOUT_SPACING_S = 3.0
 """Shortest time between two changes of a Deployment's template, so that a hundred edits make a few rollouts."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Performed:
-    """How many of the planned changes were made, and why not all."""
-
-    is_postponed: bool = False
-    """The Deployment's template changed too recently. This change and those planned after it are made later."""
-    failure: ApplyFailure | None = None
-    retry_after_s: float | None = None
 
 
 class ChildWriter:
@@ -51,41 +40,42 @@ class ChildWriter:
         self._rolled_out_at.pop(key, None)
 
     async def perform_all(
-        self, snapshot: Snapshot, planned: Plan, announce: Callable[[], Awaitable[None]]
+        self, subject: Subject, decided: Decided, announce: Callable[[], Awaitable[None]]
     ) -> Performed:
-        """Make the planned changes in order, up to the first one that fails.
+        """Make the decided changes in order, up to the first one that fails.
 
         Nothing changes for the pods that serve before the API server has answered all dry runs. announce: called then,
         if old pods may end before new ones serve.
         """
-        key = snapshot.key
-        is_rollout = any(self._is_rollout(change) for change in planned.changes)
+        snapshot, key = subject.snapshot, subject.snapshot.key
+        is_rollout = any(self._is_rollout(change) for change in decided.changes)
         is_early = self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S
         is_postponed = is_rollout and is_early
-        takes_pods_away = planned.strategy is not None and planned.strategy.takes_pods_away
+        takes_pods_away = decided.strategy is not None and decided.strategy.takes_pods_away
         begins_gap = takes_pods_away and (
-            is_rollout or (bool(snapshot.refused_pods) and any(map(self._has_surged, planned.changes)))
+            is_rollout or (bool(snapshot.refused_pods) and any(map(self._has_surged, decided.changes)))
         )
+        has_unchecked_parts = subject.spec is not None and subject.spec.workload.has_unchecked_parts
         accepted: Object | None = None
         change: Change
         try:
-            for change in planned.changes:
-                is_unchecked = planned.has_unchecked_parts and self._changes_template(change)
+            for change in decided.changes:
+                is_unchecked = has_unchecked_parts and self._changes_template(change)
                 if _is_of_deployment(change) and (is_unchecked or begins_gap):
                     # Before any write, so that a mistake in the template leaves all children as they are.
                     accepted = await self._dry_run(change.object, is_new=change.is_new)
             if begins_gap and not is_postponed:
-                for change in filter(_is_of_account, planned.changes):
+                for change in filter(_is_of_account, decided.changes):
                     # Without it a pod is refused.
                     await self._perform(change)
         except ApiError as error:
             return _report_failure(change, error, snapshot)
-        if takes_pods_away and not is_postponed and any(map(_is_of_deployment, planned.changes)):
+        if takes_pods_away and not is_postponed and any(map(_is_of_deployment, decided.changes)):
             if begins_gap and accepted is not None and (refused := await self._try_pod(accepted, snapshot)) is not None:
                 return refused
             await announce()
         try:
-            for change in planned.changes:
+            for change in decided.changes:
                 if self._is_rollout(change):
                     if is_postponed:
                         return Performed(is_postponed=True)
@@ -239,8 +229,3 @@ def _reference(change: Change) -> str:
             return f"{kind} {namespace}/{name}"
         case Apply(value) | Conflict(value) | Hold(value):
             return reference_of(value)
-
-
-def reference_of(value: Object) -> str:
-    """An object in a message: `Deployment prod/digits`."""
-    return f"{value['kind']} {value['metadata']['namespace']}/{value['metadata']['name']}"

@@ -21,21 +21,22 @@ from halimede_operator.cluster.kinds import (
 )
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.autoscaling.idle import kept_idle, may_sleep
-from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
-from halimede_operator.core.autoscaling.scalers import SCALED_OBJECT, rival_of
-from halimede_operator.core.diff import Apply, Conflict
+from halimede_operator.core.children.diff import Apply, Conflict
+from halimede_operator.core.children.name_collisions import contending_keys
+from halimede_operator.core.decided import Change, Decided
 from halimede_operator.core.labels import controller_of, is_orphan_of, selector_of
-from halimede_operator.core.name_collisions import contending_keys
 from halimede_operator.core.names import child_name
-from halimede_operator.core.operator_mark import other_operator
-from halimede_operator.core.plan import Change, Plan, member_names
 from halimede_operator.core.pods.claims import allocated, claim_of
 from halimede_operator.core.pods.volume_claims import claim_names, volume_claim
+from halimede_operator.core.process.operator_mark import other_operator
 from halimede_operator.core.reading import clean
-from halimede_operator.core.refused_pods import refusal
+from halimede_operator.core.rollout.refused_pods import refusal
+from halimede_operator.core.scaling.idle import kept_idle, may_sleep
+from halimede_operator.core.scaling.scalers import KINDS as SCALER_KINDS
+from halimede_operator.core.scaling.scalers import SCALED_OBJECT, rival_of
 from halimede_operator.core.snapshot import Contender, Object, Snapshot, VolumeClaim
+from halimede_operator.core.spec.ensemble import member_names
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
 NO_ZERO_S = 600.0
@@ -205,12 +206,12 @@ class Observer:
                 self.keep(BY_KIND[value["kind"]], value, reconciled=key)
         return existing
 
-    async def check_zero(self, planned: Plan) -> None:
-        """Raise Stale if the API server refuses a planned HPA because its minReplicas is 0: then it gets 1.
+    async def check_zero(self, decided: Decided) -> None:
+        """Raise Stale if the API server refuses a decided HPA because its minReplicas is 0: then it gets 1.
 
         Whether 0 is allowed is a feature gate of the API server, which only a dry run tells.
         """
-        for change in planned.changes:
+        for change in decided.changes:
             if not isinstance(change, Apply) or change.object["kind"] != AUTOSCALERS.kind:
                 continue
             if change.object["spec"].get("minReplicas") != 0:
@@ -225,13 +226,13 @@ class Observer:
                 self._no_zero_until = self._clock() + NO_ZERO_S
                 raise Stale("the API server refuses an HPA with 0 as minReplicas") from error
 
-    async def without_rivals(self, planned: Plan) -> Plan:
-        """The plan, with a Conflict in place of a new scaler if another HPA scales the Deployment already.
+    async def without_rivals(self, decided: Decided) -> Decided:
+        """The decision, with a Conflict in place of a new scaler if another HPA scales the Deployment already.
 
         Only objects with our label are watched, so the HPAs of the namespace are listed before a scaler is made.
         """
-        changes = [await self._unless_rival(change) for change in planned.changes]
-        return dataclasses.replace(planned, changes=tuple(changes))
+        changes = [await self._unless_rival(change) for change in decided.changes]
+        return dataclasses.replace(decided, changes=tuple(changes))
 
     async def _unless_rival(self, change: Change) -> Change:
         if not isinstance(change, Apply) or not change.is_new or change.object["kind"] not in SCALER_KINDS:

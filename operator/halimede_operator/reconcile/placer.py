@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from halimede_operator.cluster.inventory import Inventories
-from halimede_operator.core.api.spec import Key, RolloutPolicy
 from halimede_operator.core.labels import REVISION_LABEL
 from halimede_operator.core.placement.choice import (
     WHOLE,
     Demand,
+    Devices,
     Placement,
     better_than,
     choose,
@@ -35,19 +35,11 @@ from halimede_operator.core.placement.explain import (
 )
 from halimede_operator.core.placement.inventory import Claim, Inventory
 from halimede_operator.core.placement.ledger import Ledger
-from halimede_operator.core.plan import (
-    Devices,
-    demand_in,
-    deployment_in,
-    failed_placement,
-    kept_placement,
-    placement_in,
-    workload_in,
-)
-from halimede_operator.core.platform import Platform
-from halimede_operator.core.pods.placement import waits_for_devices
+from halimede_operator.core.pods.scheduling import waits_for_devices
 from halimede_operator.core.reading import at, condition, moment_at, moment_of, text_at
 from halimede_operator.core.snapshot import Snapshot
+from halimede_operator.core.spec.types import Key, RolloutPolicy
+from halimede_operator.core.subject import Subject
 
 T = TypeVar("T")
 
@@ -114,25 +106,23 @@ class Placer:
         # The ledger is made anew.
         self._inventory = None
 
-    async def place(self, snapshot: Snapshot, platform: Platform) -> Devices:
+    async def place(self, subject: Subject) -> Devices:
         """The devices of the object's pods, without `room`. Raises ApiError."""
-        if at(snapshot.object, "spec", "accelerator") is None:
+        if subject.spec is None or not subject.spec.workload.accelerator.is_wanted:
             return Devices()
-        workload = workload_in(snapshot, platform)
-        if workload is None or not workload.accelerator.is_wanted:
-            return Devices()
-        if (failed := failed_placement(snapshot)) is not None:
+        if (failed := subject.failed_placement) is not None:
             return Devices(failed)
-        if workload.accelerator.claim is not None:
-            return Devices(Placement("", claim=workload.accelerator.claim))
-        self._gone.pop(snapshot.key, None)
-        is_asked = workload.rollout.rebalance and snapshot.key in self._asked
-        self._asked.discard(snapshot.key)
-        kept = kept_placement(snapshot, workload)
-        is_late = waits_for_devices_s(snapshot, self._today()) >= workload.accelerator.move_after_seconds
+        accelerator, key = subject.spec.workload.accelerator, subject.snapshot.key
+        if accelerator.claim is not None:
+            return Devices(Placement("", claim=accelerator.claim))
+        self._gone.pop(key, None)
+        is_asked = subject.spec.workload.rollout.rebalance and key in self._asked
+        self._asked.discard(key)
+        kept = subject.kept_placement
+        is_late = waits_for_devices_s(subject.snapshot, self._today()) >= accelerator.move_after_seconds
         if kept is not None and not is_late and not is_asked:
             return Devices(kept)
-        if (demand := demand_in(snapshot, platform)) is None:
+        if (demand := subject.demand) is None:
             return Devices()
         if kept is not None:
 
@@ -141,49 +131,46 @@ class Placer:
                 moved = find(kept, demand, ledger) if ledger is not None else None
                 return Devices(self._reserved(demand, moved) or kept)
 
-            return await self._decide(snapshot, another_choice)
+            return await self._decide(subject.snapshot, another_choice)
 
         def first_choice(ledger: Ledger | None) -> Devices:
             placement = named(demand) if ledger is None else choose(demand, ledger)
             if placement is None and demand.replicas == 0:
                 # Without pods it does not matter, and a Deployment can be scaled down. Without a need it is chosen anew
                 # when there are pods.
-                current = placement_in(deployment_in(snapshot)) or Placement(WHOLE)
+                current = subject.placement or Placement(WHOLE)
                 return Devices(dataclasses.replace(current, need=""))
             if placement is None:
                 return Devices(unplaced=NAME_THE_SLICE if ledger is None else explain(demand, ledger))
             self._reserved(demand, placement)
             return Devices(placement)
 
-        return await self._decide(snapshot, first_choice)
+        return await self._decide(subject.snapshot, first_choice)
 
-    async def room(self, snapshot: Snapshot, platform: Platform, placement: Placement) -> int:
+    async def room(self, subject: Subject, placement: Placement) -> int:
         """For how many further pods of the object devices are free or will be soon; 0 if we may not read the nodes.
         Raises ApiError."""
-        demand = demand_in(snapshot, platform)
+        demand = subject.demand
         if demand is None:
             return 0
         return await self._decide(
-            snapshot, lambda ledger: 0 if ledger is None else room_for(demand, placement, ledger, own=False)
+            subject.snapshot, lambda ledger: 0 if ledger is None else room_for(demand, placement, ledger, own=False)
         )
 
-    async def explanation(
-        self, snapshot: Snapshot, platform: Platform, find: Callable[[Key], Snapshot | None]
-    ) -> tuple[str, Key | None]:
+    async def explanation(self, subject: Subject, find: Callable[[Key], Subject | None]) -> tuple[str, Key | None]:
         """Which devices are free, and why the object cannot use them; "" if it needs none. Raises ApiError.
 
         The second value is another object that can move to smaller devices at its next reconcile, and so free what this
-        one needs. find: gives the state of another object.
+        one needs. find: gives another object.
         """
-        placement = placement_in(deployment_in(snapshot))
+        snapshot, spec, placement = subject.snapshot, subject.spec, subject.placement
         if placement is not None and placement.claim is not None:
             return claim_text(placement.claim), None
-        demand = demand_in(snapshot, platform)
+        demand = subject.demand
         if demand is None:
             return "", None
 
-        workload = workload_in(snapshot, platform)
-        is_surge = workload is not None and workload.rollout.policy is RolloutPolicy.SURGE
+        is_surge = spec is not None and spec.workload.rollout.policy is RolloutPolicy.SURGE
         revisions = {text_at(pod, "metadata", "labels", REVISION_LABEL) for pod in snapshot.pods}
         is_only_beside = is_surge and len(revisions) > 1
         living = sum(
@@ -197,7 +184,7 @@ class Placer:
                 return CANNOT_SEE_NODES, None
             if placement is not None and room_for(demand, placement, ledger) >= living:
                 return free_text(demand), None
-            found = {key: _tenant(find(key), platform) for key in holders(demand, ledger)[:MAX_TENANTS]}
+            found = {key: _tenant(find(key)) for key in holders(demand, ledger)[:MAX_TENANTS]}
             tenants = {key: tenant for key, tenant in found.items() if tenant is not None}
             asked = next((key for key in movable(demand, tenants, ledger) if tenants[key].may_move), None)
             if asked is not None:
@@ -268,14 +255,12 @@ class Placer:
         return placement
 
 
-def _tenant(snapshot: Snapshot | None, platform: Platform) -> Tenant | None:
+def _tenant(subject: Subject | None) -> Tenant | None:
     """What is known of an object that holds devices; None if the operator does not choose them."""
-    if snapshot is None or (demand := demand_in(snapshot, platform)) is None:
+    if subject is None or subject.spec is None or subject.demand is None or subject.placement is None:
         return None
-    workload, placement = workload_in(snapshot, platform), placement_in(deployment_in(snapshot))
-    if workload is None or placement is None:
-        return None
-    return Tenant(demand, placement, workload.rollout.rebalance and not workload.rollout.paused)
+    rollout = subject.spec.workload.rollout
+    return Tenant(subject.demand, subject.placement, rollout.rebalance and not rollout.paused)
 
 
 def waits_for_devices_s(snapshot: Snapshot, today: datetime.datetime) -> float:

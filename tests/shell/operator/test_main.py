@@ -8,7 +8,7 @@ import re
 import signal
 from pathlib import Path
 
-from halimede_operator.core.election import RENEW_DEADLINE_S, RETRY_S
+from halimede_operator.core.process.election import RENEW_DEADLINE_S, RETRY_S
 from halimede_operator.lease import Leadership
 from halimede_operator.operator import Operator
 from support.kube_api import Fault, KubeApi, kube_api

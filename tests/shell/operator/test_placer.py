@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.labels import PLACEMENT
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.placer import GONE_S, RESERVED_S
 from halimede_operator.reconcile.reconciler import UNPLACED_AGAIN_S

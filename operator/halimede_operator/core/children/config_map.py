@@ -6,14 +6,14 @@ and pods of the old template keep their ConfigMap.
 
 import math
 
-from halimede_operator.core.api.quantities import quantity
-from halimede_operator.core.api.spec import CacheMedium, Json, Key, Workload
 from halimede_operator.core.children.content import Content
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.children.source import Source, stores
 from halimede_operator.core.names import child_name
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.revisions.revision import Revision
+from halimede_operator.core.spec.quantities import quantity
+from halimede_operator.core.spec.types import CacheMedium, Json, Key, Workload
 from halimede_spec.fetch_plan import PlanDocument, write_plan
 
 

@@ -9,16 +9,16 @@ root. All other volumes are readable, and emptyDirs are writable, for any user.
 import math
 from typing import Any
 
-from halimede_operator.core.api.spec import CacheMedium, Json, Key, Serving, TopologySpread, Workload
 from halimede_operator.core.children.claim_template import claim_template_name
+from halimede_operator.core.children.overlay import overlay
 from halimede_operator.core.children.source import Source, each_once
 from halimede_operator.core.labels import labels_of, selector_of
 from halimede_operator.core.objects import canonical
-from halimede_operator.core.overlay import overlay
 from halimede_operator.core.placement.choice import Placement, with_terms
 from halimede_operator.core.platform import Platform, PodPaths
 from halimede_operator.core.reading import objects_at
 from halimede_operator.core.revisions.revision import CONFIG_VOLUME, PLAN_FILE, THIS_CONFIG_MAP
+from halimede_operator.core.spec.types import CacheMedium, Json, Key, Serving, TopologySpread, Workload
 
 FETCH = "fetch"
 SERVER = "server"

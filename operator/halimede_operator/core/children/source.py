@@ -8,10 +8,10 @@ both containers, since the repository may hold links into them.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from halimede_operator.core.api.spec import Json, Model
-from halimede_operator.core.api.uris import Uri, read_uri
 from halimede_operator.core.names import canonical_json, hash_of, volume_name
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.types import Json, Model
+from halimede_operator.core.spec.uris import Uri, read_uri
 from halimede_spec.fetch_plan import ModelDocument, S3Document, StoresDocument
 
 S3_VOLUME = "s3-credentials"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from halimede_operator.core.api.spec import GROUP, VERSION, Kind
+from halimede_operator.core.spec.types import GROUP, VERSION, Kind
 from halimede_operator.metrics_api.core import promql
 from halimede_operator.metrics_api.core.selectors import Requirement
 

@@ -4,8 +4,8 @@ import json
 import re
 from dataclasses import fields, replace
 
-from halimede_operator.core.api.spec import CaBundle, Cache, CacheMedium
 from halimede_operator.core.platform import PodPaths
+from halimede_operator.core.spec.types import CaBundle, Cache, CacheMedium
 from support.operator_children import children_of
 from support.operator_specs import PLATFORM, model_spec, workload
 
