@@ -142,10 +142,6 @@ class Launcher:
         for zygote in zygotes.values():
             zygote.end(END_LIMIT_SECS)
 
-    def send_kill(self, zygote: "Zygote", number: int, signal_number: int) -> None:
-        """Send the signal to the worker of this number, if it still runs."""
-        zygote.send_nowait({"do": "kill", "worker": number, "signal": signal_number})
-
     def has_oom_kills_since(self, count: int) -> bool:
         """Whether the out-of-memory killer has killed a process of this server since `count` was read."""
         return self._oom_kills() > count
@@ -339,7 +335,7 @@ class WorkerProcess:
     def kill(self, signal_number: int) -> None:
         """Send the signal unless the process has ended. The zygote sends it, because only it knows whose the pid is."""
         if self._exit is None:
-            self._launcher.send_kill(self._zygote, self._number, signal_number)
+            self._zygote.send_nowait({"do": "kill", "worker": self._number, "signal": signal_number})
 
     def shows_life(self) -> bool:
         """Whether it has shown life since the last call. Always True without a process: before its start, after its
