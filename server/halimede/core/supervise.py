@@ -223,21 +223,6 @@ class Supervision:
     the load fails, and nothing is restarted.
     """
 
-    __slots__ = (
-        "_deaths",
-        "_due_ns",
-        "_failed_starts",
-        "_faulted_since_ns",
-        "_faults",
-        "_first_retry_ns",
-        "_parkings",
-        "_ready_ns",
-        "_short_lives",
-        "is_unstartable",
-        "reason",
-        "state",
-    )
-
     def __init__(self, first_retry_ns: int = FIRST_RETRY_NS) -> None:
         self.state = SupervisorState.STARTING
         self.reason = ""

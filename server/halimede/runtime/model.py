@@ -40,23 +40,6 @@ class ModelVersion:
     its steps' models.
     """
 
-    __slots__ = (
-        "_prepared",
-        "_services",
-        "checker",
-        "config",
-        "executor",
-        "labels",
-        "load_seconds",
-        "name",
-        "owner",
-        "parts",
-        "requests",
-        "stats",
-        "steps",
-        "version",
-    )
-
     def __init__(
         self,
         name: str,
