@@ -61,8 +61,10 @@ class FilBackend:
 
     def load(self, config: ModelConfig, source: ModelSource) -> "TreeModel":
         options = read_options(config, source.name)
-        for text in warnings(options):
-            log.warning("model '%s': %s", source.name, text, extra={"model": source.name})
+        if options.ignored:
+            what = "without effect, because they change no answer: parameters"
+            names = ", ".join(options.ignored)
+            log.warning("model '%s': %s %s", source.name, what, names, extra={"model": source.name})
         return TreeModel(config, _read(source, options), options, source.name)
 
 
@@ -94,13 +96,6 @@ class TreeModel:
             if not self._threads.share:
                 self._session = None
         return session if session is not None else open_session(self._forest, self._name, self._threads)
-
-
-def warnings(options: TreeOptions) -> list[str]:
-    """One warning for all parameters without effect."""
-    if not options.ignored:
-        return []
-    return [f"without effect, because they change no answer: parameters {', '.join(options.ignored)}"]
 
 
 def _read(source: ModelSource, options: TreeOptions) -> Forest:
