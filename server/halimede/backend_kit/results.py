@@ -1,7 +1,6 @@
 """Checks of what an instance computes: shapes, datatypes, batches, outputs, and whose memory it uses."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from halimede.backend_kit.requests import Values, difference, rows_of
 from halimede.backend_kit.subject import NotTried, Runs, Subject, Wrong, answered
@@ -88,7 +87,7 @@ def check_batching(subject: Subject) -> str:
         together = [answered(reply, "a batch of two requests", GIVE_REQUESTS) for reply in runs.batch(requests)]
         for request, outputs in zip(requests, together, strict=True):
             for at, (inputs, row) in enumerate(zip(rows_of(request.inputs), rows_of(outputs), strict=True)):
-                alone = replace(request, id=f"row {at}", inputs=inputs)
+                alone = InferenceRequest(request.model_name, id=f"row {at}", inputs=inputs, outputs=request.outputs)
                 expected = runs.outputs(alone, "a row alone", GIVE_REQUESTS)
                 if found := difference(row, expected, subject.tolerance):
                     raise Wrong(

@@ -1,35 +1,142 @@
 """Inference requests and responses. Plain slots dataclasses, because the hot path makes one of each per request."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from halimede.core.types.datatype import DataType
 from halimede.core.types.error import InferenceError
 from halimede.core.types.tensor import Tensor
 
 ParameterValue = bool | int | float | str
 
+InputForm = tuple[str, DataType, tuple[int, ...]]
+"""Name, datatype and shape of an input."""
+
+
+def forms_of(inputs: Iterable[Tensor]) -> tuple[InputForm, ...]:
+    """The inputs without their data."""
+    return tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs])
+
 
 @dataclass(slots=True)
-class InferenceRequest:
-    """An inference request to a model.
+class RequestForm:
+    """What a client sends again and again: all of a request except its id, sequence, parameters and data.
 
-    `model_version` is decimal text, "" for the highest ready version. `outputs` names the requested outputs, empty for
-    all. `timeout_us` limits the time in the queue, 0 for the model's default; `priority` 0 is the model's default.
-    `parameters` has all request parameters except the reserved ones, which have fields of their own. `wants_one` means
-    that the caller needs exactly one response: decoupled models refuse such a request.
+    A value that is never modified. Decoders, checks and frames remember what they know of a form; its hash is computed
+    once, so that a look-up costs little. `model_version` is decimal text, "" for the highest ready version. `outputs`
+    names the requested outputs, empty for all. `timeout_us` limits the time in the queue, 0 for the model's default;
+    `priority` 0 is the model's default. `wants_one` means that the caller needs exactly one response: decoupled models
+    refuse such a request.
     """
 
     model_name: str
     model_version: str = ""
-    id: str = ""
-    inputs: list[Tensor] = field(default_factory=list)
+    inputs: tuple[InputForm, ...] = ()
     outputs: tuple[str, ...] = ()
-    parameters: dict[str, ParameterValue] = field(default_factory=dict)
     priority: int = 0
     timeout_us: int = 0
-    sequence_id: int | str = 0
-    sequence_start: bool = False
-    sequence_end: bool = False
     wants_one: bool = False
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._hash = hash((self.model_name, self.inputs, self.outputs))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def of_step(
+        self, model_name: str, model_version: str, inputs: tuple[InputForm, ...], outputs: tuple[str, ...]
+    ) -> "RequestForm":
+        """The form of a call of another model on behalf of a request of this form."""
+        return RequestForm(model_name, model_version, inputs, outputs, self.priority, self.timeout_us)
+
+
+@dataclass(slots=True, init=False)
+class InferenceRequest:
+    """An inference request to a model: its form, and what only this request has.
+
+    `inputs` are those of the form, with their data. `parameters` has all request parameters except the reserved ones,
+    which have fields of their own.
+    """
+
+    form: RequestForm
+    id: str
+    inputs: list[Tensor]
+    parameters: dict[str, ParameterValue]
+    sequence_id: int | str
+    sequence_start: bool
+    sequence_end: bool
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str = "",
+        id: str = "",  # noqa: A002  the field's name
+        inputs: list[Tensor] | None = None,
+        outputs: tuple[str, ...] = (),
+        parameters: dict[str, ParameterValue] | None = None,
+        priority: int = 0,
+        timeout_us: int = 0,
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+        wants_one: bool = False,
+    ) -> None:
+        self.inputs = [] if inputs is None else inputs
+        self.form = RequestForm(
+            model_name, model_version, forms_of(self.inputs), outputs, priority, timeout_us, wants_one
+        )
+        self.id = id
+        self.parameters = {} if parameters is None else parameters
+        self.sequence_id = sequence_id
+        self.sequence_start = sequence_start
+        self.sequence_end = sequence_end
+
+    @classmethod
+    def of(
+        cls,
+        form: RequestForm,
+        request_id: str,
+        inputs: list[Tensor],
+        parameters: dict[str, ParameterValue],
+        sequence_id: int | str = 0,
+        sequence_start: bool = False,
+        sequence_end: bool = False,
+    ) -> "InferenceRequest":
+        """A request of a known form, whose inputs these are."""
+        self = cls.__new__(cls)
+        self.form = form
+        self.id = request_id
+        self.inputs = inputs
+        self.parameters = parameters
+        self.sequence_id = sequence_id
+        self.sequence_start = sequence_start
+        self.sequence_end = sequence_end
+        return self
+
+    @property
+    def model_name(self) -> str:
+        return self.form.model_name
+
+    @property
+    def model_version(self) -> str:
+        return self.form.model_version
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.form.outputs
+
+    @property
+    def priority(self) -> int:
+        return self.form.priority
+
+    @property
+    def timeout_us(self) -> int:
+        return self.form.timeout_us
+
+    @property
+    def wants_one(self) -> bool:
+        return self.form.wants_one
 
 
 @dataclass(slots=True)

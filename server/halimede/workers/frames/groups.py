@@ -1,27 +1,26 @@
 """INFERS and ANSWERS: the requests that a front-end process passes on together, and their answers.
 
-A frame consists of groups. The requests of a group have equal descriptions (model, names, shapes, sizes), which are
-sent once. Most clients send the same kind of request, so a frame usually has one group. A request with tensors in
-shared memory, or with texts of its own, is a group of its own.
+These frames and EXECUTE consist of groups. The requests of a group have equal descriptions (model, names, shapes,
+sizes), which are sent once. Most clients send the same kind of request, so a frame usually has one group. A request
+with tensors in shared memory, or with texts of its own, is a group of its own.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 from halimede.core.types import Buffer, InferenceRequest, InferenceResponse
 from halimede.workers.frames.calls import (
     answer_form,
-    call_form,
     describe_answer,
-    describe_infer,
+    describe_call,
     known_answer_form,
-    known_call_form,
     make_answer,
-    make_request,
 )
+from halimede.workers.frames.json_frames import MAX_JSON_VALUES
 from halimede.workers.frames.kinds import (
     ANSWERS,
     HEADER,
@@ -30,33 +29,39 @@ from halimede.workers.frames.kinds import (
     FrameError,
     describe_decode_error,
 )
+from halimede.workers.frames.requests import read_description
 from halimede.workers.frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Place, data_start
+from halimede.workers.frames.texts import decode_parameters
 
 _WANTED = struct.Struct("<Q")
 _GROUP = struct.Struct("<IIQ")
 """Length of the description, number of requests, bytes of each."""
 
+# As many values as bytes have room for: the front end has parsed them already.
+_read_parameters = partial(decode_parameters, max_values=max(MAX_JSON_VALUES, MAX_CLIENT_TEXT_BYTES))
 
-class _Groups:
+
+class Groups:
     """Groups of one frame, while they are encoded."""
 
-    def __init__(self, start: int) -> None:
-        """`start`: where the first group begins in the body."""
+    def __init__(self, start: int, entry: str) -> None:
+        """`start`: where the first group begins in the body. `entry`: the layout of the numbers of one request."""
         self.parts: list[Buffer] = []
         self.end = start
         self._described = b""
+        self._entry = entry
         self._numbers: list[int] = []
         self._data: list[Buffer] = []
         self._size = 0
 
-    def add(self, number: int, described: bytes, data: list[Buffer], size: int) -> None:
+    def add(self, numbers: tuple[int, ...], described: bytes, data: list[Buffer], size: int) -> None:
         """Add a request. Equal descriptions are mostly the same object, because the encoder caches them."""
         if self._numbers and (described is self._described or described == self._described):
-            self._numbers.append(number)
+            self._numbers += numbers
             self._data += data
             return
         self.close()
-        self._described, self._numbers, self._data, self._size = described, [number], data, size
+        self._described, self._numbers, self._data, self._size = described, [*numbers], data, size
 
     def repeat(self, number: int, data: Buffer) -> None:
         """Add a request like the last one, whose only tensor has these bytes."""
@@ -71,18 +76,19 @@ class _Groups:
         if not self._numbers:
             return
         numbers, described, size = self._numbers, self._described, self._size
-        count = len(numbers)
-        start = self.end + _GROUP.size + len(described) + 4 * count
+        count = len(numbers) // len(self._entry)
+        entries = _entries(self._entry, count)
+        start = self.end + _GROUP.size + len(described) + entries.size
         base = data_start(start)
         head = _GROUP.pack(len(described), count, size)
-        self.parts += (head, described, _numbers(count).pack(*numbers), PADDING[base - start], *self._data)
+        self.parts += (head, described, entries.pack(*numbers), PADDING[base - start], *self._data)
         self.end = base + count * size
         self._numbers = []
 
 
 @lru_cache(256)
-def _numbers(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}I")
+def _entries(entry: str, count: int) -> struct.Struct:
+    return struct.Struct("<" + entry * count)
 
 
 def encode_infers(
@@ -93,14 +99,14 @@ def encode_infers(
 ) -> Buffer:
     """An INFERS frame of numbered requests. `wanted` as in `calls.encode_infer`. `on_error` gets the number of each
     request that cannot be sent, which the frame then lacks."""
-    groups = _Groups(_WANTED.size)
+    groups = Groups(_WANTED.size, "I")
     for number, request in requests:
         try:
-            described, data, size = describe_infer(request, place, is_of_client=True)
+            described, data, size = describe_call(request, place, MAX_CLIENT_TEXT_BYTES)
         except (ValueError, struct.error) as error:
             on_error(number, error)
         else:
-            groups.add(number, described, data, size)
+            groups.add((number,), described, data, size)
     groups.close()
     head = HEADER.pack(groups.end, INFERS)
     return b"".join((head, _WANTED.pack(wanted()), *groups.parts))
@@ -118,28 +124,24 @@ def wanted_bytes(body: memoryview) -> int:
 def decode_infers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceRequest]]:
     """The numbers and requests of an INFERS frame. FrameError. Tensors in the frame are views of `body`."""
     try:
-        for described, numbers, base, size in _read(body, _WANTED.size):
-            form = (
-                known_call_form(bytes(described))
-                if len(described) <= REMEMBERED_BYTES
-                else call_form(described, MAX_CLIENT_TEXT_BYTES)
-            )
-            for index, number in enumerate(numbers):
-                yield number, make_request(form, body, base + index * size, locate)
+        for described, numbers, base, size in read_groups(body, _WANTED.size, "I"):
+            read = read_description(described, _read_parameters, MAX_CLIENT_TEXT_BYTES)
+            for index, (number,) in enumerate(numbers):
+                yield number, read.request(body, base + index * size, locate, True)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFERS: {describe_decode_error(error)}") from error
 
 
 def encode_answers(answers: Sequence[tuple[int, InferenceResponse]], place: Place) -> Buffer:
     """An ANSWERS frame: each answer with the number of its request."""
-    groups = _Groups(0)
+    groups = Groups(0, "I")
     last: InferenceResponse | None = None
     for number, response in answers:
         if last is not None and _is_like(response, last):
             groups.repeat(number, response.outputs[0].data)
             continue
         described, data, size = describe_answer(response, place)
-        groups.add(number, described, data, size)
+        groups.add((number,), described, data, size)
         last = response if size and _is_plain(response) else None
     groups.close()
     return b"".join((HEADER.pack(groups.end, ANSWERS), *groups.parts))
@@ -168,23 +170,28 @@ def _is_like(response: InferenceResponse, last: InferenceResponse) -> bool:
 
 def decode_answers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceResponse]]:
     """The answers in an ANSWERS frame. Not checked: the server made it. Tensors are views of `body`."""
-    for described, numbers, base, size in _read(body, 0):
+    for described, numbers, base, size in read_groups(body, 0, "I"):
         form = known_answer_form(bytes(described)) if len(described) <= REMEMBERED_BYTES else answer_form(described)
-        for index, number in enumerate(numbers):
+        for index, (number,) in enumerate(numbers):
             yield number, make_answer(form, body, base + index * size, locate)
 
 
-def _read(body: memoryview, at: int) -> Iterator[tuple[memoryview, Sequence[int], int, int]]:
-    """The groups of a frame: description, numbers, start and length of the first request's data."""
+def read_groups(
+    body: memoryview, at: int, entry: str
+) -> Iterator[tuple[memoryview, Iterator[tuple[Any, ...]], int, int]]:
+    """The groups of a frame: description, numbers of each request, start and length of the first one's data.
+    FrameError, struct.error."""
+    layout = _entries(entry, 1)
     end = len(body)
     while at < end:
         length, count, size = _GROUP.unpack_from(body, at)
         at += _GROUP.size
         described = body[at : at + length]
         at += length
-        if at + 4 * count > end or not count:
+        stop = at + layout.size * count
+        if stop > end or not count:
             raise FrameError(f"a group of {count} requests that ends too early")
-        numbers = _numbers(count).unpack_from(body, at)
-        base = data_start(at + 4 * count)
+        numbers = layout.iter_unpack(body[at:stop])
+        base = data_start(stop)
         yield described, numbers, base, size
         at = base + count * size

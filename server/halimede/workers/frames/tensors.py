@@ -36,8 +36,9 @@ _BYTES = DataType.BYTES
 PADDING = tuple(bytes(count) for count in range(16))
 
 
-@lru_cache(8 * REMEMBERED)
-def _describe(name: int | str, datatype: DataType, shape: tuple[int, ...], segment: int, at: int, size: int) -> bytes:
+def describe_tensor(
+    name: int | str, datatype: DataType, shape: tuple[int, ...], segment: int, at: int, size: int
+) -> bytes:
     """The description of a tensor, whose name is text or a position. struct.error, ValueError."""
     text = encode_name(name) if isinstance(name, str) else b""
     position = len(text) if isinstance(name, str) else name
@@ -46,23 +47,31 @@ def _describe(name: int | str, datatype: DataType, shape: tuple[int, ...], segme
     return tensor + _DIMENSIONS[dimensions].pack(*shape) + text
 
 
+_describe = lru_cache(8 * REMEMBERED)(describe_tensor)
+
+
 def add_tensor(
     tensor: Tensor, name: int | str, described: list[bytes], at: int, place: Place, data: list[Buffer]
 ) -> int:
     """Describe a tensor. If its bytes are sent in the frame, they are added to `data`, at offset `at`. Returns the
     offset for the next tensor."""
-    payload = tensor.data
+    placed, at = place_tensor(tensor.data, at, place, data)
+    described.append(_describe(name, tensor.datatype, tensor.shape, *placed))
+    return at
+
+
+def place_tensor(payload: Buffer, at: int, place: Place, data: list[Buffer]) -> tuple[tuple[int, int, int], int]:
+    """Place a tensor's bytes. If they are sent in the frame, they are added to `data`, at offset `at`. Returns segment
+    (0 for the frame itself), offset and length, and the offset for the next tensor."""
     size = len(payload)
     put = None if size <= INLINE_BYTES else place(payload)
     if put is not None:
-        described.append(_describe(name, tensor.datatype, tensor.shape, *put, size))
-        return at
-    described.append(_describe(name, tensor.datatype, tensor.shape, 0, at, size))
+        return (*put, size), at
     data.append(payload)
     over = -size & 15
     if over:
         data.append(PADDING[over])
-    return at + size + over
+    return (0, at, size), at + size + over
 
 
 def data_start(described_end: int) -> int:

@@ -1,27 +1,15 @@
 """Texts in a description: names, ids, correlations, parameters."""
 
 import json
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from collections.abc import Mapping
+from functools import lru_cache
 
-from halimede.core.types import Buffer, InferenceRequest, ParameterValue
+from halimede.core.types import Buffer, ParameterValue
 from halimede.workers.frames.json_frames import MAX_JSON_VALUES, decode_json
-from halimede.workers.frames.kinds import MAX_CLIENT_TEXT_BYTES, MAX_TEXT_BYTES, FrameError
+from halimede.workers.frames.kinds import MAX_TEXT_BYTES, FrameError
 
 NUMERIC = 0xFFFFFFFF
-Texts = tuple[int, int, int, int, bytes]
-"""The correlation, if it is a number; the lengths of parameters, id and a text correlation; the bytes of id, text
-correlation and parameters."""
-
-NO_TEXTS: Texts = 0, 0, 0, NUMERIC, b""
-
-
-def texts_of(request: InferenceRequest, parameters: bytes, encode: Callable[[str], bytes]) -> Texts:
-    request_id = encode(request.id)
-    if isinstance(request.sequence_id, str):
-        text = encode(request.sequence_id)
-        return 0, len(parameters), len(request_id), len(text) if text else NUMERIC, request_id + text + parameters
-    return request.sequence_id, len(parameters), len(request_id), NUMERIC, request_id + parameters
+"""The length of a correlation that is a number."""
 
 
 def encode_text(value: str) -> bytes:
@@ -35,9 +23,6 @@ def checked_text(value: str, most: int = MAX_TEXT_BYTES) -> bytes:
     if len(text) > most:
         raise ValueError(f"a text of {len(text)} bytes, at most {most} are allowed")
     return text
-
-
-checked_client_text = partial(checked_text, most=MAX_CLIENT_TEXT_BYTES)
 
 
 @lru_cache(maxsize=128)
