@@ -185,8 +185,8 @@ def infer_body(form: bytes = b"", own: bytes = b"", **fields: int) -> bytes:
     """An INFER frame's body with these numbers in the description of its form, before `form`, and `own` after it."""
     order = ("timeout", "priority", "wants_one", "outputs", "inputs")
     described = struct.pack("<QQBHH", *(fields.pop(name, 0) for name in order)) + (form or bytes(4))
-    described = struct.pack("<I", fields.pop("form_length", len(described))) + described + own
-    return struct.pack("<IIIQ", fields.pop("length", len(described)), 1, 1, 0) + described
+    lengths = fields.pop("length", len(described)), fields.pop("own_length", len(own))
+    return struct.pack("<IIIIQ", *lengths, 1, 1, 0) + described + own
 
 
 def own(rest: bytes, **fields: int) -> bytes:
@@ -205,7 +205,7 @@ def test_a_call_without_inputs_is_read():
     "body",
     [
         infer_body(length=HUGE),
-        infer_body(form_length=HUGE),
+        infer_body(own_length=HUGE),
         infer_body(inputs=0xFFFF),
         infer_body(outputs=0xFFFF),
         infer_body(bytes(4 + 2 * 4097), outputs=4097),
@@ -222,8 +222,7 @@ def test_a_call_without_inputs_is_read():
         infer_body(own=own(b"\0", text=HUGE - 1)),
         infer_body(own=own(b"\xff\0", id=1)),
         infer_body(own=own(b"[]\0", parameters=2)),
-        infer_body(own=own(b"\4" + struct.pack("<HQQ", 0, 0, 0))),
-        infer_body(own=own(b"\4" + bytes(17))),
+        infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(b"\4" + bytes(17)), inputs=1),
         *(
             infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(b"\4" + struct.pack("<HQQ", *place)), inputs=1)
             for place in [(0, 2**64 - 1, 2**64 - 1), (9, 0, 1 << 62)]

@@ -37,9 +37,6 @@ _BATCH_NOTE = (
     " max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
 
-_KNOWN = 256
-"""Maximum number of forms that a checker remembers."""
-
 FRAMED_AT_ONCE = 64 << 10
 """Maximum number of BYTES elements that `check` walks itself: about 5 ms of work."""
 
@@ -83,6 +80,7 @@ class _Input:
 class _Known:
     """A form that passed: the byte counts of its inputs, the form that the backend sees, and the result."""
 
+    checker: "RequestChecker"
     sizes: list[int]
     form: RequestForm
     checked: Checked
@@ -103,7 +101,6 @@ class RequestChecker:
         "_batches",
         "_input_names",
         "_inputs",
-        "_known",
         "_loose",
         "_max_batch_size",
         "_model",
@@ -133,7 +130,6 @@ class RequestChecker:
         self._uniform = not has_values and all(not tensor.optional and -1 not in tensor.dims for tensor in config.input)
         self._reshapes = any(tensor.reshape is not None for tensor in config.input)
         # BYTES and shape tensors have elements to check each time.
-        self._known: dict[RequestForm, _Known] = {}
         has_texts = any(each.data_type is DataType.BYTES for each in config.input)
         self._remembers = not (has_texts or has_values)
         self._output_names = frozenset(tensor.name for tensor in config.output)
@@ -148,10 +144,10 @@ class RequestChecker:
 
     def check(self, request: InferenceRequest) -> Checked:
         """Accept the request and give its inputs the shapes that the backend sees, or raise INVALID_ARG."""
-        known = self._known.get(request.form)
-        if known is None:
+        known = request.form.checked
+        if not isinstance(known, _Known) or known.checker is not self:
             return self._check(request)
-        for tensor, size in zip(request.inputs, known.sizes, strict=True):
+        for tensor, size in zip(request.inputs, known.sizes):  # noqa: B905  as many, and the argument takes as long
             if len(tensor.data) != size:
                 return self._check(request)  # This finds the error.
         if self._reshapes:
@@ -213,9 +209,8 @@ class RequestChecker:
             _reshape(request, replace(form, inputs=tuple([self._reshaped_input(each) for each in form.inputs])))
         checked = Checked(rows, size, compatible, needs_framing)
         if self._remembers:
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known[form] = _Known([len(tensor.data) for tensor in request.inputs], request.form, checked)
+            sizes = [len(tensor.data) for tensor in request.inputs]
+            form.checked = _Known(self, sizes, request.form, checked)
         return checked
 
     def check_declared(self, request_id: str, tensor: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from halimede.core.types.datatype import DataType
 from halimede.core.types.error import InferenceError
@@ -13,42 +14,72 @@ InputForm = tuple[str, DataType, tuple[int, ...]]
 """Name, datatype and shape of an input."""
 
 
+_form_of_input = attrgetter("name", "datatype", "shape")
+
+
 def forms_of(inputs: Iterable[Tensor]) -> tuple[InputForm, ...]:
     """The inputs without their data."""
-    return tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs])
+    return tuple(map(_form_of_input, inputs))
 
 
 @dataclass(slots=True)
 class RequestForm:
     """What a client sends again and again: all of a request except its id, sequence, parameters and data.
 
-    A value that is never modified. Decoders, checks and frames remember what they know of a form; its hash is computed
-    once, so that a look-up costs little. `model_version` is decimal text, "" for the highest ready version. `outputs`
-    names the requested outputs, empty for all. `timeout_us` limits the time in the queue, 0 for the model's default;
-    `priority` 0 is the model's default. `wants_one` means that the caller needs exactly one response: decoupled models
-    refuse such a request.
+    A value that is never modified, except that a check and a codec keep in it what they know of it. `model_version` is
+    decimal text, "" for the highest ready version. `outputs` names the requested outputs, empty for all. `timeout_us`
+    limits the time in the queue, 0 for the model's default; `priority` 0 is the model's default. `wants_one` means that
+    the caller needs exactly one response: decoupled models refuse such a request.
     """
 
     model_name: str
-    model_version: str = ""
-    inputs: tuple[InputForm, ...] = ()
-    outputs: tuple[str, ...] = ()
+    model_version: str
+    inputs: tuple[InputForm, ...]
+    outputs: tuple[str, ...]
     priority: int = 0
     timeout_us: int = 0
     wants_one: bool = False
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        self._hash = hash((self.model_name, self.inputs, self.outputs))
-
-    def __hash__(self) -> int:
-        return self._hash
+    checked: object = field(default=None, init=False, repr=False, compare=False)
+    described: object = field(default=None, init=False, repr=False, compare=False)
 
     def of_step(
         self, model_name: str, model_version: str, inputs: tuple[InputForm, ...], outputs: tuple[str, ...]
     ) -> "RequestForm":
         """The form of a call of another model on behalf of a request of this form."""
-        return RequestForm(model_name, model_version, inputs, outputs, self.priority, self.timeout_us)
+        return form_of(model_name, model_version, inputs, outputs, self.priority, self.timeout_us)
+
+    def _size(self) -> int:
+        """About the bytes of its texts and dimensions."""
+        names = [self.model_name, self.model_version, *self.outputs]
+        inputs = [32 + len(name) + 8 * len(shape) for name, _, shape in self.inputs]
+        return sum([32 + len(name) for name in names]) + sum(inputs)
+
+
+_MAX_FORMS = 1024
+_MAX_FORM_BYTES = 4 << 10
+
+_forms: dict[tuple[object, ...], RequestForm] = {}
+
+
+def form_of(
+    model_name: str,
+    model_version: str,
+    inputs: tuple[InputForm, ...],
+    outputs: tuple[str, ...],
+    priority: int = 0,
+    timeout_us: int = 0,
+    wants_one: bool = False,
+) -> RequestForm:
+    """The form of these parts: one object for all requests, unless it is long, or has not been used for long."""
+    key = model_name, model_version, inputs, outputs, priority, timeout_us, wants_one
+    form = _forms.get(key)
+    if form is None:
+        form = RequestForm(*key)
+        if form._size() <= _MAX_FORM_BYTES:
+            if len(_forms) >= _MAX_FORMS:
+                _forms.clear()
+            _forms[key] = form
+    return form
 
 
 @dataclass(slots=True, init=False)
@@ -83,9 +114,7 @@ class InferenceRequest:
         wants_one: bool = False,
     ) -> None:
         self.inputs = [] if inputs is None else inputs
-        self.form = RequestForm(
-            model_name, model_version, forms_of(self.inputs), outputs, priority, timeout_us, wants_one
-        )
+        self.form = form_of(model_name, model_version, forms_of(self.inputs), outputs, priority, timeout_us, wants_one)
         self.id = id
         self.parameters = {} if parameters is None else parameters
         self.sequence_id = sequence_id

@@ -18,6 +18,7 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, RequestForm, Tensor
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
+from halimede.core.types.request import InputForm
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.destinations import ALL_BINARY, ALL_JSON, BINARY, JSON, Destination, Destinations, Inline
 from halimede.core.wire.forwarding import RESERVED_PREFIX
@@ -100,7 +101,7 @@ class _Template:
     has_sequence: bool
     sequence_start: bool
     sequence_end: bool
-    sizes: tuple[int, ...]
+    inputs: tuple[tuple[InputForm, int], ...]
     tail_bytes: int
 
 
@@ -136,7 +137,7 @@ class InferDecoder:
         whole = memoryview(body)
         at = header_length
         inputs = []
-        for (name, datatype, shape), size in zip(template.form.inputs, template.sizes, strict=True):
+        for (name, datatype, shape), size in template.inputs:
             inputs.append(Tensor(name, datatype, shape, whole[at : at + size]))
             at += size
         request = InferenceRequest.of(
@@ -160,7 +161,7 @@ class InferDecoder:
             self.known.clear()
         self.known[text] = _Template(
             *(request.form, decoded.destinations, sequence > 0, request.sequence_start, request.sequence_end),
-            *(sizes, tail_bytes),
+            *(tuple(zip(request.form.inputs, sizes, strict=True)), tail_bytes),
         )
 
 

@@ -1,14 +1,13 @@
 """EXECUTE: the requests of a batch, in groups."""
 
-import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halimede.core.types import Buffer
-from halimede.workers.frames.groups import Groups, read_groups
+from halimede.workers.frames.groups import Groups, read_requests
 from halimede.workers.frames.kinds import EXECUTE, HEADER
-from halimede.workers.frames.requests import describe_request, read_description
+from halimede.workers.frames.requests import RequestReader, describe_request
 from halimede.workers.frames.tensors import Locate, Place
 from halimede.workers.worker import BatchItem
 
@@ -48,10 +47,8 @@ def decode_execute(body: memoryview, all_outputs: int, locate: Locate) -> Execut
 
     `all_outputs` is how many outputs the model has. Requests that name them all name none.
     """
+    reader = RequestReader(body, locate, _ANY_BYTES, all_outputs)
     items = []
-    for described, entries, base, size in read_groups(body, _BATCH.size, _ITEM):
-        read = read_description(described, json.loads, _ANY_BYTES, all_outputs)
-        for at, (key, rows, seat) in enumerate(entries):
-            request = read.request(body, base + at * size, locate, False)
-            items.append(BatchItem(key, request, rows, False, seat=seat))
+    for (key, rows, seat), request in read_requests(reader, _BATCH.size, _ITEM):
+        items.append(BatchItem(key, request, rows, False, seat=seat))
     return ExecuteFrame(batch_number(body), items)

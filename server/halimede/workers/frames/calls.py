@@ -18,6 +18,7 @@ from halimede.workers.frames.kinds import (
     CALL_ANSWER,
     ERROR_CODES,
     ERROR_NUMBERS,
+    HEADER,
     INFER,
     MAX_ANSWER_BYTES,
     MAX_CALL_TENSORS,
@@ -25,7 +26,7 @@ from halimede.workers.frames.kinds import (
     FrameError,
     describe_decode_error,
 )
-from halimede.workers.frames.requests import describe_request, read_description
+from halimede.workers.frames.requests import Described, RequestReader, describe_request
 from halimede.workers.frames.tensors import (
     PADDING,
     REMEMBERED,
@@ -38,17 +39,16 @@ from halimede.workers.frames.tensors import (
     make_tensors,
     read_tensors,
 )
-from halimede.workers.frames.texts import decode_parameters, encode_name, encode_text
+from halimede.workers.frames.texts import encode_name, encode_text
 
-# Each begins with the length of the description.
-# number, batch, bytes that did not fit.
-_INFER_OWN = struct.Struct("<IIIQ")
-# number; then, cached with the description: whether it is final, whether it is an error and its code, number of
-# outputs, length of the model's name, of the version, of id, of the error's text or the parameters.
+# Length of the form's description, of what the request has of its own, number, batch, bytes that did not fit.
+_INFER_OWN = struct.Struct("<IIIIQ")
+# Length of the description, number; then, cached with the description: whether it is final, whether it is an error and
+# its code, number of outputs, length of the model's name, of the version, of id, of the error's text or the parameters.
 _CALL_ANSWER_OWN = struct.Struct("<II")
 _CALL_ANSWER = struct.Struct("<BBBHHHII")
 # Each with the header before it.
-_WHOLE_INFER, _WHOLE_CALL_ANSWER = struct.Struct("<IIIIIQ"), struct.Struct("<IIII")
+_WHOLE_INFER, _WHOLE_CALL_ANSWER = struct.Struct("<IIIIIIQ"), struct.Struct("<IIII")
 _REFUSAL = 2
 """In place of the 1 that marks an error: the request was not accepted."""
 
@@ -60,14 +60,15 @@ _INVALID = DataType.INVALID
 def encode_infer(number: int, batch: int, request: InferenceRequest, place: Place, wanted: Callable[[], int]) -> Buffer:
     """An INFER frame. `wanted` is called after the inputs are placed: the bytes that did not fit. ValueError,
     struct.error."""
-    described, data, at = describe_call(request, place, MAX_TEXT_BYTES)
-    length = len(described)
-    pad = PADDING[-(_WHOLE_INFER.size + length) & 15]
-    whole = _INFER_OWN.size + length + len(pad) + at
-    return b"".join((_WHOLE_INFER.pack(whole, INFER, length, number, batch, wanted()), described, pad, *data))
+    described, own, data, size = describe_call(request, place, MAX_TEXT_BYTES)
+    lengths = len(described), len(own)
+    end = _WHOLE_INFER.size + sum(lengths)
+    pad = PADDING[-end & 15]
+    head = _WHOLE_INFER.pack(end + len(pad) + size - HEADER.size, INFER, *lengths, number, batch, wanted())
+    return b"".join((head, described, own, pad, *data))
 
 
-def describe_call(request: InferenceRequest, place: Place, most: int) -> tuple[bytes, list[Buffer], int]:
+def describe_call(request: InferenceRequest, place: Place, most: int) -> Described:
     """As `describe_request`, for a request that is not checked yet."""
     size = 0
     for tensor in request.inputs:
@@ -97,12 +98,17 @@ class Infer:
 def decode_infer(body: memoryview, locate: Locate) -> Infer:
     """Decode the body of an INFER frame in the server. FrameError. Tensors in the frame are views of `body`."""
     try:
-        length, number, batch, wanted_bytes = _INFER_OWN.unpack_from(body)
-        end = _INFER_OWN.size + length
+        length, own_length, number, batch, wanted_bytes = _INFER_OWN.unpack_from(body)
+        own_at = _INFER_OWN.size + length
+        end = own_at + own_length
         if end > len(body):
             raise FrameError("INFER: a description that ends too early")
-        described = read_description(body[_INFER_OWN.size : end], decode_parameters, MAX_TEXT_BYTES)
-        request = described.request(body, data_start(end), locate, True)
+        reader = RequestReader(body, locate, MAX_TEXT_BYTES)
+        known = reader.form(body[_INFER_OWN.size : own_at])
+        if own_length:
+            request, _ = reader.own_request(known, data_start(end), body[own_at:end], 0)
+        else:
+            request = reader.request(known, data_start(end))
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFER: {describe_decode_error(error)}") from error
     return Infer(number, batch, request, wanted_bytes)

@@ -9,7 +9,7 @@ Standard library and numpy only, for any CPython from 3.10 on.
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from halimede.core.types import Buffer, InferenceRequest, InferenceResponse
@@ -20,7 +20,6 @@ from halimede.workers.frames.calls import (
     known_answer_form,
     make_answer,
 )
-from halimede.workers.frames.json_frames import MAX_JSON_VALUES
 from halimede.workers.frames.kinds import (
     ANSWERS,
     HEADER,
@@ -29,16 +28,12 @@ from halimede.workers.frames.kinds import (
     FrameError,
     describe_decode_error,
 )
-from halimede.workers.frames.requests import read_description
+from halimede.workers.frames.requests import RequestReader
 from halimede.workers.frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Place, data_start
-from halimede.workers.frames.texts import decode_parameters
 
 _WANTED = struct.Struct("<Q")
-_GROUP = struct.Struct("<IIQ")
-"""Length of the description, number of requests, bytes of each."""
-
-# As many values as bytes have room for: the front end has parsed them already.
-_read_parameters = partial(decode_parameters, max_values=max(MAX_JSON_VALUES, MAX_CLIENT_TEXT_BYTES))
+_GROUP = struct.Struct("<IIIQ")
+"""Length of the description, of what each request has of its own, number of requests, bytes of each."""
 
 
 class Groups:
@@ -51,17 +46,22 @@ class Groups:
         self._described = b""
         self._entry = entry
         self._numbers: list[int] = []
+        self._owns: list[bytes] = []
         self._data: list[Buffer] = []
         self._size = 0
 
-    def add(self, numbers: tuple[int, ...], described: bytes, data: list[Buffer], size: int) -> None:
+    def add(self, numbers: tuple[int, ...], described: bytes, own: bytes, data: list[Buffer], size: int) -> None:
         """Add a request. Equal descriptions are mostly the same object, because the encoder caches them."""
-        if self._numbers and (described is self._described or described == self._described):
+        is_like = size == self._size and (not own) is (not self._owns) and self._numbers
+        if is_like and (described is self._described or described == self._described):
             self._numbers += numbers
             self._data += data
+            if own:
+                self._owns.append(own)
             return
         self.close()
         self._described, self._numbers, self._data, self._size = described, [*numbers], data, size
+        self._owns = [own] if own else []
 
     def repeat(self, number: int, data: Buffer) -> None:
         """Add a request like the last one, whose only tensor has these bytes."""
@@ -78,10 +78,11 @@ class Groups:
         numbers, described, size = self._numbers, self._described, self._size
         count = len(numbers) // len(self._entry)
         entries = _entries(self._entry, count)
-        start = self.end + _GROUP.size + len(described) + entries.size
+        owns = b"".join(self._owns)
+        start = self.end + _GROUP.size + len(described) + entries.size + len(owns)
         base = data_start(start)
-        head = _GROUP.pack(len(described), count, size)
-        self.parts += (head, described, entries.pack(*numbers), PADDING[base - start], *self._data)
+        head = _GROUP.pack(len(described), len(owns), count, size)
+        self.parts += (head, described, entries.pack(*numbers), owns, PADDING[base - start], *self._data)
         self.end = base + count * size
         self._numbers = []
 
@@ -102,11 +103,11 @@ def encode_infers(
     groups = Groups(_WANTED.size, "I")
     for number, request in requests:
         try:
-            described, data, size = describe_call(request, place, MAX_CLIENT_TEXT_BYTES)
+            described = describe_call(request, place, MAX_CLIENT_TEXT_BYTES)
         except (ValueError, struct.error) as error:
             on_error(number, error)
         else:
-            groups.add((number,), described, data, size)
+            groups.add((number,), *described)
     groups.close()
     head = HEADER.pack(groups.end, INFERS)
     return b"".join((head, _WANTED.pack(wanted()), *groups.parts))
@@ -124,10 +125,8 @@ def wanted_bytes(body: memoryview) -> int:
 def decode_infers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceRequest]]:
     """The numbers and requests of an INFERS frame. FrameError. Tensors in the frame are views of `body`."""
     try:
-        for described, numbers, base, size in read_groups(body, _WANTED.size, "I"):
-            read = read_description(described, _read_parameters, MAX_CLIENT_TEXT_BYTES)
-            for index, (number,) in enumerate(numbers):
-                yield number, read.request(body, base + index * size, locate, True)
+        for (number,), request in read_requests(RequestReader(body, locate, MAX_CLIENT_TEXT_BYTES), _WANTED.size, "I"):
+            yield number, request
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFERS: {describe_decode_error(error)}") from error
 
@@ -141,7 +140,7 @@ def encode_answers(answers: Sequence[tuple[int, InferenceResponse]], place: Plac
             groups.repeat(number, response.outputs[0].data)
             continue
         described, data, size = describe_answer(response, place)
-        groups.add((number,), described, data, size)
+        groups.add((number,), described, b"", data, size)
         last = response if size and _is_plain(response) else None
     groups.close()
     return b"".join((HEADER.pack(groups.end, ANSWERS), *groups.parts))
@@ -170,28 +169,42 @@ def _is_like(response: InferenceResponse, last: InferenceResponse) -> bool:
 
 def decode_answers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceResponse]]:
     """The answers in an ANSWERS frame. Not checked: the server made it. Tensors are views of `body`."""
-    for described, numbers, base, size in read_groups(body, 0, "I"):
+    for described, numbers, _, base, size in _read(body, 0, "I"):
         form = known_answer_form(bytes(described)) if len(described) <= REMEMBERED_BYTES else answer_form(described)
         for index, (number,) in enumerate(numbers):
             yield number, make_answer(form, body, base + index * size, locate)
 
 
-def read_groups(
+def read_requests(reader: RequestReader, at: int, entry: str) -> Iterator[tuple[tuple[Any, ...], InferenceRequest]]:
+    """The numbers of each request of a frame, and the request. `at` and `entry` as in `Groups`. The errors are those of
+    `RequestReader`."""
+    for described, entries, owns, start, size in _read(reader.body, at, entry):
+        known = reader.form(described)
+        own_at = 0
+        for index, numbers in enumerate(entries):
+            base = start + index * size
+            if owns:
+                request, own_at = reader.own_request(known, base, owns, own_at)
+            else:
+                request = reader.request(known, base)
+            yield numbers, request
+
+
+def _read(
     body: memoryview, at: int, entry: str
-) -> Iterator[tuple[memoryview, Iterator[tuple[Any, ...]], int, int]]:
-    """The groups of a frame: description, numbers of each request, start and length of the first one's data.
-    FrameError, struct.error."""
+) -> Iterator[tuple[memoryview, Iterator[tuple[Any, ...]], memoryview, int, int]]:
+    """The groups of a frame: description, numbers of each request, what each has of its own, start and length of the
+    first one's data."""
     layout = _entries(entry, 1)
     end = len(body)
     while at < end:
-        length, count, size = _GROUP.unpack_from(body, at)
+        length, own_length, count, size = _GROUP.unpack_from(body, at)
         at += _GROUP.size
         described = body[at : at + length]
         at += length
-        stop = at + layout.size * count
+        own_at = at + layout.size * count
+        stop = own_at + own_length
         if stop > end or not count:
             raise FrameError(f"a group of {count} requests that ends too early")
-        numbers = layout.iter_unpack(body[at:stop])
-        base = data_start(stop)
-        yield described, numbers, base, size
-        at = base + count * size
+        yield described, layout.iter_unpack(body[at:own_at]), body[own_at:stop], data_start(stop), size
+        at = data_start(stop) + count * size

@@ -1,19 +1,25 @@
-"""One request in a frame: its form, which repeats from frame to frame, and what only this request has.
+"""Requests in a frame: the form, which repeats, and what each request has of its own.
 
-A description is that of the form, preceded by its length. What a request has of its own follows: an id, a sequence,
-parameters, or the places of its tensors. Most requests have nothing of their own, because their tensors are sent in the
-frame, one after the other, with the sizes that the form gives.
+Most requests have nothing of their own: their tensors are sent in the frame, one after the other, with the sizes that
+the form gives. Others have an id, a sequence, parameters, or tensors elsewhere or of other sizes.
+
+Standard library and numpy only, for any CPython from 3.10 on.
 """
 
+import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from halimede.core.types import Buffer, InferenceRequest, ParameterValue, RequestForm
+from halimede.core.types import Buffer, InferenceRequest, ParameterValue, RequestForm, Tensor
+from halimede.core.types.request import form_of
+from halimede.workers.frames.json_frames import MAX_JSON_VALUES
 from halimede.workers.frames.kinds import MAX_CALL_TENSORS, FrameError
 from halimede.workers.frames.tensors import (
+    INLINE_BYTES,
+    PADDING,
     REMEMBERED,
     REMEMBERED_BYTES,
     Locate,
@@ -24,73 +30,72 @@ from halimede.workers.frames.tensors import (
     place_tensor,
     read_tensors,
 )
-from halimede.workers.frames.texts import NUMERIC, checked_text, encode_name, encode_parameters
+from halimede.workers.frames.texts import NUMERIC, checked_text, decode_parameters, encode_name, encode_parameters
 
-_LENGTH = struct.Struct("<I")
 # timeout, priority, whether one answer is wanted, number of outputs, of inputs.
 _FORM = struct.Struct("<QQBHH")
 _NAME = struct.Struct("<H")
-# The number of the sequence, length of a text in its place (NUMERIC if it has none), of id, of parameters.
+# The number of the sequence, length of a text in its place (NUMERIC if it has none), of id, of parameters; then these
+# texts, and START, END and whether places follow.
 _OWN = struct.Struct("<QIII")
 _NOTHING_OWN = _OWN.pack(0, NUMERIC, 0, 0)
-# START, END and whether places follow.
 _START, _END, _PLACES = 1, 2, 4
 _FLAGS = [bytes([flags]) for flags in range(8)]
+# Of an input: segment (0 for the frame itself), offset, length.
 _PLACE = struct.Struct("<HQQ")
 
-Places = list[tuple[int, int, int]]
-"""Of each input: segment (0 for the frame itself), offset, length."""
-
-ReadParameters = Callable[[bytes], Mapping[str, ParameterValue]]
-
-_known_forms: dict[RequestForm, tuple[bytes, Places]] = {}
-"""The descriptions of forms that were sent, and the usual places of their inputs."""
+Described = tuple[bytes, bytes, list[Buffer], int]
+"""The form, what the request has of its own, the bytes that are sent in the frame, and how many these are."""
 
 
-def describe_request(request: InferenceRequest, place: Place, most: int) -> tuple[bytes, list[Buffer], int]:
-    """The description of a request, the bytes that are sent in the frame, and how many these are.
+@dataclass(slots=True)
+class _Described:
+    """A form in a frame; the usual sizes of its inputs, each with its padding, and of all. A size is -1 if these bytes
+    are too many for the frame."""
 
-    `most`: the maximum bytes of each text. ValueError, struct.error.
-    """
-    known = _known_forms.get(request.form)
-    if known is None:
-        known = _describe_form(request.form)
-    described, usual = known
-    # Nothing is placed for a request that cannot be described.
+    text: bytes
+    sizes: list[tuple[int, bytes]]
+    size: int
+
+
+def describe_request(request: InferenceRequest, place: Place, most: int) -> Described:
+    """`most`: the maximum bytes of each text. ValueError, struct.error."""
+    known = request.form.described
+    if not isinstance(known, _Described):
+        request.form.described = known = _describe_form(request.form)
+    # Before tensors are placed: nothing is placed for a request that cannot be described.
     own = b""
     if request.id or request.sequence_id or request.parameters:
         own = _describe_own(request, most)
+    flags = request.sequence_start * _START | request.sequence_end * _END
     data: list[Buffer] = []
-    places: Places = []
-    at = 0
-    for tensor in request.inputs:
-        placed, at = place_tensor(tensor.data, at, place, data)
-        places.append(placed)
-    flags = request.sequence_start | request.sequence_end << 1 | (places != usual) << 2
+    for tensor, (size, padding) in zip(request.inputs, known.sizes):  # noqa: B905  the argument costs as much as a turn
+        payload = tensor.data
+        if len(payload) != size:
+            return known.text, *_place_tensors(request, own or _NOTHING_OWN, flags, place)
+        data.append(payload)
+        if padding:
+            data.append(padding)
     if own or flags:
-        explicit = [_PLACE.pack(*each) for each in places] if flags & _PLACES else ()
-        described = b"".join((described, own or _NOTHING_OWN, _FLAGS[flags], *explicit))
-    return described, data, at
+        own = (own or _NOTHING_OWN) + _FLAGS[flags]
+    return known.text, own, data, known.size
 
 
-def _describe_form(form: RequestForm) -> tuple[bytes, Places]:
+def _describe_form(form: RequestForm) -> _Described:
     names = map(encode_name, (form.model_name, form.model_version, *form.outputs))
-    described = b"".join(
+    text = b"".join(
         (
             _FORM.pack(form.timeout_us, form.priority, form.wants_one, len(form.outputs), len(form.inputs)),
             *[_NAME.pack(len(name)) + name for name in names],
             *[describe_tensor(*each, 0, 0, 0) for each in form.inputs],
         )
     )
-    known = _LENGTH.pack(len(described)) + described, _usual_places(form)
-    if len(described) <= REMEMBERED_BYTES:
-        if len(_known_forms) >= REMEMBERED:
-            _known_forms.clear()
-        _known_forms[form] = known
-    return known
+    places = _usual_places(form)
+    sizes = [(size if size <= INLINE_BYTES else -1, PADDING[-size & 15]) for _, _, size in places]
+    return _Described(text, sizes, sum([size + (-size & 15) for _, _, size in places]))
 
 
-def _usual_places(form: RequestForm) -> Places:
+def _usual_places(form: RequestForm) -> list[tuple[int, int, int]]:
     """The places of inputs in the frame, if they have the sizes of their shapes."""
     places = []
     at = 0
@@ -110,68 +115,82 @@ def _describe_own(request: InferenceRequest, most: int) -> bytes:
     return b"".join((own, text, request_id, parameters))
 
 
+def _place_tensors(request: InferenceRequest, own: bytes, flags: int, place: Place) -> tuple[bytes, list[Buffer], int]:
+    """As `describe_request`, without the form, for tensors that are not at their usual places."""
+    data: list[Buffer] = []
+    places: list[bytes] = []
+    at = 0
+    for tensor in request.inputs:
+        placed, at = place_tensor(tensor.data, at, place, data)
+        places.append(_PLACE.pack(*placed))
+    return b"".join((own, _FLAGS[flags | _PLACES], *places)), data, at
+
+
+KnownForm = tuple[RequestForm, Sequence[TensorForm]]
+"""A form, and its inputs at their usual places."""
+
+
 @dataclass(slots=True)
-class Description:
-    """What a frame says of one request, or of several equal ones; their data is apart."""
+class RequestReader:
+    """Reads the requests of a frame, whose tensors are in its body, or where `locate` finds them.
 
-    form: RequestForm
-    tensors: Sequence[TensorForm]
-    id: str = ""
-    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
-    sequence_id: int | str = 0
-    sequence_start: bool = False
-    sequence_end: bool = False
-
-    def request(self, body: memoryview, base: int, locate: Locate, may_change: bool) -> InferenceRequest:
-        """A request whose tensors are in `body` from `base` on, or where `locate` finds them; for `may_change` see
-        `make_tensors`. FrameError, ValueError."""
-        return InferenceRequest.of(
-            self.form,
-            self.id,
-            make_tensors(self.tensors, body, base, locate, may_change),
-            dict(self.parameters) if self.parameters else {},
-            self.sequence_id,
-            self.sequence_start,
-            self.sequence_end,
-        )
-
-
-def read_description(
-    described: Buffer, read_parameters: ReadParameters, most: int, all_outputs: int | None = None
-) -> Description:
-    """`most`: the maximum bytes of each text. FrameError, struct.error, ValueError, KeyError, IndexError.
-
-    `all_outputs` is how many outputs the model has: a request that names as many then names none. It is None for the
-    call of a model that the reader does not know, and that has at most MAX_CALL_TENSORS inputs and outputs.
+    `most` is the maximum bytes of each text. `all_outputs` is how many outputs the model has: a request that names as
+    many then names none. It is None if the sender is not trusted, and no request is checked yet. All methods raise
+    FrameError, struct.error, ValueError, KeyError and IndexError.
     """
-    (length,) = _LENGTH.unpack_from(described)
-    at = _LENGTH.size + length
-    text = bytes(described[_LENGTH.size : at])
-    known = (_known_form if length <= REMEMBERED_BYTES else _read_form)(text, all_outputs)
-    if at == len(described):
-        return known
-    number, text_length, id_length, parameters_length = _OWN.unpack_from(described, at)
-    has_text = text_length != NUMERIC
-    if (texts := has_text * text_length + id_length + parameters_length) > 3 * most:
-        raise FrameError(f"{texts} bytes of text")
-    at += _OWN.size
-    if has_text:
-        number = str(described[at : at + text_length], "utf-8")
-        at += text_length
-    request_id = str(described[at : at + id_length], "utf-8")
-    at += id_length
-    encoded = bytes(described[at : at + parameters_length])
-    at += parameters_length
-    flags = described[at]
-    parameters = read_parameters(encoded) if encoded else {}
-    tensors = known.tensors
-    if flags & _PLACES:
-        places = _PLACE.iter_unpack(described[at + 1 :])
-        tensors = [(*each, *placed) for each, placed in zip(known.form.inputs, places, strict=True)]
-    return Description(known.form, tensors, request_id, parameters, number, flags & _START != 0, flags & _END != 0)
+
+    body: memoryview
+    locate: Locate
+    most: int
+    all_outputs: int | None = None
+
+    def form(self, described: Buffer) -> KnownForm:
+        text = bytes(described)
+        return (_known_form if len(text) <= REMEMBERED_BYTES else _read_form)(text, self.all_outputs)
+
+    def request(self, known: KnownForm, base: int) -> InferenceRequest:
+        """A request that has nothing of its own. Its tensors are from `base` on."""
+        form, tensors = known
+        return InferenceRequest.of(form, "", self._tensors(tensors, base), {})
+
+    def own_request(self, known: KnownForm, base: int, own: Buffer, at: int) -> tuple[InferenceRequest, int]:
+        """A request that has something of its own, from `at` on, and where that ends."""
+        form, tensors = known
+        number, text_length, id_length, parameters_length = _OWN.unpack_from(own, at)
+        has_text = text_length != NUMERIC
+        if (texts := has_text * text_length + id_length + parameters_length) > 3 * self.most:
+            raise FrameError(f"{texts} bytes of text")
+        at += _OWN.size
+        if has_text:
+            number = str(own[at : at + text_length], "utf-8")
+            at += text_length
+        request_id = str(own[at : at + id_length], "utf-8")
+        at += id_length
+        encoded = own[at : at + parameters_length]
+        at += parameters_length
+        flags = own[at]
+        at += 1
+        if flags & _PLACES:
+            end = at + _PLACE.size * len(form.inputs)
+            places = _PLACE.iter_unpack(own[at:end])
+            tensors = [(*each, *placed) for each, placed in zip(form.inputs, places, strict=True)]
+            at = end
+        parameters = self._parameters(encoded) if parameters_length else {}
+        made = self._tensors(tensors, base)
+        starts, ends = flags & _START != 0, flags & _END != 0
+        return InferenceRequest.of(form, request_id, made, parameters, number, starts, ends), at
+
+    def _tensors(self, tensors: Sequence[TensorForm], base: int) -> list[Tensor]:
+        return make_tensors(tensors, self.body, base, self.locate, self.all_outputs is None)
+
+    def _parameters(self, encoded: Buffer) -> dict[str, ParameterValue]:
+        if self.all_outputs is None:
+            # As many values as bytes have room for: a front end has parsed them already.
+            return decode_parameters(encoded, max(MAX_JSON_VALUES, self.most))
+        return dict(json.loads(bytes(encoded)))
 
 
-def _read_form(described: bytes, all_outputs: int | None) -> Description:
+def _read_form(described: bytes, all_outputs: int | None) -> KnownForm:
     timeout_us, priority, wants_one, n_outputs, n_inputs = _FORM.unpack_from(described)
     if all_outputs is None and max(n_inputs, n_outputs) > MAX_CALL_TENSORS:
         raise FrameError(f"{n_inputs} inputs and {n_outputs} outputs")
@@ -189,8 +208,8 @@ def _read_form(described: bytes, all_outputs: int | None) -> Description:
         raise FrameError("a description that ends too early")
     inputs = tuple([(name, datatype, shape) for name, datatype, shape, *_ in tensors])
     wanted = () if n_outputs == all_outputs else tuple(outputs)
-    form = RequestForm(model_name, model_version, inputs, wanted, priority, timeout_us, bool(wants_one))
-    return Description(form, [(*each, *placed) for each, placed in zip(inputs, _usual_places(form), strict=True)])
+    form = form_of(model_name, model_version, inputs, wanted, priority, timeout_us, bool(wants_one))
+    return form, [(*each, *placed) for each, placed in zip(inputs, _usual_places(form), strict=True)]
 
 
 _known_form = lru_cache(REMEMBERED)(_read_form)

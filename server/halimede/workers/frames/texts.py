@@ -44,7 +44,7 @@ def encode_parameters(
     return text
 
 
-def decode_parameters(text: Buffer, max_values: int = MAX_JSON_VALUES) -> Mapping[str, ParameterValue]:
+def decode_parameters(text: Buffer, max_values: int = MAX_JSON_VALUES) -> dict[str, ParameterValue]:
     value = decode_json(text, max_values)
     if not isinstance(value, dict) or not all(isinstance(each, bool | int | float | str) for each in value.values()):
         raise FrameError("invalid parameters")
