@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from halimede.core.types.datatype import DataType
 from halimede.core.types.error import InferenceError
@@ -14,12 +13,9 @@ InputForm = tuple[str, DataType, tuple[int, ...]]
 """Name, datatype and shape of an input."""
 
 
-_form_of_input = attrgetter("name", "datatype", "shape")
-
-
 def forms_of(inputs: Iterable[Tensor]) -> tuple[InputForm, ...]:
     """The inputs without their data."""
-    return tuple(map(_form_of_input, inputs))
+    return tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs])
 
 
 @dataclass(slots=True)
