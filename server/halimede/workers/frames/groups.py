@@ -182,11 +182,7 @@ def read_requests(reader: RequestReader, at: int, entry: str) -> Iterator[tuple[
         known = reader.form(described)
         own_at = 0
         for index, numbers in enumerate(entries):
-            base = start + index * size
-            if owns:
-                request, own_at = reader.own_request(known, base, owns, own_at)
-            else:
-                request = reader.request(known, base)
+            request, own_at = reader.request(known, start + index * size, owns, own_at)
             yield numbers, request
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from halimede.core.types import Buffer, InferenceRequest, ParameterValue, RequestForm, Tensor
+from halimede.core.types import Buffer, InferenceRequest, RequestForm, Tensor
 from halimede.core.types.request import form_of
 from halimede.workers.frames.json_frames import MAX_JSON_VALUES
 from halimede.workers.frames.kinds import MAX_CALL_TENSORS, FrameError
@@ -148,14 +148,12 @@ class RequestReader:
         text = bytes(described)
         return (_known_form if len(text) <= REMEMBERED_BYTES else _read_form)(text, self.all_outputs)
 
-    def request(self, known: KnownForm, base: int) -> InferenceRequest:
-        """A request that has nothing of its own. Its tensors are from `base` on."""
+    def request(self, known: KnownForm, base: int, own: Buffer, at: int) -> tuple[InferenceRequest, int]:
+        """The request whose tensors are from `base` on, and where what it has of its own ends, which begins at `at`.
+        `own` is empty if it has nothing."""
         form, tensors = known
-        return InferenceRequest.of(form, "", self._tensors(tensors, base), {})
-
-    def own_request(self, known: KnownForm, base: int, own: Buffer, at: int) -> tuple[InferenceRequest, int]:
-        """A request that has something of its own, from `at` on, and where that ends."""
-        form, tensors = known
+        if not own:
+            return InferenceRequest.of(form, "", self._tensors(tensors, base), {}), at
         number, text_length, id_length, parameters_length = _OWN.unpack_from(own, at)
         has_text = text_length != NUMERIC
         if (texts := has_text * text_length + id_length + parameters_length) > 3 * self.most:
@@ -175,19 +173,18 @@ class RequestReader:
             places = _PLACE.iter_unpack(own[at:end])
             tensors = [(*each, *placed) for each, placed in zip(form.inputs, places, strict=True)]
             at = end
-        parameters = self._parameters(encoded) if parameters_length else {}
+        parameters = {}
+        if parameters_length and self.all_outputs is None:
+            # As many values as bytes have room for: a front end has parsed them already.
+            parameters = decode_parameters(encoded, max(MAX_JSON_VALUES, self.most))
+        elif parameters_length:
+            parameters = json.loads(bytes(encoded))
         made = self._tensors(tensors, base)
         starts, ends = flags & _START != 0, flags & _END != 0
         return InferenceRequest.of(form, request_id, made, parameters, number, starts, ends), at
 
     def _tensors(self, tensors: Sequence[TensorForm], base: int) -> list[Tensor]:
         return make_tensors(tensors, self.body, base, self.locate, self.all_outputs is None)
-
-    def _parameters(self, encoded: Buffer) -> dict[str, ParameterValue]:
-        if self.all_outputs is None:
-            # As many values as bytes have room for: a front end has parsed them already.
-            return decode_parameters(encoded, max(MAX_JSON_VALUES, self.most))
-        return dict(json.loads(bytes(encoded)))
 
 
 def _read_form(described: bytes, all_outputs: int | None) -> KnownForm:

@@ -22,6 +22,7 @@ from halimede.backends.python.utils.tensor import Tensor, tensor_of
 from halimede.core.sequences.rows import Row
 from halimede.core.types import InferenceRequest as CoreRequest
 from halimede.core.types import ParameterValue
+from halimede.core.types.request import form_of, forms_of
 
 SEQUENCE_START, SEQUENCE_END = 1, 2
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
@@ -289,18 +290,11 @@ class ReceivedRequest(InferenceRequest):
         request = hosted.request
         if isinstance(hosted, Row) and hosted.item is not None:
             request = hosted.item.request
-        return CoreRequest(
-            request.model_name,
-            id=request.id,
-            inputs=request.inputs,
-            outputs=request.outputs,
-            parameters=request.parameters,
-            timeout_us=request.timeout_us,
-            sequence_id=request.sequence_id,
-            sequence_start=bool(flags & SEQUENCE_START),
-            sequence_end=bool(flags & SEQUENCE_END),
-            wants_one=not decoupled,
+        form = form_of(
+            request.model_name, "", forms_of(request.inputs), request.outputs, 0, self.timeout(), not decoupled
         )
+        starts, ends = bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)
+        return CoreRequest.of(form, request.id, request.inputs, request.parameters, request.sequence_id, starts, ends)
 
 
 # Models that print a request, or its type, see the usual name.
