@@ -191,12 +191,12 @@ def infer_body(form: bytes = b"", own: bytes = b"", **fields: int) -> bytes:
 
 def own(rest: bytes, **fields: int) -> bytes:
     """What only one request has."""
-    order = ("sequence", "text", "id", "parameters")
-    return struct.pack("<QIII", *(fields.pop(name, HUGE if name == "text" else 0) for name in order)) + rest
+    order = ("flags", "sequence", "text", "id", "parameters")
+    return struct.pack("<BQIII", *(fields.pop(name, HUGE if name == "text" else 0) for name in order)) + rest
 
 
 def test_a_call_without_inputs_is_read():
-    call = decode_infer(memoryview(infer_body(own=own(b"{}\1", parameters=2))), Shelf(False).locate).request
+    call = decode_infer(memoryview(infer_body(own=own(b"{}", flags=1, parameters=2))), Shelf(False).locate).request
 
     assert call == InferenceRequest("", sequence_start=True)
 
@@ -216,15 +216,15 @@ def test_a_call_without_inputs_is_read():
         infer_body(bytes(4) + TENSOR.pack(0xFFFF, 2, 0, 0, 0, 1), inputs=1),
         infer_body(bytes(4) + TENSOR.pack(0, 0, 0, 0, 0, 0), inputs=1),
         infer_body(bytes(4) + TENSOR.pack(0, 2, 1, 0, 0, 0) + struct.pack("<q", 1 << 62), inputs=1),
-        infer_body(own=own(b"\0", id=HUGE)),
-        infer_body(own=own(b"\0", id=1)),
-        infer_body(own=own(b"\0", parameters=HUGE)),
-        infer_body(own=own(b"\0", text=HUGE - 1)),
-        infer_body(own=own(b"\xff\0", id=1)),
-        infer_body(own=own(b"[]\0", parameters=2)),
-        infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(b"\4" + bytes(17)), inputs=1),
+        infer_body(own=own(b"", id=HUGE)),
+        infer_body(own=own(b"", id=1)),
+        infer_body(own=own(b"", parameters=HUGE)),
+        infer_body(own=own(b"", text=HUGE - 1)),
+        infer_body(own=own(b"\xff", id=1)),
+        infer_body(own=own(b"[]", parameters=2)),
+        infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(bytes(17), flags=4), inputs=1),
         *(
-            infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(b"\4" + struct.pack("<HQQ", *place)), inputs=1)
+            infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(struct.pack("<HQQ", *place), flags=4), inputs=1)
             for place in [(0, 2**64 - 1, 2**64 - 1), (9, 0, 1 << 62)]
         ),
     ],

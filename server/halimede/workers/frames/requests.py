@@ -35,12 +35,11 @@ from halimede.workers.frames.texts import NUMERIC, checked_text, decode_paramete
 # timeout, priority, whether one answer is wanted, number of outputs, of inputs.
 _FORM = struct.Struct("<QQBHH")
 _NAME = struct.Struct("<H")
-# The number of the sequence, length of a text in its place (NUMERIC if it has none), of id, of parameters; then these
-# texts, and START, END and whether places follow.
-_OWN = struct.Struct("<QIII")
-_NOTHING_OWN = _OWN.pack(0, NUMERIC, 0, 0)
+# START, END and whether places follow; the number of the sequence, length of a text in its place (NUMERIC if it has
+# none), of id, of parameters. Then these texts, and the places.
+_OWN = struct.Struct("<BQIII")
 _START, _END, _PLACES = 1, 2, 4
-_FLAGS = [bytes([flags]) for flags in range(8)]
+_NOTHING_OWN = _OWN.pack(0, 0, NUMERIC, 0, 0)
 # Of an input: segment (0 for the frame itself), offset, length.
 _PLACE = struct.Struct("<HQQ")
 
@@ -65,19 +64,16 @@ def describe_request(request: InferenceRequest, place: Place, most: int) -> Desc
         request.form.described = known = _describe_form(request.form)
     # Before tensors are placed: nothing is placed for a request that cannot be described.
     own = b""
-    if request.id or request.sequence_id or request.parameters:
+    if request.id or request.sequence_id or request.parameters or request.sequence_start or request.sequence_end:
         own = _describe_own(request, most)
-    flags = request.sequence_start * _START | request.sequence_end * _END
     data: list[Buffer] = []
     for tensor, (size, padding) in zip(request.inputs, known.sizes):  # noqa: B905  the argument costs as much as a turn
         payload = tensor.data
         if len(payload) != size:
-            return known.text, *_place_tensors(request, own or _NOTHING_OWN, flags, place)
+            return known.text, *_place_tensors(request, own or _NOTHING_OWN, place)
         data.append(payload)
         if padding:
             data.append(padding)
-    if own or flags:
-        own = (own or _NOTHING_OWN) + _FLAGS[flags]
     return known.text, own, data, known.size
 
 
@@ -111,11 +107,12 @@ def _describe_own(request: InferenceRequest, most: int) -> bytes:
     number, text = (0, checked_text(identity, most)) if isinstance(identity, str) else (identity, b"")
     request_id = checked_text(request.id, most)
     parameters = encode_parameters(request.parameters, "request", most) if request.parameters else b""
-    own = _OWN.pack(number, len(text) or NUMERIC, len(request_id), len(parameters))
+    flags = request.sequence_start * _START | request.sequence_end * _END
+    own = _OWN.pack(flags, number, len(text) or NUMERIC, len(request_id), len(parameters))
     return b"".join((own, text, request_id, parameters))
 
 
-def _place_tensors(request: InferenceRequest, own: bytes, flags: int, place: Place) -> tuple[bytes, list[Buffer], int]:
+def _place_tensors(request: InferenceRequest, own: bytes, place: Place) -> tuple[bytes, list[Buffer], int]:
     """As `describe_request`, without the form, for tensors that are not at their usual places."""
     data: list[Buffer] = []
     places: list[bytes] = []
@@ -123,7 +120,7 @@ def _place_tensors(request: InferenceRequest, own: bytes, flags: int, place: Pla
     for tensor in request.inputs:
         placed, at = place_tensor(tensor.data, at, place, data)
         places.append(_PLACE.pack(*placed))
-    return b"".join((own, _FLAGS[flags | _PLACES], *places)), data, at
+    return b"".join((bytes((own[0] | _PLACES,)), own[1:], *places)), data, at
 
 
 KnownForm = tuple[RequestForm, Sequence[TensorForm]]
@@ -154,7 +151,7 @@ class RequestReader:
         form, tensors = known
         if not own:
             return InferenceRequest.of(form, "", self._tensors(tensors, base), {}), at
-        number, text_length, id_length, parameters_length = _OWN.unpack_from(own, at)
+        flags, number, text_length, id_length, parameters_length = _OWN.unpack_from(own, at)
         has_text = text_length != NUMERIC
         if (texts := has_text * text_length + id_length + parameters_length) > 3 * self.most:
             raise FrameError(f"{texts} bytes of text")
@@ -166,8 +163,8 @@ class RequestReader:
         at += id_length
         encoded = own[at : at + parameters_length]
         at += parameters_length
-        flags = own[at]
-        at += 1
+        if at > len(own):
+            raise FrameError("a description that ends too early")
         if flags & _PLACES:
             end = at + _PLACE.size * len(form.inputs)
             places = _PLACE.iter_unpack(own[at:end])
