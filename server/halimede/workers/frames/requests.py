@@ -175,7 +175,7 @@ class RequestReader:
             # As many values as bytes have room for: a front end has parsed them already.
             parameters = decode_parameters(encoded, max(MAX_JSON_VALUES, self.most))
         elif parameters_length:
-            parameters = json.loads(bytes(encoded))
+            parameters = json.loads(str(encoded, "utf-8"))
         made = self._tensors(tensors, base)
         starts, ends = flags & _START != 0, flags & _END != 0
         return InferenceRequest.of(form, request_id, made, parameters, number, starts, ends), at

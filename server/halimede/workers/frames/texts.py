@@ -34,11 +34,14 @@ def encode_name(value: str) -> bytes:
     return text
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
 def encode_parameters(
     parameters: Mapping[str, ParameterValue], of: str = "response", most: int = MAX_TEXT_BYTES
 ) -> bytes:
     """JSON; lone surrogates are replaced. ValueError if it is too long, or a number has too many digits for Python."""
-    text = json.dumps(dict(parameters), ensure_ascii=False).encode("utf-8", "replace")
+    text = _ENCODER.encode(dict(parameters)).encode("utf-8", "replace")
     if len(text) > most:
         raise ValueError(f"the {of}'s parameters take {len(text)} bytes, at most {most} are allowed")
     return text
