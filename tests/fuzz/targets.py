@@ -423,9 +423,7 @@ def hear_worker(pieces: list[bytes]) -> tuple[Any, bool]:
     server_end, worker_end = socket.socketpair()
     owner, lost = _Owner(), list[str]()
     owners = Owners(owner, owner, owner, HeldStates())
-    connection = Channel(
-        server_end, SPEC, ("x",), tuple(OUTPUTS), owners, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES
-    )
+    connection = Channel(server_end, SPEC, tuple(OUTPUTS), owners, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES)
 
     async def play() -> None:
         connection.batches.execute([_request(1, 4), _request(2, 4)], 0)
