@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from halimede.core.types import Buffer, InferenceRequest, RequestForm, Tensor
+from halimede.core.types import Buffer, InferenceRequest, RequestForm
 from halimede.core.types.request import form_of
 from halimede.workers.frames.json_frames import MAX_JSON_VALUES
 from halimede.workers.frames.kinds import MAX_CALL_TENSORS, FrameError
@@ -27,7 +27,6 @@ from halimede.workers.frames.tensors import (
     TensorForm,
     describe_tensor,
     make_tensors,
-    place_tensor,
     read_tensors,
 )
 from halimede.workers.frames.texts import NUMERIC, checked_text, decode_parameters, encode_name, encode_parameters
@@ -118,8 +117,13 @@ def _place_tensors(request: InferenceRequest, own: bytes, place: Place) -> tuple
     places: list[bytes] = []
     at = 0
     for tensor in request.inputs:
-        placed, at = place_tensor(tensor.data, at, place, data)
-        places.append(_PLACE.pack(*placed))
+        payload = tensor.data
+        size = len(payload)
+        put = None if size <= INLINE_BYTES else place(payload)
+        places.append(_PLACE.pack(*(put or (0, at)), size))
+        if put is None:
+            data += (payload, PADDING[-size & 15])
+            at += size + (-size & 15)
     return b"".join((bytes((own[0] | _PLACES,)), own[1:], *places)), data, at
 
 
@@ -150,7 +154,8 @@ class RequestReader:
         `own` is empty if it has nothing."""
         form, tensors = known
         if not own:
-            return InferenceRequest.of(form, "", self._tensors(tensors, base), {}), at
+            made = make_tensors(tensors, self.body, base, self.locate, self.all_outputs is None)
+            return InferenceRequest.of(form, "", made, {}), at
         flags, number, text_length, id_length, parameters_length = _OWN.unpack_from(own, at)
         has_text = text_length != NUMERIC
         if (texts := has_text * text_length + id_length + parameters_length) > 3 * self.most:
@@ -176,12 +181,9 @@ class RequestReader:
             parameters = decode_parameters(encoded, max(MAX_JSON_VALUES, self.most))
         elif parameters_length:
             parameters = json.loads(str(encoded, "utf-8"))
-        made = self._tensors(tensors, base)
+        made = make_tensors(tensors, self.body, base, self.locate, self.all_outputs is None)
         starts, ends = flags & _START != 0, flags & _END != 0
         return InferenceRequest.of(form, request_id, made, parameters, number, starts, ends), at
-
-    def _tensors(self, tensors: Sequence[TensorForm], base: int) -> list[Tensor]:
-        return make_tensors(tensors, self.body, base, self.locate, self.all_outputs is None)
 
 
 def _read_form(described: bytes, all_outputs: int | None) -> KnownForm:

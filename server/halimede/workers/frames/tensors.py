@@ -55,23 +55,18 @@ def add_tensor(
 ) -> int:
     """Describe a tensor. If its bytes are sent in the frame, they are added to `data`, at offset `at`. Returns the
     offset for the next tensor."""
-    placed, at = place_tensor(tensor.data, at, place, data)
-    described.append(_describe(name, tensor.datatype, tensor.shape, *placed))
-    return at
-
-
-def place_tensor(payload: Buffer, at: int, place: Place, data: list[Buffer]) -> tuple[tuple[int, int, int], int]:
-    """Place a tensor's bytes. If they are sent in the frame, they are added to `data`, at offset `at`. Returns segment
-    (0 for the frame itself), offset and length, and the offset for the next tensor."""
+    payload = tensor.data
     size = len(payload)
     put = None if size <= INLINE_BYTES else place(payload)
     if put is not None:
-        return (*put, size), at
+        described.append(_describe(name, tensor.datatype, tensor.shape, *put, size))
+        return at
+    described.append(_describe(name, tensor.datatype, tensor.shape, 0, at, size))
     data.append(payload)
     over = -size & 15
     if over:
         data.append(PADDING[over])
-    return (0, at, size), at + size + over
+    return at + size + over
 
 
 def data_start(described_end: int) -> int:
