@@ -7,8 +7,16 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from halimede_operator.cluster.client import ApiError
-from halimede_operator.core.election import LEASE_S, MAX_LEASE_S, RENEW_DEADLINE_S, RETRY_S, Election, Record, Step
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.core.process.election import (
+    LEASE_S,
+    MAX_LEASE_S,
+    RENEW_DEADLINE_S,
+    RETRY_S,
+    Election,
+    Record,
+    Step,
+)
 from halimede_operator.core.snapshot import Object
 
 log = logging.getLogger(__name__)

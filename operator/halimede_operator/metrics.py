@@ -6,9 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from halimede_operator.core.workqueue import Failure
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from halimede_operator.core.process.workqueue import Failure
 
 RESULT_DONE = "done"
 RESULTS = (RESULT_DONE, *(failure.name.lower() for failure in Failure))

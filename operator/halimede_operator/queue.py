@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.workqueue import Failure, WorkQueue
+from halimede_operator.core.process.workqueue import Failure, WorkQueue
+from halimede_operator.core.spec.types import Key
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Queue:
         """The last logged failure of each failing key: a refusal is retried often, and logged once."""
 
     def add(self, key: Key) -> None:
-        """Something changed that the key's reconcile depends on."""
+        """Enqueue a key, because something changed that its reconcile depends on."""
         self._queue.add(key, self._clock())
         self._changed.set()
 

@@ -3,19 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
 
 import click
 
-from halimede_operator.core.api.peers import read_peer
-from halimede_operator.core.api.reading import Field
-from halimede_operator.core.api.spec import Json
+from halimede_operator.command_line import pods_namespace, run_command
 from halimede_operator.core.platform import Platform
-
-T = TypeVar("T")
-
-NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+from halimede_operator.core.spec.field import Field
+from halimede_operator.core.spec.peers import read_peer
+from halimede_operator.core.spec.types import Json
 
 PULL_POLICIES = click.Choice(["Always", "IfNotPresent", "Never"])
 
@@ -38,19 +33,6 @@ def parse(arguments: Sequence[str] | None = None) -> Settings:
     Exits as click does, for --help and for invalid flags.
     """
     return run_command(_command, Settings, arguments, "halimede-operator")
-
-
-def run_command(command: click.Command, kind: type[T], arguments: Sequence[str] | None, program: str) -> T:
-    """The settings that `command` returns, which are of `kind`. Exits for --help and for invalid flags."""
-    try:
-        settings = command.main(args=arguments, prog_name=program, standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        raise SystemExit(error.exit_code) from None
-    if not isinstance(settings, kind):
-        # --help was shown.
-        raise SystemExit(0)
-    return settings
 
 
 def _peers(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[Json, ...]:
@@ -172,11 +154,3 @@ def _command(
         log_format=log_format,
         kubeconfig=kubeconfig,
     )
-
-
-def pods_namespace() -> str:
-    """The namespace that this process runs in; `default` outside of a cluster."""
-    try:
-        return NAMESPACE_FILE.read_text().strip()
-    except FileNotFoundError:
-        return "default"

@@ -1,4 +1,4 @@
-"""The composition root: makes the parts, starts them in order, and stops them. Only this module may import all others.
+"""The process of a server: makes its core and its services, starts them in order, and stops them.
 
 Start: bind all ports (a busy one fails before any model is loaded), listen, load the models, become ready, log it. A
 signal ends the start, whatever it waits for.
@@ -13,61 +13,29 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import uvloop
 
 from halimede.core.accounts import MemoryBounds
-from halimede.core.observe.access_lines import AccessLog
-from halimede.core.schedule.policy import StartHold
+from halimede.core.observe.start_summary import GRPC, HTTP, METRICS
 from halimede.core.types import InferenceError, ModelIndexEntry
 from halimede.front_processes.pool import FrontProcesses, wanted_processes
-from halimede.front_processes.services import Service, access_log_of, make_grpc, make_http, make_turns
-from halimede.frontends.metrics import MetricsServer
-from halimede.frontends.unix_socket import UNIX
-from halimede.log import (
-    EXIT_FLUSH_S,
-    admits_access,
-    configure,
-    dropped_lines,
-    log_access,
-    reopen,
-    shutdown,
-)
+from halimede.front_processes.services import LocalService, Service, make_metrics, make_servers
+from halimede.log import EXIT_FLUSH_S, configure, dropped_lines, reopen, shutdown
 from halimede.native_output import divert_cxx_streams
-from halimede.runtime.core_server import CoreServer
-from halimede.runtime.devices import read_inventory
-from halimede.runtime.lifecycle import ModelLifecycle
 from halimede.runtime.limits import count_open_files, open_files_limit, raise_open_files
 from halimede.runtime.malloc import keep_large_buffers
-from halimede.runtime.prepare import LoadOptions
-from halimede.runtime.repository import ModelRepository
-from halimede.runtime.requests import RequestTable
-from halimede.runtime.sampler import make_sampler
-from halimede.runtime.threads import run_in_thread
 from halimede.runtime.watcher import watch
+from halimede.serving_core import make_core
 from halimede.settings import ModelControlMode, Settings
-from halimede.start_report import (
-    GRPC,
-    HTTP,
-    LOADING_INTERVAL_SECS,
-    METRICS,
-    TerminalStart,
-    begin_on_terminal,
-    log_tables,
-)
+from halimede.start_report import LOADING_INTERVAL_SECS, TerminalStart, begin_on_terminal, log_tables
 from halimede.startup import failed_loads, termination_message, unknown_settings_in
 from halimede.termination import write_message
-from halimede.workers.launcher import Launcher
 from halimede.workers.memory_group import memory_bounds
 from halimede.workers.output import OutputReader
-
-if TYPE_CHECKING:
-    from halimede.fetch.store_repository import StoreRepository
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +44,6 @@ ANSWER_SECS = 0.5
 
 CLOSE_SECS = 1.0
 """Time limit for closing the remaining parts, before the process ends without it."""
-
-FIRST_SAMPLE_SECS = 5.0
-"""Time limit for the first read of the devices' memory, before models are loaded without it."""
 
 FAST_EXIT_SECS = 0.2
 """Time for writing the log in a process that must end at once."""
@@ -164,67 +129,28 @@ class App:
     def __init__(self, settings: Settings, memory: MemoryBounds, terminal: TerminalStart | None = None) -> None:
         self._settings = settings
         self._terminal = terminal
-        self._memory = memory
         self._stop = asyncio.Event()
-        self._inventory = read_inventory(settings.device_list, settings.min_supported_compute_capability)
-        self._sampler = make_sampler(
-            settings.metrics_interval_ms,
-            self._inventory,
-            cpu=settings.allow_cpu_metrics,
-            gpu=settings.allow_gpu_metrics,
-        )
-        self._launcher = Launcher(settings.hang_timeout_secs, memory)
-        self._hangs: asyncio.Task[None] | None = None
-        options = LoadOptions(
-            inventory=self._inventory,
-            backend_config=settings.backend_config,
-            process_per_device=settings.process_per_device,
-            allow_pickle=settings.allow_pickle,
-            autocomplete=not settings.disable_auto_complete_config,
-            launcher=self._launcher,
-            backend_directory=settings.backend_directory,
-            log_verbose=settings.log_verbose,
-            hold=StartHold(settings.delay_scheduler, settings.backlog_delay_scheduler),
-        )
-        self._stores = _stores(settings)
-        repository = self._stores or ModelRepository(
-            _directories(settings), settings.model_file, settings.model_config_name
-        )
-        self._lifecycle = ModelLifecycle(
-            repository,
-            options,
-            settings.model_load_thread_count,
-            retry_count=settings.model_load_retry_count,
-            unload_wait_secs=settings.unload_wait_secs,
-            table=RequestTable(
-                memory=memory,
-                max_state_bytes=settings.max_sequence_state_size,
-                max_sequence_id_bytes=settings.max_sequence_id_size,
-            ),
-        )
-        self._core = CoreServer(
-            self._lifecycle,
-            self._sampler,
-            server_id=settings.id,
-            server_version=settings.server_version,
-            control_mode=settings.model_control_mode,
-            strict_readiness=settings.strict_readiness,
-            metrics_config=settings.metrics_config,
-            dropped_log_lines=self._dropped_lines,
-            inventory=self._inventory,
-            hung_processes=self._launcher.hangs.ended,
-        )
-        self._fronts: FrontProcesses | None = None
-        processes = wanted_processes(settings)
-        if processes > 1 and (settings.allow_http or settings.allow_grpc):
-            self._fronts = FrontProcesses(processes, self._core, settings, self._launcher)
-            self._core.on_models_changed(self._fronts.page.note_change)
-        self._services: list[Service] = [] if self._fronts is None else [self._fronts]
-        """HTTP and gRPC."""
-        self._metrics: MetricsServer | None = None
+        self._core = make_core(settings, memory, on_change=self._note_change, dropped_log_lines=self._dropped_lines)
+        self._server = self._core.server
+        self._front_processes = wanted_processes(settings)
+        self._services = self._make_services(memory)
         self._native: OutputReader | None = None
         self._places: dict[str, str] = {}
         """Address and port of each listening service."""
+
+    def _make_services(self, memory: MemoryBounds) -> list[Service]:
+        """In the order in which their ports are bound."""
+        settings, server = self._settings, self._server
+        services: list[Service]
+        if self._front_processes:
+            services = [FrontProcesses(self._front_processes, server, settings, self._core.launcher)]
+        else:
+            services = [
+                LocalService(name, settings, each) for name, each in make_servers(settings, server, memory).items()
+            ]
+        if settings.allow_metrics:
+            services.append(LocalService(METRICS, settings, make_metrics(settings, server.render_metrics)))
+        return services
 
     async def _start(self) -> tuple[list[str], Sequence[ModelIndexEntry]]:
         """Listen, load the models and log the start-up tables; returns what could not be loaded, and the index."""
@@ -232,56 +158,23 @@ class App:
         failed = await self._load()
         index = await self._index()
         if self._terminal is None:
-            log_tables(self._settings, index, self._core.metadata(), self._inventory)
+            log_tables(self._settings, index, self._server.metadata(), self._core.inventory)
         if self._settings.allow_http or self._settings.allow_grpc:
-            _warn_of_few_files(self._fronts.count if self._fronts is not None else 0)
+            _warn_of_few_files(self._front_processes)
         if failed and self._settings.exit_on_error:
             write_message(termination_message(failed_loads(index)))
         return failed, index
 
     async def _listen(self) -> None:
         """Bind every port and start to answer: live, but not yet ready."""
-        self._hangs = asyncio.ensure_future(self._launcher.hangs.run())
         if (printed := divert_cxx_streams()) is not None:
             self._native = OutputReader(printed, "native", {}, asyncio.get_running_loop())
-        settings = self._settings
-        access_log = access_log_of(settings)
-        if self._fronts is not None:
-            if settings.allow_http:
-                self._places[HTTP] = _place(settings.http_address, self._fronts.bind_http())
-            if settings.allow_grpc:
-                self._places[GRPC] = _place(settings.grpc_address, self._fronts.bind_grpc())
-        else:
-            await self._listen_here(access_log)
-        if settings.allow_metrics:
-            self._metrics = MetricsServer(self._core.render_metrics, log=log.error)
-            if settings.log_verbose:
-                self._metrics.log_requests(log.debug)
-            if access_log is not None:
-                # Successful scrapes are not logged.
-                self._metrics.log_access(AccessLog(admits_access, log_access))
-            port = await self._metrics.start(settings.metrics_address, settings.metrics_port)
-            self._places[METRICS] = _place(settings.metrics_address, port)
-        if self._fronts is not None:
-            await self._fronts.start()
-        for service, place in self._places.items():
-            log.info("%s listens at %s", service, place)
-        self._sampler.start()
-
-    async def _listen_here(self, access_log: AccessLog | None) -> None:
-        """Serve HTTP and gRPC in this process."""
-        settings, turns = self._settings, make_turns(self._settings)
-        if settings.allow_http:
-            http = make_http(settings, self._core, turns, access_log, self._memory)
-            self._services.append(http)
-            port = await http.start(settings.http_address, settings.http_port, settings.reuse_http_port)
-            self._places[HTTP] = _place(settings.http_address, port)
-        if settings.allow_grpc:
-            grpc = make_grpc(settings, self._core, turns, access_log, self._memory)
-            self._services.append(grpc)
-            port = grpc.bind(settings.grpc_address, settings.grpc_port)
-            grpc.start()
-            self._places[GRPC] = _place(settings.grpc_address, port)
+        for service in self._services:
+            self._places |= service.bind()
+        # At the same time: front-end processes take long to start.
+        await asyncio.gather(*(service.start() for service in self._services))
+        for name, place in self._places.items():
+            log.info("%s listens at %s", name, place)
 
     async def serve(self) -> int:
         """Start, serve until a signal, drain; 1 if a model failed under `--exit-on-error` or time ran out. OSError and
@@ -295,7 +188,7 @@ class App:
             starting.cancel()
             await asyncio.wait((starting,), timeout=CLOSE_SECS)
             # No delay before the server was ever ready: no client was sent here.
-            return await self._drain(self._settings.drain_delay_secs if self._core.is_ready() else 0)
+            return await self._drain(self._settings.drain_delay_secs if self._server.is_ready() else 0)
         failed, index = starting.result()
         if failed and self._settings.exit_on_error:
             stopping.cancel()
@@ -307,13 +200,15 @@ class App:
         if failed:
             log.error("Internal: failed to load all models")
         # Scripts wait for these lines before they send requests.
-        for service in (GRPC, HTTP, METRICS):
-            if service in self._places:
-                log.info("Started %s at %s", service, self._places[service])
+        for name in (GRPC, HTTP, METRICS):
+            if name in self._places:
+                log.info("Started %s at %s", name, self._places[name])
         if self._terminal is not None:
-            self._terminal.end_with_summary(self._places, index, self._lifecycle.load_secs)
+            self._terminal.end_with_summary(self._places, index, self._server.lifecycle.load_secs)
         is_whole = self._settings.model_control_mode is ModelControlMode.NONE
-        watching = asyncio.ensure_future(watch(self._lifecycle, is_whole=is_whole)) if self._settings.watch else None
+        watching = (
+            asyncio.ensure_future(watch(self._server.lifecycle, is_whole=is_whole)) if self._settings.watch else None
+        )
         await stopping
         if watching is not None:
             watching.cancel()
@@ -322,30 +217,21 @@ class App:
 
     async def close(self) -> None:
         """Close everything that is still open, within CLOSE_SECS plus the time that the sampler takes to stop."""
-        self._sampler.stop()
-        if self._hangs is not None:
-            self._hangs.cancel()
         if self._native is not None:
             self._native.close()
-        closing: list[Awaitable[None]] = [service.close() for service in self._services]
-        if self._metrics is not None:
-            closing.append(self._metrics.close())
-        # No need to wait for its end: the processes that it started end with this process.
-        closing.append(run_in_thread("close-launcher", self._launcher.close))
-        if self._stores is not None:
-            closing.append(run_in_thread("remove-fetched", self._stores.close))
+        # The services first: a front-end process that the launcher ends is not to be started again.
+        closing = [asyncio.ensure_future(service.close()) for service in self._services]
+        ending = self._core.end()
         try:
             async with asyncio.timeout(CLOSE_SECS):
-                await asyncio.gather(*closing)
+                await asyncio.gather(ending, *closing)
         except TimeoutError:
             log.warning("connections did not close within %g s: the process ends anyway", CLOSE_SECS)
 
     async def _load(self) -> list[str]:
-        # The memory of devices is read before the first load, to know later what the models need.
-        await run_in_thread("first-sample", partial(self._sampler.wait_first, FIRST_SAMPLE_SECS))
         showing = asyncio.ensure_future(self._show_loading(self._terminal)) if self._terminal is not None else None
         try:
-            return await self._core.start(self._startup_models())
+            return await self._core.start()
         finally:
             if showing is not None:
                 showing.cancel()
@@ -353,18 +239,12 @@ class App:
     async def _show_loading(self, terminal: TerminalStart) -> None:
         while True:
             await asyncio.sleep(LOADING_INTERVAL_SECS)
-            terminal.show_loading(self._lifecycle.loading())
-
-    def _startup_models(self) -> Sequence[str] | None:
-        names = self._settings.load_model
-        if self._settings.model_control_mode is ModelControlMode.NONE or "*" in names:
-            return None
-        return names
+            terminal.show_loading(self._server.lifecycle.loading())
 
     async def _index(self) -> Sequence[ModelIndexEntry]:
         """The repository index; empty if a repository gives no answer."""
         try:
-            return await self._core.repository_index(ready_only=False)
+            return await self._server.repository_index(ready_only=False)
         except InferenceError as error:
             log.error("the repository index is not known: %s", error)
             return ()
@@ -383,13 +263,17 @@ class App:
             # By default these signals end the process. A handler and not SIG_IGN, which child processes would inherit.
             loop.add_signal_handler(number, _ignore)
 
+    def _note_change(self) -> None:
+        for service in self._services:
+            service.note_change()
+
     def _reopen_log(self) -> None:
         reopen()
-        if self._fronts is not None:
-            self._fronts.reopen_log()
+        for service in self._services:
+            service.reopen_log()
 
     def _dropped_lines(self) -> int:
-        return dropped_lines() + (self._fronts.dropped_lines() if self._fronts is not None else 0)
+        return dropped_lines() + sum(service.dropped_lines() for service in self._services)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -401,28 +285,24 @@ class App:
         self._stop.set()
 
     def _requests_in_flight(self) -> str:
-        busy, _ = self._lifecycle.busy()
+        busy, _ = self._server.lifecycle.busy()
         return f"{busy} model versions that have in-flight inferences"
 
     def _models_alive(self) -> str:
-        _, alive = self._lifecycle.busy()
+        _, alive = self._server.lifecycle.busy()
         # At this point the front ends are drained.
         return f"{alive} live models and 0 in-flight non-inference requests"
 
-    async def _serve_on(self, delay_secs: float) -> None:
-        """Continue to serve for the delay, while clients are asked to connect elsewhere."""
-        for service in self._services:
-            service.send_away()
-        await asyncio.sleep(delay_secs)
-
     async def _drain(self, delay_secs: float) -> int:
         """Become not ready, serve for the delay, then drain: at most the delay plus the exit timeout in all."""
-        self._core.begin_drain()
+        self._server.begin_drain()
         if delay_secs:
             log.info("no longer ready; continuing to serve for %g s", delay_secs)
-            await self._serve_on(delay_secs)
+            for service in self._services:
+                service.send_away()
+            await asyncio.sleep(delay_secs)
         log.info("Waiting for in-flight requests to complete.")
-        self._core.expect_few()
+        self._server.expect_few()
         end = asyncio.get_running_loop().time() + self._settings.exit_timeout_secs
         try:
             async with asyncio.timeout_at(end):
@@ -430,30 +310,13 @@ class App:
                     await asyncio.gather(*(service.drain() for service in self._services))
                 log.info("All models are stopped, unloading models")
                 async with _progress_logged(end, self._models_alive):
-                    await self._core.close()
+                    await self._server.close()
         except TimeoutError:
             log.error("failed to stop server: Internal - Exit timeout expired. Exiting immediately.")
-            self._core.abort()
+            self._server.abort()
             await asyncio.sleep(ANSWER_SECS)
             return 1
         return 0
-
-
-def _directories(settings: Settings) -> tuple[Path, ...]:
-    return tuple(each for each in settings.model_repository if isinstance(each, Path))
-
-
-def _stores(settings: Settings) -> "StoreRepository | None":
-    """The repository if parts of it are in stores, else None."""
-    uris = [each for each in settings.model_repository if isinstance(each, str)]
-    if not uris:
-        return None
-    # Imported here, because only servers with stores need the libraries of stores.
-    from halimede.fetch.store_repository import StoreRepository
-    from halimede_spec.uri import parse_uri
-
-    stores = tuple(map(parse_uri, uris))
-    return StoreRepository(_directories(settings), stores, settings.model_config_name, dict(os.environ))
 
 
 @asynccontextmanager
@@ -475,7 +338,3 @@ async def _progress_logged(end: float, what: Callable[[], str]) -> AsyncIterator
 
 def _ignore() -> None:
     """Ignore a signal."""
-
-
-def _place(address: str, port: int) -> str:
-    return address if address.startswith(UNIX) else f"{address}:{port}"

@@ -1,7 +1,8 @@
 """Settings of one server process: the parsed and checked command line. Flags keep Triton's names and defaults.
 
 `Settings` is one flat record, however long, because each field has the name of its flag: the table of flags, its
-defaults, the help and error texts find a field by that name. `halimede.app` hands each part only the values it needs.
+defaults, the help and error texts find a field by that name. Most parts get only the values
+they need.
 """
 
 import re

@@ -15,6 +15,9 @@ from halimede import __version__
 from halimede.core.inventory import Inventory
 from halimede.core.observe.log_lines import LogLine, Severity
 from halimede.core.observe.start_summary import (
+    GRPC,
+    HTTP,
+    METRICS,
     MOST_COLUMNS,
     Terminal,
     loading_line,
@@ -30,8 +33,6 @@ from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, mo
 from halimede.workers.output import log as prints_log
 
 log = logging.getLogger(__name__)
-
-HTTP, GRPC, METRICS = "HTTPService", "GRPCInferenceService", "Metrics Service"
 
 LOADING_INTERVAL_SECS = 5.0
 """How often a line names the models that still load."""

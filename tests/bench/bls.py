@@ -9,14 +9,9 @@ import numpy as np
 import uvloop
 from models import PYTHON_IDENTITY, config, python_identity_config
 
-from halimede.core.inventory import Inventory
 from halimede.core.types import DataType, InferenceRequest, InferenceResponse, Tensor
-from halimede.runtime.core_server import CoreServer
-from halimede.runtime.lifecycle import ModelLifecycle
-from halimede.runtime.prepare import LoadOptions
-from halimede.runtime.repository import ModelRepository
-from halimede.runtime.sampler import make_sampler
-from halimede.settings import MetricsConfig, ModelControlMode
+from halimede.serving_core import make_core
+from halimede.settings import Settings
 
 ROUNDS = 5
 WARM_UP = 300
@@ -76,23 +71,14 @@ def _cpu_ns() -> int:
 
 
 async def _rounds(repository: Path, size_bytes: int, calls: int) -> list[float]:
-    core = CoreServer(
-        ModelLifecycle(ModelRepository((repository,)), LoadOptions(Inventory(()), {}, autocomplete=True), 1),
-        make_sampler(1000, Inventory(), cpu=False, gpu=False),
-        server_id="bench",
-        control_mode=ModelControlMode.NONE,
-        strict_readiness=True,
-        metrics_config=MetricsConfig(),
-        dropped_log_lines=lambda: 0,
-        inventory=Inventory(),
-    )
-    if failed := await core.start(None):
+    core = make_core(Settings(model_repository=(repository,), allow_cpu_metrics=False))
+    if failed := await core.start():
         raise RuntimeError(f"{failed} did not load")
 
     async def play(count: int) -> None:
         answered: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
         asked = Tensor("IN", DataType.INT32, (1, 2), np.array([size_bytes, count], np.int32).tobytes())
-        core.infer(InferenceRequest("caller", inputs=[asked]), answered.set_result)
+        core.server.infer(InferenceRequest("caller", inputs=[asked]), answered.set_result)
         if (error := (await answered).error) is not None:
             raise error
 

@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import uvloop
@@ -23,6 +24,8 @@ from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchDone, BatchItem, WorkerEvent
 
+NOBODY: Any = SimpleNamespace(cancel=None, acknowledge=None)
+"""The other models: the model calls none."""
 ROUNDS = 5
 WARM_UP = 300
 
@@ -64,7 +67,7 @@ async def _hops(folder: str, program: str, size_bytes: int, hops: int) -> list[f
         folder,
         program,
     )
-    services = ModelServices(CustomMetrics())
+    services = ModelServices(CustomMetrics(), NOBODY)
     worker = await ProcessWorker.start(
         spec,
         config,

@@ -16,7 +16,7 @@ from cluster.metrics import ClusterPrometheus
 from cluster.models import START_LIMIT_S, apply, model
 from cluster.scaling import History, OfferedLoad, PlayedPods, played_model
 from cluster.spaces import eventually
-from halimede_operator.core.api.spec import Preset
+from halimede_operator.core.spec.types import Preset
 from support.hpa_simulation import Served
 from support.served import add_python
 

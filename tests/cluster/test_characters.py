@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from cluster.access import Cluster
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.client import KubeClient
-from halimede_operator.cluster.connection import Connection
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.diff import diff
+from halimede_operator.core.children.diff import diff
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import Key, Kind
 from support.operator_desired import children_of_spec
 from support.operator_specs import PLATFORM, UID
 

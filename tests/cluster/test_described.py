@@ -6,16 +6,15 @@ from dataclasses import replace
 import pytest
 
 from cluster.access import Cluster
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, Autoscaling, Spec, Workload
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.revisions.history import Entry, Outcome
 from halimede_operator.core.snapshot import PodDevice, PodDevices, Snapshot
-from halimede_operator.core.status import status_of
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, Autoscaling, Spec, Workload
 from support.custom_resources import Json, changed, ensemble, model
 from support.described import check_is_short
 from support.operator_pods import FETCHED_MODEL, READY, deployment, index, serving, snapshot
 from support.operator_specs import ensemble_key, model_key, model_spec, search_spec
-from support.operator_status import LATER, NOW
+from support.operator_status import LATER, NOW, status_for
 
 pytestmark = pytest.mark.usefixtures("alone")
 MIB = 1 << 20
@@ -83,7 +82,7 @@ def test_describe_of_a_healthy_object_has_60_lines(target: str, cluster: Cluster
     kubectl = (f"--namespace={namespace}",)
     text = json.dumps(changed(document, {"metadata.namespace": namespace}))
     made = json.loads(cluster.kubectl("create", *kubectl, "-f", "-", "-ojson", given=text))
-    status = status_of(found, spec, (), (), (), LATER, revision="aaaa")
+    status = status_for(found, spec, now=LATER, revision="aaaa")
     patch = json.dumps({"status": {**status, "operator": "halimede/halimede"}})
     cluster.kubectl("patch", *kubectl, target, "--subresource=status", "--type=merge", "--patch", patch)
     identity = {"name": made["metadata"]["name"], "namespace": namespace, "uid": made["metadata"]["uid"]}

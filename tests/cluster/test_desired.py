@@ -12,10 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from kubernetes import client, config
 
 from cluster.access import Cluster
-from halimede_operator.cluster.client import ApiError, KubeClient
-from halimede_operator.cluster.connection import Connection
+from halimede_operator.api_server.connection import Connection
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.kinds import BY_KIND
-from halimede_operator.core.api.spec import (
+from halimede_operator.core.children.diff import Apply, diff
+from halimede_operator.core.spec.types import (
     Accelerator,
     AcceleratorType,
     CaBundle,
@@ -27,7 +29,6 @@ from halimede_operator.core.api.spec import (
     Spec,
     TopologySpread,
 )
-from halimede_operator.core.diff import Apply, diff
 from support.operator_desired import children_of_spec
 from support.operator_specs import PLATFORM, UID, cases, model_key, model_spec, workload
 

@@ -8,8 +8,8 @@ import pytest
 
 from cluster.operators import Place
 from cluster.spaces import eventually
-from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.labels import labels_of
+from halimede_operator.core.spec.types import Key, Kind
 
 
 def in_server(**fields: Any) -> dict[str, Any]:

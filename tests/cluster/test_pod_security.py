@@ -10,8 +10,8 @@ import yaml
 from kubernetes import client, config
 
 from cluster.access import Cluster
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import Kind
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import Kind
 from support.custom_resources import model
 from support.image import REPOSITORY_ROOT
 from support.operator_children import pod_of

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 
 from halimede.core.config.read import read_json
 from halimede.fetch.credentials import KEYS
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import UNREAD, Kind, ModelSpec, Spec
-from halimede_operator.core.api.uris import read_uri
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import UNREAD, Kind, ModelSpec, Spec
+from halimede_operator.core.spec.uris import read_uri
 from halimede_spec.fetch_plan import FORMATS
 from halimede_spec.uri import SCHEMES, parse_uri
 from support.bad_custom_resources import BAD, Bad

@@ -8,11 +8,11 @@ from halimede.core.config.condition import parse_condition
 from halimede.core.config.read import read_json
 from halimede.core.config.validate import validate
 from halimede.core.types import InferenceError
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import EnsembleSpec, Kind
-from halimede_operator.core.api.when import read_when, renamed
 from halimede_operator.core.children.ensemble_config import ensemble_config
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import EnsembleSpec, Kind
+from halimede_operator.core.spec.when import read_when, renamed
 from support.custom_resources import Json, ensemble
 from support.examples import Draws, drawn
 

@@ -17,7 +17,7 @@ from halimede.core.ensemble.graph import make_graph
 from halimede.core.repository.layout import DEFAULT_ARTIFACTS
 from halimede.fetch.plan import read_plan
 from halimede.settings import LogFormat, Settings
-from halimede_operator.core.api.spec import Key, ModelSpec, Serving, Spec
+from halimede_operator.core.spec.types import Key, ModelSpec, Serving, Spec
 from halimede_spec.fetch_plan import FORMATS
 from support.operator_children import children_of, pod_of, server_of
 from support.operator_specs import PLATFORM, cases, members_of, model_spec, search_spec, step, tensor, workload

@@ -22,11 +22,11 @@ from halimede.core.observe.samples import GpuSample, InstanceSample, ModelSample
 from halimede.core.observe.stats import ModelStats
 from halimede.core.types import ModelReadyState
 from halimede.core.types.statistics import SequenceCount
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.autoscaling.idle import Work, read_work
-from halimede_operator.core.autoscaling.presets import IN_USE, PRESETS, promql
-from halimede_operator.core.metrics_api.rules import Resource, Rule, Rules, parse_rules
+from halimede_operator.core.scaling.idle import Work, read_work
+from halimede_operator.core.scaling.presets import IN_USE, PRESETS, promql
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.metrics import Metrics as OperatorMetrics
+from halimede_operator.metrics_api.core.rules import Resource, Rule, Rules, parse_rules
 from halimede_operator.metrics_api.metrics import Metrics as MetricsApiMetrics
 from support.image import REPOSITORY_ROOT
 from support.metrics_api import RULES

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from halimede.backends.onnxruntime.options import read_options
 from halimede.core.config.read import read_json
-from halimede_operator.core.api.model_config import read_model_config
-from halimede_operator.core.api.reading import Field
+from halimede_operator.core.spec.field import Field
+from halimede_operator.core.spec.model_config import read_model_config
 from halimede_spec.config_field import ConfigField
 from halimede_spec.config_table import ENUMS, MESSAGES
 from support.custom_resources import schema_of

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.quantities import quantity
-from halimede_operator.core.api.spec import Preset
-from halimede_operator.core.autoscaling.presets import PRESETS
+from halimede_operator.core.scaling.presets import PRESETS
+from halimede_operator.core.spec.quantities import quantity
+from halimede_operator.core.spec.types import Preset
 from support.custom_resources import CRDS
 from support.image import REPOSITORY_ROOT
 

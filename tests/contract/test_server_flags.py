@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 
 from halimede.commands.parse import parse
-from halimede_operator.core.api.arguments import OWNED
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, Serving
+from halimede_operator.core.spec.arguments import OWNED
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, Serving
 from halimede_spec.server_flag_table import FLAGS
 from halimede_spec.server_flags import flag_problem
 from support.examples import drawn

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from halimede.core.observe.busy import STEPS
 from halimede_operator.cluster.works import PERIOD_S
-from halimede_operator.core.api.autoscaling import LONGEST_WINDOW_SECONDS
-from halimede_operator.core.api.durations import microseconds
-from halimede_operator.core.api.quantities import quantity
-from halimede_operator.core.api.spec import Preset
-from halimede_operator.core.autoscaling.presets import BEHAVIOR, BUSY, FRESH, INFLIGHT, PRESETS, QUEUE
 from halimede_operator.core.children.autoscaler import FALLBACK_AFTER
+from halimede_operator.core.scaling.presets import BEHAVIOR, BUSY, FRESH, INFLIGHT, PRESETS, QUEUE
+from halimede_operator.core.spec.autoscaling import LONGEST_WINDOW_SECONDS
+from halimede_operator.core.spec.durations import microseconds
+from halimede_operator.core.spec.quantities import quantity
+from halimede_operator.core.spec.types import Preset
 from support.hpa import DEFAULT_TOLERANCE, UP_FACTOR, UP_MINIMUM
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pages" / "autoscaling.md").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.documents import DOCUMENTS, PAGES, ROOT, RUN, SHOWN, blocks
+from support.documents import DOCUMENTS, PAGES, RECORDS, ROOT, RUN, SHOWN, blocks
 
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -84,7 +84,7 @@ def test_the_overviews_link_every_page(overview: Path) -> None:
     assert overview.parent == PAGES or (PAGES / "index.md") in linked
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *RECORDS], ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
     for target, anchor in LINK.findall(document.read_text()):
         if "://" in target:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from halimede_operator.core.metrics_api.rules import Rules, parse_rules
+from halimede_operator.metrics_api.core.rules import Rules, parse_rules
 from halimede_operator.metrics_api.settings import parse as parse_metrics_api
 from halimede_operator.metrics_api.tls import Tls
 from halimede_operator.settings import parse

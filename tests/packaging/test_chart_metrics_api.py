@@ -12,7 +12,7 @@ import yaml
 
 from cluster.pki import Authority, write_kubeconfig
 from cluster.programs import provide_programs
-from halimede_operator.core.metrics_api.requests import ROOT
+from halimede_operator.metrics_api.core.requests import ROOT
 from support.api_server import ApiServer, api_server
 from support.image import REPOSITORY_ROOT, Unavailable, run
 from support.metrics_api import SERVICE, PlayedPrometheus, http_server, metrics_api_process

@@ -14,6 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "pages"
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "CONTRIBUTING.md", *sorted(PAGES.glob("*.md"))]
+DECISIONS = ROOT / "docs" / "decisions"
+MAPS = {"halimede": ROOT / "server" / "DESIGN.md", "halimede_operator": ROOT / "operator" / "DESIGN.md"}
+"""By package, the document that says where things are."""
+RECORDS = [*MAPS.values(), ROOT / "docs" / "limits.md", ROOT / "docs" / "figures.md", *sorted(DECISIONS.glob("*.md"))]
+"""For those who change Halimede. They are not on the site."""
 RUN = frozenset({"sh", "python", "console"})
 """Languages of blocks that are run."""
 SHOWN = frozenset({"text", "json", "yaml", "protobuf", "dockerfile"})

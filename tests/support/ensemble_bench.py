@@ -120,8 +120,9 @@ class Bench:
         self.stats = ModelStats("e", "1", decoupled=graph.decoupled)
         loop = asyncio.get_running_loop()
         self.members: list[Any] = []
-        self.requests = VersionRequests("e", "1", self.table, self.stats)
-        self.ensemble = Ensemble(graph, self.requests, self.server, lambda: self.members, RequestChecker(config), loop)
+        requests = functools.partial(VersionRequests, self.table, self.stats)
+        self.ensemble = Ensemble(graph, requests, self.server, lambda: self.members, RequestChecker(config), loop)
+        self.requests = self.ensemble.requests
         self.responses: list[tuple[int, InferenceResponse]] = []
 
     def submit(self, *keys: int, caller: Caller | None = None, timeout_us: int = 0, size_bytes: int = 4) -> None:

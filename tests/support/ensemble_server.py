@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halimede.core.inventory import Inventory
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.tensor import tensor_from_array
 from halimede.runtime.core_server import CoreServer
-from halimede.runtime.lifecycle import ModelLifecycle
-from halimede.runtime.prepare import LoadOptions
-from halimede.runtime.repository import ModelRepository
-from halimede.runtime.sampler import make_sampler
-from halimede.settings import MetricsConfig, ModelControlMode
+from halimede.runtime.lifecycle import CLOSE_TIMEOUT_SECS, ModelLifecycle
+from halimede.serving_core import ServingCore, make_core
+from halimede.settings import ModelControlMode, Settings
 
 
 @dataclass
@@ -27,24 +24,22 @@ class BareServer:
 
     repository: Path
     load_threads: int = 4
-    limits: Mapping[str, float] = field(default_factory=dict)
-    """Time limits of the life cycle that differ from the defaults."""
-    lifecycle: ModelLifecycle = field(init=False)
+    unload_wait_secs: float = 60.0
+    close_timeout_secs: float = CLOSE_TIMEOUT_SECS
+    whole: ServingCore = field(init=False)
     core: CoreServer = field(init=False)
+    lifecycle: ModelLifecycle = field(init=False)
 
     def __post_init__(self) -> None:
-        options = LoadOptions(Inventory(()), {}, autocomplete=True)
-        self.lifecycle = ModelLifecycle(ModelRepository((self.repository,)), options, self.load_threads, **self.limits)
-        self.core = CoreServer(
-            self.lifecycle,
-            make_sampler(1000, Inventory(), cpu=False, gpu=False),
-            server_id="test",
-            control_mode=ModelControlMode.EXPLICIT,
-            strict_readiness=True,
-            metrics_config=MetricsConfig(),
-            dropped_log_lines=lambda: 0,
-            inventory=Inventory(),
+        settings = Settings(
+            model_repository=(self.repository,),
+            model_control_mode=ModelControlMode.EXPLICIT,
+            model_load_thread_count=self.load_threads,
+            unload_wait_secs=self.unload_wait_secs,
         )
+        self.whole = make_core(settings, close_timeout_secs=self.close_timeout_secs)
+        self.core = self.whole.server
+        self.lifecycle = self.core.lifecycle
 
     async def load(self, *names: str) -> None:
         for name in names:

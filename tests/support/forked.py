@@ -45,7 +45,7 @@ SERVER = (
     "halimede.fetch.fetcher",
     "pynvml",
 )
-OPERATOR = ("halimede_operator.main",)
+OPERATOR = ("halimede_operator.main", "halimede_operator.metrics_api.main", "halimede_operator.operator")
 MAX_MESSAGE_BYTES = 128 << 10
 NUMBER = struct.Struct("i")
 """A process identifier or an exit code, in the pipe of a process."""

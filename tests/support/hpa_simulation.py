@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from halimede_operator.core.api.spec import Preset
-from halimede_operator.core.autoscaling.presets import BEHAVIOR, PRESETS
+from halimede_operator.core.scaling.presets import BEHAVIOR, PRESETS
+from halimede_operator.core.spec.types import Preset
 from support.hpa import Autoscaler, Behavior, Controller, Metric, Phase, Pod, Samples, Target, milli
 
 BUSY_WINDOW_S = 15.0

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from halimede_operator.core.api.spec import EnsembleSpec, Key, ModelSpec, Spec
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.types import EnsembleSpec, Key, ModelSpec, Spec
 from support.operator_desired import children_of_spec
 from support.operator_specs import PLATFORM, UID, ensemble_key, model_key
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from halimede_operator.core.api.spec import Key, ModelSpec, Spec
-from halimede_operator.core.autoscaling.replicas import replicas_of
-from halimede_operator.core.desired import build, desired, template_without_devices
+from halimede_operator.core.children.desired import build, desired, template_without_devices
 from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT
 from halimede_operator.core.placement.choice import Placement, demand_of, named
 from halimede_operator.core.platform import Platform
-from halimede_operator.core.rollout import strategy_at_rest
+from halimede_operator.core.rollout.strategy import strategy_at_rest
+from halimede_operator.core.scaling.replicas import replicas_of
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Key, ModelSpec, Spec
 
 CHOSEN = Placement("nvidia.com/mig-2g.20gb", "2g.20gb")
 """For a spec that names an amount of memory."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import yaml
 
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import Key, Kind, ModelSpec, Spec
 from halimede_operator.core.labels import APPLIED_HASH, REVISION_LABEL, TEMPLATE_HASH
 from halimede_operator.core.objects import map_key
-from halimede_operator.core.plan import member_names
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.revisions.revision import TEMPLATE_FILE
+from halimede_operator.core.spec.ensemble import member_names
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import Key, Kind, ModelSpec, Spec
 from support.custom_resources import GOOD, model
 from support.operator_desired import children_of_spec
 from support.operator_specs import PLATFORM, UID

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.cache import Cache, entry_of
 from halimede_operator.cluster.client import KubeClient
-from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.inventory import Inventories
@@ -18,9 +18,9 @@ from halimede_operator.cluster.kinds import WATCHED
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.reading import moment_of
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.queue import Outcome
 from halimede_operator.reconcile.placer import Placer
 from halimede_operator.reconcile.reconciler import Reconciler

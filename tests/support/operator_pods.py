@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.labels import PLACEMENT
 from halimede_operator.core.placement.choice import Placement
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Snapshot
+from halimede_operator.core.spec.types import Key
 
 IMAGE = "registry.example/halimede:1"
 BEGINNING = "1970-01-01T00:00:00Z"
@@ -252,7 +252,8 @@ def snapshot(
     indexes: Mapping[str, PodIndex] | None = None,
     **fields: Any,
 ) -> Snapshot:
-    """Every ready pod has an index with version 1 of `bert`, unless `indexes` has another one under the pod's name."""
+    """Every ready pod has an index with version 1 of `bert`, unless `indexes` has another one under the pod's name.
+    child: the Deployment, which gets the object's name."""
     asked = {
         p["metadata"]["name"]: READY
         for p in pods
@@ -269,7 +270,7 @@ def snapshot(
             **({"status": status} if status is not None else {}),
         },
         members=fields.pop("members", {}),
-        children=() if child is None else (child,),
+        children=() if child is None else ({**child, "metadata": {**child["metadata"], "name": key.name}},),
         replica_sets=tuple(replica_sets) or (replica_set(),),
         pods=pods,
         indexes={f"uid-{name}": index_of_pod for name, index_of_pod in asked.items()},

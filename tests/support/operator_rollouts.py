@@ -2,27 +2,22 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.diff import Apply, Delete
-from halimede_operator.core.events import EventDraft, events_of
+from halimede_operator.core.children.diff import Apply, Delete
+from halimede_operator.core.decide import decide, strategy_now
+from halimede_operator.core.decided import Decided, EventDraft, Performed
 from halimede_operator.core.labels import REVISION_LABEL
-from halimede_operator.core.placement.choice import choose
+from halimede_operator.core.placement.choice import Devices, choose
 from halimede_operator.core.placement.ledger import Ledger
-from halimede_operator.core.plan import (
-    Devices,
-    Plan,
-    demand_in,
-    failed_placement,
-    kept_placement,
-    plan,
-    workload_in,
-)
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.revisions.history import read_history
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.types import Key
 from halimede_operator.core.status import status_of
+from halimede_operator.core.status.events import events_of
+from halimede_operator.core.subject import Subject
 from support.device_nodes import inventory, node
 from support.operator_pods import DEADLINE, READY, deployment, ended, fetched, pod, second, serving, stopped
 from support.operator_specs import UID, model_key
@@ -77,41 +72,37 @@ class World:
 
     # The operator.
 
-    def plan(self) -> Plan:
-        snapshot = self.snapshot()
-        return plan(snapshot, self.platform, self.now, devices=self._devices(snapshot))
+    def decide(self) -> Decided:
+        return self._decide(Subject.of(self.snapshot(), self.platform))
 
-    def _devices(self, snapshot: Snapshot) -> Devices:
-        """As the operator decides, with the smallest slice of one node for each need."""
-        if "accelerator" not in self.object["spec"]:
-            return Devices()
-        workload = workload_in(snapshot, self.platform)
-        if workload is None or not workload.accelerator.is_wanted:
-            return Devices()
-        kept = failed_placement(snapshot) or kept_placement(snapshot, workload)
-        demand = demand_in(snapshot, self.platform)
-        assert demand is not None
-        return Devices(kept or choose(demand, Ledger(inventory([NODE]))))
+    def _decide(self, subject: Subject) -> Decided:
+        """With the smallest slice of one node for each need."""
+        devices = Devices()
+        if subject.spec is not None and subject.spec.workload.accelerator.is_wanted:
+            assert subject.demand is not None
+            kept = subject.failed_placement or subject.kept_placement
+            devices = Devices(kept or choose(subject.demand, Ledger(inventory([NODE]))))
+        return decide(subject, devices, self.now)
 
     def reconcile(self) -> list[EventDraft]:
         """Reconcile until nothing changes. Returns the events."""
         events: list[EventDraft] = []
         written = self._written()
         for _ in range(9):
-            planned, before = self.plan(), written
-            for change in planned.changes:
+            subject, before = Subject.of(self.snapshot(), self.platform), written
+            decided = self._decide(subject)
+            for change in decided.changes:
                 self._make(change)
-            events += planned.events
-            status = status_of(
-                self.snapshot(), planned.spec, planned.problems, (), (), self.now,
-                revision=planned.revision, rolled_back=planned.rolled_back, waiting=planned.waiting,
-            )  # fmt: skip
+            events += decided.events
+            subject = subject.seen(self.snapshot())
+            decided = replace(decided, strategy=strategy_now(subject, decided, self.now))
+            status = status_of(subject, decided, Performed(), self.now)
             events += events_of(self.object.get("status"), status)
             self.object["status"] = _copy(status)
             self._control()
             written = self._written()
             if written == before:
-                assert planned.changes == planned.events == ()
+                assert decided.changes == decided.events == ()
                 return events
         raise AssertionError("it does not come to rest")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from halimede_operator.core.api.spec import (
+from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.types import (
     Accelerator,
     AcceleratorType,
     Autoscaling,
@@ -33,7 +34,6 @@ from halimede_operator.core.api.spec import (
     TopologySpread,
     Workload,
 )
-from halimede_operator.core.platform import Platform
 from halimede_spec.fetch_plan import FORMATS
 from halimede_spec.uri import SCHEMES
 from support.examples import words

@@ -1,10 +1,16 @@
 """Statuses for snapshots, and parts of them."""
 
-from halimede_operator.core.api.spec import Problem, Spec, Workload
+from collections.abc import Sequence
+from typing import Any
+
+from halimede_operator.core.children.diff import Conflict
+from halimede_operator.core.decided import ApplyFailure, Decided, Performed
 from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.types import Problem, Spec, Workload
 from halimede_operator.core.status import status_of
+from halimede_operator.core.subject import Subject
 from support.operator_pods import IMAGE, NEW, deployment, serving, snapshot
-from support.operator_specs import model_key, model_spec
+from support.operator_specs import PLATFORM, model_key, model_spec
 
 NOW, LATER = "2026-11-22T10:00:00Z", "2026-11-22T11:00:00Z"
 NAME = f"bert-{NEW}-aaaaa"
@@ -34,9 +40,21 @@ def condition_state(status: Object, type_: str) -> tuple[str, str]:
     return next((c["status"], c["reason"]) for c in status["conditions"] if c["type"] == type_)
 
 
-def status_for(seen: Snapshot, spec: Spec | None = TWO, *, now: str = NOW, **obstacles: object) -> Object:
-    given = {"problems": (), "failures": (), "conflicts": (), **obstacles}
-    return status_of(seen, spec, given["problems"], given["failures"], given["conflicts"], now)
+def status_for(
+    seen: Snapshot,
+    spec: Spec | None = TWO,
+    *,
+    now: str = NOW,
+    problems: Sequence[Problem] = (),
+    failures: Sequence[ApplyFailure] = (),
+    conflicts: Sequence[Conflict] = (),
+    is_postponed: bool = False,
+    **decided: Any,
+) -> Object:
+    """decided: further parts of a `Decided`."""
+    subject = Subject(seen, PLATFORM, spec, tuple(problems))
+    given = Decided(tuple(conflicts), failures=tuple(failures), **decided)
+    return status_of(subject, given, Performed(is_postponed), now)
 
 
 def conditions(status: Object) -> dict[str, str]:

@@ -3,8 +3,8 @@
 from copy import deepcopy
 from typing import Any
 
-from halimede_operator.core.api.quantities import quantity
 from halimede_operator.core.objects import QUANTITIES, QUANTITY_MAPS
+from halimede_operator.core.spec.quantities import quantity
 
 Object = dict[str, Any]
 

@@ -9,14 +9,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.client import KubeClient
-from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.kinds import REQUIRED, Resource
 from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.optional_kinds import why_unavailable
 from halimede_operator.cluster.watch_health import Collection, WatchHealth
-from halimede_operator.core.api.spec import Key
+from halimede_operator.core.spec.types import Key
 from halimede_operator.handlers.watch import Watches, ignore_dropped_workers, kopf_settings
 from support.kube_api import KubeApi, kube_api
 

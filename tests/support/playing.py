@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem, WorkerEvent
 
+NOBODY: Any = SimpleNamespace(cancel=None, acknowledge=None)
+"""The other models, for a model that calls none."""
 LIMIT_S = 30.0
 UNLIMITED = Program()
 CONFIG = """
@@ -93,9 +96,7 @@ async def playing(
         repository=str(folder), artifact=str(file), decoupled=decoupled,
     )  # fmt: skip
     play = Play()
-    services, loop = ModelServices(CustomMetrics()), asyncio.get_running_loop()
-    if models is not None:
-        services.models = models
+    services, loop = ModelServices(CustomMetrics(), models or NOBODY), asyncio.get_running_loop()
     on_start()
     play.worker = worker = await ProcessWorker.start(
         spec,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from halimede.core.config.check_request import Checked, RequestChecker
@@ -194,13 +195,13 @@ class Bench:
         self.table = RequestTable()
         self.stats = ModelStats("m", "1", decoupled=decoupled)
         in_order = bool(batching.get("preserve_ordering"))
-        self.requests = VersionRequests("m", "1", self.table, self.stats, preserve_ordering=in_order)
         self.pump = Pump(
             lambda take_back: scheduler or make_scheduler(config, take_back),
-            self.requests,
+            partial(VersionRequests, self.table, self.stats, preserve_ordering=in_order),
             RequestChecker(config),
             asyncio.get_running_loop(),
         )
+        self.requests = self.pump.requests
         self.workers = [PlayedProcess(ordinal, self.pump, concurrency) for ordinal in range(workers)]
         for worker in self.workers:
             self.pump.add_worker(worker)

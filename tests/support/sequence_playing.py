@@ -19,7 +19,7 @@ from halimede.workers.process.program import Program
 from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchDone, BatchItem, WorkerEvent
-from support.playing import shared_launcher
+from support.playing import NOBODY, shared_launcher
 
 LIMIT_S = 30.0
 HEAD = "import os, time, threading\nimport numpy as np\nimport triton_python_backend_utils as pb\n\n"
@@ -73,7 +73,7 @@ async def playing(folder: Path, config: ModelConfig, artifact: Path, decoupled: 
         ReplyChecker(config, is_strict=False),
         Program(),
         shared_launcher(),
-        ModelServices(CustomMetrics()),
+        ModelServices(CustomMetrics(), NOBODY),
         "m#1",
         play.on_event,
         asyncio.get_running_loop(),

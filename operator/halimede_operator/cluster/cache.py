@@ -17,15 +17,15 @@ from typing import Any
 import orjson
 
 from halimede_operator.cluster.kinds import AUTOSCALERS, DEPLOYMENTS, ENSEMBLES, MODELS, PODS, REPLICA_SETS, Resource
-from halimede_operator.core.api.spec import API_VERSION, UNREAD, Key, Kind
-from halimede_operator.core.autoscaling.hpa import decision_of
-from halimede_operator.core.autoscaling.idle import MAX_WAKE, WAKE
-from halimede_operator.core.autoscaling.replicas import IS_OURS, are_ours
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MODEL_LABEL
-from halimede_operator.core.plan import member_names
 from halimede_operator.core.pods.refreshes import REFRESHED
 from halimede_operator.core.reading import text_at
+from halimede_operator.core.scaling.hpa import decision_of
+from halimede_operator.core.scaling.idle import MAX_WAKE, WAKE
+from halimede_operator.core.scaling.replicas import IS_OURS, are_ours
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.ensemble import member_names
+from halimede_operator.core.spec.types import API_VERSION, UNREAD, Key, Kind
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 OWN_METADATA = (
@@ -68,6 +68,8 @@ class Entry:
     """Of an object of our own kinds, with what is not kept."""
     has_ended: bool = False
     """It is a pod in which nothing runs any more. Kubernetes keeps up to 12,500 of these."""
+    is_being_deleted: bool = False
+    """Of an object of our own kinds: it exists until its finalizers are removed."""
 
     @property
     def json(self) -> bytes:
@@ -147,6 +149,8 @@ class Cache:
             self._drop(namesake)
         elif known is not None:
             self._unlink(known)
+        if entry.key is not None and entry.is_being_deleted:
+            self._gone.add(entry.key)
         self._entries[entry.uid] = entry
         self._names[entry.kind, entry.namespace, entry.name] = entry.uid
         if entry.owner is not None:
@@ -172,9 +176,10 @@ class Cache:
         return self._woken(entry)
 
     def take_gone(self) -> list[Key]:
-        """Our objects that were deleted since the last call, and do not exist again."""
+        """Our objects whose deletion began or ended since the last call, without those that exist again."""
         gone, self._gone = self._gone, set()
-        return [key for key in gone if self.find(key.kind, key.namespace, key.name) is None]
+        found = {key: self.find(key.kind, key.namespace, key.name) for key in gone}
+        return [key for key, entry in found.items() if entry is None or entry.is_being_deleted]
 
     def listed(self, resource: Resource, namespace: str | None, version: int, uids: frozenset[str]) -> frozenset[Key]:
         """A list was complete: forget the known objects of this kind that are neither in it nor newer. Return the keys
@@ -276,6 +281,7 @@ def entry_of(resource: Resource, value: dict[str, Any]) -> Entry:
         packed=_packed(orjson.dumps(whole)),
         size_bytes=len(orjson.dumps(value)) if resource.ours else 0,
         has_ended=resource is PODS and text_at(value, "status", "phase") in {"Failed", "Succeeded"},
+        is_being_deleted=resource.ours and "deletionTimestamp" in metadata,
     )
 
 

@@ -1,34 +1,27 @@
 """Calls to the API server: objects as dicts, one field manager, errors classified by how to handle them."""
 
-import datetime
-import email.utils
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
-from urllib.parse import urlencode
 
-import aiohttp
-import orjson
-
-from halimede_operator.cluster.connection import Connection
-from halimede_operator.cluster.decoding import decode, decode_list
+from halimede_operator.api_server.connection import Connection
+from halimede_operator.api_server.decoding import decode, decode_list
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.api_server.requests import JSON, Requests
 from halimede_operator.cluster.kinds import BY_KIND, EVENTS, LEASES, NODES, SELECTOR, Resource
-from halimede_operator.core.api_errors import Cause, Meaning, meaning_of
-from halimede_operator.core.autoscaling.replicas import HOLDER
 from halimede_operator.core.platform import FIELD_MANAGER
+from halimede_operator.core.scaling.replicas import HOLDER
 from halimede_operator.core.snapshot import Object
 
 T = TypeVar("T")
 
 STATUS_MANAGER = f"{FIELD_MANAGER}-status"
 TIMEOUT_S = 30.0
-RETRY_AFTER_MAX_S = 600.0
 PAGE = 100
 """Objects per answer of a list of all namespaces, which bounds the memory that a list takes."""
 MOST_EVENTS = 32
-"""Of one object. A kubelet makes one for each message, but anybody may write events about a pod."""
+"""How many events about one object are read. A kubelet makes one for each message, but all users may write events."""
 NO_VERSION = "1"
 """A resourceVersion that no object has, because etcd counts writes from 2. An apply that names it creates the object if
 the name is free, and is a conflict otherwise."""
@@ -36,34 +29,6 @@ the name is free, and is a conflict otherwise."""
 
 class NotLeaderError(Exception):
     """A write was not made, because another operator may hold the lease."""
-
-
-@dataclass(slots=True, eq=False)
-class ApiError(Exception):
-    """The API server answered with an error, or did not answer (status 0)."""
-
-    verb: str
-    path: str
-    status: int
-    reason: str
-    message: str
-    retry_after_s: float | None = None
-    causes: tuple[Cause, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.path}: {self.status or 'no answer'} {self.reason}: {self.message}"
-
-    @property
-    def meaning(self) -> Meaning:
-        return meaning_of(self.status, self.message, self.causes)
-
-    @property
-    def is_conflict(self) -> bool:
-        return self.meaning is Meaning.CONFLICT
-
-    @property
-    def is_refusal(self) -> bool:
-        return self.meaning.is_refusal
 
 
 class KubeApi(Protocol):
@@ -90,7 +55,7 @@ class KubeApi(Protocol):
         ...
 
     async def hold(self, value: Object) -> Object:
-        """Apply with the field manager that holds replicas (`core.autoscaling.replicas`)."""
+        """Apply with the field manager that holds replicas (`core.scaling.replicas`)."""
         ...
 
     async def set_owners(self, value: Object, managed_fields: list[Object]) -> None:
@@ -124,7 +89,7 @@ class KubeApi(Protocol):
 
 
 class KubeClient:
-    """Implements KubeApi, and calls for the Lease, over `kubernetes.aio`."""
+    """Implements KubeApi, and calls for the Lease."""
 
     def __init__(
         self,
@@ -137,20 +102,19 @@ class KubeClient:
         may_write: called just before every write except those of the Lease. count_write: called with verb, kind and
         HTTP status (0: no answer) of each such write.
         """
-        self._connection = connection
         self._may_write = may_write
         self._count_write = count_write
-        self._session = connection.session()
+        self._requests = Requests(connection, FIELD_MANAGER)
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._requests.close()
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         return await self._get(resource.path(namespace, name))
 
     async def list_labelled(self, resource: Resource, namespace: str, labels: Mapping[str, str]) -> tuple[Object, ...]:
         selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        answer = await self._call("GET", resource.path(namespace), query={"labelSelector": selector})
+        _, answer = await self._request("GET", resource.path(namespace), query={"labelSelector": selector})
         return tuple(answer.get("items") or ())
 
     async def apply(self, value: Object, *, is_new: bool = False) -> Object:
@@ -210,11 +174,7 @@ class KubeClient:
         query = {"limit": str(PAGE)}
         path = resource.path(None)
         while True:
-            _, data = await self._request_bytes("GET", path, None, query)
-            try:
-                page = decode_list(data, reduced)
-            except ValueError as error:
-                raise _malformed("GET", path) from error
+            _, page = await self._request("GET", path, query=query, decoder=lambda data: decode_list(data, reduced))
             found += [each for each in page["items"] if each is not None]
             if not (token := (page.get("metadata") or {}).get("continue")):
                 return found
@@ -226,7 +186,7 @@ class KubeClient:
     async def events_about(self, namespace: str, uid: str, **fields: str) -> tuple[Object, ...]:
         selector = ",".join([f"involvedObject.uid={uid}", *(f"{name}={value}" for name, value in fields.items())])
         query = {"fieldSelector": selector, "limit": str(MOST_EVENTS)}
-        answer = await self._call("GET", EVENTS.path(namespace), query=query)
+        _, answer = await self._request("GET", EVENTS.path(namespace), query=query)
         return tuple(answer.get("items") or ())
 
     async def has_kinds(self, root: str, plurals: frozenset[str]) -> bool:
@@ -236,23 +196,22 @@ class KubeClient:
 
     async def list_one(self, resource: Resource, namespace: str | None) -> None:
         """List at most one labelled object of a kind, as a test whether the kind can be listed."""
-        await self._call("GET", resource.path(namespace), query={"labelSelector": SELECTOR, "limit": "1"})
+        await self._request("GET", resource.path(namespace), query={"labelSelector": SELECTOR, "limit": "1"})
 
     async def get_lease(self, namespace: str, name: str, timeout_s: float) -> Object | None:
         return await self._get(LEASES.path(namespace, name), timeout_s)
 
     async def write_lease(self, namespace: str, lease: Object, timeout_s: float) -> Object:
         """Create the Lease if it has no resourceVersion; otherwise replace exactly that version."""
-        name = lease["metadata"]["name"]
-        if "resourceVersion" in lease["metadata"]:
-            return await self._call("PUT", LEASES.path(namespace, name), lease, timeout_s=timeout_s)
-        return await self._call("POST", LEASES.path(namespace), lease, timeout_s=timeout_s)
+        exists = "resourceVersion" in lease["metadata"]
+        path = LEASES.path(namespace, lease["metadata"]["name"] if exists else None)
+        return (await self._request("PUT" if exists else "POST", path, lease, timeout_s=timeout_s))[1]
 
     async def _get(
         self, path: str, timeout_s: float = TIMEOUT_S, query: Mapping[str, str] | None = None
     ) -> Object | None:
         try:
-            return await self._call("GET", path, query=query, timeout_s=timeout_s)
+            return (await self._request("GET", path, query=query, timeout_s=timeout_s))[1]
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -265,7 +224,7 @@ class KubeClient:
         path: str,
         body: Object,
         query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
     ) -> Object:
         if not self._may_write():
             raise NotLeaderError
@@ -277,73 +236,18 @@ class KubeClient:
         self._count_write(verb, resource.kind, status)
         return answer
 
-    async def _call(
+    async def _request(
         self,
         verb: str,
         path: str,
         body: Object | None = None,
         query: Mapping[str, str] | None = None,
+        content_type: str = JSON,
         timeout_s: float = TIMEOUT_S,
-    ) -> Object:
-        return (await self._request(verb, path, body, query, timeout_s=timeout_s))[1]
-
-    async def _request(
-        self,
-        verb: str,
-        path: str,
-        body: Object | None,
-        query: Mapping[str, str] | None,
-        content_type: str = "application/json",
-        timeout_s: float = TIMEOUT_S,
+        decoder: Callable[[bytes], Object] = decode,
     ) -> tuple[int, Object]:
-        status, data = await self._request_bytes(verb, path, body, query, content_type, timeout_s)
-        try:
-            value: Object = decode(data)
-        except orjson.JSONDecodeError as error:
-            raise _malformed(verb, path) from error
-        return status, value
-
-    async def _request_bytes(
-        self,
-        verb: str,
-        path: str,
-        body: Object | None,
-        query: Mapping[str, str] | None,
-        content_type: str = "application/json",
-        timeout_s: float = TIMEOUT_S,
-    ) -> tuple[int, bytes]:
-        """The status and the body of a successful answer."""
-        status, headers, data = await self._send(verb, path, body, query, content_type, timeout_s)
-        if status == 401:
-            # The file may have a newer token than the one we read.
-            try:
-                await self._connection.refresh()
-            except Exception as error:
-                raise ApiError(verb, path, 401, "Unauthorized", f"credentials cannot be read: {error}") from error
-            status, headers, data = await self._send(verb, path, body, query, content_type, timeout_s)
-        if 200 <= status < 300:
-            return status, data
-        raise error_of(verb, path, status, headers, data)
-
-    async def _send(
-        self,
-        verb: str,
-        path: str,
-        body: Object | None,
-        query: Mapping[str, str] | None,
-        content_type: str,
-        timeout_s: float,
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        url = self._connection.host + path + (f"?{urlencode(query)}" if query else "")
-        headers = await self._connection.headers()
-        headers |= {"Content-Type": content_type, "User-Agent": FIELD_MANAGER, "Accept": "application/json"}
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, 5.0))
         data = None if body is None else encoded(body)
-        try:
-            async with self._session.request(verb, url, headers=headers, data=data, timeout=timeout) as response:
-                return response.status, response.headers, await response.read()
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ApiError(verb, path, 0, "Unreachable", str(error) or type(error).__name__) from error
+        return await self._requests.send(verb, path, data, query, content_type, timeout_s=timeout_s, decoder=decoder)
 
 
 _APPLY = "application/apply-patch+yaml"
@@ -368,43 +272,3 @@ def encoded(body: Object) -> bytes:
     """
     text = json.dumps(body, ensure_ascii=False)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
-
-
-def _malformed(verb: str, path: str) -> ApiError:
-    return ApiError(verb, path, 0, "Malformed", "the answer is not JSON")
-
-
-def error_of(verb: str, path: str, status: int, headers: Mapping[str, str], data: bytes) -> ApiError:
-    """The error for an answer. data: a Status as JSON, or any text of a proxy in between."""
-    now = datetime.datetime.now(datetime.UTC)
-    retry_after_s = retry_after(headers.get("Retry-After"), now)
-    try:
-        answer = orjson.loads(data)
-        details = answer.get("details") or {}
-        reason, message = str(answer.get("reason") or "Unknown"), str(answer.get("message") or "")
-        causes = tuple(
-            Cause(str(cause.get("reason")), str(cause.get("field") or "")) for cause in details.get("causes") or ()
-        )
-    except (orjson.JSONDecodeError, AttributeError):
-        reason, message, causes = "Unknown", data[:256].decode(errors="replace"), ()
-    return ApiError(verb, path, status, reason, message, retry_after_s, causes)
-
-
-def retry_after(value: str | None, now: datetime.datetime) -> float | None:
-    """Seconds to wait, from a Retry-After header that holds seconds (a fraction is allowed) or a date.
-
-    At most RETRY_AFTER_MAX_S. None without a header, or if it cannot be parsed.
-    """
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            date = email.utils.parsedate_to_datetime(value)
-        except ValueError:
-            return None
-        seconds = (date.replace(tzinfo=date.tzinfo or datetime.UTC) - now).total_seconds()
-    if seconds != seconds:  # noqa: PLR0124 - nan
-        return None
-    return min(max(seconds, 0.0), RETRY_AFTER_MAX_S)

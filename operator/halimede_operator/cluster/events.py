@@ -3,10 +3,12 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from halimede_operator.cluster.client import ApiError, KubeApi
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.events import EventDraft, EventLimit, LastingStates
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.cluster.client import KubeApi
+from halimede_operator.core.decided import EventDraft
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Key
+from halimede_operator.core.status.events import EventLimit, LastingStates
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ class Events:
         return again_s
 
     def forget(self, key: Key) -> None:
-        """The object is gone."""
+        """Forget an object that no longer exists."""
         self._states.forget(key)
 
     async def post(self, key: Key, about: Object, drafts: Sequence[EventDraft], now: str) -> None:

@@ -19,12 +19,13 @@ from typing import Any
 import aiohttp
 import orjson
 
-from halimede_operator.core.api.spec import Key
+from halimede_operator.api_server.requests import read_at_most
 from halimede_operator.core.reading import at, decimal, text_at
 from halimede_operator.core.snapshot import Object, PodDevice, PodDevices, PodIndex, ServedVersion
+from halimede_operator.core.spec.types import Key
 
 MAX_CONCURRENT = 32
-"""Pods that are asked at the same time."""
+"""How many pods are asked at the same time."""
 LARGEST_BYTES = 1 << 20
 MOST_VERSIONS = 4096
 MOST_DEVICES = 64
@@ -212,14 +213,11 @@ async def ask_devices(session: aiohttp.ClientSession, url: str, timeout_s: float
 
 
 async def request(session: aiohttp.ClientSession, method: str, url: str, timeout_s: float) -> tuple[int, bytes]:
-    """Status and body; of a body that is too long, only so much that this can be seen."""
+    """Status and body. Of a body that is too long, LARGEST_BYTES + 1 bytes are read."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     data = b"{}" if method == "POST" else None
     async with session.request(method, url, data=data, timeout=timeout, allow_redirects=False) as response:
-        body = await response.content.read(LARGEST_BYTES)
-        while len(body) <= LARGEST_BYTES and (more := await response.content.read(LARGEST_BYTES)):
-            body += more
-        return response.status, body
+        return response.status, await read_at_most(response.content, LARGEST_BYTES + 1)
 
 
 def parse_index(data: bytes) -> PodIndex:

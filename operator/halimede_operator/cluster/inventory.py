@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
-from halimede_operator.cluster.client import ApiError, KubeApi
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.cluster.client import KubeApi
 from halimede_operator.cluster.kinds import NODES, PODS
 from halimede_operator.core.placement.inventory import Inventory, has_devices, inventory_of, node_part, summary_of
 
 KEPT_S = 10.0
-"""The lists are read at most this often, however many objects there are, and only while one needs a decision."""
+"""How long the lists are used. They are read only while an object needs a decision, however many objects there are."""
 FORBIDDEN_S = 30.0
 
 

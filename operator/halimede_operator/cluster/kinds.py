@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from halimede_operator.core.api.spec import GROUP, VERSION, Kind
 from halimede_operator.core.labels import MANAGED_BY
+from halimede_operator.core.spec.types import GROUP, VERSION, Kind
 
 SELECTOR = f"app.kubernetes.io/managed-by={MANAGED_BY}"
 

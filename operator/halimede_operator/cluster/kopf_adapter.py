@@ -24,12 +24,12 @@ from typing import Any
 import aiohttp
 import orjson
 
+from halimede_operator.api_server.connection import Connection
+from halimede_operator.api_server.decoding import decode_list, shallow
 from halimede_operator.cluster.cache import Cache, entry_of
-from halimede_operator.cluster.connection import Connection
-from halimede_operator.cluster.decoding import decode_list, shallow
 from halimede_operator.cluster.watch_health import Collection, WatchHealth, collection_of
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.reading import text_at
+from halimede_operator.core.spec.types import Key
 
 log = logging.getLogger(__name__)
 

@@ -4,15 +4,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from halimede_operator.cluster.client import ApiError, KubeApi
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.devices import Held, held_devices, shortages
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.cluster.client import KubeApi
+from halimede_operator.core.placement.devices import Held, held_devices, shortages
 from halimede_operator.core.snapshot import Object, Shortage
+from halimede_operator.core.spec.types import Key
 
 FORBIDDEN_S = 30.0
 PERIOD_S = 3.0
 SPACING_S = 0.05
-"""Between two nodes, which bounds the rate of requests: many nodes are each read less often."""
+"""The time between the reads of two nodes. It bounds the rate of requests: each of many nodes is read less often."""
 
 
 class Nodes:

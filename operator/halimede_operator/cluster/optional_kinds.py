@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from halimede_operator.cluster.client import ApiError, KubeClient
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.cluster.client import KubeClient
 from halimede_operator.cluster.kinds import Resource
 
 

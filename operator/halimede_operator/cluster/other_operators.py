@@ -3,15 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from halimede_operator.cluster.client import ApiError, KubeApi
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.cluster.client import KubeApi
 from halimede_operator.cluster.kinds import LEASES
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.operator_mark import FREE_AFTER_S
+from halimede_operator.core.process.operator_mark import FREE_AFTER_S
+from halimede_operator.core.spec.types import Key
 
 KEPT_S = 10.0
 """How long the last answer about a Lease is used."""
 MOST_LEASES = 1000
-"""Bounds memory: every user who may write statuses can name Leases."""
+"""How many Leases are remembered. Every user who may write statuses can name some."""
 
 
 @dataclass(frozen=True, slots=True)

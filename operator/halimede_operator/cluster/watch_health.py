@@ -42,28 +42,28 @@ class WatchHealth:
         """Those for which kopf sent a request since it was started."""
 
     def record_answer(self, where: Collection, now: float) -> None:
-        """The API server sent something: a list, an event or a bookmark."""
+        """Record that the API server sent a list, an event or a bookmark."""
         self._received_at[where] = now
 
     def record_request(self, where: Collection, now: float) -> None:
-        """A request is about to be sent."""
+        """Record that a request is about to be sent."""
         self._requested_at[where] = now
         self._requested.add(where)
 
     def expect(self, watches: Iterable[Collection], now: float) -> None:
-        """These are watched from now on, and no others. Called while kopf does not run."""
+        """Replace the watched collections by these. Called while kopf does not run."""
         self._received_at = {where: self._received_at.get(where, now) for where in watches}
         self._requested_at = dict.fromkeys(self._received_at, now)
         self._listed &= self._received_at.keys()
         self._requested.clear()
 
     def restarted(self, now: float) -> None:
-        """kopf is about to start all watches; or the process hardly ran for a while, and runs again. All watches get
-        the full time to receive something."""
+        """Give all watches the full time to receive something: kopf is about to start them, or the process hardly ran
+        for a while."""
         self._requested_at = dict.fromkeys(self._requested_at, now)
 
     def listed(self, where: Collection) -> None:
-        """A list of the collection is complete."""
+        """Record that a list of the collection is complete."""
         self._listed.add(where)
 
     def unlisted(self) -> list[Collection]:

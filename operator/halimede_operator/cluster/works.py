@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import aiohttp
 
 from halimede_operator.cluster.indexes import MAX_CONCURRENT, request, server_url
-from halimede_operator.core.api.spec import Key
-from halimede_operator.core.autoscaling.idle import Work, idle_of, read_work
+from halimede_operator.core.scaling.idle import Work, idle_of, read_work
 from halimede_operator.core.snapshot import Idle, Object
+from halimede_operator.core.spec.types import Key
 
 PERIOD_S = 10.0
 TIMEOUT_S = 2.0
@@ -25,7 +25,7 @@ class _Asked:
     pods: Sequence[Object]
     idle: Idle | None
     idle_uids: frozenset[str] = frozenset()
-    """Of the pods that `idle` is about."""
+    """The pods that `idle` was computed from."""
 
 
 class Works:

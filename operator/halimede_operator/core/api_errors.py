@@ -12,11 +12,11 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any
 
-from halimede_operator.core.api.overlay import FETCH, SERVER
-from halimede_operator.core.api.quantities import quantity
 from halimede_operator.core.objects import map_key
 from halimede_operator.core.reading import at, at_rest
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.pod_template import FETCH, SERVER
+from halimede_operator.core.spec.quantities import quantity
 
 # Any, in this module: JSON.
 

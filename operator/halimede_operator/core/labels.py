@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from halimede_operator.core.api.spec import API_VERSION, GROUP, Key, Kind
 from halimede_operator.core.names import is_child_name
 from halimede_operator.core.platform import FIELD_MANAGER
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import API_VERSION, GROUP, Key, Kind
 
 MANAGED_BY = FIELD_MANAGER
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"

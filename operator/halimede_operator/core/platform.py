@@ -1,4 +1,4 @@
-"""The settings of the installation that pods depend on: values of the Helm chart."""
+"""The settings of the installation that pods depend on: values of the Helm chart, and paths in pods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +7,21 @@ from typing import Any
 from halimede_spec.uri import SCHEMES
 
 FIELD_MANAGER = "halimede-operator"
+
+
+@dataclass(frozen=True, slots=True)
+class PodPaths:
+    """Where the processes that fetch and serve models find their files. The defaults are the paths in a pod."""
+
+    config: str = "/etc/halimede"
+    """Folder of the fetch plan."""
+    models: str = "/models"
+    """The model repository, which the fetcher makes and the server reads."""
+    cache: str = "/cache"
+    sources: str = "/run/halimede"
+    """What models are fetched from and with: Secrets, CAs, claims and folders of the node."""
+    temporary: str = "/tmp"  # noqa: S108 - the pod's own
+    shared_memory: str = "/dev/shm"  # noqa: S108 - the pod's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +54,4 @@ class Platform:
     """The most that one object may ask for."""
     prometheus_address: str | None = None
     """URL that KEDA queries for objects that name none."""
+    paths: PodPaths = PodPaths()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from halimede_operator.core.api.spec import Key
+from halimede_operator.core.spec.types import Key
 
 Object = dict[str, Any]
 """A Kubernetes object as JSON, without managedFields."""

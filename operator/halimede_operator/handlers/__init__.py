@@ -1,1 +1,1 @@
-"""Inputs of the operator: watch events through kopf, probes and metrics over HTTP."""
+"""Inputs of the operator: watch events through kopf."""

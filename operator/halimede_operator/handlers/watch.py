@@ -2,9 +2,9 @@
 
 Optional kinds are watched as long as they can be: when one comes or goes, kopf is restarted.
 
-kopf gets `on.event` handlers alone: it sets no finalizers and no annotations and posts no events. DESIGN.md lists what
-kopf retries by itself and what ends it. kopf runs in its own event loop, in a thread, for two reasons: when kopf ends,
-all tasks of its loop have to be cancelled (test_kopf_is_ended_with_its_loop in
+kopf gets `on.event` handlers alone: it sets no finalizers and no annotations and posts no events. docs/decisions/116
+lists what kopf retries by itself and what ends it. kopf runs in its own event loop, in a thread, for two reasons: when
+kopf ends, all tasks of its loop have to be cancelled (test_kopf_is_ended_with_its_loop in
 tests/shell/operator/test_kopf_adapter.py), and decoding must not delay the renewal of the lease.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 
 import kopf
 
-from halimede_operator.cluster.client import ApiError
-from halimede_operator.cluster.connection import Connection
+from halimede_operator.api_server.connection import Connection
+from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.kinds import OPTIONAL, SELECTOR, WATCHED, Resource
 from halimede_operator.cluster.kopf_adapter import CacheFeed, watch_session
 from halimede_operator.cluster.watch_health import Collection

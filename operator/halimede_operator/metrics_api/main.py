@@ -9,21 +9,21 @@ from collections.abc import Awaitable, Callable, Sequence
 import yaml
 from kubernetes.aio.config import ConfigException
 
-from halimede_operator.cluster.client import ApiError
-from halimede_operator.cluster.connection import Connection
-from halimede_operator.core.metrics_api import ownership
-from halimede_operator.core.metrics_api.errors import MetricsError
-from halimede_operator.core.metrics_api.identity import read_front_proxy
-from halimede_operator.core.metrics_api.rules import Rules, parse_rules
-from halimede_operator.handlers.probes import serve_metrics, serve_probes
+from halimede_operator.api_server.connection import Connection
+from halimede_operator.api_server.errors import ApiError
 from halimede_operator.log import set_up_logging
 from halimede_operator.metrics_api.cluster import Cluster
+from halimede_operator.metrics_api.core import ownership
+from halimede_operator.metrics_api.core.errors import MetricsError
+from halimede_operator.metrics_api.core.identity import read_front_proxy
+from halimede_operator.metrics_api.core.rules import Rules, parse_rules
 from halimede_operator.metrics_api.metrics import Metrics
 from halimede_operator.metrics_api.prometheus import Prometheus
 from halimede_operator.metrics_api.server import Server
 from halimede_operator.metrics_api.service import Service
 from halimede_operator.metrics_api.settings import Settings, parse
 from halimede_operator.metrics_api.tls import Tls
+from halimede_operator.probes import serve_metrics, serve_probes
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class MetricsApi:
         except ApiError as error:
             is_owner_known = False
             self._tell("owner", f"the owner of the API is unknown: {error}")
-        # What was read once is used on while the API server cannot be asked.
+        # The last values that were read are used while the API server cannot be asked.
         if self._service.front_proxy is not None and (is_owner_known or self._unread is None):
             self._unread = None
         else:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
-from halimede_operator.core.metrics_api.errors import Reason
+from halimede_operator.metrics_api.core.errors import Reason
 
 SUCCESS = "Success"
 RESULTS = (SUCCESS, *(reason.name for reason in Reason))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import aiohttp
 
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
-from halimede_operator.core.metrics_api.results import has_samples
+from halimede_operator.api_server.requests import read_at_most
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.results import has_samples
 from halimede_operator.metrics_api.metrics import Metrics
 
 TIMEOUT_S = 5.0
@@ -54,9 +55,7 @@ class Prometheus:
             async with self._session.post(
                 self._url, data=form, headers=headers, ssl=self._ssl(), allow_redirects=False
             ) as answer:
-                body = await answer.content.read(MAX_ANSWER_BYTES + 1)
-                while len(body) <= MAX_ANSWER_BYTES and (more := await answer.content.read(MAX_ANSWER_BYTES)):
-                    body += more
+                body = await read_at_most(answer.content, MAX_ANSWER_BYTES + 1)
                 if len(body) > MAX_ANSWER_BYTES:
                     raise _failed(f"its answer is larger than {MAX_ANSWER_BYTES} bytes")
                 return answer.status, body

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 import orjson
 from aiohttp import web
 
-from halimede_operator.cluster.client import ApiError
-from halimede_operator.core.metrics_api import answers
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
-from halimede_operator.core.metrics_api.requests import parse_request
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.metrics_api.core import answers
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.requests import parse_request
 from halimede_operator.metrics_api.metrics import SUCCESS, Metrics
 from halimede_operator.metrics_api.service import Service, as_metrics_error
 from halimede_operator.metrics_api.tls import Tls
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 MAX_ACTIVE = 16
-"""Requests that ask Prometheus or the API server at a time."""
+"""How many requests ask Prometheus or the API server at a time."""
 MAX_WAITING = 128
 REQUEST_LIMIT_S = 10.0
 HANDSHAKE_LIMIT_S = 5.0
@@ -33,11 +33,11 @@ class Server:
         self._service, self._tls, self._metrics = service, tls, metrics
         self._active = asyncio.Semaphore(MAX_ACTIVE)
         self._requests = 0
-        """Active and waiting. Changed by `_handle` alone."""
+        """How many requests are active or wait. Changed by `_handle` alone."""
         self._logged_at_s = -LOG_EVERY_S
 
     async def start(self, port: int) -> Callable[[], Awaitable[None]]:
-        """Returns what stops it."""
+        """Start to listen. Return the function that stops the server. Raises OSError if the port is in use."""
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(application, access_log=None, lingering_time=0, keepalive_timeout=60)
@@ -106,7 +106,7 @@ class Server:
         return answer
 
     def _say(self, failure: str) -> None:
-        """Log a failure that is not the client's, of many one."""
+        """Log a failure that is not the client's, at most one every LOG_EVERY_S."""
         now_s = time.monotonic()
         if now_s >= self._logged_at_s + LOG_EVERY_S:
             self._logged_at_s = now_s
@@ -114,7 +114,7 @@ class Server:
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection too many."""
+    """Closes a connection above MAX_CONNECTIONS."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()

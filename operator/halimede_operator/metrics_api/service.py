@@ -5,12 +5,13 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 
-from halimede_operator.cluster.client import ApiError
-from halimede_operator.core.metrics_api import answers
-from halimede_operator.core.metrics_api.authorization import access_review, is_allowed, is_always_allowed, refused
-from halimede_operator.core.metrics_api.cache import ExpiringCache
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
-from halimede_operator.core.metrics_api.identity import (
+from halimede_operator.api_server.errors import ApiError
+from halimede_operator.metrics_api.cluster import Cluster
+from halimede_operator.metrics_api.core import answers
+from halimede_operator.metrics_api.core.authorization import access_review, is_allowed, is_always_allowed, refused
+from halimede_operator.metrics_api.core.cache import ExpiringCache
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.identity import (
     Caller,
     Certificate,
     FrontProxy,
@@ -19,13 +20,12 @@ from halimede_operator.core.metrics_api.identity import (
     caller_of_review,
     token_review,
 )
-from halimede_operator.core.metrics_api.requests import Discovery, MetricOf, Request, Unknown, find
-from halimede_operator.core.metrics_api.results import has_samples, read_vector
-from halimede_operator.core.metrics_api.rules import Rules
-from halimede_operator.metrics_api.cluster import Cluster
+from halimede_operator.metrics_api.core.requests import Discovery, MetricOf, Request, Unknown, find
+from halimede_operator.metrics_api.core.results import has_samples, read_vector
+from halimede_operator.metrics_api.core.rules import Rules
 from halimede_operator.metrics_api.prometheus import Prometheus
 
-# As long as an answer of the API server may be outdated.
+# How many answers of the API server are kept, and how long they are used.
 REVIEWS, REVIEW_AGE_S = 1000, 5.0
 POD_LISTS, POD_LIST_AGE_S = 200, 2.0
 LOOK_BACK = "10m"

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from halimede_operator.settings import pods_namespace, run_command
+from halimede_operator.command_line import pods_namespace, run_command
 
 FILE = click.Path(path_type=Path)
 

@@ -9,7 +9,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from halimede_operator.core.metrics_api.identity import Certificate
+from halimede_operator.metrics_api.core.identity import Certificate
 
 
 class Tls:

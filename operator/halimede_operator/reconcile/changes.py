@@ -1,37 +1,27 @@
-"""Makes the planned changes of an object's children."""
+"""Makes the decided changes of an object's children."""
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import TypeGuard
 
+from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.cache import Cache
-from halimede_operator.cluster.client import ApiError, KubeApi
+from halimede_operator.cluster.client import KubeApi
 from halimede_operator.cluster.kinds import BY_KIND, DEPLOYMENTS
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.api_errors import Meaning, is_dry_run_unsupported, is_owner_unknown, message_for_author
-from halimede_operator.core.diff import Apply, Conflict, Delete, Hold, may_be_applied
+from halimede_operator.core.children.diff import Apply, Conflict, Delete, Hold, may_be_applied
+from halimede_operator.core.children.field_owners import taken_over
+from halimede_operator.core.decided import ApplyFailure, Change, Decided, Performed, reference_of
 from halimede_operator.core.labels import TEMPLATE_HASH
-from halimede_operator.core.ownership import taken_over
-from halimede_operator.core.plan import Change, Plan
 from halimede_operator.core.reading import at, at_rest
-from halimede_operator.core.refused_pods import is_room_made, old_pods, trial_pod, why_old_pods_stay
-from halimede_operator.core.rollout import surges
+from halimede_operator.core.rollout.refused_pods import is_room_made, old_pods, trial_pod, why_old_pods_stay
+from halimede_operator.core.rollout.strategy import surges
 from halimede_operator.core.snapshot import Object, Snapshot
-from halimede_operator.core.status import ApplyFailure
+from halimede_operator.core.spec.types import Key
+from halimede_operator.core.subject import Subject
 from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Vanished
 
 ROLLOUT_SPACING_S = 3.0
 """Shortest time between two changes of a Deployment's template, so that a hundred edits make a few rollouts."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Performed:
-    """How many of the planned changes were made, and why not all."""
-
-    is_postponed: bool = False
-    """The Deployment's template changed too recently. This change and those planned after it are made later."""
-    failure: ApplyFailure | None = None
-    retry_after_s: float | None = None
 
 
 class ChildWriter:
@@ -46,45 +36,46 @@ class ChildWriter:
         """When a Deployment's template was last changed."""
 
     def forget(self, key: Key) -> None:
-        """The object no longer exists."""
+        """Forget an object that no longer exists."""
         self._rolled_out_at.pop(key, None)
 
     async def perform_all(
-        self, snapshot: Snapshot, planned: Plan, announce: Callable[[], Awaitable[None]]
+        self, subject: Subject, decided: Decided, announce: Callable[[], Awaitable[None]]
     ) -> Performed:
-        """Make the planned changes in order, up to the first one that fails.
+        """Make the decided changes in order, up to the first one that fails.
 
         Nothing changes for the pods that serve before the API server has answered all dry runs. announce: called then,
         if old pods may end before new ones serve.
         """
-        key = snapshot.key
-        is_rollout = any(self._is_rollout(change) for change in planned.changes)
+        snapshot, key = subject.snapshot, subject.snapshot.key
+        is_rollout = any(self._is_rollout(change) for change in decided.changes)
         is_early = self._clock() < self._rolled_out_at.get(key, float("-inf")) + ROLLOUT_SPACING_S
         is_postponed = is_rollout and is_early
-        takes_pods_away = planned.strategy is not None and planned.strategy.takes_pods_away
+        takes_pods_away = decided.strategy is not None and decided.strategy.takes_pods_away
         begins_gap = takes_pods_away and (
-            is_rollout or (bool(snapshot.refused_pods) and any(map(self._has_surged, planned.changes)))
+            is_rollout or (bool(snapshot.refused_pods) and any(map(self._has_surged, decided.changes)))
         )
+        has_unchecked_parts = subject.spec is not None and subject.spec.workload.has_unchecked_parts
         accepted: Object | None = None
         change: Change
         try:
-            for change in planned.changes:
-                is_unchecked = planned.has_unchecked_parts and self._changes_template(change)
+            for change in decided.changes:
+                is_unchecked = has_unchecked_parts and self._changes_template(change)
                 if _is_of_deployment(change) and (is_unchecked or begins_gap):
                     # Before any write, so that a mistake in the template leaves all children as they are.
                     accepted = await self._dry_run(change.object, is_new=change.is_new)
             if begins_gap and not is_postponed:
-                for change in filter(_is_of_account, planned.changes):
+                for change in filter(_is_of_account, decided.changes):
                     # Without it a pod is refused.
                     await self._perform(change)
         except ApiError as error:
             return _report_failure(change, error, snapshot)
-        if takes_pods_away and not is_postponed and any(map(_is_of_deployment, planned.changes)):
+        if takes_pods_away and not is_postponed and any(map(_is_of_deployment, decided.changes)):
             if begins_gap and accepted is not None and (refused := await self._try_pod(accepted, snapshot)) is not None:
                 return refused
             await announce()
         try:
-            for change in planned.changes:
+            for change in decided.changes:
                 if self._is_rollout(change):
                     if is_postponed:
                         return Performed(is_postponed=True)
@@ -127,27 +118,27 @@ class ChildWriter:
         return self._changes_template(change) and not change.is_new
 
     def _has_surged(self, change: Change) -> bool:
-        """Whether it changes a Deployment whose old pods have stayed until now."""
+        """Whether the change is of a Deployment that keeps its old pods until new ones serve."""
         live = self._live(change) if _is_of_deployment(change) else None
         return live is not None and surges(live)
 
     def _changes_template(self, change: Change) -> TypeGuard[Apply]:
-        """Whether it creates a Deployment or changes its pod template."""
+        """Whether the change creates a Deployment or changes its pod template."""
         if not _is_of_deployment(change):
             return False
         live = self._live(change)
         return live is None or _annotation(live, TEMPLATE_HASH) != _annotation(change.object, TEMPLATE_HASH)
 
     def _live(self, change: Apply) -> Object | None:
-        """The object that it changes; None if it creates one."""
+        """The existing object that the change is of; None if the change creates one."""
         metadata = change.object["metadata"]
         entry = self._cache.find(change.object["kind"], metadata["namespace"], metadata["name"])
         return entry.object if entry is not None else None
 
     async def _dry_run(self, value: Object, *, is_new: bool) -> Object:
-        """Dry run of an apply: what the object would be. Raises what the apply would raise, and writes nothing.
+        """The object that an apply would make. Raises what the apply would raise, and writes nothing.
 
-        `value` itself if that cannot be known: a webhook may have side effects, so that it cannot be asked.
+        Returns `value` itself if a webhook with side effects makes a dry run impossible.
         """
         try:
             return await self._api.try_apply(value, is_new=is_new)
@@ -194,7 +185,7 @@ class ChildWriter:
 
 
 def _is_for_new_pods(change: Change) -> bool:
-    """Whether it is of no effect for the pods that exist. New pods need it."""
+    """Whether new pods need the changed object, and existing pods do not."""
     return isinstance(change, Apply) and change.object["kind"] in _FOR_NEW_PODS
 
 
@@ -238,8 +229,3 @@ def _reference(change: Change) -> str:
             return f"{kind} {namespace}/{name}"
         case Apply(value) | Conflict(value) | Hold(value):
             return reference_of(value)
-
-
-def reference_of(value: Object) -> str:
-    """An object in a message: `Deployment prod/digits`."""
-    return f"{value['kind']} {value['metadata']['namespace']}/{value['metadata']['name']}"

@@ -2,7 +2,7 @@
 
 
 class Stale(Exception):
-    """The plan was made from a state that has changed since."""
+    """The decision was made from a state that has changed since."""
 
 
 class NameTaken(Stale):

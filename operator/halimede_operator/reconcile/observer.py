@@ -4,8 +4,9 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.cache import Cache, Entry
-from halimede_operator.cluster.client import ApiError, KubeApi
+from halimede_operator.cluster.client import KubeApi
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import (
     AUTOSCALERS,
@@ -20,35 +21,36 @@ from halimede_operator.cluster.kinds import (
 )
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.autoscaling.idle import kept_idle, may_sleep
-from halimede_operator.core.autoscaling.scalers import KINDS as SCALER_KINDS
-from halimede_operator.core.autoscaling.scalers import SCALED_OBJECT, rival_of
-from halimede_operator.core.diff import Apply, Conflict
+from halimede_operator.core.children.diff import Apply, Conflict
+from halimede_operator.core.children.name_collisions import contending_keys
+from halimede_operator.core.decided import Change, Decided
 from halimede_operator.core.labels import controller_of, is_orphan_of, selector_of
-from halimede_operator.core.name_collisions import contending_keys
 from halimede_operator.core.names import child_name
-from halimede_operator.core.operator_mark import other_operator
-from halimede_operator.core.plan import Change, Plan, member_names
 from halimede_operator.core.pods.claims import allocated, claim_of
 from halimede_operator.core.pods.volume_claims import claim_names, volume_claim
+from halimede_operator.core.process.operator_mark import other_operator
 from halimede_operator.core.reading import clean
-from halimede_operator.core.refused_pods import refusal
+from halimede_operator.core.rollout.refused_pods import refusal
+from halimede_operator.core.scaling.idle import kept_idle, may_sleep
+from halimede_operator.core.scaling.scalers import KINDS as SCALER_KINDS
+from halimede_operator.core.scaling.scalers import SCALED_OBJECT, rival_of
 from halimede_operator.core.snapshot import Contender, Object, Snapshot, VolumeClaim
+from halimede_operator.core.spec.ensemble import member_names
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.reconcile.interruptions import Stale, Vanished
 
 NO_ZERO_S = 600.0
-"""How long an API server is believed to refuse 0 as minReplicas. Its feature gates may change with an upgrade."""
+"""How long the answer that the API server refuses minReplicas 0 is used. An upgrade may change its feature gates."""
 OWNER_KNOWN_S = 31.0
-"""An API server knows a new kind as an owner by then: its admission plugin reads the kinds every 30 s."""
+"""After this time the API server knows a new kind as an owner: its admission plugin reads the kinds every 30 s."""
 MAX_ENDED_PODS = 64
-"""Pods in which nothing runs any more, the newest, that are read of one object."""
+"""How many ended pods of one object are read. The newest ones are."""
 MAX_CLAIMS_READ = 64
-"""Of one object at a time: as many pods as the status lists."""
+"""How many ResourceClaims of one object are read at a time: as many as the status lists pods."""
 MAX_VOLUME_CLAIMS = 4
-"""Of one object."""
+"""How many PersistentVolumeClaims of one object are read."""
 MAX_PODS_ASKED = 4
-"""Of one object, when asking for events: all its pods have the same volumes."""
+"""For how many pods of one object events are read: all its pods have the same volumes."""
 
 
 class Observer:
@@ -66,8 +68,8 @@ class Observer:
         wake: Callable[[Key], None],
         clock: Callable[[], float],
     ) -> None:
-        """own_lease: our own Lease, as `namespace/name`. most_pods: of one object, that are read. wake: enqueue a key.
-        clock: monotonic seconds."""
+        """own_lease: our own Lease, as `namespace/name`. most_pods: how many pods of one object are read. wake: enqueue
+        a key. clock: monotonic seconds."""
         self._api = api
         self._cache = cache
         self._indexes = indexes
@@ -132,11 +134,11 @@ class Observer:
         )
 
     def note_unknown_owner(self, kind: Kind) -> None:
-        """The API server has refused a child, because it does not know this kind of its owner yet."""
+        """Note that the API server refused a child because it does not know the kind of the owner yet."""
         self._unknown_until[kind] = self._clock() + OWNER_KNOWN_S
 
     def _children_of(self, entry: Entry) -> Iterator[Entry]:
-        """What an object owns, and what an earlier object of its name left."""
+        """The children of an object, and those that an earlier object of its name left behind."""
         yield from self._cache.owned_by(entry.uid)
         if (key := entry.key) is not None:
             yield from (child for child in self._cache.labelled_for(key) if is_orphan_of(key, child.object))
@@ -204,12 +206,12 @@ class Observer:
                 self.keep(BY_KIND[value["kind"]], value, reconciled=key)
         return existing
 
-    async def check_zero(self, planned: Plan) -> None:
-        """Raise Stale if the API server refuses a planned HPA because its minReplicas is 0: then it gets 1.
+    async def check_zero(self, decided: Decided) -> None:
+        """Raise Stale if the API server refuses a decided HPA because its minReplicas is 0: then it gets 1.
 
         Whether 0 is allowed is a feature gate of the API server, which only a dry run tells.
         """
-        for change in planned.changes:
+        for change in decided.changes:
             if not isinstance(change, Apply) or change.object["kind"] != AUTOSCALERS.kind:
                 continue
             if change.object["spec"].get("minReplicas") != 0:
@@ -224,13 +226,13 @@ class Observer:
                 self._no_zero_until = self._clock() + NO_ZERO_S
                 raise Stale("the API server refuses an HPA with 0 as minReplicas") from error
 
-    async def without_rivals(self, planned: Plan) -> Plan:
-        """The plan, with a Conflict in place of a new scaler if another HPA scales the Deployment already.
+    async def without_rivals(self, decided: Decided) -> Decided:
+        """The decision, with a Conflict in place of a new scaler if another HPA scales the Deployment already.
 
         Only objects with our label are watched, so the HPAs of the namespace are listed before a scaler is made.
         """
-        changes = [await self._unless_rival(change) for change in planned.changes]
-        return dataclasses.replace(planned, changes=tuple(changes))
+        changes = [await self._unless_rival(change) for change in decided.changes]
+        return dataclasses.replace(decided, changes=tuple(changes))
 
     async def _unless_rival(self, change: Change) -> Change:
         if not isinstance(change, Apply) or not change.is_new or change.object["kind"] not in SCALER_KINDS:

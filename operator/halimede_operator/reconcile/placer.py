@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from halimede_operator.cluster.inventory import Inventories
-from halimede_operator.core.api.spec import Key, RolloutPolicy
 from halimede_operator.core.labels import REVISION_LABEL
 from halimede_operator.core.placement.choice import (
     WHOLE,
     Demand,
+    Devices,
     Placement,
     better_than,
     choose,
@@ -35,33 +35,25 @@ from halimede_operator.core.placement.explain import (
 )
 from halimede_operator.core.placement.inventory import Claim, Inventory
 from halimede_operator.core.placement.ledger import Ledger
-from halimede_operator.core.plan import (
-    Devices,
-    demand_in,
-    deployment_in,
-    failed_placement,
-    kept_placement,
-    placement_in,
-    workload_in,
-)
-from halimede_operator.core.platform import Platform
-from halimede_operator.core.pods.placement import waits_for_devices
+from halimede_operator.core.pods.scheduling import waits_for_devices
 from halimede_operator.core.reading import at, condition, moment_at, moment_of, text_at
 from halimede_operator.core.snapshot import Snapshot
+from halimede_operator.core.spec.types import Key, RolloutPolicy
+from halimede_operator.core.subject import Subject
 
 T = TypeVar("T")
 
 RESERVED_S = 120.0
-"""A choice whose pods never appear, for instance because of a quota, is kept free for its object for so long."""
+"""How long devices stay reserved for pods that do not appear, for instance because of a quota."""
 GONE_S = 30.0
-"""By then the pods of a deleted object are marked as ending, unless they were to be kept."""
+"""After this time the pods of a deleted object are marked as ending, unless the deletion keeps them."""
 MAX_TENANTS = 8
-"""Objects that hold what another one waits for, and that are asked whether smaller devices would do."""
+"""How many objects that hold wanted devices are asked whether they fit on smaller ones."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Reservation:
-    """A choice whose pods were not all seen yet."""
+    """Devices that are kept free for the pods of an object that were not all seen yet."""
 
     demand: Demand
     placement: Placement
@@ -107,32 +99,30 @@ class Placer:
         """The claims that the ledger has for choices, and the nodes where they are with the number of pods."""
 
     def forget(self, key: Key) -> None:
-        """The object no longer exists, or is being deleted."""
+        """Free the devices of an object that was deleted or is being deleted."""
         self._reservations.pop(key, None)
         self._asked.discard(key)
         self._gone[key] = self._clock() + GONE_S
         # The ledger is made anew.
         self._inventory = None
 
-    async def place(self, snapshot: Snapshot, platform: Platform) -> Devices:
+    async def place(self, subject: Subject) -> Devices:
         """The devices of the object's pods, without `room`. Raises ApiError."""
-        if at(snapshot.object, "spec", "accelerator") is None:
+        if subject.spec is None or not subject.spec.workload.accelerator.is_wanted:
             return Devices()
-        workload = workload_in(snapshot, platform)
-        if workload is None or not workload.accelerator.is_wanted:
-            return Devices()
-        if (failed := failed_placement(snapshot)) is not None:
+        if (failed := subject.failed_placement) is not None:
             return Devices(failed)
-        if workload.accelerator.claim is not None:
-            return Devices(Placement("", claim=workload.accelerator.claim))
-        self._gone.pop(snapshot.key, None)
-        is_asked = workload.rollout.rebalance and snapshot.key in self._asked
-        self._asked.discard(snapshot.key)
-        kept = kept_placement(snapshot, workload)
-        is_late = waits_for_devices_s(snapshot, self._today()) >= workload.accelerator.move_after_seconds
+        accelerator, key = subject.spec.workload.accelerator, subject.snapshot.key
+        if accelerator.claim is not None:
+            return Devices(Placement("", claim=accelerator.claim))
+        self._gone.pop(key, None)
+        is_asked = subject.spec.workload.rollout.rebalance and key in self._asked
+        self._asked.discard(key)
+        kept = subject.kept_placement
+        is_late = waits_for_devices_s(subject.snapshot, self._today()) >= accelerator.move_after_seconds
         if kept is not None and not is_late and not is_asked:
             return Devices(kept)
-        if (demand := demand_in(snapshot, platform)) is None:
+        if (demand := subject.demand) is None:
             return Devices()
         if kept is not None:
 
@@ -141,49 +131,46 @@ class Placer:
                 moved = find(kept, demand, ledger) if ledger is not None else None
                 return Devices(self._reserved(demand, moved) or kept)
 
-            return await self._decide(snapshot, another_choice)
+            return await self._decide(subject.snapshot, another_choice)
 
         def first_choice(ledger: Ledger | None) -> Devices:
             placement = named(demand) if ledger is None else choose(demand, ledger)
             if placement is None and demand.replicas == 0:
                 # Without pods it does not matter, and a Deployment can be scaled down. Without a need it is chosen anew
                 # when there are pods.
-                current = placement_in(deployment_in(snapshot)) or Placement(WHOLE)
+                current = subject.placement or Placement(WHOLE)
                 return Devices(dataclasses.replace(current, need=""))
             if placement is None:
                 return Devices(unplaced=NAME_THE_SLICE if ledger is None else explain(demand, ledger))
             self._reserved(demand, placement)
             return Devices(placement)
 
-        return await self._decide(snapshot, first_choice)
+        return await self._decide(subject.snapshot, first_choice)
 
-    async def room(self, snapshot: Snapshot, platform: Platform, placement: Placement) -> int:
-        """For how many further pods of the object devices are free, or will be soon; 0 if that cannot be seen. Raises
-        ApiError."""
-        demand = demand_in(snapshot, platform)
+    async def room(self, subject: Subject, placement: Placement) -> int:
+        """For how many further pods of the object devices are free or will be soon; 0 if we may not read the nodes.
+        Raises ApiError."""
+        demand = subject.demand
         if demand is None:
             return 0
         return await self._decide(
-            snapshot, lambda ledger: 0 if ledger is None else room_for(demand, placement, ledger, own=False)
+            subject.snapshot, lambda ledger: 0 if ledger is None else room_for(demand, placement, ledger, own=False)
         )
 
-    async def explanation(
-        self, snapshot: Snapshot, platform: Platform, find: Callable[[Key], Snapshot | None]
-    ) -> tuple[str, Key | None]:
-        """Which devices are free, and why they do not serve the object; "" if it needs none. Raises ApiError.
+    async def explanation(self, subject: Subject, find: Callable[[Key], Subject | None]) -> tuple[str, Key | None]:
+        """Which devices are free, and why the object cannot use them; "" if it needs none. Raises ApiError.
 
-        Also an object that will move to smaller devices at its next reconcile, so that this one gets what it has. find:
-        gives the state of another object.
+        The second value is another object that can move to smaller devices at its next reconcile, and so free what this
+        one needs. find: gives another object.
         """
-        placement = placement_in(deployment_in(snapshot))
+        snapshot, spec, placement = subject.snapshot, subject.spec, subject.placement
         if placement is not None and placement.claim is not None:
             return claim_text(placement.claim), None
-        demand = demand_in(snapshot, platform)
+        demand = subject.demand
         if demand is None:
             return "", None
 
-        workload = workload_in(snapshot, platform)
-        is_surge = workload is not None and workload.rollout.policy is RolloutPolicy.SURGE
+        is_surge = spec is not None and spec.workload.rollout.policy is RolloutPolicy.SURGE
         revisions = {text_at(pod, "metadata", "labels", REVISION_LABEL) for pod in snapshot.pods}
         is_only_beside = is_surge and len(revisions) > 1
         living = sum(
@@ -197,7 +184,7 @@ class Placer:
                 return CANNOT_SEE_NODES, None
             if placement is not None and room_for(demand, placement, ledger) >= living:
                 return free_text(demand), None
-            found = {key: _tenant(find(key), platform) for key in holders(demand, ledger)[:MAX_TENANTS]}
+            found = {key: _tenant(find(key)) for key in holders(demand, ledger)[:MAX_TENANTS]}
             tenants = {key: tenant for key, tenant in found.items() if tenant is not None}
             asked = next((key for key in movable(demand, tenants, ledger) if tenants[key].may_move), None)
             if asked is not None:
@@ -207,8 +194,8 @@ class Placer:
         return await self._decide(snapshot, with_others)
 
     async def _decide(self, snapshot: Snapshot, decide: Callable[[Ledger | None], T]) -> T:
-        """Call `decide` with the newest ledger, None without one. Of several decisions that wait for it, that of the
-        oldest object is made first."""
+        """Call `decide` with the newest ledger; None if there is none. If several decisions wait for the ledger, the
+        oldest object's is made first."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def make(ledger: Ledger | None) -> None:
@@ -268,14 +255,12 @@ class Placer:
         return placement
 
 
-def _tenant(snapshot: Snapshot | None, platform: Platform) -> Tenant | None:
+def _tenant(subject: Subject | None) -> Tenant | None:
     """What is known of an object that holds devices; None if the operator does not choose them."""
-    if snapshot is None or (demand := demand_in(snapshot, platform)) is None:
+    if subject is None or subject.spec is None or subject.demand is None or subject.placement is None:
         return None
-    workload, placement = workload_in(snapshot, platform), placement_in(deployment_in(snapshot))
-    if workload is None or placement is None:
-        return None
-    return Tenant(demand, placement, workload.rollout.rebalance and not workload.rollout.paused)
+    rollout = subject.spec.workload.rollout
+    return Tenant(subject.demand, subject.placement, rollout.rebalance and not rollout.paused)
 
 
 def waits_for_devices_s(snapshot: Snapshot, today: datetime.datetime) -> float:

@@ -1,4 +1,4 @@
-"""One reconcile: observe, plan, apply, write the status, post events.
+"""One reconcile: observe, decide, apply, write the status, post events.
 
 It is the same for a new object, a changed object, a restart of the operator and a changed child.
 """
@@ -10,20 +10,20 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from halimede_operator.api_server.errors import ApiError
 from halimede_operator.cluster.cache import Cache
-from halimede_operator.cluster.client import ApiError, KubeApi, NotLeaderError
+from halimede_operator.cluster.client import KubeApi, NotLeaderError
 from halimede_operator.cluster.events import Events
 from halimede_operator.cluster.indexes import Indexes
 from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.cluster.nodes import Nodes
 from halimede_operator.cluster.other_operators import OtherOperators
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.api_errors import Meaning, message_for_author
-from halimede_operator.core.diff import Apply, Conflict, Delete
-from halimede_operator.core.merge_patch import merge_patch
-from halimede_operator.core.operator_mark import other_operator
-from halimede_operator.core.plan import Devices, Plan, plan, plan_without_requests, strategy_now
+from halimede_operator.core.children.diff import Apply, Conflict, Delete
+from halimede_operator.core.decide import decide, strategy_now
+from halimede_operator.core.decided import ApplyFailure, Decided, EventDraft, Performed
+from halimede_operator.core.placement.choice import Devices
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.pods.claims import unread_claims
 from halimede_operator.core.pods.kubelet_events import (
@@ -32,36 +32,42 @@ from halimede_operator.core.pods.kubelet_events import (
     waits_for_pull_secrets,
     waits_for_volumes,
 )
-from halimede_operator.core.pods.placement import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.pods.refreshes import REFRESH_S, REFRESHED, failing_for_its_volumes, to_refresh
+from halimede_operator.core.pods.scheduling import SCHEDULER_LIMIT_S, waits_for_devices, waits_for_scheduler
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S, is_newly_ready
 from halimede_operator.core.pods.volume_claims import waits_for_claims
+from halimede_operator.core.process.operator_mark import other_operator
+from halimede_operator.core.process.workqueue import Failure
 from halimede_operator.core.reading import at_rest, condition, integer_at, moment_at, moment_of
-from halimede_operator.core.refused_pods import TRIED_AGAIN, TRY_AGAIN_S, to_try_again
+from halimede_operator.core.rollout.refused_pods import TRIED_AGAIN, TRY_AGAIN_S, to_try_again
 from halimede_operator.core.snapshot import Object, Snapshot
-from halimede_operator.core.status import ApplyFailure, EventDraft, events_of, status_of
-from halimede_operator.core.workqueue import Failure
+from halimede_operator.core.spec.types import Key
+from halimede_operator.core.status import status_of
+from halimede_operator.core.status.events import events_of
+from halimede_operator.core.status.merge_patch import merge_patch
+from halimede_operator.core.subject import Subject
 from halimede_operator.queue import Done, Failed, Gone, Outcome
-from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter, Performed, reference_of
+from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S, ChildWriter
 from halimede_operator.reconcile.interruptions import NameTaken, OwnerUnknown, Stale, Vanished
 from halimede_operator.reconcile.observer import OWNER_KNOWN_S, Observer
 from halimede_operator.reconcile.placer import Placer, waits_for_devices_s
 
 CONFLICT_AGAIN_S = 8.0
-"""The object that has a child's name is not watched, so check again whether it is gone. Costs one GET per name."""
+"""How often to check whether the name of a child is free again: the object that has it is not watched. Each check is
+one GET per name."""
 UNSCHEDULED_AGAIN_S = 30.0
-"""Nodes are not watched, so check again what they offer."""
+"""The longest time between two looks for devices of pods that wait for some, because nodes are not watched."""
 UNPLACED_AGAIN_S = 10.0
-"""The same for an object that has no pods because no node has devices that fit."""
+"""How often to look for devices for an object that has no pods because no devices fit."""
 DEADLINE_AGAIN_S = 60.0
-"""Once a Deployment reports ProgressDeadlineExceeded, a pod with a long fetch, or one that waited for a node, has a
-later deadline of its own. No event comes when that one passes."""
+"""How often to check the deadlines of pods once a Deployment reports ProgressDeadlineExceeded. A pod with a long fetch,
+or one that waited for a node, has a later deadline of its own, and no event comes when that passes."""
 EVENTS_AFTER_S = 3.0
-"""A pod that waits longer for its volumes has its events read. Most pods have their volumes by then, and to find the
-events of one pod the API server reads all events of the namespace."""
+"""How long a pod waits for its volumes before its events are read. Most pods have their volumes by then, and to find
+the events of one pod the API server reads all events of the namespace."""
 REPORT_AFTER_S = 5.0
-"""A transient failure is reported in the status only after it has lasted this long."""
+"""How long a transient failure lasts before the status reports it."""
 OTHER_OPERATOR_AGAIN_S = 15.0
 """How often to check whether the operator that an object belongs to still runs."""
 UNCLAIMED_S = 3.0
@@ -152,20 +158,22 @@ class Reconciler:
             return failed
         try:
             if await self._leave_to_others(snapshot) is None:
-                planned = self._plan_after_failure(snapshot)
-                await self._write_status(snapshot, planned, Performed(failure=failure), [])
+                await self._write_status(*self._decided_after_failure(snapshot), Performed(failure=failure))
         except ApiError:
             pass
         return failed
 
-    def _plan_after_failure(self, snapshot: Snapshot) -> Plan:
+    def _decided_after_failure(self, snapshot: Snapshot) -> tuple[Subject, Decided]:
+        """With the devices that the Deployment has, because asking for others may be what failed."""
         try:
-            return plan_without_requests(snapshot, self._platform, self._now())
+            subject = Subject.of(snapshot, self._platform)
+            decided = decide(subject, Devices(subject.placement), self._now())
         except Exception:  # noqa: BLE001 - it is what failed, and the log has it
-            return Plan((), None, ())
+            return Subject(snapshot, self._platform, None), Decided()
+        return subject, dataclasses.replace(decided, changes=())
 
     def _is_to_be_awaited(self, key: Key, failure: ApplyFailure, begun: float) -> bool:
-        """Whether a failure is not to be reported yet, because it may be over soon. begun: of the reconcile."""
+        """Whether to report a failure later, because it may be over soon. begun: the start of the reconcile."""
         if failure.meaning is not Meaning.TRANSIENT:
             self._failing_since.pop(key, None)
             return False
@@ -174,46 +182,45 @@ class Reconciler:
     async def _reconcile(self, key: Key, name_holders: Sequence[Object]) -> Outcome:
         begun = self._clock()
         for gone in self._cache.take_gone():
-            # Another object may be placed before the reconcile of a deleted one, and waits for its devices.
+            # Not only in the reconcile of a deleted object: others may be placed before it, and wait for its devices.
             self._placer.forget(gone)
         snapshot = self._observer.observe(key)
         if snapshot is None:
             self._children.forget(key)
-            self._placer.forget(key)
-            self._failing_since.pop(key, None)
             self._children_with_taken_names.pop(key, None)
             self._unclaimed_since.pop(key, None)
             self._other_operators.left.pop(key, None)
             self._events.forget(key)
             return Gone()
         if "deletionTimestamp" in snapshot.object["metadata"]:
-            self._placer.forget(key)
             return Done()
         if (wait_s := await self._leave_to_others(snapshot)) is not None:
             return Done(wait_s)
-        # Each of these steps takes a tenth of a second if the object has a thousand pods. Others go in between.
+        # Each of these steps takes a tenth of a second if the object has a thousand pods. Other tasks run in between.
         await asyncio.sleep(0)
-        devices, planned = await self._plan(snapshot, name_holders)
+        subject = Subject.of(snapshot, self._platform, name_holders)
+        devices, decided = await self._decide(subject)
         performed = Performed()
         again_in: list[float] = []
-        if planned.unplaced:
+        if decided.unplaced:
             again_in.append(UNPLACED_AGAIN_S)
         if snapshot.is_owner_unknown:
             again_in.append(OWNER_KNOWN_S)
-        if any(not isinstance(change, Conflict) for change in planned.changes):
+        if any(not isinstance(change, Conflict) for change in decided.changes):
             await self._observer.check_is_current(snapshot)
-            if any(isinstance(change, Delete) for change in planned.changes):
+            if any(isinstance(change, Delete) for change in decided.changes):
                 # The cache may lack a ReplicaSet, and its pods need the ConfigMap and ServiceAccount that it names.
                 await self._observer.read_replica_sets(key)
                 if (after := self._observer.observe(key)) is not None:
-                    planned = plan(after, self._platform, self._now(), name_holders, devices)
-            await self._observer.check_zero(planned)
-            planned = await self._observer.without_rivals(planned)
+                    subject = Subject.of(after, self._platform, name_holders)
+                    decided = decide(subject, devices, self._now())
+            await self._observer.check_zero(decided)
+            decided = await self._observer.without_rivals(decided)
             performed = await self._children.perform_all(
-                snapshot, planned, functools.partial(self._announce, snapshot, planned)
+                subject, decided, functools.partial(self._announce, subject, decided)
             )
             if performed == Performed():
-                await self._events.post(key, snapshot.object, planned.events, self._now())
+                await self._events.post(key, snapshot.object, decided.events, self._now())
             if performed.is_postponed:
                 again_in.append(ROLLOUT_SPACING_S)
             if (after := self._observer.observe(key)) is None:
@@ -221,22 +228,21 @@ class Reconciler:
             if after.object["metadata"]["generation"] != snapshot.object["metadata"]["generation"]:
                 # The status would report the old spec's children as those of the new spec.
                 raise Stale("it was changed while its children were made")
-            snapshot = after
+            subject = subject.seen(after)
         if not performed.is_postponed:
-            planned = dataclasses.replace(planned, strategy=strategy_now(snapshot, planned, self._now()))
+            decided = dataclasses.replace(decided, strategy=strategy_now(subject, decided, self._now()))
         if performed.failure is not None and self._is_to_be_awaited(key, performed.failure, begun):
             return _failed(performed.failure, performed.retry_after_s)
-        again_in += await self._try_again(snapshot)
-        snapshot, checks_in = await self._with_causes(snapshot, planned)
+        again_in += await self._try_again(subject.snapshot)
+        subject, checks_in = await self._with_causes(subject)
         again_in += checks_in
-        conflicts = [change for change in planned.changes if isinstance(change, Conflict)]
         self._children_with_taken_names.pop(key, None)
-        if conflicts:
-            self._children_with_taken_names[key] = tuple(conflict.object for conflict in conflicts)
+        if decided.conflicts:
+            self._children_with_taken_names[key] = tuple(conflict.object for conflict in decided.conflicts)
             again_in.append(CONFLICT_AGAIN_S)
         await asyncio.sleep(0)
         try:
-            if (event_in := await self._write_status(snapshot, planned, performed, conflicts)) is not None:
+            if (event_in := await self._write_status(subject, decided, performed)) is not None:
                 again_in.append(event_in)
         except ApiError:
             if performed.failure is None:
@@ -245,36 +251,36 @@ class Reconciler:
             return _failed(performed.failure, performed.retry_after_s)
         return Done(min(again_in, default=None))
 
-    async def _plan(self, snapshot: Snapshot, name_holders: Sequence[Object]) -> tuple[Devices, Plan]:
-        """Decide on the devices, then plan. Raises ApiError if the nodes cannot be read."""
-        devices = await self._placer.place(snapshot, self._platform)
-        planned = plan(snapshot, self._platform, self._now(), name_holders, devices)
-        if planned.strategy is not None and planned.strategy.needs_room and planned.placement is not None:
-            room = await self._placer.room(snapshot, self._platform, planned.placement)
-            devices = dataclasses.replace(devices, room=room)
-            planned = plan(snapshot, self._platform, self._now(), name_holders, devices)
-        return devices, planned
+    async def _decide(self, subject: Subject) -> tuple[Devices, Decided]:
+        """Decide on the devices, then on the changes. Raises ApiError if the nodes cannot be read."""
+        devices = await self._placer.place(subject)
+        decided = decide(subject, devices, self._now())
+        if decided.strategy is not None and decided.strategy.needs_room and decided.placement is not None:
+            devices = dataclasses.replace(devices, room=await self._placer.room(subject, decided.placement))
+            decided = decide(subject, devices, self._now())
+        return devices, decided
 
-    async def _announce(self, snapshot: Snapshot, planned: Plan) -> None:
-        """Write the status before a rollout with a gap: what to expect is told before it happens."""
-        told = condition(snapshot.object, "RolloutStrategy").get("reason")
-        generation = integer_at(snapshot.object, "status", "observedGeneration")
-        wanted = planned.strategy.policy if planned.strategy is not None else None
-        if (told, generation) != (wanted, snapshot.object["metadata"]["generation"]):
-            await self._write_status(snapshot, planned, Performed(is_postponed=True), [])
+    async def _announce(self, subject: Subject, decided: Decided) -> None:
+        """Write the status before a rollout with a gap, so that users read about the gap before it begins."""
+        told = condition({"status": subject.status}, "RolloutStrategy").get("reason")
+        generation = integer_at(subject.status, "observedGeneration")
+        wanted = decided.strategy.policy if decided.strategy is not None else None
+        if (told, generation) != (wanted, subject.snapshot.object["metadata"]["generation"]):
+            await self._write_status(subject, decided, Performed(is_postponed=True))
 
-    async def _with_causes(self, snapshot: Snapshot, planned: Plan) -> tuple[Snapshot, list[float]]:
+    async def _with_causes(self, subject: Subject) -> tuple[Subject, list[float]]:
         """Add what the status needs about pods that do not start: nodes and kubelets' events.
 
         Also return the seconds after which to check again for what no watch reports.
         """
+        snapshot = subject.snapshot
         again_in: list[float] = []
         if any(waits_for_devices(pod) for pod in snapshot.pods):
-            text, asked = await self._placer.explanation(snapshot, self._platform, self._observer.observe)
+            text, asked = await self._placer.explanation(subject, self._subject)
             if asked is not None:
                 self._wake(asked)
             snapshot = dataclasses.replace(snapshot, free_devices=text)
-            again_in.append(self._devices_again_in(snapshot, planned))
+            again_in.append(self._devices_again_in(subject))
         if waiting := [pod for pod in snapshot.pods if waits_for_volumes(pod) or waits_for_device_claim(pod)]:
             age_s = max(self._waited_s(pod) for pod in waiting)
             if age_s >= EVENTS_AFTER_S:
@@ -294,11 +300,15 @@ class Reconciler:
             again_in.append(INDEX_LIMIT_S)
         late = [child for child in snapshot.children if _is_past_deadline(child)]
         again_in += [self._pods_deadline_in_s(child, snapshot.pods) for child in late]
-        return snapshot, again_in
+        return subject.seen(snapshot), again_in
+
+    def _subject(self, key: Key) -> Subject | None:
+        snapshot = self._observer.observe(key)
+        return Subject.of(snapshot, self._platform) if snapshot is not None else None
 
     async def _try_again(self, snapshot: Snapshot) -> list[float]:
-        """Make Kubernetes try again what a person may have repaired: the controller of refused pods, and the kubelets
-        of pods that lack a Secret, do not see the repair. Return the seconds after which to do it again."""
+        """Make Kubernetes try again to create refused pods, and to mount Secrets that were missing. Its controllers and
+        kubelets do not see that a person has repaired the cause. Return the seconds after which to do it again."""
         now, again_in = self._now(), list[float]()
         if snapshot.refused_pods:
             await self._touch(snapshot.key, to_try_again(snapshot.replica_sets, now), {TRIED_AGAIN: now})
@@ -313,16 +323,16 @@ class Reconciler:
             try:
                 answer = await self._api.annotate(value, annotations)
             except ApiError as error:
-                # Without the right, or if the object is gone. They try again by themselves, only later.
+                # We have no right to do it, or the object is gone. Kubernetes tries again by itself, only later.
                 if not (error.is_refusal or error.is_conflict or error.status == 404):
                     raise
             else:
                 self._observer.keep(BY_KIND[value["kind"]], answer, reconciled=key)
 
-    def _devices_again_in(self, snapshot: Snapshot, planned: Plan) -> float:
+    def _devices_again_in(self, subject: Subject) -> float:
         """Seconds until a pod that waits for devices may get others, or until its message may be outdated."""
-        waited_s = waits_for_devices_s(snapshot, self._today())
-        move_after_s = planned.spec.workload.accelerator.move_after_seconds if planned.spec is not None else 0
+        waited_s = waits_for_devices_s(subject.snapshot, self._today())
+        move_after_s = subject.spec.workload.accelerator.move_after_seconds if subject.spec is not None else 0
         left_s = move_after_s - waited_s
         # Often at first, and less often the longer nothing changes.
         again_s = min(UNSCHEDULED_AGAIN_S, max(UNPLACED_AGAIN_S, waited_s / 4))
@@ -376,34 +386,15 @@ class Reconciler:
         return moment_of(self._today())
 
     async def _new_children(self, key: Key) -> list[Object]:
-        snapshot = self._observer.observe(key)
-        changes = (await self._plan(snapshot, ()))[1].changes if snapshot is not None else ()
+        subject = self._subject(key)
+        changes = (await self._decide(subject))[1].changes if subject is not None else ()
         return [change.object for change in changes if isinstance(change, Apply) and change.is_new]
 
-    async def _write_status(
-        self,
-        snapshot: Snapshot,
-        planned: Plan,
-        performed: Performed,
-        conflicts: list[Conflict],
-    ) -> float | None:
+    async def _write_status(self, subject: Subject, decided: Decided, performed: Performed) -> float | None:
         """Write the status if it changed, and post its events. Returns the seconds until another event may be due."""
-        today = self._now()
+        today, snapshot = self._now(), subject.snapshot
         key, old = snapshot.key, snapshot.object.get("status") or {}
-        new = status_of(
-            snapshot,
-            planned.spec,
-            planned.problems,
-            [*_unavailable(snapshot, planned), *([performed.failure] if performed.failure is not None else [])],
-            conflicts,
-            today,
-            is_postponed=performed.is_postponed,
-            revision=planned.revision,
-            rolled_back=planned.rolled_back,
-            waiting=planned.waiting,
-            unplaced=planned.unplaced,
-            strategy=planned.strategy,
-        )
+        new = status_of(subject, decided, performed, today)
         new["operator"] = self._other_operators.ours
         patch = merge_patch(old, new)
         if not patch:
@@ -425,13 +416,6 @@ class Reconciler:
             raise
         self._observer.keep(resource, answer, reconciled=key)
         return await self._events.report(key, answer, events_of(old, new), new, today)
-
-
-def _unavailable(snapshot: Snapshot, planned: Plan) -> list[ApplyFailure]:
-    return [
-        ApplyFailure(reference_of(child), Meaning.UNAVAILABLE, snapshot.unavailable[child["kind"]])
-        for child in planned.unavailable
-    ]
 
 
 def _failed(failure: ApplyFailure, retry_after_s: float | None) -> Failed:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from halimede.backend_kit.subject import Reply, Subject, Wrong
 from halimede.core.config.process_options import strict_outputs
-from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import InferenceError, InferenceRequest
 from halimede.runtime.prepare import isolated_version
-from halimede.runtime.services import ModelServices
+from halimede.serving_core import make_core
+from halimede.settings import Settings
 from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent
@@ -71,7 +71,8 @@ async def hosted_answers(subject: Subject, batches: Sequence[Sequence[InferenceR
             ReplyChecker(subject.config, is_strict=strict_outputs(subject.config)),
             isolated.program,
             options.launcher,
-            ModelServices(CustomMetrics()),
+            # Of a core without models, which needs no end: models that the backend's code calls are unknown.
+            make_core(Settings()).server.lifecycle.services,
             "check#1",
             on_event,
             asyncio.get_running_loop(),

@@ -9,6 +9,7 @@ them. Responses go to standard output; the model's log lines, and errors, go to 
 import asyncio
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from halimede.commands.assemble import DEVICE_LIST_VARIABLE
+
 if TYPE_CHECKING:
     from halimede.backends.hosting import BatchReply, Call, HostedRequest, Reply, Runner
     from halimede.backends.service_calls import ResultT_co, ServiceCall
     from halimede.commands.debug_models import OtherModels
-    from halimede.commands.explain_config import ModelFlags
     from halimede.core.config.model_view import ModelView
     from halimede.core.types import InferenceRequest
     from halimede.runtime.prepare import LoadOptions, LoadPlan
@@ -134,27 +136,29 @@ def run(model: Path, files: tuple[Path, ...]) -> int:
 
 def _other_models(model: Path) -> "OtherModels":
     from halimede.commands.debug_models import OtherModels
-    from halimede.commands.explain_config import find_model
+    from halimede.settings import ModelControlMode, Settings
 
-    repository, entry = find_model(model, "")
-    return OtherModels(repository, _flags(), entry.name)
-
-
-def _flags() -> "ModelFlags":
-    from halimede.commands.explain_config import DEFAULT_BACKEND_DIRECTORY, ModelFlags
-
-    return ModelFlags((), Path(DEFAULT_BACKEND_DIRECTORY), autocomplete=True, config_name="", allow_pickle=True)
+    # Symbolic links are not resolved, because the link's own name is the model's.
+    model, device_list = Path(os.path.abspath(model)), os.environ.get(DEVICE_LIST_VARIABLE)
+    settings = Settings(
+        model_repository=(model.parent,),
+        model_control_mode=ModelControlMode.EXPLICIT,
+        device_list=Path(device_list) if device_list else None,
+        allow_cpu_metrics=False,
+        allow_gpu_metrics=False,
+    )
+    return OtherModels(settings, model.name)
 
 
 def _planned(model: Path) -> "tuple[ModelEntry, LoadPlan, LoadOptions]":
     """The model, its complete configuration, and the options it was planned with. InferenceError, OSError."""
     from halimede.backends.python.backend import PythonBackend
-    from halimede.commands.explain_config import ended_by_interrupt, find_model
+    from halimede.commands.explain_config import ModelFlags, ended_by_interrupt, find_model
     from halimede.runtime.prepare import plan_model
     from halimede.workers.abandon import Abandon
 
     _, entry = find_model(model, "")
-    with ended_by_interrupt(), _flags().load_options() as options:
+    with ended_by_interrupt(), ModelFlags().load_options() as options:
         plan = plan_model(entry, options, Abandon())
     if plan.backend is not None and not isinstance(plan.backend, PythonBackend):
         raise click.UsageError(f"'{entry.name}' is a model of backend '{plan.config.backend}', not a python model")

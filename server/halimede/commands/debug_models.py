@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Coroutine
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -16,14 +16,9 @@ from halimede.backends.service_calls import IsModelReady, LoadModel, ServiceCall
 from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller
 from halimede.runtime.core_server import CoreServer
-from halimede.runtime.lifecycle import ModelLifecycle
-from halimede.runtime.sampler import make_sampler
-from halimede.settings import ModelControlMode, Settings
+from halimede.serving_core import ServingCore, make_core
+from halimede.settings import Settings
 from halimede.workers.output import log as prints_log
-
-if TYPE_CHECKING:
-    from halimede.commands.explain_config import ModelFlags
-    from halimede.runtime.repository import ModelRepository
 
 T = TypeVar("T")
 
@@ -33,23 +28,21 @@ CLOSE_SECS = 5.0
 class OtherModels:
     """The models of the repository, for the model `own` of it. Any thread may call."""
 
-    def __init__(self, repository: "ModelRepository", flags: "ModelFlags", own: str) -> None:
+    def __init__(self, settings: Settings, own: str) -> None:
         """Raises InferenceError if the device list cannot be read."""
-        self._repository = repository
         self._owner = f"{own}#debug"
-        self._context = flags.load_options()
-        self._options = self._context.__enter__()
         self._unloaded: set[str] = set()
         """Names that the model has unloaded: a call does not load them again."""
         # What other models print is shown, as in a server.
         prints_log.setLevel(logging.INFO)
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="other-models", daemon=True).start()
-        self._core, self._lifecycle = self._run(self._make())
+        self._core = self._run(_started(settings))
+        self._server = self._core.server
 
     def infer(self, request: InferenceRequest) -> "OtherCall":
         """See `hosting.Host`."""
-        call = OtherCall(self._loop, self._core)
+        call = OtherCall(self._loop, self._server)
         asyncio.run_coroutine_threadsafe(self._infer(request, call), self._loop)
         return call
 
@@ -61,27 +54,9 @@ class OtherModels:
         """Unload all models, and end their processes."""
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._context.__exit__(None, None, None)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    async def _make(self) -> tuple[CoreServer, ModelLifecycle]:
-        settings = Settings()
-        sampler = make_sampler(settings.metrics_interval_ms, self._options.inventory, cpu=False, gpu=False)
-        lifecycle = ModelLifecycle(self._repository, self._options, settings.model_load_thread_count)
-        core = CoreServer(
-            lifecycle,
-            sampler,
-            server_id=settings.id,
-            control_mode=ModelControlMode.EXPLICIT,
-            strict_readiness=settings.strict_readiness,
-            metrics_config=settings.metrics_config,
-            dropped_log_lines=lambda: 0,
-            inventory=self._options.inventory,
-        )
-        await core.start(())
-        return core, lifecycle
 
     async def _infer(self, request: InferenceRequest, call: "OtherCall") -> None:
         try:
@@ -89,7 +64,7 @@ class OtherModels:
         except InferenceError as error:
             call.on_response(InferenceResponse(request.model_name, "", request.id, error=error))
         else:
-            call.ticket = self._core.infer(request, call.on_response, Caller(1))
+            call.ticket = self._server.infer(request, call.on_response, Caller(1))
 
     async def _perform(self, call: ServiceCall[ServiceResult]) -> ServiceResult:
         match call:
@@ -102,33 +77,35 @@ class OtherModels:
                     await self._load(model_name)
                 except InferenceError:
                     return False
-        return await self._lifecycle.services.call(self._owner, call)
+        return await self._server.lifecycle.services.call(self._owner, call)
 
     async def _load(self, name: str) -> None:
-        record = self._lifecycle.records.get(name)
+        record = self._server.lifecycle.records.get(name)
         if name not in self._unloaded and (record is None or not record.serving):
-            await self._core.load_model(name, {}, for_model=True)
+            await self._server.load_model(name, {}, for_model=True)
 
     async def _close(self) -> None:
-        self._core.begin_drain()
-        try:
-            await asyncio.wait_for(self._core.close(), CLOSE_SECS)
-        except TimeoutError:
-            self._core.abort()
-        # Such as the release of memory, which a server leaves to the end of its process.
+        await self._core.close(CLOSE_SECS)
+        # What a model that does not end has left.
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
 
+async def _started(settings: Settings) -> ServingCore:
+    core = make_core(settings)
+    await core.start()
+    return core
+
+
 class OtherCall:
     """Implements `hosting.Call`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, core: CoreServer) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, server: CoreServer) -> None:
         self.ticket = 0
         self._loop = loop
-        self._core = core
+        self._server = server
         self._answers: SimpleQueue[InferenceResponse] = SimpleQueue()
         self._has_ended = False
 
@@ -145,11 +122,11 @@ class OtherCall:
         response = self._answers.get()
         self._has_ended = response.final
         if not response.final:
-            self._loop.call_soon_threadsafe(self._core.acknowledge, self.ticket)
+            self._loop.call_soon_threadsafe(self._server.acknowledge, self.ticket)
         return response
 
     async def receive_async(self) -> InferenceResponse | None:
         return await asyncio.to_thread(self.receive)
 
     def cancel(self, *, reads_on: bool = False) -> None:
-        self._loop.call_soon_threadsafe(lambda: self._core.cancel(self.ticket, reads_on=reads_on))
+        self._loop.call_soon_threadsafe(lambda: self._server.cancel(self.ticket, reads_on=reads_on))

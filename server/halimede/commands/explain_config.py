@@ -40,11 +40,11 @@ FORMATS = ("pbtxt", "yaml", "json")
 class ModelFlags:
     """The command line's flags on how to load models; they are those of `serve`."""
 
-    backend_options: tuple[BackendOption, ...]
-    backend_directory: Path
-    autocomplete: bool
-    config_name: str
-    allow_pickle: bool
+    backend_options: tuple[BackendOption, ...] = ()
+    backend_directory: Path = Path(DEFAULT_BACKEND_DIRECTORY)
+    autocomplete: bool = True
+    config_name: str = ""
+    allow_pickle: bool = True
 
     @contextmanager
     def load_options(self) -> "Iterator[LoadOptions]":

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import socket
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,10 +15,13 @@ import uvloop
 
 from halimede.core.accounts import FRONT_END_COPIES
 from halimede.core.hangs import BEAT_SECS
+from halimede.core.observe.start_summary import GRPC, HTTP
 from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
-from halimede.front_processes.services import Service, access_log_of, make_grpc, make_http, make_turns
+from halimede.front_processes.services import make_servers
+from halimede.frontends.grpc.server import GrpcServer
+from halimede.frontends.http.server import HttpServer
 from halimede.log import configure, dropped_lines, reopen, shutdown
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.settings import Settings
@@ -36,15 +40,15 @@ log = logging.getLogger(__name__)
 class Order:
     """What a front-end process is to do. `process` is its number, of `processes`.
 
-    With it come descriptors: the log's stream, the page, and the sockets of the services, HTTP's first.
+    With it come descriptors: the log's stream, the page, and the sockets of the services. `sockets` is how many each
+    service has, in this order, by its name in the log.
     """
 
     settings: Settings
     metadata: ServerMetadata
     process: int
     processes: int
-    http_sockets: int
-    grpc_sockets: int
+    sockets: Mapping[str, int]
 
 
 def preload() -> None:
@@ -93,11 +97,9 @@ async def _serve(order: Order, channel: Channel, memory: Memory) -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         loop.add_signal_handler(number, _ignore)
     front = _FrontEnd(order, channel, memory, Page(page, order.processes), loop)
-    http, grpc = (
-        [socket.socket(fileno=_take(channel)) for _ in range(count)]
-        for count in (order.http_sockets, order.grpc_sockets)
+    await front.serve(
+        {name: [socket.socket(fileno=_take(channel)) for _ in range(count)] for name, count in order.sockets.items()}
     )
-    await front.serve(http, grpc)
     return 0
 
 
@@ -125,23 +127,16 @@ class _FrontEnd:
         self._server = RemoteServer(channel, memory, page, order.metadata, loop)
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
-        self._services: list[Service] = []
+        self._services: list[HttpServer | GrpcServer] = []
 
-    async def serve(self, http: list[socket.socket], grpc: list[socket.socket]) -> None:
-        """Serve on these sockets until the core ends it."""
+    async def serve(self, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
+        """Serve on these sockets, by the names of the services, until the core ends it."""
         order, page = self._order, self._page
-        access_log, turns = access_log_of(order.settings), make_turns(order.settings)
         memory = replace(memory_bounds(), copies=FRONT_END_COPIES)
-        if http:
-            totals = page.http_totals(order.process)
-            http_server = make_http(order.settings, self._server, turns, access_log, memory, totals)
-            self._services.append(http_server)
-            await http_server.serve(http)
-        if grpc:
-            totals = page.grpc_totals(order.process)
-            grpc_server = make_grpc(order.settings, self._server, turns, access_log, memory, totals)
-            self._services.append(grpc_server)
-            grpc_server.serve(grpc)
+        totals = {HTTP: page.http_totals(order.process), GRPC: page.grpc_totals(order.process)}
+        for name, server in make_servers(order.settings, self._server, memory, totals).items():
+            self._services.append(server)
+            server.serve(sockets[name])
         # Objects of the start live as long as the process: the collector need not traverse them.
         gc.freeze()
         self._channel.read_on_loop(self._loop, self._perform)

@@ -3,13 +3,16 @@
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping
+from itertools import chain
 
 from halimede.backends.cores import available_cores
+from halimede.core.observe.start_summary import GRPC, HTTP
 from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
 from halimede.front_processes.process import FrontProcess
-from halimede.frontends.sockets import SocketFile, bind, bound_port
+from halimede.front_processes.services import bind_port
+from halimede.frontends.sockets import SocketFile
 from halimede.runtime.server import Server
 from halimede.settings import Settings
 from halimede.workers.frames.kinds import FrameKind
@@ -27,12 +30,14 @@ def processes_for(cores: int) -> int:
 
 
 def wanted_processes(settings: Settings) -> int:
-    """`--frontend-processes`, or the default for this machine."""
-    return settings.frontend_processes or processes_for(available_cores())
+    """The number of front-end processes: `--frontend-processes`, or the default for this machine; 0 if the core's
+    process does their work."""
+    count = settings.frontend_processes or processes_for(available_cores())
+    return count if count > 1 and (settings.allow_http or settings.allow_grpc) else 0
 
 
 class FrontProcesses:
-    """Order of use: `bind_http` and `bind_grpc`, `start`, optionally `send_away`, `drain`, `close`."""
+    """Implements `services.Service` with HTTP and gRPC in processes of their own."""
 
     def __init__(self, count: int, server: Server, settings: Settings, launcher: Launcher) -> None:
         """OSError if the system has no descriptor left."""
@@ -42,49 +47,40 @@ class FrontProcesses:
         self._launcher = launcher
         self._descriptor = Page.create(count)
         self.page = Page(self._descriptor, count)
-        self._http: list[socket.socket] = []
-        self._grpc: list[socket.socket] = []
+        self._sockets: dict[str, list[socket.socket]] = {}
+        """By the name of the service in the log."""
         self._files: list[SocketFile] = []
         self._processes: list[FrontProcess] = []
 
-    def bind_http(self) -> int:
-        """Bind HTTP's port and return it, 0 for a unix socket. OSError as `sockets.bind`."""
-        settings = self._settings
-        self._http = bind(settings.http_address, settings.http_port, "HTTP", reuse_port=settings.reuse_http_port)
-        return self._bound(self._http)
-
-    def bind_grpc(self) -> int:
-        """Bind gRPC's port and return it, 0 for a unix socket. OSError as `sockets.bind`."""
-        settings = self._settings
-        self._grpc = bind(
-            settings.grpc_address, settings.grpc_port, "GRPC", reuse_port=settings.reuse_grpc_port, any_family=True
-        )
-        return self._bound(self._grpc)
-
-    def _bound(self, sockets: Sequence[socket.socket]) -> int:
-        self._files += [file for sock in sockets if (file := SocketFile.of(sock)) is not None]
-        return bound_port(sockets)
+    def bind(self) -> Mapping[str, str]:
+        settings, places = self._settings, {}
+        for name, is_allowed in ((HTTP, settings.allow_http), (GRPC, settings.allow_grpc)):
+            if is_allowed:
+                self._sockets[name], places[name] = bind_port(name, settings)
+                self._files += [file for sock in self._sockets[name] if (file := SocketFile.of(sock)) is not None]
+        return places
 
     async def start(self) -> None:
         """Start the processes and return when all serve. InferenceError if one fails."""
-        descriptors = (2, self._descriptor, *(sock.fileno() for sock in (*self._http, *self._grpc)))
+        descriptors = (2, self._descriptor, *(sock.fileno() for sock in chain(*self._sockets.values())))
+        counts = {name: len(each) for name, each in self._sockets.items()}
         loop = asyncio.get_running_loop()
         for number in range(self.count):
-            order = Order(self._settings, self._server.metadata(), number, self.count, len(self._http), len(self._grpc))
+            order = Order(self._settings, self._server.metadata(), number, self.count, counts)
             self._processes.append(FrontProcess(order, descriptors, self.page, self._server, self._launcher, loop))
         await asyncio.gather(*(process.start() for process in self._processes))
 
+    def note_change(self) -> None:
+        self.page.note_change()
+
     def dropped_lines(self) -> int:
-        """Log lines that front-end processes dropped."""
         return self.page.dropped_lines() + sum(process.lost_lines for process in self._processes)
 
     def reopen_log(self) -> None:
-        """Let the processes reopen their log file."""
         for process in self._processes:
             process.tell(FrameKind.REOPEN)
 
     def send_away(self) -> None:
-        """Continue to serve, while clients are asked to connect elsewhere."""
         for process in self._processes:
             process.send_away()
 
@@ -108,7 +104,7 @@ class FrontProcesses:
     def _close_sockets(self) -> None:
         for file in self._files:
             file.remove()
-        for sock in (*self._http, *self._grpc):
+        for sock in chain(*self._sockets.values()):
             sock.close()
         self._files.clear()
-        self._http, self._grpc = [], []
+        self._sockets.clear()

@@ -1,18 +1,27 @@
-"""The HTTP and gRPC servers that the settings describe, in the core process or in a front-end process."""
+"""What a service is, and the servers that the settings describe: HTTP and gRPC, in the core's process or in a front-end
+process, and the metrics."""
 
 import logging
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from halimede.core.accounts import MemoryBounds
 from halimede.core.observe.access_lines import AccessLog
-from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.observe.start_summary import GRPC, HTTP
+from halimede.core.types import Buffer, ErrorCode, InferenceError
+from halimede.core.wire.steps import Steps
 from halimede.frontends.grpc.options import Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
+from halimede.frontends.metrics import MetricsServer
 from halimede.frontends.port import PortLimits
+from halimede.frontends.sockets import bind, bound_port, release
 from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import Turns
+from halimede.frontends.unix_socket import UNIX
 from halimede.log import admits_access, log_access
 from halimede.runtime.server import Server
 from halimede.settings import AccessLevel, Settings
@@ -21,7 +30,18 @@ log = logging.getLogger("halimede.app")
 
 
 class Service(Protocol):
-    """A front end, or all front-end processes: what ends them."""
+    """Front ends, or the metrics, in this process or in processes of their own.
+
+    Order of use: `bind`, `start`, optionally `send_away`, `drain`, `close`. All ports of a server are bound before any
+    service starts.
+    """
+
+    def bind(self) -> Mapping[str, str]:
+        """Bind the ports; returns the place (address and port) of each by its name in the log. OSError as
+        `sockets.bind`."""
+
+    async def start(self) -> None:
+        """Serve on the ports. InferenceError if a process fails."""
 
     def send_away(self) -> None:
         """Continue to serve, and ask clients to connect elsewhere."""
@@ -30,75 +50,127 @@ class Service(Protocol):
         """Accept no connections, and return when all requests are answered and all connections closed."""
 
     async def close(self) -> None:
-        """Close every connection now. Also after `drain`. A second call has no effect."""
+        """Close every connection now, and the ports. Also after `drain`. A second call has no effect."""
+
+    def note_change(self) -> None:
+        """The models that serve have changed."""
+
+    def reopen_log(self) -> None:
+        """Let processes of its own reopen their log files."""
+
+    def dropped_lines(self) -> int:
+        """Log lines that processes of its own dropped."""
 
 
-def access_log_of(settings: Settings) -> AccessLog | None:
-    """The access log, None if it is off."""
-    if settings.log_access is AccessLevel.OFF:
-        return None
-    return AccessLog(admits_access, log_access, successes=settings.log_access is AccessLevel.ALL)
+class LocalService:
+    """A service in this process, at the port that the settings have for it."""
+
+    def __init__(self, name: str, settings: Settings, server: HttpServer | GrpcServer | MetricsServer) -> None:
+        """`name` is its name in the log."""
+        self._name = name
+        self._settings = settings
+        self._server = server
+        self._sockets: list[socket.socket] = []
+        """Those that the server does not own yet."""
+
+    def bind(self) -> Mapping[str, str]:
+        self._sockets, place = bind_port(self._name, self._settings)
+        return {self._name: place}
+
+    async def start(self) -> None:
+        sockets, self._sockets = self._sockets, []
+        self._server.serve(sockets)
+
+    def send_away(self) -> None:
+        self._server.send_away()
+
+    async def drain(self) -> None:
+        await self._server.drain()
+
+    async def close(self) -> None:
+        release(self._sockets)
+        self._sockets = []
+        await self._server.close()
+
+    def note_change(self) -> None:
+        """No effect: the core is asked each time."""
+
+    def reopen_log(self) -> None:
+        """No effect: its log is that of this process."""
+
+    def dropped_lines(self) -> int:
+        return 0
 
 
-def make_turns(settings: Settings) -> Turns:
-    """How the clients of this process share the turns of its loop."""
-    return Turns(settings.trusted_proxies)
+def bind_port(name: str, settings: Settings) -> tuple[list[socket.socket], str]:
+    """The sockets of a service, and its place (address and port). OSError as `sockets.bind`."""
+    if name == HTTP:
+        address = settings.http_address
+        sockets = bind(address, settings.http_port, "HTTP", reuse_port=settings.reuse_http_port)
+    elif name == GRPC:
+        address = settings.grpc_address
+        sockets = bind(address, settings.grpc_port, "GRPC", reuse_port=settings.reuse_grpc_port, any_family=True)
+    else:
+        address = settings.metrics_address
+        sockets = bind(address, settings.metrics_port, "Metrics")
+    return sockets, address if address.startswith(UNIX) else f"{address}:{bound_port(sockets)}"
 
 
-def make_http(
-    settings: Settings,
-    server: Server,
-    turns: Turns,
-    access_log: AccessLog | None,
-    memory: MemoryBounds,
-    totals: PortTotals | None = None,
-) -> HttpServer:
-    """The HTTP server, which is not bound yet."""
-    http = HttpServer(
-        server,
-        max_input_size=settings.http_max_input_size,
+def make_servers(
+    settings: Settings, server: Server, memory: MemoryBounds, totals: Mapping[str, PortTotals] = MappingProxyType({})
+) -> dict[str, HttpServer | GrpcServer]:
+    """The servers of HTTP and gRPC by their names in the log, not bound yet. They share the turns of the loop.
+
+    `totals` by the same names. InferenceError and OSError for certificates that cannot be used.
+    """
+    access_log = None
+    if settings.log_access is not AccessLevel.OFF:
+        access_log = AccessLog(admits_access, log_access, successes=settings.log_access is AccessLevel.ALL)
+    turns, port_limits = Turns(settings.trusted_proxies), PortLimits().within(memory)
+    servers: dict[str, HttpServer | GrpcServer] = {}
+    if settings.allow_http:
+        servers[HTTP] = HttpServer(
+            server,
+            max_input_size=settings.http_max_input_size,
+            log=log.error,
+            restricted=settings.http_restricted_api,
+            forward=settings.http_header_forward_pattern,
+            cors_origins=settings.http_cors_origin,
+            access_log=access_log,
+            log_request=log.debug if settings.log_verbose else None,
+            port_limits=port_limits,
+            totals=totals.get(HTTP),
+            memory=memory,
+            turns=turns,
+        )
+    if settings.allow_grpc:
+        servers[GRPC] = GrpcServer(
+            server,
+            _transport(settings),
+            restricted=settings.grpc_restricted_protocol,
+            forward=settings.grpc_header_forward_pattern,
+            max_response_pool_size=settings.grpc_max_response_pool_size,
+            access_log=access_log,
+            port_limits=port_limits,
+            totals=totals.get(GRPC),
+            memory=memory,
+            turns=turns,
+        )
+    return servers
+
+
+def make_metrics(settings: Settings, render: Callable[[], Steps[Sequence[Buffer]]]) -> MetricsServer:
+    """The server of the metrics, which `render` makes, not bound yet. Successful scrapes are not logged."""
+    return MetricsServer(
+        render,
         log=log.error,
-        restricted=settings.http_restricted_api,
-        forward=settings.http_header_forward_pattern,
-        cors_origins=settings.http_cors_origin,
-        port_limits=PortLimits().within(memory),
-        totals=totals,
-        memory=memory,
-        turns=turns,
-    )
-    if settings.log_verbose:
-        http.log_requests(log.debug)
-    if access_log is not None:
-        http.log_access(access_log)
-    return http
-
-
-def make_grpc(
-    settings: Settings,
-    server: Server,
-    turns: Turns,
-    access_log: AccessLog | None,
-    memory: MemoryBounds,
-    totals: PortTotals | None = None,
-) -> GrpcServer:
-    """The gRPC server, which is not bound yet. InferenceError and OSError for certificates that cannot be used."""
-    return GrpcServer(
-        server,
-        _transport(settings),
-        restricted=settings.grpc_restricted_protocol,
-        forward=settings.grpc_header_forward_pattern,
-        max_response_pool_size=settings.grpc_max_response_pool_size,
-        access_log=access_log,
-        port_limits=PortLimits().within(memory),
-        totals=totals,
-        memory=memory,
-        turns=turns,
+        access_log=None if settings.log_access is AccessLevel.OFF else AccessLog(admits_access, log_access),
+        log_request=log.debug if settings.log_verbose else None,
     )
 
 
 def _transport(settings: Settings) -> Transport:
     return Transport(
-        reuse_port=settings.reuse_grpc_port,
         max_message_bytes=settings.grpc_max_input_size,
         tls=_tls(settings),
         compression_level=settings.grpc_infer_response_compression_level.value,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from halimede.core.observe.access_lines import Protocol
+from halimede.core.observe.access_lines import AccessLog, Protocol
 from halimede.core.types import Buffer
 from halimede.core.wire.http_control import error_json
 from halimede.core.wire.steps import Steps
@@ -23,9 +23,9 @@ _SPARE_DESCRIPTORS = 8
 
 
 class MetricsServer(Listener):
-    """Serves the page that `render` makes in steps, in Prometheus' text format.
+    """Serves the page that `render` makes in steps, in Prometheus' text format, until the server ends.
 
-    See `Listener` for start, serve, drain and close.
+    See `Listener` for serve and close.
     """
 
     def __init__(
@@ -33,6 +33,8 @@ class MetricsServer(Listener):
         render: Callable[[], Steps[Sequence[Buffer]]],
         *,
         log: Callable[[str], None],
+        access_log: AccessLog | None = None,
+        log_request: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(
             self._answer,
@@ -44,9 +46,17 @@ class MetricsServer(Listener):
                 max_connections=_MAX_CONNECTIONS, spare_descriptors=_SPARE_DESCRIPTORS, reserved_connections=0
             ),
             protocol=Protocol.METRICS,
+            access_log=access_log,
+            log_request=log_request,
         )
         self._render = render
         self._steps = StepQueue(self.fail)
+
+    def send_away(self) -> None:
+        """No effect: the metrics of a server that stops are read, too."""
+
+    async def drain(self) -> None:
+        """Return at once, and continue to serve."""
 
     def _answer(self, exchange: Exchange) -> None:
         if exchange.head.method != b"GET":

@@ -52,6 +52,14 @@ def bound_port(sockets: Sequence[socket.socket]) -> int:
     return 0 if sockets[0].family is socket.AF_UNIX else int(sockets[0].getsockname()[1])
 
 
+def release(sockets: Sequence[socket.socket]) -> None:
+    """Close sockets that `bind` made and nobody serves, and remove their files."""
+    for sock in sockets:
+        if (file := SocketFile.of(sock)) is not None:
+            file.remove()
+        sock.close()
+
+
 @dataclass(frozen=True, slots=True)
 class SocketFile:
     """The file of a unix socket, identified by its inode."""

@@ -4,9 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from types import MappingProxyType
 
-from halimede import __version__
 from halimede.core.config.model_view import ModelView
 from halimede.core.hangs import ProcessKind
 from halimede.core.inventory import Inventory
@@ -32,7 +30,8 @@ from halimede.runtime.lifecycle import ModelLifecycle, Serving
 from halimede.runtime.model import ModelVersion
 from halimede.runtime.sampler import Sampler
 from halimede.runtime.server import LoadParameter, OnResponse
-from halimede.settings import MetricsConfig, ModelControlMode
+from halimede.runtime.services import LoadableModels
+from halimede.settings import ModelControlMode, Settings
 
 log = logging.getLogger(__name__)
 
@@ -56,44 +55,37 @@ class CoreServer:
 
     def __init__(
         self,
-        lifecycle: ModelLifecycle,
+        make_lifecycle: Callable[[LoadableModels], ModelLifecycle],
         sampler: Sampler,
+        settings: Settings,
         *,
-        server_id: str,
-        control_mode: ModelControlMode,
-        strict_readiness: bool,
-        metrics_config: MetricsConfig,
         dropped_log_lines: Callable[[], int],
         inventory: Inventory,
-        server_version: str = __version__,
-        hung_processes: Mapping[ProcessKind, int] = MappingProxyType({}),
+        hung_processes: Mapping[ProcessKind, int],
     ) -> None:
-        self._lifecycle = lifecycle
+        """Models call others, and the steps of ensembles are run, by this server: `make_lifecycle` gets it."""
+        lifecycle = self.lifecycle = make_lifecycle(self)
         self._sampler = sampler
-        self._metadata = ServerMetadata(server_id, server_version, EXTENSIONS)
-        self._control_mode = control_mode
-        self._strict_readiness = strict_readiness
-        self._metrics_config = metrics_config
+        self._metadata = ServerMetadata(settings.id, settings.server_version, EXTENSIONS)
+        self._settings = settings
         self._dropped_log_lines = dropped_log_lines
         self._custom_metrics = lifecycle.services.metrics
         self._inventory = inventory
         self._hung_processes = hung_processes
         self._started = False
         self._draining = False
-        # Models call others, and the steps of ensembles are run, by this server.
-        lifecycle.services.models = self
         self._admission = Admission(self._find_version, lifecycle.table)
         self._control: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<CoreServer models={len(self._lifecycle.records)} in_flight={len(self._lifecycle.table.by_ticket)}>"
+        return f"<CoreServer models={len(self.lifecycle.records)} in_flight={len(self.lifecycle.table.by_ticket)}>"
 
     async def start(self, names: Sequence[str] | None) -> list[str]:
         """Load the models to begin with (None: all); returns the names of those that failed. Ready from then on.
 
         InferenceError if a repository cannot be read.
         """
-        failed = await self._lifecycle.load_all(names)
+        failed = await self.lifecycle.load_all(names)
         self._sampler.sample_soon()
         self._started = True
         return failed
@@ -104,22 +96,18 @@ class CoreServer:
         for task in self._control:
             task.cancel()
 
-    def on_models_changed(self, callback: Callable[[], None]) -> None:
-        """Call this after each change of what `model` returns, before a load or an unload is answered."""
-        self._lifecycle.records.on_change = callback
-
     def expect_few(self) -> None:
         """No client sends new requests from now on: batches do not wait for more."""
-        self._lifecycle.expect_few()
+        self.lifecycle.expect_few()
 
     async def close(self) -> None:
         """Wait for every accepted request, then free all models."""
-        await self._lifecycle.close()
+        await self.lifecycle.close()
         self._admission.close()
 
     def abort(self) -> None:
         """Answer all queued requests with an error, because the exit timeout has expired."""
-        self._lifecycle.abort()
+        self.lifecycle.abort()
 
     def metadata(self) -> ServerMetadata:
         return self._metadata
@@ -130,7 +118,7 @@ class CoreServer:
     def is_ready(self) -> bool:
         if self._draining or not self._started:
             return False
-        return not self._strict_readiness or self._lifecycle.all_ready()
+        return not self._settings.strict_readiness or self.lifecycle.all_ready()
 
     def is_draining(self) -> bool:
         return self._draining
@@ -139,7 +127,7 @@ class CoreServer:
         return self._find(name, version).view
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
-        record = self._lifecycle.records.get(name)
+        record = self.lifecycle.records.get(name)
         if record is None or record.is_unknown():
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{clip(name)}' is not found")
         serving = record.serving.get(version and str(_version_number(version)))
@@ -159,7 +147,7 @@ class CoreServer:
         return kv_cache.find_kv_cache(self._custom_metrics.series(kv_cache.FAMILY), model)
 
     async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        records = self._lifecycle.records
+        records = self.lifecycle.records
         if not name:
             return [v.stats.snapshot() for _, r in sorted(records.items()) for v in r.versions.values()]
         record = records.get(name)
@@ -174,11 +162,11 @@ class CoreServer:
         return [serving.version.stats.snapshot()]
 
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
-        return await self._lifecycle.index(ready_only)
+        return await self.lifecycle.index(ready_only)
 
     async def devices(self) -> DeviceReport:
         placed: dict[int, Counter[tuple[str, str]]] = {}
-        for name, record in sorted(self._lifecycle.records.items()):
+        for name, record in sorted(self.lifecycle.records.items()):
             for version in record.versions.values():
                 for placement in version.placements:
                     if placement.device is not None:
@@ -205,27 +193,27 @@ class CoreServer:
             key = clip(next(iter(parameters)))
             text = f"load parameter '{key}' is not supported yet: models are loaded from the repository"
             raise InferenceError(ErrorCode.UNSUPPORTED, text)
-        await self._finish(self._lifecycle.load(name, for_model=for_model))
+        await self._finish(self.lifecycle.load(name, for_model=for_model))
         self._sampler.sample_soon()
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         # As in Triton, any other name is that of an unknown model, whose unload succeeds.
         self._require_control(no_name_problem(name))
-        await self._finish(self._lifecycle.unload(name, with_steps=unload_dependents))
+        await self._finish(self.lifecycle.unload(name, with_steps=unload_dependents))
 
     def render_metrics(self) -> Generator[int, None, list[bytes]]:
         """The metrics page in Prometheus' text format, in steps as `core.observe.metrics_page.render` makes it."""
-        versions = [v for _, record in sorted(self._lifecycle.records.items()) for v in record.versions.values()]
+        versions = [v for _, record in sorted(self.lifecycle.records.items()) for v in record.versions.values()]
         sample = self._sampler.latest
         return metrics_page.render(
             map(_sample_of, versions),
             sample.system,
             sample.gpus,
-            states=self._lifecycle.states(),
+            states=self.lifecycle.states(),
             dropped_log_lines=self._dropped_log_lines(),
             hung_processes=self._hung_processes,
-            latencies=self._metrics_config.counter_latencies,
-            first_responses=self._metrics_config.histogram_latencies,
+            latencies=self._settings.metrics_config.counter_latencies,
+            first_responses=self._settings.metrics_config.histogram_latencies,
             custom=self._custom_metrics.render(),
         )
 
@@ -242,7 +230,7 @@ class CoreServer:
             raise
 
     def _require_control(self, name_problem: str | None) -> None:
-        if self._control_mode is not ModelControlMode.EXPLICIT:
+        if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
             # Scripts search for the first part, which is Triton's text in every mode but explicit.
             text = (
                 "explicit model load / unload is not allowed if polling is enabled or --model-control-mode is none; "
@@ -259,7 +247,7 @@ class CoreServer:
 
     def _find(self, name: str, version: str, *, is_inside: bool = False) -> Serving:
         """The version that serves. Calls from inside the server also find versions that are being unloaded."""
-        record = self._lifecycle.records.get(name)
+        record = self.lifecycle.records.get(name)
         if record is not None:
             serving = record.serving.get(version)
             if serving is not None:
@@ -269,7 +257,7 @@ class CoreServer:
     def _find_slow(self, name: str, version: str, is_inside: bool) -> Serving:
         """All other cases than the canonical version of a ready model: other spellings of a number, and errors."""
         text = str(_version_number(version)) if version else ""
-        record = self._lifecycle.records.get(name)
+        record = self.lifecycle.records.get(name)
         shown = clip(name)
         if record is None or record.is_unknown():
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{shown}' is not found")

@@ -25,8 +25,8 @@ from halimede.core.types.error import of_request
 from halimede.core.types.server import WorkerHealth
 from halimede.core.types.statistics import FailureReason
 from halimede.runtime.clock import monotonic_ns
-from halimede.runtime.executor import VersionExecutor
-from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, Sent, VersionRequests
+from halimede.runtime.executor import MakeRequests, VersionExecutor
+from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, Sent
 from halimede.runtime.step_gates import StepGates, Waiting
 from halimede.workers.process.services import Models
 
@@ -67,7 +67,7 @@ class Ensemble:
     def __init__(
         self,
         graph: Graph,
-        requests: VersionRequests,
+        make_requests: MakeRequests,
         models: Models,
         members: Callable[[], Sequence[VersionExecutor | None]],
         checker: RequestChecker,
@@ -75,7 +75,7 @@ class Ensemble:
     ) -> None:
         self._name = graph.name
         self._graph = graph
-        self._requests = requests
+        self.requests = make_requests(self)
         self._models = models
         self._members = members
         self._checker = checker
@@ -85,11 +85,10 @@ class Ensemble:
         self._running: dict[int, Running] = {}
         self._events: deque[tuple[Running, Decide, tuple[Any, ...]]] = deque()
         self._is_acting = False
-        requests.executor = self
 
     def __repr__(self) -> str:
         waiting = f" waiting={len(self._gates)}" if self._is_gated else ""
-        requests = self._requests
+        requests = self.requests
         return (
             f"<Ensemble {self._name}:{requests.version} steps={len(self._graph.steps)} live={requests.count}{waiting}>"
         )
@@ -114,7 +113,7 @@ class Ensemble:
         """See `VersionExecutor.load`. What it executes are requests of its steps' models, which count them."""
         oldest = next(iter(self._gates), None)
         oldest_wait_ns = 0 if oldest is None else max(0, monotonic_ns() - oldest.since_ns)
-        return Load(self.queued, oldest_wait_ns=oldest_wait_ns, in_steps=self._requests.count - self.queued)
+        return Load(self.queued, oldest_wait_ns=oldest_wait_ns, in_steps=self.requests.count - self.queued)
 
     def is_available(self) -> bool:
         return all(member is not None and member.is_available() for member in self._members())
@@ -126,7 +125,7 @@ class Ensemble:
 
     def start(self, flight: InFlight, compatible: Hashable) -> None:  # noqa: ARG002
         """See `runtime.requests.Executor.start`. Every request has a run of its own."""
-        if self._requests.count > MAX_REQUESTS:
+        if self.requests.count > MAX_REQUESTS:
             raise InferenceError(ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
         run = EnsembleRun(self._graph, flight.request)
         computed = Computed()
@@ -173,7 +172,7 @@ class Ensemble:
             self._gates.try_remove(waiting.key)
         for running in list(self._running.values()):
             running.flight.cancelled = True
-            self._answer(running, self._requests.failure(running.flight, STOPPING))
+            self._answer(running, self.requests.failure(running.flight, STOPPING))
 
     def expect_few(self) -> None:
         """No effect: it makes no batches."""
@@ -183,7 +182,7 @@ class Ensemble:
 
     async def close(self) -> None:
         """Wait until every request is finished."""
-        await self._requests.drained()
+        await self.requests.drained()
         self._gates.close()
 
     def _act(self, running: Running, decide: Decide, *what: Any) -> None:
@@ -221,7 +220,7 @@ class Ensemble:
                         self._cancel_call(running, number)
         except Exception as error:
             # Every error must end the request, so that it does not stay unanswered.
-            about = {"model": self._name, "version": self._requests.version}
+            about = {"model": self._name, "version": self.requests.version}
             log.exception("ensemble '%s': a request failed in the server", self._name, extra=about)
             failed = f"in ensemble '{self._name}', the server failed"
             self._abort_request(running, shortage_of(error) or InferenceError(ErrorCode.INTERNAL, failed))
@@ -303,7 +302,7 @@ class Ensemble:
         """Finish a request with an error, and cancel its calls."""
         calls = list(running.calls.items())
         # First: a step that is answered while it is cancelled would finish the request otherwise.
-        self._answer(running, self._requests.failure(running.flight, error))
+        self._answer(running, self.requests.failure(running.flight, error))
         for number, ticket in calls:
             if self._gates.try_remove((running.flight.key, number)) is None and ticket:
                 self._models.cancel(ticket)
@@ -311,7 +310,7 @@ class Ensemble:
     def _answer(self, running: Running, response: InferenceResponse) -> None:
         if running.is_over:
             return
-        requests, flight, sent = self._requests, running.flight, running.sent
+        requests, flight, sent = self.requests, running.flight, running.sent
         response.model_version = requests.version
         if self._checker.reshapes_outputs and response.outputs:
             try:

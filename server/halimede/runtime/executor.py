@@ -1,15 +1,23 @@
 """The executor of a model version, as its owner sees it: state, readiness, and the stop."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from halimede.core.observe.load import Load
 from halimede.core.types import InferenceError
 from halimede.core.types.server import WorkerHealth
-from halimede.runtime.requests import Executor
+from halimede.runtime.requests import Executor, VersionRequests
+
+MakeRequests = Callable[[Executor], VersionRequests]
+"""Makes the requests of a version for their executor."""
 
 
 class VersionExecutor(Executor, Protocol):
     """The pump of a model's instances, or an ensemble."""
+
+    @property
+    def requests(self) -> VersionRequests:
+        """The requests that it executes."""
 
     @property
     def queued(self) -> int:

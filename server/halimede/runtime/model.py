@@ -65,7 +65,6 @@ class ModelVersion:
         labels: Labels,
         load_seconds: float,
         checker: RequestChecker,
-        requests: VersionRequests,
         executor: VersionExecutor,
         services: ModelServices,
         *,
@@ -79,9 +78,9 @@ class ModelVersion:
         self.labels = labels
         self.load_seconds = load_seconds
         self.checker = checker
-        self.stats = requests.stats
-        self.requests = requests
         self.executor = executor
+        self.requests = executor.requests
+        self.stats = self.requests.stats
         self.parts = parts
         ensemble = config.ensemble_scheduling
         self.steps = frozenset(step.model_name for step in ensemble.step) if ensemble is not None else frozenset()
@@ -138,10 +137,13 @@ async def start_version(
     stats = ModelStats(name, str(prepared.version), decoupled=policy is not None and policy.decoupled)
     checker = RequestChecker(config)
     in_order = batching is not None and batching.preserve_ordering
-    requests = VersionRequests(name, str(prepared.version), table, stats, preserve_ordering=in_order)
-    make = partial(make_scheduler, config, strategy=prepared.strategy, hold=prepared.hold, ids=table.ids)
-    pump = Pump(make, requests, checker, loop)
-    version = ModelVersion(name, prepared, config, labels, load_seconds, checker, requests, pump, services)
+    pump = Pump(
+        partial(make_scheduler, config, strategy=prepared.strategy, hold=prepared.hold, ids=table.ids),
+        partial(VersionRequests, table, stats, preserve_ordering=in_order),
+        checker,
+        loop,
+    )
+    version = ModelVersion(name, prepared, config, labels, load_seconds, checker, pump, services)
 
     for placement in prepared.placements:
         log.info(
@@ -192,10 +194,10 @@ def make_ensemble(
     name, number = config.name, str(prepared.version)
     stats = ModelStats(name, number, decoupled=graph.decoupled, has_queue=False)
     checker = RequestChecker(config)
-    requests = VersionRequests(name, number, table, stats)
+    requests = partial(VersionRequests, table, stats)
     ensemble = Ensemble(graph, requests, services.models, members, checker, asyncio.get_running_loop())
     return ModelVersion(
-        *(name, prepared, config, design.labels, load_seconds, checker, requests, ensemble, services),
+        *(name, prepared, config, design.labels, load_seconds, checker, ensemble, services),
         parts=design.parts,
     )
 

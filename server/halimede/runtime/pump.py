@@ -34,6 +34,7 @@ from halimede.runtime.alarm import Alarm, TurnEnd
 from halimede.runtime.batch_answers import BatchAnswers
 from halimede.runtime.batches import RunningBatches
 from halimede.runtime.clock import monotonic_ns
+from halimede.runtime.executor import MakeRequests
 from halimede.runtime.instances import Instances
 from halimede.runtime.request_places import RequestPlaces
 from halimede.runtime.requests import CANCELLED, LOST_STATE, STOPPING, InFlight, Open, Sent, VersionRequests
@@ -48,12 +49,12 @@ class Pump:
     def __init__(
         self,
         make_scheduler: Callable[[TakeBack], Scheduler],
-        requests: VersionRequests,
+        make_requests: MakeRequests,
         checker: RequestChecker,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         scheduler = self._scheduler = make_scheduler(self._take_back)
-        self._requests = requests
+        requests = self.requests = make_requests(self)
         self._refusal: InferenceError | None = None
         self._instances = Instances()
         self._batches = RunningBatches()
@@ -61,10 +62,9 @@ class Pump:
         self._places = RequestPlaces(requests, scheduler, self._instances, self._batches)
         self._turn_end = TurnEnd(loop, self._poll)
         self._alarm = Alarm(loop, self._poll)
-        requests.executor = self
 
     def __repr__(self) -> str:
-        requests = self._requests
+        requests = self.requests
         return (
             f"<Pump {requests.name}:{requests.version} queue={self._scheduler.queued} "
             f"running={len(self._batches.running)}/{self._instances.capacity} live={requests.count}>"
@@ -86,7 +86,7 @@ class Pump:
         since = scheduler.oldest_enqueued_at()
         return Load(
             scheduler.queued,
-            self._requests.count - scheduler.queued,
+            self.requests.count - scheduler.queued,
             0 if since is None else max(0, now - since),
             self._instances.parked,
             self._instances.unstartable,
@@ -116,14 +116,14 @@ class Pump:
     def start(self, flight: InFlight, compatible: Hashable) -> None:
         """See `runtime.requests.Executor.start`."""
         if self._refusal is not None:
-            self._requests.fail(flight, self._refusal, FailureReason.REJECTED)
+            self.requests.fail(flight, self._refusal, FailureReason.REJECTED)
             return
         scheduler = self._scheduler
         if scheduler.is_iterative:
             # The ticket identifies the sequence: no other request of the server has it.
             request = flight.request
             request.sequence_id, request.sequence_start, request.sequence_end = flight.key, True, False
-        if self._requests.count == 1:
+        if self.requests.count == 1:
             # Alone in the model: no other request exists to share a batch with.
             slot = scheduler.try_start(flight.rows, flight.request.timeout_us)
             if slot is not None:
@@ -141,10 +141,10 @@ class Pump:
         With `reads_on`, a request that executes continues, and its model may ignore the cancellation, as in Triton. Not
         those of sequences: their later requests are cancelled too.
         """
-        flight = self._requests.find(key)
+        flight = self.requests.find(key)
         if flight is None or flight.cancelled:
             return
-        if reads_on and self._requests.stats.decoupled and not self._scheduler.follows_outcomes:
+        if reads_on and self.requests.stats.decoupled and not self._scheduler.follows_outcomes:
             worker = self._places.worker_of(flight)
             if worker is not None:
                 if self._instances.is_up(worker):
@@ -155,7 +155,7 @@ class Pump:
             if flight.opened is not None and self._instances.is_up(flight.opened.worker):
                 # It was executed before, and its model may still work for it.
                 flight.opened.worker.cancel(key)
-            self._requests.fail(flight, CANCELLED, FailureReason.CANCELED)
+            self.requests.fail(flight, CANCELLED, FailureReason.CANCELED)
             self._poll()
             return
         worker = self._places.worker_of(flight)
@@ -170,7 +170,7 @@ class Pump:
         """See `runtime.requests.Executor.try_refuse`."""
         if not self._scheduler.try_cancel(key):
             return False
-        _fail(self._requests, key, error, FailureReason.REJECTED)
+        _fail(self.requests, key, error, FailureReason.REJECTED)
         self._poll()
         return True
 
@@ -184,7 +184,7 @@ class Pump:
 
     def acknowledge(self, key: int, responses: int) -> None:
         """Notify the worker of an open request."""
-        flight = self._requests.find(key)
+        flight = self.requests.find(key)
         if flight is not None and flight.opened is not None and self._instances.is_up(flight.opened.worker):
             flight.opened.worker.acknowledge(key, responses)
 
@@ -192,11 +192,11 @@ class Pump:
         """Perform what an event of a worker causes. Called on the loop's thread."""
         if isinstance(event, BatchDone):
             if event.again:
-                _repeat(event, self._requests)
+                _repeat(event, self.requests)
             slot = self._instances.slots[event.worker.ordinal][event.slot]
             # After the end of its worker a batch frees no slot: the slot is removed, or runs another batch.
             if self._batches.try_end(slot, event.items[0].key, monotonic_ns()):
-                outcomes = _outcomes(event, self._requests) if self._scheduler.follows_outcomes else ()
+                outcomes = _outcomes(event, self.requests) if self._scheduler.follows_outcomes else ()
                 turns = self._scheduler.completed(slot, event.times.end - event.times.start, outcomes)
                 if turns is not None:
                     self._turn_end.set(turns)
@@ -217,16 +217,16 @@ class Pump:
     def abort(self) -> None:
         """Finish all requests with an error. Workers are notified to cancel what they execute."""
         for key in self._scheduler.drain():
-            _fail(self._requests, key, STOPPING, FailureReason.OTHER)
+            _fail(self.requests, key, STOPPING, FailureReason.OTHER)
         # Not by `worker_of`, which searches all batches for each request.
         for slot, batch in self._batches:
             for item in batch:
                 self._instances.worker_of[slot].cancel(item.key)
-        for flight in self._requests:
+        for flight in self.requests:
             if flight.opened is not None and self._instances.is_up(flight.opened.worker):
                 flight.opened.worker.cancel(flight.key)
             flight.cancelled = True
-            self._requests.fail(flight, STOPPING, FailureReason.OTHER)
+            self.requests.fail(flight, STOPPING, FailureReason.OTHER)
 
     def expect_few(self) -> None:
         self._scheduler.expect_few(monotonic_ns())
@@ -238,7 +238,7 @@ class Pump:
 
     async def close(self) -> None:
         """Wait until every request is finished, then stop all workers at once: each may take long."""
-        await self._requests.drained()
+        await self.requests.drained()
         self._alarm.set(None)
         await self._instances.stop()
 
@@ -250,16 +250,16 @@ class Pump:
         now = monotonic_ns()
         for action in self._scheduler.poll(now):
             if isinstance(action, Fail):
-                _fail(self._requests, action.request, action.error, action.reason)
+                _fail(self.requests, action.request, action.error, action.reason)
                 continue
             if isinstance(action, Warn):
-                about = {"model": self._requests.name, "version": self._requests.version}
+                about = {"model": self.requests.name, "version": self.requests.version}
                 log.warning("%s", action.text, extra=about)
                 continue
             if isinstance(action, Forget):
                 self._instances.worker_of[action.slot].forget(action.seat)
                 continue
-            batch = [self._requests.record_of(key) for key in action.requests]
+            batch = [self.requests.record_of(key) for key in action.requests]
             if action.seats:
                 for flight, seat in zip(batch, action.seats, strict=True):
                     flight.seat = seat
@@ -295,9 +295,9 @@ class Pump:
             text += LOST_STATE
         for flight in lost:
             if flight.cancelled:
-                self._requests.fail(flight, CANCELLED, FailureReason.CANCELED)
+                self.requests.fail(flight, CANCELLED, FailureReason.CANCELED)
             else:
-                self._requests.fail(flight, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
+                self.requests.fail(flight, InferenceError(ErrorCode.INTERNAL, text), FailureReason.BACKEND)
         # For what was queued again, and for queued requests that have lost their sequence with the slot.
         self._poll()
 
@@ -309,7 +309,7 @@ class Pump:
         """
         unread: list[list[InFlight]] = []
         for batch in self._batches.remove(slot, monotonic_ns()):
-            unfinished = [flight for flight in batch if self._requests.find(flight.key) is not None]
+            unfinished = [flight for flight in batch if self.requests.find(flight.key) is not None]
             if batch[0].key in down.unread:
                 unread.append(unfinished)
                 continue
@@ -339,16 +339,16 @@ class Pump:
         if reason is None:
             self._refusal = None
             return
-        name = self._requests.name
+        name = self.requests.name
         refusal = InferenceError(ErrorCode.UNAVAILABLE, f"model '{name}' is not ready: {reason}")
         # Before the queued requests are answered: their clients may send the next request at once.
         self._refusal = refusal
         for key in self._scheduler.drain():
-            _fail(self._requests, key, refusal, FailureReason.REJECTED)
+            _fail(self.requests, key, refusal, FailureReason.REJECTED)
 
     def _on_up(self, worker: Worker) -> None:
         if self._instances.bring_up(worker):
-            self._requests.stats.worker_restarts += 1
+            self.requests.stats.worker_restarts += 1
             self._take_up(worker)
             self._poll()
 

@@ -125,6 +125,9 @@ class ModelRepository:
         self._file = _file_entry(model_file) if model_file is not None else None
         self._file_path = model_file
 
+    def close(self) -> None:
+        """Free what the repository holds; no effect for directories. Blocks."""
+
     def unreadable(self, progress: ReadProgress = UNWATCHED) -> dict[Path, str]:
         """The repositories that cannot be read now, with the reason."""
         problems: dict[Path, str] = {}

@@ -182,17 +182,16 @@ class RequestTable:
 
 
 class VersionRequests:
-    """The requests of one version. `count` is how many are in flight, including those of `hold`."""
-
-    executor: Executor
-    """Set once, by the executor that is made for these requests."""
+    """The requests of one version, made by their executor. `count` is how many are in flight, including those of
+    `hold`."""
 
     def __init__(
-        self, name: str, version: str, table: RequestTable, stats: ModelStats, *, preserve_ordering: bool = False
+        self, table: RequestTable, stats: ModelStats, executor: Executor, *, preserve_ordering: bool = False
     ) -> None:
-        self.name = name
-        self.version = version
+        self.name = stats.name
+        self.version = stats.version
         self.stats = stats
+        self.executor = executor
         self.count = 0
         self._table = table
         self._by_ticket = table.by_ticket

@@ -17,10 +17,8 @@ from halimede.backends.service_calls import (
 )
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.repository.load_waits import LoadWaits
-from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
-from halimede.core.types.caller import Caller
+from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
-from halimede.runtime.server import OnResponse
 from halimede.workers.process import services
 
 log = logging.getLogger(__name__)
@@ -46,45 +44,12 @@ class LoadableModels(services.Models, Protocol):
         """Whether a model is ready."""
 
 
-class NoModels:
-    """The `LoadableModels` before the server is made: refuses everything."""
-
-    def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:  # noqa: ARG002
-        """Answer with an error."""
-        on_response(InferenceResponse(request.model_name, "", request.id, error=_not_up()))
-        return 0
-
-    def cancel(self, ticket: int, *, reads_on: bool = False) -> None:
-        """Nothing is under way."""
-
-    def acknowledge(self, ticket: int, responses: int = 1) -> None:
-        """Nothing is under way."""
-
-    async def load_model(
-        self,
-        name: str,  # noqa: ARG002
-        parameters: Mapping[str, bool | int | str | bytes],  # noqa: ARG002
-        *,
-        for_model: bool = False,  # noqa: ARG002
-    ) -> None:
-        """Raise InferenceError."""
-        raise _not_up()
-
-    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:  # noqa: ARG002
-        """Raise InferenceError."""
-        raise _not_up()
-
-    async def is_model_ready(self, name: str, version: str = "") -> bool:  # noqa: ARG002
-        """False."""
-        return False
-
-
 class ModelServices:
-    """Implements `workers.process.services.Services`. `models` is set once the server is made."""
+    """Implements `workers.process.services.Services`."""
 
-    def __init__(self, metrics: CustomMetrics) -> None:
+    def __init__(self, metrics: CustomMetrics, models: LoadableModels) -> None:
         self.metrics = metrics
-        self.models: LoadableModels = NoModels()
+        self.models = models
         self.loads = LoadWaits()
         """The loads that models and ensembles wait for."""
 
@@ -156,7 +121,3 @@ def _check_other(owner: str, name: str) -> None:
     """Refuse a load or unload of the caller itself, which would wait for itself. InferenceError."""
     if name == model_of(owner):
         raise InferenceError(ErrorCode.INVALID_ARG, f"model '{clip(name)}' cannot load or unload itself")
-
-
-def _not_up() -> InferenceError:
-    return InferenceError(ErrorCode.UNAVAILABLE, "the server is not up yet")

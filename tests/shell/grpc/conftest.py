@@ -27,6 +27,7 @@ from halimede.core.types import (
 )
 from halimede.core.types.statistics import Duration, InferStatistics, ModelStatistics
 from halimede.frontends.grpc.server import GrpcServer
+from halimede.frontends.sockets import bind, bound_port
 from halimede.runtime.server import LoadParameter, OnResponse
 
 WAIT_SECS = 20
@@ -273,8 +274,9 @@ class Served:
 async def make(address: str, *options: Any, **named: Any) -> tuple[FakeServer, GrpcServer, int]:
     core = FakeServer()
     front = GrpcServer(core, *options, **named)
-    port = front.bind(address, 0)
-    front.start()
+    sockets = bind(address, 0, "GRPC", any_family=True)
+    port = bound_port(sockets)
+    front.serve(sockets)
     return core, front, port
 
 

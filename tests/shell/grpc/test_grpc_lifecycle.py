@@ -10,10 +10,13 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from halimede.core.observe.start_summary import GRPC
 from halimede.core.wire.protocol import message_class
+from halimede.front_processes.services import bind_port
 from halimede.frontends.grpc.limits import GrpcLimits
-from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.port import PortLimits
+from halimede.frontends.sockets import bound_port, release
+from halimede.settings import Settings
 from support.h2client import GOAWAY, SETTINGS, WINDOW_UPDATE, H2Client, frame, grpc_message
 from support.server import wait_until
 
@@ -33,69 +36,59 @@ REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 ASKING_HELD = pb.ModelInferRequest(model_name="held", id="a").SerializeToString()
 
 
-def bind_failure(loop_thread, core, address: str, port: int) -> str:
-    async def bind() -> None:
-        GrpcServer(core).bind(address, port)
-
+def bind_failure(address: str, port: int) -> str:
     with pytest.raises(OSError, match="failed to start GRPC service") as caught:
-        loop_thread.run(bind())
+        bind_port(GRPC, Settings(grpc_address=address, grpc_port=port))
     return str(caught.value)
+
+
+def bound_and_released(address: str, port: int) -> int:
+    sockets, _ = bind_port(GRPC, Settings(grpc_address=address, grpc_port=port))
+    bound = bound_port(sockets)
+    release(sockets)
+    return bound
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_a_port_in_use_by_grpc_is_refused(served, address: str) -> None:
-    assert bind_failure(served.thread, served.core, address, served.port) == (
+    assert bind_failure(address, served.port) == (
         f"failed to start GRPC service: Socket '{address}:{served.port}' already in use"
     )
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_port_in_use_by_another_socket_is_refused(loop_thread, reuse: bool) -> None:
+def test_a_port_in_use_by_another_socket_is_refused(reuse: bool) -> None:
     with socket.socket() as taken:
         if reuse:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert bind_failure(loop_thread, None, "127.0.0.1", port) == (
+        assert bind_failure("127.0.0.1", port) == (
             f"failed to start GRPC service: Socket '127.0.0.1:{port}' already in use"
         )
 
 
-def test_an_address_of_another_machine_or_an_invalid_one_is_refused(loop_thread) -> None:
-    assert bind_failure(loop_thread, None, "192.0.2.1", 0) == (
+def test_an_address_of_another_machine_or_an_invalid_one_is_refused() -> None:
+    assert bind_failure("192.0.2.1", 0) == (
         "failed to start GRPC service: cannot listen on '192.0.2.1:0': Cannot assign requested address"
     )
-    assert bind_failure(loop_thread, None, "not an address", 0).startswith(
-        "failed to start GRPC service: address 'not an address': "
-    )
+    assert bind_failure("not an address", 0).startswith("failed to start GRPC service: address 'not an address': ")
 
 
-def test_unusable_addresses_of_a_name_are_ignored(loop_thread, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_addresses_of_a_name_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Like `localhost` in a container without IPv6 whose /etc/hosts has the IPv6 address."""
 
     def getaddrinfo(*_args: object, **_options: object) -> list:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 0)) for host in ("127.0.0.1", "192.0.2.1")]
 
-    async def bind_and_stop() -> int:
-        front = GrpcServer(None)
-        bound = front.bind("localhost", 0)
-        await front.close()
-        return bound
-
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    assert loop_thread.run(bind_and_stop()) > 0
+    assert bound_and_released("localhost", 0) > 0
 
 
-def test_a_port_that_was_bound_and_never_served_is_released(loop_thread) -> None:
-    async def bind_and_stop(port: int) -> int:
-        front = GrpcServer(None)
-        bound = front.bind("127.0.0.1", port)
-        await front.close()
-        return bound
-
-    port = loop_thread.run(bind_and_stop(0))
-    assert loop_thread.run(bind_and_stop(port)) == port
+def test_a_port_that_was_bound_and_never_served_is_released() -> None:
+    port = bound_and_released("127.0.0.1", 0)
+    assert bound_and_released("127.0.0.1", port) == port
 
 
 def drained(served) -> Future:
@@ -316,16 +309,9 @@ def test_closing_cancels_calls_in_flight(served, channel) -> None:
     assert served.core.cancelled == [1]
 
 
-def test_a_stopped_server_releases_its_port(loop_thread, served) -> None:
+def test_a_stopped_server_releases_its_port(served) -> None:
     served.thread.run(served.front.close())
-
-    async def again() -> int:
-        front = GrpcServer(served.core)
-        port = front.bind("127.0.0.1", served.port)
-        await front.close()
-        return port
-
-    assert loop_thread.run(again()) == served.port
+    assert bound_and_released("127.0.0.1", served.port) == served.port
 
 
 def test_the_reserve_serves_control_calls_alone(serve) -> None:

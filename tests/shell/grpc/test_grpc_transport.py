@@ -1,15 +1,19 @@
 """The transport's options, tested with a client that works in HTTP/2 frames; and unix sockets."""
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 import tritonclient.grpc as triton
 
+from halimede.core.observe.start_summary import GRPC
+from halimede.front_processes.services import bind_port
 from halimede.frontends.grpc.limits import GrpcLimits
 from halimede.frontends.grpc.options import Transport
-from halimede.frontends.grpc.server import GrpcServer
+from halimede.frontends.sockets import bound_port, release
+from halimede.settings import Settings
 from support.h2client import (
     ENHANCE_YOUR_CALM,
     LIVE,
@@ -144,19 +148,14 @@ def test_metadata_up_to_the_limit_are_accepted_and_larger_ones_refused(served, c
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_servers_share_a_port_if_all_request_it(serve, loop_thread) -> None:
-    first = serve(Transport(reuse_port=True))
-
-    async def bind_again(transport: Transport) -> int:
-        second = GrpcServer(first.core, transport)
-        try:
-            return second.bind("127.0.0.1", first.port)
-        finally:
-            await second.close()
-
-    assert loop_thread.run(bind_again(Transport(reuse_port=True))) == first.port
+def test_servers_share_a_port_if_all_request_it() -> None:
+    first, _ = bind_port(GRPC, Settings(grpc_address="127.0.0.1", grpc_port=0, reuse_grpc_port=True))
+    same = Settings(grpc_address="127.0.0.1", grpc_port=bound_port(first), reuse_grpc_port=True)
+    second, _ = bind_port(GRPC, same)
+    assert bound_port(second) == bound_port(first)
     with pytest.raises(OSError, match="already in use"):
-        loop_thread.run(bind_again(Transport()))
+        bind_port(GRPC, replace(same, reuse_grpc_port=False))
+    release([*first, *second])
 
 
 def failure(serve, address: str) -> str:

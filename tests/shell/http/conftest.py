@@ -33,7 +33,7 @@ from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.server import HttpServer
 from halimede.frontends.port import PortLimits
-from halimede.frontends.sockets import bound_port
+from halimede.frontends.sockets import bind, bound_port
 from halimede.frontends.turns import Turns
 from support.loop_thread import LoopThread
 
@@ -199,11 +199,9 @@ class Running(LoopThread):
         super().__init__(loop_factory)
         self.core = FakeServer()
         self.listener: Listener = self.call(lambda: make(self.core, self.log))
-        if sockets is None:
-            self.port = self.run(self.listener.start("127.0.0.1", 0))
-        else:
-            self.port = bound_port(sockets)
-            self.run(self.listener.serve(sockets))
+        sockets = sockets or bind("127.0.0.1", 0, "HTTP")
+        self.port = bound_port(sockets)
+        self.call(lambda: self.listener.serve(sockets))
 
     def connect(self) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)

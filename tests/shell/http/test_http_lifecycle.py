@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import uvloop
 
+from halimede.core.observe.start_summary import HTTP, METRICS
+from halimede.front_processes.services import bind_port
 from halimede.frontends.http.framing import Limits
-from halimede.frontends.http.server import HttpServer
 from halimede.frontends.metrics import MetricsServer
 from halimede.frontends.port import PortLimits
 from halimede.frontends.sockets import bind
+from halimede.settings import Settings
 
 LOOPS = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
 BODY = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1]}]}'
@@ -36,15 +38,14 @@ def error_of(answer: bytes) -> str:
 
 
 def test_the_error_names_the_service_whose_port_is_in_use(http: Any) -> None:
-    for service, make in (
-        ("HTTP", lambda: HttpServer(http.core, max_input_size=1000, log=http.log.append)),
-        ("Metrics", lambda: MetricsServer(lambda: iter(()), log=http.log.append)),
-    ):
-        server = http.call(make)
+    settings = Settings(
+        http_address="127.0.0.1", http_port=http.port, metrics_address="127.0.0.1", metrics_port=http.port
+    )
+    for service, name in (("HTTP", HTTP), ("Metrics", METRICS)):
         with pytest.raises(
             OSError, match=f"failed to start {service} service: Socket '127.0.0.1:{http.port}' already in"
         ):
-            http.run(server.start("127.0.0.1", http.port))
+            bind_port(name, settings)
 
 
 def test_a_bound_socket_keeps_early_clients_until_it_is_served(serve: Any) -> None:

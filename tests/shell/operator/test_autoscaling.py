@@ -9,9 +9,9 @@ from aiohttp import web
 from halimede_operator.cluster.cache import entry_of
 from halimede_operator.cluster.kinds import AUTOSCALERS
 from halimede_operator.cluster.works import Works
-from halimede_operator.core.autoscaling.idle import kept_idle
+from halimede_operator.core.process.workqueue import Failure
 from halimede_operator.core.reading import moment_of
-from halimede_operator.core.workqueue import Failure
+from halimede_operator.core.scaling.idle import kept_idle
 from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.reconciler import CONFLICT_AGAIN_S
 from support.kube_api import Fault

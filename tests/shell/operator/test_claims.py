@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.events import LASTING_S
+from halimede_operator.core.spec.types import Key, Kind
+from halimede_operator.core.status.events import LASTING_S
 from halimede_operator.queue import Done
 from support.custom_resources import ensemble
 from support.operator_harness import SPEC, Harness, create_pod, run

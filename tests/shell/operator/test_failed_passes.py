@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from halimede_operator.core.platform import Platform
-from halimede_operator.core.workqueue import Failure
+from halimede_operator.core.process.workqueue import Failure
 from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.reconciler import REPORT_AFTER_S
 from support.kube_api import Fault

@@ -4,7 +4,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from halimede_operator.core.workqueue import Failure
+from halimede_operator.core.process.workqueue import Failure
 from halimede_operator.queue import Done, Failed
 from support.kube_api import Fault
 from support.operator_harness import DIGITS, Harness, run

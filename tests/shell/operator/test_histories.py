@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from halimede_operator.cluster.kinds import WATCHED
-from halimede_operator.core.api.spec import Key
+from halimede_operator.core.spec.types import Key
 from halimede_operator.queue import Done
 from support.operator_harness import CHILDREN, DIGITS, Harness, run, second_operator
 

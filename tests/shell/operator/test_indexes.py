@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from halimede_operator.cluster.indexes import Indexes, Periods, parse_devices, parse_index, server_url
-from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.snapshot import PodDevice, PodDevices, PodIndex, ServedVersion
+from halimede_operator.core.spec.types import Key, Kind
 
 DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
 READY = PodIndex((ServedVersion("digits", "1", "READY", ""),))

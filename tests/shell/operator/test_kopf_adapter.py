@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.cache import Cache
-from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.kopf_adapter import CacheFeed, watch_session
 from halimede_operator.cluster.watch_health import STUCK_S, WatchHealth
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.handlers.watch import Watches, kopf_settings
 from support.kube_api import Fault, KubeApi, deep
 from support.operator_watches import Scenario, Watched, a_few, run, running

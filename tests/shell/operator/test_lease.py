@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.client import KubeClient
-from halimede_operator.cluster.connection import Connection
-from halimede_operator.core.election import LEASE_S, RENEW_DEADLINE_S, RETRY_S
+from halimede_operator.core.process.election import LEASE_S, RENEW_DEADLINE_S, RETRY_S
 from halimede_operator.lease import Leadership, LostError
 from support.kube_api import Fault, KubeApi, kube_api
 

@@ -8,9 +8,9 @@ import re
 import signal
 from pathlib import Path
 
-from halimede_operator.core.election import RENEW_DEADLINE_S, RETRY_S
+from halimede_operator.core.process.election import RENEW_DEADLINE_S, RETRY_S
 from halimede_operator.lease import Leadership
-from halimede_operator.main import Operator
+from halimede_operator.operator import Operator
 from support.kube_api import Fault, KubeApi, kube_api
 from support.operator_processes import running
 
@@ -21,7 +21,7 @@ def lease_program(renew_deadline_s: float = RENEW_DEADLINE_S) -> tuple[str, str]
     lines = (
         "import asyncio, sys",
         "from halimede_operator.log import set_up_logging",
-        "from halimede_operator.main import Operator",
+        "from halimede_operator.operator import Operator",
         "from halimede_operator.settings import parse",
         "settings = parse(sys.argv[1:])",
         "set_up_logging(settings.log_format)",

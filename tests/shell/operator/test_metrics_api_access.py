@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from cluster.pki import Authority
-from halimede_operator.core.metrics_api.errors import MetricsError
 from halimede_operator.metrics_api import main
+from halimede_operator.metrics_api.core.errors import MetricsError
 from halimede_operator.metrics_api.metrics import RESULTS, Metrics
 from halimede_operator.metrics_api.prometheus import Prometheus
 from support.background import in_background

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.pki import Authority
-from halimede_operator.core.metrics_api.identity import Certificate
+from halimede_operator.metrics_api.core.identity import Certificate
 from halimede_operator.metrics_api.tls import Tls
 
 

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from halimede_operator.api_server.connection import Connection
 from halimede_operator.cluster.client import KubeClient
-from halimede_operator.cluster.connection import Connection
 from halimede_operator.cluster.nodes import Nodes
-from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.snapshot import Shortage
+from halimede_operator.core.spec.types import Key, Kind
 from support.kube_api import Fault, KubeApi, kube_api
 
 HALF = "nvidia.com/mig-3g.40gb"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.events import LASTING_S
+from halimede_operator.core.spec.types import Key, Kind
+from halimede_operator.core.status.events import LASTING_S
 from halimede_operator.queue import Done
 from support import operator_harness
 from support.kube_api import Fault, KubeApi, kube_api

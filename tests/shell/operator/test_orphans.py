@@ -3,7 +3,7 @@
 from copy import deepcopy
 from pathlib import Path
 
-from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.queue import Done
 from halimede_operator.reconcile.reconciler import CONFLICT_AGAIN_S
 from support.operator_harness import DIGITS, SPEC, Harness, run

@@ -9,9 +9,9 @@ import pytest
 from halimede_operator.cluster.inventory import FORBIDDEN_S
 from halimede_operator.core.pods.refreshes import REFRESH_S, REFRESHED_FOR_S
 from halimede_operator.core.pods.served_versions import INDEX_LIMIT_S
+from halimede_operator.core.process.workqueue import Failure
 from halimede_operator.core.reading import moment_of
-from halimede_operator.core.refused_pods import TRY_AGAIN_S
-from halimede_operator.core.workqueue import Failure
+from halimede_operator.core.rollout.refused_pods import TRY_AGAIN_S
 from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.observer import MAX_PODS_ASKED
 from halimede_operator.reconcile.reconciler import (

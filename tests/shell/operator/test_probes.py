@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from halimede_operator.handlers.probes import ProbeThread
+from halimede_operator.probes import ProbeThread
 from support.ports import free_port
 
 

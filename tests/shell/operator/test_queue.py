@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.workqueue import Failure
+from halimede_operator.core.process.workqueue import Failure
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.queue import Done, Failed, Gone, Metered, Outcome, Queue
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from halimede_operator.cluster.decoding import decode
+from halimede_operator.api_server.decoding import decode
 from halimede_operator.cluster.kinds import MODELS
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.events import LASTING_S
-from halimede_operator.core.workqueue import Failure
+from halimede_operator.core.process.workqueue import Failure
+from halimede_operator.core.spec.types import Key, Kind
+from halimede_operator.core.status.events import LASTING_S
 from halimede_operator.queue import Done, Failed, Gone
 from halimede_operator.reconcile.changes import ROLLOUT_SPACING_S
 from halimede_operator.reconcile.reconciler import (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.workqueue import Failure
+from halimede_operator.core.process.workqueue import Failure
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.observer import OWNER_KNOWN_S
 from halimede_operator.reconcile.reconciler import REPORT_AFTER_S

@@ -4,13 +4,13 @@ from copy import deepcopy
 from pathlib import Path
 
 from halimede_operator.cluster.kinds import MODELS
-from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.queue import Done
 from halimede_operator.reconcile.reconciler import (
     CONFLICT_AGAIN_S,
 )
 from support.kube_api import Fault
-from support.operator_harness import DIGITS, SPEC, Harness, run, second_operator
+from support.operator_harness import DIGITS, SPEC, Harness, create_pod, run, second_operator
 
 
 def test_another_owners_object_is_not_taken_over(tmp_path: Path):
@@ -20,6 +20,27 @@ def test_another_owners_object_is_not_taken_over(tmp_path: Path):
         assert harness.api.objects["services", "prod", "digits"] == theirs
         assert "digits" in harness.api.named("deployments"), "the others are made"
         assert any("digits" in condition["message"] and "Service" in condition["message"] for condition in harness.digits()["status"]["conditions"])  # fmt: skip
+
+    run(scenario, tmp_path)
+
+
+def test_a_taken_name_stays_in_the_status_while_a_rollout_begins(tmp_path: Path):
+    async def scenario(harness: Harness) -> None:
+        recreate = {**SPEC, "rollout": {"policy": "Recreate"}}
+        harness.api.put("services", "prod", "digits", spec={"selector": {"app": "theirs"}})
+        harness.api.put("inferencemodels", "prod", "digits", spec=recreate)
+        await harness.sync()
+        create_pod(harness, "digits-1-x", {"type": "PodScheduled", "status": "True"}, node="a")
+        harness.now += 10
+        changed = {**recreate, "env": [{"name": "N", "value": "1"}]}
+        harness.api.put("inferencemodels", "prod", "digits", spec=changed)
+        told: list[str] = []
+        harness.api.faults.append(
+            Fault("PATCH .*/deployments/digits", then=lambda: told.append(harness.condition("Accepted")["reason"]))
+        )
+        await harness.sync()
+        assert harness.condition("RolloutStrategy")["reason"] == "Recreate"
+        assert set(told) == {"Conflict"}
 
     run(scenario, tmp_path)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from halimede_operator.core.workqueue import Failure
+from halimede_operator.core.process.workqueue import Failure
 from halimede_operator.queue import Failed
 from support.kube_api import Fault
 from support.operator_harness import SPEC, Harness, create_pod, run

@@ -7,9 +7,9 @@ import pytest
 
 from halimede_operator.cluster.kinds import BY_KIND
 from halimede_operator.cluster.other_operators import KEPT_S
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.operator_mark import FREE_AFTER_S
-from halimede_operator.core.workqueue import Failure
+from halimede_operator.core.process.operator_mark import FREE_AFTER_S
+from halimede_operator.core.process.workqueue import Failure
+from halimede_operator.core.spec.types import Key, Kind
 from halimede_operator.queue import Done, Failed
 from halimede_operator.reconcile.reconciler import (
     OTHER_OPERATOR_AGAIN_S,

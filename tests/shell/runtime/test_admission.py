@@ -43,10 +43,9 @@ class Bench:
     def __init__(self, limit_bytes: int = 1 << 30) -> None:
         self.table = RequestTable(limit_bytes)
         stats = ModelStats("m", "1")
-        self.requests = VersionRequests("m", "1", self.table, stats)
         self.started: list[int] = []
         executor: Any = SimpleNamespace(start=self._start, is_busy=lambda: False)
-        self.requests.executor = executor
+        self.requests = VersionRequests(self.table, stats, executor)
         self.checker = Checker()
         model: Any = SimpleNamespace(name="m", stats=stats, checker=self.checker, requests=self.requests)
         self.admission = Admission(lambda *_, **__: model, self.table)

@@ -3,14 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from halimede.core.inventory import Inventory
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
-from halimede.runtime.core_server import CoreServer
-from halimede.runtime.lifecycle import ModelLifecycle
-from halimede.runtime.prepare import LoadOptions
-from halimede.runtime.repository import ModelRepository
-from halimede.runtime.sampler import make_sampler
-from halimede.settings import MetricsConfig, ModelControlMode
+from halimede.serving_core import make_core
+from halimede.settings import Settings
 from support.models import add_identity
 
 
@@ -20,20 +15,11 @@ def test_an_internal_fault_in_the_request_check_is_answered(tmp_path: Path) -> N
     data = memoryview(b"\1\0\0\0a" * (count - 1) + b"\0\0\0\0")
 
     async def scenario() -> InferenceResponse:
-        options = LoadOptions(Inventory(()), {}, autocomplete=True)
-        core = CoreServer(
-            ModelLifecycle(ModelRepository((tmp_path,)), options, 1),
-            make_sampler(1000, Inventory(), cpu=False, gpu=False),
-            server_id="test",
-            control_mode=ModelControlMode.NONE,
-            strict_readiness=True,
-            metrics_config=MetricsConfig(),
-            dropped_log_lines=lambda: 0,
-            inventory=Inventory(),
-        )
-        assert await core.start(None) == []
+        core = make_core(Settings(model_repository=(tmp_path,)))
+        assert await core.start() == []
         answer: asyncio.Future[InferenceResponse] = asyncio.get_running_loop().create_future()
-        core.infer(InferenceRequest("text", inputs=[Tensor("IN", DataType.BYTES, (1, count), data)]), answer.set_result)
+        request = InferenceRequest("text", inputs=[Tensor("IN", DataType.BYTES, (1, count), data)])
+        core.server.infer(request, answer.set_result)
         data.release()  # It is walked in the next turn of the loop, on a thread.
         async with asyncio.timeout(10):
             answered = await answer

@@ -320,7 +320,7 @@ async def test_an_unload_with_dependents_unloads_unused_steps(repository: Path) 
 async def test_an_unload_ends_a_load_that_waits_for_a_step(repository: Path, faulty: FaultyBackend) -> None:
     faulty.add_model(repository, "hung", faults={"load": "hang"})
     add_ensemble(repository, "e", chain("hung"))
-    bench = BareServer(repository, limits={"unload_wait_secs": 0.3})
+    bench = BareServer(repository, unload_wait_secs=0.3)
     loading = asyncio.create_task(bench.load("e"))
     await until(lambda: faulty.events("hung") == ["load hung"])
     async with asyncio.timeout(20):

@@ -19,6 +19,7 @@ from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import UNWATCHED, Listing, ModelEntry, ModelRepository, ReadProgress
 from halimede_spec.uri import parse_uri
 from support.models import add_identity
+from support.playing import NOBODY
 
 LIMIT_S = 0.4
 SILENCE = f"has not answered for {LIMIT_S} s"
@@ -53,7 +54,7 @@ class HungRepository(ModelRepository):
 @asynccontextmanager
 async def lifecycle_of(repository: ModelRepository) -> AsyncIterator[ModelLifecycle]:
     options = LoadOptions(Inventory(()), {}, autocomplete=True)
-    lifecycle = ModelLifecycle(repository, options, 1, read_limit_secs=LIMIT_S)
+    lifecycle = ModelLifecycle(repository, options, 1, NOBODY, read_limit_secs=LIMIT_S)
     yield lifecycle
     await lifecycle.close()
 

@@ -21,6 +21,7 @@ from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
 from support.ensemble_server import BareServer, value_of
 from support.models import add_scaled, write_config
+from support.playing import NOBODY
 from support.plugin import FaultyBackend
 
 OPTIONS = LoadOptions(Inventory(()), {}, autocomplete=True)
@@ -67,6 +68,7 @@ def lifecycle_of(
         ModelRepository((repository,)),
         OPTIONS,
         load_threads,
+        NOBODY,
         retry_count=retry_count,
         unload_wait_secs=unload_wait_secs,
         slot_wait_secs=slot_wait_secs,
@@ -345,7 +347,7 @@ async def test_an_unload_abandons_a_close_that_hangs(
     steps = ("close", "close_model")
     for step in steps:
         faulty.add_model(repository, step, faults={step: "hang"}, instances=2, instance=f"{step}_0_0")
-    server = BareServer(repository, limits={"close_timeout_secs": CLOSE_TIMEOUT_SECS})
+    server = BareServer(repository, close_timeout_secs=CLOSE_TIMEOUT_SECS)
     await server.load(*steps)
     for step in steps:
         await server.unload(step)
@@ -371,7 +373,7 @@ async def test_an_unload_waits_for_its_requests_without_a_limit(
     """Longer than the time limit of a close."""
     caplog.set_level("INFO")
     faulty.add_model(repository, "long", faults={"run": "hang"})
-    server = BareServer(repository, limits={"close_timeout_secs": CLOSE_TIMEOUT_SECS})
+    server = BareServer(repository, close_timeout_secs=CLOSE_TIMEOUT_SECS)
     await server.load("long")
     answers = [server.ask("long", value) for value in (1.0, 2.0)]
     await until(lambda: "run long_0_0" in faulty.events("long"))

@@ -82,8 +82,9 @@ class Bench:
         self.table = RequestTable(limit_bytes, memory=memory)
         self.stats = ModelStats("m", "1")
         in_order = bool(batching.get("preserve_ordering"))
-        self.requests = VersionRequests("m", "1", self.table, self.stats, preserve_ordering=in_order)
-        self.pump = Pump(partial(make_scheduler, made), self.requests, RequestChecker(made), asyncio.get_running_loop())
+        requests = partial(VersionRequests, self.table, self.stats, preserve_ordering=in_order)
+        self.pump = Pump(partial(make_scheduler, made), requests, RequestChecker(made), asyncio.get_running_loop())
+        self.requests = self.pump.requests
         self.workers = [PlayedWorker(ordinal) for ordinal in range(workers)]
         for worker in self.workers:
             self.pump.add_worker(worker)

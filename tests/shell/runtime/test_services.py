@@ -3,9 +3,8 @@
 import pytest
 
 from halimede.core.observe.custom_metrics import CustomMetrics
-from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
-from halimede.core.types.caller import Caller
 from halimede.runtime.services import ModelServices
+from support.playing import NOBODY
 
 
 def test_thousands_of_failed_updates_give_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -13,16 +12,7 @@ def test_thousands_of_failed_updates_give_one_log_line(caplog: pytest.LogCapture
     family = metrics.new_family("m#1", "hits", "", "COUNTER")
     metric = metrics.new_metric("m#1", family, {}, None)
     updates = [(metric, "increment", 2.0), *[(metric, "increment", -1.0)] * 4_000, (metric, "increment", 3.0)]
-    ModelServices(metrics).update_metrics("m#1", updates)
+    ModelServices(metrics, NOBODY).update_metrics("m#1", updates)
     assert metrics.value("m#1", metric) == 5
     [line] = [record.getMessage() for record in caplog.records]
     assert (line.startswith("model 'm': "), line.endswith(" (3999 more updates failed)")) == (True, True)
-
-
-def test_a_call_is_refused_until_the_server_is_made() -> None:
-    answers: list[InferenceResponse] = []
-    services = ModelServices(CustomMetrics())
-    assert services.models.infer(InferenceRequest("other", id="a"), answers.append, Caller(1)) == 0
-    (answer,) = answers
-    assert answer.error == InferenceError(ErrorCode.UNAVAILABLE, "the server is not up yet")
-    assert (answer.model_name, answer.id, answer.final) == ("other", "a", True)

@@ -11,6 +11,7 @@ from halimede.runtime.lifecycle.reading import MAX_READERS
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import UNWATCHED, Listing, ModelEntry, ModelRepository, ReadProgress
 from support.models import add_identity
+from support.playing import NOBODY
 
 
 class SlowRepository(ModelRepository):
@@ -33,7 +34,7 @@ class SlowRepository(ModelRepository):
 
 
 def lifecycle_of(repository: ModelRepository) -> ModelLifecycle:
-    return ModelLifecycle(repository, LoadOptions(Inventory(()), {}, autocomplete=True), 1)
+    return ModelLifecycle(repository, LoadOptions(Inventory(()), {}, autocomplete=True), 1, NOBODY)
 
 
 def test_many_loads_read_their_directories_on_few_threads(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.api_errors import Cause, Meaning, meaning_of, message_for_author
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import Key, Kind
 from support.operator_desired import children_of_spec
 
 TYPED = "failed to create typed patch object (prod/digits; apps/v1, Kind=Deployment): "

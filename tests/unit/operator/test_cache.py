@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from halimede_operator.cluster.cache import Cache, entry_of
 from halimede_operator.cluster.kinds import AUTOSCALERS, BY_KIND, DEPLOYMENTS, ENSEMBLES, MODELS, PODS, REPLICA_SETS
-from halimede_operator.core.api.spec import Key, Kind
+from halimede_operator.core.spec.types import Key, Kind
 
 DIGITS = Key(Kind.INFERENCE_MODEL, "prod", "digits")
 CHAIN = Key(Kind.MODEL_ENSEMBLE, "prod", "chain")

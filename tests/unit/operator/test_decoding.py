@@ -7,12 +7,12 @@ import orjson
 import pytest
 from hypothesis import given
 
+from halimede_operator.api_server.decoding import MAX_LEVELS, decode, decode_list
 from halimede_operator.cluster.cache import MAX_SPEC_BYTES, Cache, entry_of
-from halimede_operator.cluster.decoding import MAX_LEVELS, decode, decode_list
 from halimede_operator.cluster.kinds import ENSEMBLES, MODELS
-from halimede_operator.core.api.parse import parse
-from halimede_operator.core.api.spec import Key, Kind
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.parse import parse
+from halimede_operator.core.spec.types import Key, Kind
 from support.examples import Draws, drawn, json_of
 
 PLATFORM = Platform("server:1", "gpu:1")

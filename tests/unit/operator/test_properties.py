@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from halimede_operator.core.api.spec import Key, ModelSpec, Spec
-from halimede_operator.core.diff import Apply, Delete, diff
+from halimede_operator.core.children.diff import Apply, Delete, diff
+from halimede_operator.core.spec.types import Key, ModelSpec, Spec
 from support.examples import examples
 from support.operator_desired import children_of_spec
 from support.operator_specs import PLATFORM, UID, cases

@@ -11,7 +11,7 @@ from halimede_operator.cluster.cache import Cache
 from halimede_operator.cluster.kinds import MODELS
 from halimede_operator.cluster.kopf_adapter import CacheFeed
 from halimede_operator.cluster.watch_health import Collection, WatchHealth
-from halimede_operator.core.api.spec import Key
+from halimede_operator.core.spec.types import Key
 
 LONG = "x" * 100_000
 IN_MODELS = Collection(MODELS, None)

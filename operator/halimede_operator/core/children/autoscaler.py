@@ -3,11 +3,11 @@
 Both HPAs have the same name, so that there cannot be two of them. KEDA copies the labels of a ScaledObject to its HPA.
 """
 
-from halimede_operator.core.api.quantities import quantity
-from halimede_operator.core.api.spec import Autoscaling, Json, Key, Provider, ZeroBy
-from halimede_operator.core.autoscaling.presets import BEHAVIOR, IN_USE, goals_of, object_metric, pod_metric, promql
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.names import child_name
+from halimede_operator.core.scaling.presets import BEHAVIOR, IN_USE, goals_of, object_metric, pod_metric, promql
+from halimede_operator.core.spec.quantities import quantity
+from halimede_operator.core.spec.types import Autoscaling, Json, Key, Provider, ZeroBy
 
 POLLING_SECONDS = 15
 FALLBACK_AFTER = 3

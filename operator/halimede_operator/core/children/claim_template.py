@@ -5,9 +5,9 @@ Its spec is immutable, so its name has the hash of the spec. It is kept as long 
 
 from collections.abc import Sequence
 
-from halimede_operator.core.api.spec import DeviceClaim, DeviceRequest, Json, Key
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.names import canonical_json, child_name, hash_of
+from halimede_operator.core.spec.types import DeviceClaim, DeviceRequest, Json, Key
 
 
 def claim_template(key: Key, uid: str, claim: DeviceClaim) -> Json:

@@ -6,17 +6,15 @@ and pods of the old template keep their ConfigMap.
 
 import math
 
-from halimede_operator.core.api.quantities import quantity
-from halimede_operator.core.api.spec import CacheMedium, Json, Key, Workload
 from halimede_operator.core.children.content import Content
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.children.source import Source, stores
 from halimede_operator.core.names import child_name
 from halimede_operator.core.platform import Platform
 from halimede_operator.core.revisions.revision import Revision
+from halimede_operator.core.spec.quantities import quantity
+from halimede_operator.core.spec.types import CacheMedium, Json, Key, Workload
 from halimede_spec.fetch_plan import PlanDocument, write_plan
-
-CACHE = "/cache"
 
 
 def fetch_plan(content: Content, sources: tuple[Source, ...], workload: Workload, platform: Platform) -> str:
@@ -27,7 +25,7 @@ def fetch_plan(content: Content, sources: tuple[Source, ...], workload: Workload
     if (known := stores(platform)) is not None:
         plan["stores"] = known
     if workload.cache.medium is not CacheMedium.EMPTY_DIR:
-        plan["cache"] = {"path": CACHE}
+        plan["cache"] = {"path": platform.paths.cache}
         if workload.cache.size_limit is not None and (limit := quantity(workload.cache.size_limit)) is not None:
             plan["cache"]["size_limit_bytes"] = math.ceil(limit)
     return write_plan(plan)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from halimede_operator.core.api.spec import EnsembleSpec, Json, Model, ModelSpec, Problem, Spec
 from halimede_operator.core.children.ensemble_config import ensemble_config
+from halimede_operator.core.spec.types import EnsembleSpec, Json, Model, ModelSpec, Problem, Spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""The Deployment. It has `replicas` only if the object's spec decides on them (`core.autoscaling.replicas`)."""
+"""The Deployment. It has `replicas` only if the object's spec decides on them (`core.scaling.replicas`)."""
 
-from halimede_operator.core.api.spec import Json, Key, RolloutPolicy, Workload
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.labels import ROLLED_BACK, TEMPLATE_HASH, stable_selector_of
 from halimede_operator.core.names import child_name
 from halimede_operator.core.revisions.revision import Revision
 from halimede_operator.core.revisions.rollback import RolledBack
+from halimede_operator.core.spec.types import Json, Key, RolloutPolicy, Workload
 
 REVISIONS_KEPT = 2
 """Old ReplicaSets that the Deployment keeps. Their ConfigMaps are kept too."""

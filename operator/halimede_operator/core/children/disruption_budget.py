@@ -3,10 +3,10 @@
 Pods that are not ready may always be evicted. Otherwise a model that never becomes ready would block the drain.
 """
 
-from halimede_operator.core.api.spec import Json, Key
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.labels import selector_of
 from halimede_operator.core.names import child_name
+from halimede_operator.core.spec.types import Json, Key
 
 
 def disruption_budget(key: Key, uid: str, max_unavailable: int | str) -> Json:

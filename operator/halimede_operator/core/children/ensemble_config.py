@@ -10,8 +10,8 @@ Conditions name tensors as steps do; they are translated to the server's names.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from halimede_operator.core.api.spec import EnsembleSpec, EnsembleTensor, Json, Step
-from halimede_operator.core.api.when import read_when, renamed
+from halimede_operator.core.spec.types import EnsembleSpec, EnsembleTensor, Json, Step
+from halimede_operator.core.spec.when import read_when, renamed
 
 REQUEST = "request"
 """Source of the ensemble's own inputs: `request.X`."""

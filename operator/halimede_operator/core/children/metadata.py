@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from halimede_operator.core.api.spec import Json, Key
 from halimede_operator.core.labels import APPLIED_HASH, labels_of, owner_reference
 from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.objects import canonical
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Json, Key
 
 
 def metadata(key: Key, uid: str, name: str) -> dict[str, Any]:

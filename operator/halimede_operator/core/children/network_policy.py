@@ -7,10 +7,10 @@ the chosen protocols and to the metrics. Probes come from the node, which no pol
 
 from collections.abc import Sequence
 
-from halimede_operator.core.api.spec import Json, Key, Serving, Workload
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.labels import selector_of
 from halimede_operator.core.names import child_name
+from halimede_operator.core.spec.types import Json, Key, Serving, Workload
 
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 

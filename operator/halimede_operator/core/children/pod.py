@@ -9,25 +9,21 @@ root. All other volumes are readable, and emptyDirs are writable, for any user.
 import math
 from typing import Any
 
-from halimede_operator.core.api.spec import CacheMedium, Json, Key, Serving, TopologySpread, Workload
 from halimede_operator.core.children.claim_template import claim_template_name
-from halimede_operator.core.children.config_map import CACHE
+from halimede_operator.core.children.overlay import overlay
 from halimede_operator.core.children.source import Source, each_once
 from halimede_operator.core.labels import labels_of, selector_of
 from halimede_operator.core.objects import canonical
-from halimede_operator.core.overlay import overlay
 from halimede_operator.core.placement.choice import Placement, with_terms
-from halimede_operator.core.platform import Platform
+from halimede_operator.core.platform import Platform, PodPaths
 from halimede_operator.core.reading import objects_at
 from halimede_operator.core.revisions.revision import CONFIG_VOLUME, PLAN_FILE, THIS_CONFIG_MAP
+from halimede_operator.core.spec.types import CacheMedium, Json, Key, Serving, TopologySpread, Workload
 
 FETCH = "fetch"
 SERVER = "server"
 CLAIM = "accelerator"
 """The pod's name of its ResourceClaim."""
-
-CONFIG = "/etc/halimede"
-MODELS = "/models"
 
 DRAIN_DELAY_SECONDS = 5
 """How long the server accepts requests after SIGTERM, until endpoints and load balancers have removed it."""
@@ -170,10 +166,12 @@ def _lost_node_tolerations(workload: Workload, seconds: int) -> list[Json]:
 
 
 def _fetch(workload: Workload, platform: Platform, sources: tuple[Source, ...]) -> Json:
-    mounts = [*_common_mounts(sources), *each_once(tuple(each for source in sources for each in source.fetch_mounts))]
+    paths = platform.paths
+    mounts = [*_common_mounts(paths, sources), *each_once(source.fetch_mounts for source in sources)]
+    plan = f"{paths.config}/{PLAN_FILE}"
     return {
         **_container(FETCH, workload, platform),
-        "command": ["halimede", "fetch", "--init-container", "--plan", f"{CONFIG}/{PLAN_FILE}", "--into", MODELS],
+        "command": ["halimede", "fetch", "--init-container", "--plan", plan, "--into", paths.models],
         "env": list(workload.env),
         # The same as the server's, so that the pod passes a quota and can have the QoS class Guaranteed. It costs
         # nothing: a pod needs the larger of the two, not the sum.
@@ -181,25 +179,25 @@ def _fetch(workload: Workload, platform: Platform, sources: tuple[Source, ...]) 
             part: {name: amount for name, amount in amounts.items() if name in _ORDINARY}
             for part, amounts in workload.resources.items()
         },
-        "volumeMounts": [{"name": "models", "mountPath": MODELS}, *_cache_mount(workload), *mounts],
+        "volumeMounts": [{"name": "models", "mountPath": paths.models}, *_cache_mount(paths, workload), *mounts],
     }
 
 
 def _server(workload: Workload, platform: Platform, sources: tuple[Source, ...], placement: Placement | None) -> Json:
-    serving = workload.serving
+    serving, paths = workload.serving, platform.paths
     ports = {"http": serving.http_port, "metrics": serving.metrics_port}
     if serving.grpc:
         ports["grpc"] = serving.grpc_port
-    cache = [{**mount, "readOnly": True} for mount in _cache_mount(workload)]
-    mounts = [{"name": "models", "mountPath": MODELS, "readOnly": True}, *cache, *_common_mounts(sources)]
+    cache = [{**mount, "readOnly": True} for mount in _cache_mount(paths, workload)]
+    mounts = [{"name": "models", "mountPath": paths.models, "readOnly": True}, *cache, *_common_mounts(paths, sources)]
     return {
         **_container(SERVER, workload, platform),
         "command": ["halimede", "serve"],
-        "args": _arguments(workload),
+        "args": _arguments(workload, paths),
         "env": _environment(workload),
         "resources": _resources(workload, placement),
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in sorted(ports.items())],
-        "volumeMounts": [*mounts, {"name": "shm", "mountPath": "/dev/shm"}],  # noqa: S108 - the pod's own
+        "volumeMounts": [*mounts, {"name": "shm", "mountPath": paths.shared_memory}],
         "startupProbe": {
             **_probe("/v2/health/ready"),
             "periodSeconds": STARTUP_PERIOD_SECONDS,
@@ -238,12 +236,12 @@ def _container(name: str, workload: Workload, platform: Platform) -> Json:
     }
 
 
-def _arguments(workload: Workload) -> list[str]:
+def _arguments(workload: Workload, paths: PodPaths) -> list[str]:
     """The server's arguments. HTTP is always on, for probes and for the operator; `protocols` only removes it from the
     Services."""
     serving = workload.serving
     arguments = [
-        f"--model-repository={MODELS}",
+        f"--model-repository={paths.models}",
         f"--http-port={serving.http_port}",
         f"--grpc-port={serving.grpc_port}" if serving.grpc else "--allow-grpc=false",
         f"--metrics-port={serving.metrics_port}",
@@ -292,19 +290,19 @@ def _probe(path: str) -> dict[str, Any]:
     return {"httpGet": {"path": path, "port": "http"}}
 
 
-def _common_mounts(sources: tuple[Source, ...]) -> list[Json]:
+def _common_mounts(paths: PodPaths, sources: tuple[Source, ...]) -> list[Json]:
     return [
-        {"name": CONFIG_VOLUME, "mountPath": CONFIG, "readOnly": True},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the pod's own
-        *each_once(tuple(each for source in sources for each in source.mounts)),
+        {"name": CONFIG_VOLUME, "mountPath": paths.config, "readOnly": True},
+        {"name": "tmp", "mountPath": paths.temporary},
+        *each_once(source.mounts for source in sources),
     ]
 
 
-def _cache_mount(workload: Workload) -> list[Json]:
+def _cache_mount(paths: PodPaths, workload: Workload) -> list[Json]:
     cache = workload.cache
     if cache.medium is CacheMedium.EMPTY_DIR:
         return []
-    return [{"name": "cache", "mountPath": CACHE, "subPath": cache.sub_path}]
+    return [{"name": "cache", "mountPath": paths.cache, "subPath": cache.sub_path}]
 
 
 def _volumes(workload: Workload, platform: Platform, sources: tuple[Source, ...]) -> list[Json]:
@@ -327,4 +325,4 @@ def _volumes(workload: Workload, platform: Platform, sources: tuple[Source, ...]
             volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": cache.claim}})
         case CacheMedium.EMPTY_DIR:
             pass
-    return [*volumes, *each_once(tuple(each for source in sources for each in source.volumes))]
+    return [*volumes, *each_once(source.volumes for source in sources)]

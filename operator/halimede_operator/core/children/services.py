@@ -6,10 +6,10 @@ their port.
 
 from typing import Any
 
-from halimede_operator.core.api.spec import Json, Key, Serving
 from halimede_operator.core.children.metadata import metadata
 from halimede_operator.core.labels import selector_of
 from halimede_operator.core.names import child_name
+from halimede_operator.core.spec.types import Json, Key, Serving
 
 
 def service(key: Key, uid: str, serving: Serving) -> Json:

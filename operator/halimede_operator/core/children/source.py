@@ -5,22 +5,16 @@ set no group (see `pod`), so the user could not read files of mode 0440. Claims 
 both containers, since the repository may hold links into them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from halimede_operator.core.api.spec import Json, Model
-from halimede_operator.core.api.uris import Uri, read_uri
 from halimede_operator.core.names import canonical_json, hash_of, volume_name
 from halimede_operator.core.platform import Platform
+from halimede_operator.core.spec.types import Json, Model
+from halimede_operator.core.spec.uris import Uri, read_uri
 from halimede_spec.fetch_plan import ModelDocument, S3Document, StoresDocument
 
-CREDENTIALS = "/run/halimede/credentials"
 S3_VOLUME = "s3-credentials"
-S3_CREDENTIALS = "/run/halimede/s3"
-"""The platform's Secret, for models without credentials of their own."""
-CA_BUNDLES = "/run/halimede/ca"
-CLAIMS = "/run/halimede/claims"
-NODE_PATHS = "/run/halimede/node"
-
 READABLE = 0o444
 
 
@@ -44,12 +38,12 @@ def source_of(model: Model, platform: Platform) -> Source:
         plan["digest"] = model.digest
     if model.config:
         plan["config"] = model.config
-    uri = read_uri(model.uri)
+    uri, folder = read_uri(model.uri), platform.paths.sources
     volumes: list[Json] = []
     fetch_mounts: list[Json] = []
     mounts: list[Json] = []
     if (secret := model.credentials_secret) is not None:
-        plan["credentials"] = f"{CREDENTIALS}/{secret}"
+        plan["credentials"] = f"{folder}/credentials/{secret}"
         name = volume_name("credentials", secret)
         volumes.append({"name": name, "secret": {"secretName": secret, "defaultMode": READABLE}})
         fetch_mounts.append({"name": name, "mountPath": plan["credentials"], "readOnly": True})
@@ -57,23 +51,23 @@ def source_of(model: Model, platform: Platform) -> Source:
         # The folder is empty where the namespace has no such Secret.
         optional = {"secretName": platform.s3_secret, "defaultMode": READABLE, "optional": True}
         volumes.append({"name": S3_VOLUME, "secret": optional})
-        fetch_mounts.append({"name": S3_VOLUME, "mountPath": S3_CREDENTIALS, "readOnly": True})
+        fetch_mounts.append({"name": S3_VOLUME, "mountPath": _s3_folder(platform), "readOnly": True})
     if (bundle := model.ca_bundle) is not None:
-        folder = f"{CA_BUNDLES}/{bundle.config_map}"
-        plan["ca_bundle"] = f"{folder}/{bundle.key}"
+        mount = f"{folder}/ca/{bundle.config_map}"
+        plan["ca_bundle"] = f"{mount}/{bundle.key}"
         name = volume_name("ca", bundle.config_map)
         volumes.append({"name": name, "configMap": {"name": bundle.config_map, "defaultMode": READABLE}})
-        fetch_mounts.append({"name": name, "mountPath": folder, "readOnly": True})
+        fetch_mounts.append({"name": name, "mountPath": mount, "readOnly": True})
     match uri:
         case Uri("pvc", claim, _):
             # The whole claim: a part of it that is missing would be an error of the kubelet's, not the fetcher's.
-            plan["mount"] = f"{CLAIMS}/{claim}"
+            plan["mount"] = f"{folder}/claims/{claim}"
             name = volume_name("claim", claim)
             volumes.append({"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
             mounts.append({"name": name, "mountPath": plan["mount"], "readOnly": True})
         case Uri("file", _, path):
             # Only that path. It may contain a colon, which a mount path may not.
-            plan["mount"] = f"{NODE_PATHS}/{hash_of(path)}"
+            plan["mount"] = f"{folder}/node/{hash_of(path)}"
             name = f"node-{hash_of(path)}"
             volumes.append({"name": name, "hostPath": {"path": path}})
             mounts.append({"name": name, "mountPath": plan["mount"], "readOnly": True})
@@ -82,9 +76,9 @@ def source_of(model: Model, platform: Platform) -> Source:
     return Source(plan, tuple(volumes), tuple(fetch_mounts), tuple(mounts))
 
 
-def each_once(items: tuple[Json, ...]) -> tuple[Json, ...]:
-    """Remove duplicates: volumes and mounts that several models need."""
-    return tuple({canonical_json(item): item for item in items}.values())
+def each_once(groups: Iterable[tuple[Json, ...]]) -> tuple[Json, ...]:
+    """The volumes or mounts of all models, without duplicates: several models may need the same."""
+    return tuple({canonical_json(item): item for group in groups for item in group}.values())
 
 
 def stores(platform: Platform) -> StoresDocument | None:
@@ -95,5 +89,10 @@ def stores(platform: Platform) -> StoresDocument | None:
     if platform.s3_region is not None:
         s3["region"] = platform.s3_region
     if platform.s3_secret is not None:
-        s3["credentials"] = S3_CREDENTIALS
+        s3["credentials"] = _s3_folder(platform)
     return {"s3": s3} if s3 else None
+
+
+def _s3_folder(platform: Platform) -> str:
+    """Where the platform's Secret is, for models without credentials of their own."""
+    return f"{platform.paths.sources}/s3"

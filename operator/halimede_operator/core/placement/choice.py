@@ -11,18 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from halimede_operator.core.api.spec import (
-    Accelerator,
-    AcceleratorType,
-    DeviceClaim,
-    DeviceRequest,
-    GpuFilter,
-    Json,
-    Key,
-    Workload,
-)
-from halimede_operator.core.devices import PREFIX
+from halimede_operator.core.labels import PLACEMENT
 from halimede_operator.core.names import canonical_json, hash_of
+from halimede_operator.core.placement.devices import PREFIX
 from halimede_operator.core.placement.inventory import (
     GKE_PARTITION,
     GKE_SHARING,
@@ -38,6 +29,17 @@ from halimede_operator.core.placement.inventory import (
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.placement.node_filter import NodeFilter, Term, filter_of
 from halimede_operator.core.reading import at, decimal, json_object, objects_at, text_at
+from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import (
+    Accelerator,
+    AcceleratorType,
+    DeviceClaim,
+    DeviceRequest,
+    GpuFilter,
+    Json,
+    Key,
+    Workload,
+)
 
 WHOLE = f"{PREFIX}gpu"
 _SLICES = f"{PREFIX}gpu.slices.gi"
@@ -85,6 +87,22 @@ class Placement:
             return canonical_json({"claim": {**parts, "additional": more} if more else parts})
         terms = [list(term) for term in self.terms]
         return canonical_json({"resource": self.resource, "profile": self.profile, "terms": terms, "need": self.need})
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What was decided about the devices of an object's pods."""
+
+    placement: Placement | None = None
+    unplaced: str = ""
+    """Why there is no placement although the spec wants devices."""
+    room: int | None = None
+    """How many further pods the free devices allow; None if that was not asked."""
+
+
+def placement_of(deployment: Object | None) -> Placement | None:
+    """The devices that a Deployment's pods request."""
+    return read_placement(text_at(deployment, "metadata", "annotations", PLACEMENT))
 
 
 def read_placement(text: str) -> Placement | None:

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, DeviceClaim, DeviceRequest, Json, Key, Kind
 from halimede_operator.core.placement.choice import (
     WHOLE,
     Demand,
@@ -20,6 +19,7 @@ from halimede_operator.core.placement.inventory import Device, Holding, Node, sh
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.placement.node_filter import Labels, failing
 from halimede_operator.core.reading import clean, decimal, text_at
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, DeviceClaim, DeviceRequest, Json, Key, Kind
 
 MAX_LISTED = 3
 MAX_CHARACTERS = 700

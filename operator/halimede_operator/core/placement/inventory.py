@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from halimede_operator.core.api.quantities import quantity
-from halimede_operator.core.api.spec import Key, Kind
-from halimede_operator.core.devices import PREFIX, devices_in
 from halimede_operator.core.labels import ENSEMBLE_LABEL, MANAGED_BY, MANAGED_BY_LABEL, MODEL_LABEL
+from halimede_operator.core.placement.devices import PREFIX, devices_in
 from halimede_operator.core.placement.node_filter import Labels, NodeFilter, Taint, Term, filter_of
 from halimede_operator.core.reading import at, clean, condition, decimal, moment_at, name_at, objects_at, text_at
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.quantities import quantity
+from halimede_operator.core.spec.types import Key, Kind
 
 UNSCHEDULABLE = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
 """Of a cordoned node. Kubernetes sets it a moment after `spec.unschedulable`."""

@@ -5,11 +5,11 @@ Devices of pods that are ending are free soon. They count only where it is bette
 
 from collections.abc import Collection, Iterable, Mapping
 
-from halimede_operator.core.api.spec import Key
 from halimede_operator.core.names import canonical_json
 from halimede_operator.core.placement.inventory import Amounts, Claim, Holding, Inventory, Node
 from halimede_operator.core.placement.node_filter import holds_for
 from halimede_operator.core.reading import seconds_before
+from halimede_operator.core.spec.types import Key
 
 OVERDUE_S = 10.0
 """A pod that still exists so long after its grace period does not end by itself: its node may be lost."""

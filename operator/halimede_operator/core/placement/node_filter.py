@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from halimede_operator.core.api.spec import Json
 from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.reading import at, objects_at, text_at
+from halimede_operator.core.spec.types import Json
 
 Labels = Mapping[str, str]
 Term = tuple[Json, ...]

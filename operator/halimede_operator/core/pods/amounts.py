@@ -2,9 +2,9 @@
 
 from fractions import Fraction
 
-from halimede_operator.core.api.quantities import quantity
 from halimede_operator.core.reading import at, objects_at
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.quantities import quantity
 
 _PODS = {"pods", "count/pods"}
 

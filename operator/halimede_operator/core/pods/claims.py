@@ -1,6 +1,6 @@
 """What kube-scheduler allocated to the pods' ResourceClaims."""
 
-from halimede_operator.core.pods.place import read_places
+from halimede_operator.core.pods.places import read_places
 from halimede_operator.core.reading import at, clean, name_at, objects_at, text_at
 from halimede_operator.core.snapshot import Object, Snapshot
 

@@ -13,7 +13,7 @@ from halimede_operator.core.pods.fields import (
     image_of,
 )
 from halimede_operator.core.pods.kubelet_events import missing_pull_secrets, start_failures, with_missing_secrets
-from halimede_operator.core.pods.placement import (
+from halimede_operator.core.pods.scheduling import (
     ended_pod_failure,
     lost_device_failures,
     node_failures,

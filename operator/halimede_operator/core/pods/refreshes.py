@@ -7,12 +7,12 @@ cause that a Secret or ConfigMap may repair, it is changed every few seconds, un
 
 from collections.abc import Sequence
 
-from halimede_operator.core.api.spec import GROUP
 from halimede_operator.core.pods.containers import Container
 from halimede_operator.core.pods.fields import FETCH, container_statuses
 from halimede_operator.core.pods.read import placed_at
 from halimede_operator.core.reading import at, integer_at, moment_at, seconds_before, text_at
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import GROUP
 from halimede_spec.fetch_exit import OF_CA_BUNDLE, FetchExit
 
 REFRESH_S = 8.0

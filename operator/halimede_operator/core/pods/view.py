@@ -56,7 +56,7 @@ class PodView:
     index: PodIndex | None
     """None: the pod was not asked yet."""
     is_newly_ready: bool
-    """It is ready for so short that its index may be older."""
+    """It became ready so recently that its index may be older."""
 
     @property
     def is_active(self) -> bool:

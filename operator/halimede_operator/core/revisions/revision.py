@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from halimede_operator.core.api.spec import Json
 from halimede_operator.core.labels import GENERATION, INPUTS, PLACEMENT, POD_SETTINGS, REVISION_LABEL, TEMPLATE_HASH
 from halimede_operator.core.names import canonical_json, hash_of
 from halimede_operator.core.reading import at, decimal, text_at
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Json
 
 PLAN_FILE = "plan.json"
 TEMPLATE_FILE = "pod-template.json"

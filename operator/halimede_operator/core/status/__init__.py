@@ -1,4 +1,4 @@
-"""Computes an object's status from a snapshot. Pure: the same input gives the same status.
+"""Computes an object's status from what was observed, decided and performed. Pure: equal input gives an equal status.
 
 The status reports only what was observed. If nothing changed, the new status equals the old one, so that nothing is
 written while nothing happens: a time changes only together with what it belongs to, and no text contains a counter that
@@ -13,15 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from halimede_operator.core.api.conditions import TRUE, Condition, merged
-from halimede_operator.core.api.spec import EnsembleSpec, Kind, Problem, Spec
-from halimede_operator.core.events import EventDraft, EventLimit, events_of
+from halimede_operator.core.decided import Decided, Performed
 from halimede_operator.core.labels import GENERATION, PLACEMENT, selector_of
 from halimede_operator.core.names import child_name
 from halimede_operator.core.placement.inventory import shown_profile
 from halimede_operator.core.pods.failure import Failure, NormalReason, Reason, Stage
 from halimede_operator.core.pods.fields import SERVER
-from halimede_operator.core.pods.place import MAX_PLACES
+from halimede_operator.core.pods.memory import memory_json
+from halimede_operator.core.pods.observed import Observed, observe
+from halimede_operator.core.pods.places import MAX_PLACES, old_places, place_of
+from halimede_operator.core.pods.start import startup_text
 from halimede_operator.core.pods.view import DIGEST, FetchedModel
 from halimede_operator.core.reading import (
     at,
@@ -37,86 +38,64 @@ from halimede_operator.core.reading import (
 )
 from halimede_operator.core.revisions.history import Entry, Outcome, read_history, with_current
 from halimede_operator.core.revisions.revision import revision_label
-from halimede_operator.core.revisions.rollback import RolledBack, rolled_back_in
-from halimede_operator.core.rollout import Strategy
-from halimede_operator.core.snapshot import Object, Snapshot
-from halimede_operator.core.status.memory import memory_json
-from halimede_operator.core.status.observed import Observed, observe
-from halimede_operator.core.status.places import old_places, place_of
+from halimede_operator.core.revisions.rollback import rolled_back_in
+from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import EnsembleSpec, Kind
+from halimede_operator.core.status.conditions import TRUE, Condition, merged
 from halimede_operator.core.status.rules import (
-    ApplyFailure,
     Obstacles,
-    TakenName,
     conditions_of,
     strategy_state,
     unread_state,
     upgrade_state,
     versions_of,
 )
-from halimede_operator.core.status.scaling import scaling_json, scaling_state
-from halimede_operator.core.status.startup import startup_text
+from halimede_operator.core.status.scaler import scaling_json, scaling_state
 from halimede_operator.core.status.steps import Member, MemberState, members_of
-
-__all__ = ["ApplyFailure", "EventDraft", "EventLimit", "TakenName", "events_of", "status_of"]
+from halimede_operator.core.subject import Subject
 
 MAX_NODES_NAMED = 4
 
 
-def status_of(
-    snapshot: Snapshot,
-    spec: Spec | None,
-    problems: Sequence[Problem],
-    failures: Sequence[ApplyFailure],
-    conflicts: Sequence[TakenName],
-    now: str,
-    *,
-    is_postponed: bool = False,
-    revision: str | None = None,
-    rolled_back: RolledBack | None = None,
-    waiting: Sequence[str] | None = None,
-    unplaced: str = "",
-    strategy: Strategy | None = None,
-) -> Object:
-    """The whole status as JSON, without nulls.
+def status_of(subject: Subject, decided: Decided, performed: Performed, now: str) -> Object:
+    """The whole status as JSON, without nulls. subject: after the changes.
 
-    now: RFC 3339, used for everything that has no time of its own. is_postponed: the Deployment is not yet that of the
-    spec, because its change was postponed. revision: the name of the one that the Deployment should have; None if it is
-    not known. rolled_back: what was rolled back to it, if it is not that of the spec. waiting: what changed in the
-    operator that the pods do not have yet; None if it is not known. unplaced: why the pods can have no devices, "" if
-    they can. strategy: how old pods are replaced.
+    now: RFC 3339, used for everything that has no time of its own.
     """
-    observed = observe(snapshot, spec, now, unplaced)
-    if rolled_back is not None and rolled_back_in(observed.deployment) == rolled_back:
-        observed = replace(observed, rolled_back=rolled_back)
-    if is_postponed or unplaced:
+    observed = observe(subject, now, decided.unplaced)
+    if performed.is_postponed or decided.unplaced:
         observed = replace(observed, is_newest_of_spec=False, is_settled=False)
+    failures = [*decided.failures, *([performed.failure] if performed.failure is not None else ())]
+    obstacles = Obstacles(subject.problems, failures, decided.conflicts)
+    rolled_back = decided.rolled_back if decided.rolled_back == rolled_back_in(subject.deployment) else None
     members = _members(observed)
-    conditions = conditions_of(observed, Obstacles(problems, failures, conflicts), members)
-    if waiting:
-        conditions.append(upgrade_state(observed, waiting).of("UpgradeAvailable"))
+    conditions = conditions_of(observed, obstacles, members, rolled_back)
+    ready = next(each for each in conditions if each.type == "Ready")
+    if decided.waiting:
+        conditions.append(upgrade_state(observed, decided.waiting).of("UpgradeAvailable"))
     if (state := scaling_state(observed)) is not None:
         conditions.append(state.of("AutoscalingActive"))
-    if snapshot.has_more_pods:
-        conditions.append(unread_state(len(snapshot.pods)).of("PodsUnread"))
-    if (state := strategy_state(strategy, observed)) is not None:
+    if subject.snapshot.has_more_pods:
+        conditions.append(unread_state(len(subject.snapshot.pods)).of("PodsUnread"))
+    if (state := strategy_state(decided.strategy, observed)) is not None:
         conditions.append(state.of("RolloutStrategy"))
     return _without_none({
         "observedGeneration": observed.generation,
-        "conditions": merged(objects_at(observed.old, "conditions"), conditions, now),
+        "conditions": merged(objects_at(observed.subject.status, "conditions"), conditions, now),
         "phase": _phase(observed, {condition.type: condition for condition in conditions}),
         **_addresses(observed),
         "replicas": len(observed.active),
         "readyReplicas": len(observed.serving),
-        "desiredReplicas": None if observed.spec is None and observed.deployment is None else observed.desired,
-        "selector": ",".join(f"{label}={value}" for label, value in selector_of(snapshot.key).items()),
+        "desiredReplicas": None if subject.spec is None and subject.deployment is None else observed.desired,
+        "selector": ",".join(f"{label}={value}" for label, value in selector_of(subject.snapshot.key).items()),
         "current": _current(observed),
         "effective": _effective(observed),
         "model": _model(observed) if members is None else None,
         "members": _members_texts(members),
         "readySteps": _ready_steps(observed, members),
         **_placements(observed),
-        "revisions": _revisions(observed, revision, {condition.type: condition for condition in conditions}["Ready"]),
-        "upgradeAvailable": True if waiting else None,
+        "revisions": _revisions(observed, decided.revision, ready),
+        "upgradeAvailable": True if decided.waiting else None,
         "autoscaling": scaling_json(observed, now),
         "startup": startup_text(observed),
         "memory": memory_json(observed.memory),
@@ -130,9 +109,9 @@ def _without_none(found: Mapping[str, Any]) -> Object:
 
 def _members(observed: Observed) -> tuple[Member, ...] | None:
     """None for an InferenceModel; () for an ensemble whose steps are not known."""
-    if observed.snapshot.key.kind != Kind.MODEL_ENSEMBLE:
+    if observed.subject.snapshot.key.kind != Kind.MODEL_ENSEMBLE:
         return None
-    return members_of(observed, observed.spec) if isinstance(observed.spec, EnsembleSpec) else ()
+    return members_of(observed, observed.subject.spec) if isinstance(observed.subject.spec, EnsembleSpec) else ()
 
 
 _PHASE_OF_STAGE = {
@@ -164,12 +143,12 @@ def _phase(observed: Observed, conditions: Mapping[str, Condition]) -> str:
 
 def _addresses(observed: Observed) -> Mapping[str, Any]:
     """URL and addresses by protocol. They do not depend on pods. If the spec is not valid, the old ones stay."""
-    if observed.spec is None:
-        old = {name: clean(text_at(observed.old, "addresses", name), 512) for name in ("http", "grpc")}
+    if observed.subject.spec is None:
+        old = {name: clean(text_at(observed.subject.status, "addresses", name), 512) for name in ("http", "grpc")}
         found = {name: address for name, address in old.items() if address}
-        return {"url": clean(text_at(observed.old, "url"), 512) or None, "addresses": found or None}
-    serving = observed.spec.workload.serving
-    host = f"{child_name(observed.snapshot.key.name)}.{observed.snapshot.key.namespace}.svc"
+        return {"url": clean(text_at(observed.subject.status, "url"), 512) or None, "addresses": found or None}
+    serving = observed.subject.spec.workload.serving
+    host = f"{child_name(observed.subject.snapshot.key.name)}.{observed.subject.snapshot.key.namespace}.svc"
     http = f"http://{host}:{serving.http_port}"
     addresses = {"http": http} if serving.http else {}
     addresses |= {"grpc": f"{host}:{serving.grpc_port}"} if serving.grpc else {}
@@ -188,9 +167,9 @@ def _current(observed: Observed) -> Object | None:
 
 
 def _effective(observed: Observed) -> Object | None:
-    template = at(observed.deployment, "spec", "template", "spec")
+    template = at(observed.subject.deployment, "spec", "template", "spec")
     images = (clean(text_at(c, "image"), 512) for c in objects_at(template, "containers") if c.get("name") == SERVER)
-    placement = json_object(text_at(observed.deployment, "metadata", "annotations", PLACEMENT))
+    placement = json_object(text_at(observed.subject.deployment, "metadata", "annotations", PLACEMENT))
     wanted, served = next(images, None), observed.shown.image if observed.shown is not None else None
     resource, profile = name_at(placement, "resource"), shown_profile(name_at(placement, "profile"))
     found = {
@@ -224,7 +203,7 @@ def _model(observed: Observed) -> Object | None:
         return None
     # A kubelet forgets an init container's message when it removes the container. The pods are still the same, so the
     # old report stays.
-    old = at(observed.old, "model")
+    old = at(observed.subject.status, "model")
     digest = text_at(old, "digest")
     kept = FetchedModel(
         name="",
@@ -253,31 +232,31 @@ def _fetched_text(model: FetchedModel | None) -> str:
 
 
 def _ready_steps(observed: Observed, members: Sequence[Member] | None) -> str | None:
-    if members is None or not isinstance(observed.spec, EnsembleSpec):
+    if members is None or not isinstance(observed.subject.spec, EnsembleSpec):
         return None
     ready = sum(len(member.steps) for member in members if member.state == MemberState.READY)
-    return f"{ready}/{len(observed.spec.steps)}"
+    return f"{ready}/{len(observed.subject.spec.steps)}"
 
 
 def _placements(observed: Observed) -> Mapping[str, Any]:
     placed = sorted({pod.name: pod for pod in observed.active if pod.node and pod.name}.items())
     old = old_places(observed)
-    listed = [place_of(pod, observed.snapshot, old.get(name)).as_text() for name, pod in placed[:MAX_PLACES]]
+    listed = [place_of(pod, observed.subject.snapshot, old.get(name)).as_text() for name, pod in placed[:MAX_PLACES]]
     return {"placements": listed or None, "placementsTruncated": True if len(placed) > MAX_PLACES else None}
 
 
 def _revisions(observed: Observed, wanted: str | None, ready: Condition) -> list[str] | None:
-    history = read_history(observed.old)
-    name = revision_label(observed.deployment)
+    history = read_history(observed.subject.status)
+    name = revision_label(observed.subject.deployment)
     if name and name == wanted:
-        generation = decimal(at(observed.deployment, "metadata", "annotations", GENERATION)) or 0
+        generation = decimal(at(observed.subject.deployment, "metadata", "annotations", GENERATION)) or 0
         outcome, reason = Outcome.ROLLING_OUT, ""
         if ready.status == TRUE:
             outcome = Outcome.SERVING
         elif observed.deadline and observed.is_settled and observed.desired:
             outcome, reason = Outcome.FAILED, ready.reason
         current = Entry(name, generation, outcome, reason)
-        history = with_current(history, current, rolled_back_in(observed.deployment))
+        history = with_current(history, current, rolled_back_in(observed.subject.deployment))
     return [entry.as_text() for entry in history] or None
 
 
@@ -287,7 +266,8 @@ def _last_failure(observed: Observed, now: str) -> Object | None:
     if observed.worst is not None:
         found = _failure_json(observed.worst, now)
         # A container that fails repeatedly keeps the time of its first failure.
-        reported = {name_at(condition({"status": observed.old}, type_), "reason") for type_ in _FAILURE_CONDITIONS}
+        before = observed.subject.snapshot.object
+        reported = {name_at(condition(before, type_), "reason") for type_ in _FAILURE_CONDITIONS}
         is_same = old is not None and {**old, "time": ""} == {**found, "time": ""}
         return old if is_same and (found["reason"] in reported or observed.worst.time is None) else found
     past = [
@@ -323,7 +303,7 @@ def _exit_code(code: int | None) -> int | None:
 
 def _old_failure(observed: Observed) -> Object | None:
     """The last failure of the old status; malformed parts are dropped, because any user may have written it."""
-    old = at(observed.old, "lastFailure")
+    old = at(observed.subject.status, "lastFailure")
     reason, time = name_at(old, "reason"), moment_at(old, "time")
     if not reason or time is None:
         return None

@@ -23,41 +23,23 @@ say something that Ready does not (`is_usual`). Degraded is present only while i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
-from halimede_operator.core.api.conditions import FALSE, TRUE, UNKNOWN, Condition
-from halimede_operator.core.api.spec import Autoscaling, Problem, UpgradePolicy
 from halimede_operator.core.api_errors import Meaning
-from halimede_operator.core.autoscaling.idle import WAKE
+from halimede_operator.core.children.diff import Conflict
+from halimede_operator.core.decided import ApplyFailure
 from halimede_operator.core.pods.failure import NormalReason, Stage
+from halimede_operator.core.pods.memory import memory_advice
+from halimede_operator.core.pods.observed import Observed
+from halimede_operator.core.pods.places import places_text
 from halimede_operator.core.pods.view import PodView
 from halimede_operator.core.reading import at, clean, condition, integer_at, name_at, text_at
 from halimede_operator.core.revisions.rollback import RolledBack
-from halimede_operator.core.rollout import Strategy
+from halimede_operator.core.rollout.strategy import Strategy
+from halimede_operator.core.scaling.idle import WAKE
 from halimede_operator.core.snapshot import Object
-from halimede_operator.core.status.memory import memory_advice
-from halimede_operator.core.status.observed import Observed
-from halimede_operator.core.status.places import places_text
+from halimede_operator.core.spec.types import Autoscaling, Problem, UpgradePolicy
+from halimede_operator.core.status.conditions import FALSE, TRUE, UNKNOWN, Condition
 from halimede_operator.core.status.steps import Member, MemberState
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyFailure:
-    """A change of a child that the API server refused."""
-
-    object_ref: str
-    """`Deployment prod/digits`."""
-    meaning: Meaning
-    message: str
-
-
-class TakenName(Protocol):
-    """A child that could not be created because another owner's object has its name."""
-
-    @property
-    def object(self) -> Object: ...
-    @property
-    def owner(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +60,14 @@ class Obstacles:
 
     problems: Sequence[Problem]
     failures: Sequence[ApplyFailure]
-    conflicts: Sequence[TakenName]
+    conflicts: Sequence[Conflict]
 
 
-def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Member] | None) -> list[Condition]:
-    """The conditions to report, in the order in which they are shown. members: None for an InferenceModel."""
+def conditions_of(
+    observed: Observed, obstacles: Obstacles, members: Sequence[Member] | None, rolled_back: RolledBack | None
+) -> list[Condition]:
+    """The conditions to report, in the order in which they are shown. members: None for an InferenceModel. rolled_back:
+    what was rolled back, if the Deployment has an earlier revision than that of the spec."""
     accepted = accepted_state(obstacles)
     steps = None if members is None else steps_state(observed, members)
     stuck = next((v for v in (accepted, _member_problem(members)) if v is not None and v.status == FALSE), None)
@@ -100,8 +85,8 @@ def conditions_of(observed: Observed, obstacles: Obstacles, members: Sequence[Me
         "Degraded": degraded_state(observed, stuck, ready, obstacles),
         **_for_kstatus(observed, stuck, ready),
     }
-    if observed.rolled_back is not None and stuck is None and not observed.is_deleting:
-        states = _after_rollback(observed.rolled_back, states)
+    if rolled_back is not None and stuck is None and not observed.is_deleting:
+        states = _after_rollback(rolled_back, states)
     return [state.of(type_) for type_, state in _informative(states).items()]
 
 
@@ -137,7 +122,8 @@ def _after_rollback(
 
 def upgrade_state(observed: Observed, changed: Sequence[str]) -> ConditionState:
     until = "their template changes, or none of them is ready"
-    if observed.spec is not None and observed.spec.workload.rollout.upgrade_policy is UpgradePolicy.MANUAL:
+    spec = observed.subject.spec
+    if spec is not None and spec.workload.rollout.upgrade_policy is UpgradePolicy.MANUAL:
         until = "spec.rollout.upgradePolicy is no longer Manual"
     text = f"the operator would now make other pods (changed: {', '.join(changed)})"
     return ConditionState(TRUE, "PlatformChanged", f"{text}; the pods keep what they were made with until {until}")
@@ -152,10 +138,9 @@ def strategy_state(strategy: Strategy | None, observed: Observed) -> ConditionSt
     """How old pods are replaced; None while none are. The text stays what it was when the rollout began."""
     if strategy is None or not strategy.reason:
         return None
-    old = condition({"status": observed.old}, "RolloutStrategy")
-    is_told = (
-        old.get("reason") == strategy.policy and integer_at(observed.old, "observedGeneration") == observed.generation
-    )
+    status = observed.subject.status
+    old = condition({"status": status}, "RolloutStrategy")
+    is_told = old.get("reason") == strategy.policy and integer_at(status, "observedGeneration") == observed.generation
     return ConditionState(TRUE, strategy.policy, text_at(old, "message") if is_told else strategy.reason)
 
 
@@ -165,7 +150,8 @@ def accepted_state(obstacles: Obstacles) -> ConditionState:
         return ConditionState(FALSE, "InvalidSpec", text)
     if obstacles.conflicts:
         text = "; ".join(
-            f"{_ref_of(taken.object)} exists and belongs to {_owner(taken.owner)}" for taken in obstacles.conflicts
+            f"{_ref_of(taken.object)} exists and belongs to {taken.owner or 'somebody else'}"
+            for taken in obstacles.conflicts
         )
         return ConditionState(FALSE, "Conflict", f"{text}; rename this object, or delete what is in its way")
     if refused := [failure for failure in obstacles.failures if failure.meaning.is_refusal]:
@@ -176,12 +162,6 @@ def accepted_state(obstacles: Obstacles) -> ConditionState:
 
 def _ref_of(object_: Object) -> str:
     return f"{name_at(object_, 'kind')} {name_at(object_, 'metadata', 'name')}"
-
-
-def _owner(owner: object) -> str:
-    if isinstance(owner, str):
-        return owner or "somebody else"
-    return f"{name_at(owner, 'kind')} {name_at(owner, 'name')}".strip() or "somebody else"
 
 
 def _member_problem(members: Sequence[Member] | None) -> ConditionState | None:
@@ -195,7 +175,7 @@ def _member_problem(members: Sequence[Member] | None) -> ConditionState | None:
 def steps_state(observed: Observed, members: Sequence[Member]) -> ConditionState:
     if affected := _member_problem(members):
         return affected
-    if observed.spec is None:
+    if observed.subject.spec is None:
         return ConditionState(UNKNOWN, "InvalidSpec", "the steps are not known while the spec has problems")
     if observed.desired == 0:
         return _idle(observed)
@@ -210,9 +190,9 @@ def placed_state(observed: Observed) -> ConditionState:
     done = f"every replica has a node: {places}" if places else "every replica has a node"
     state = _stage_state(observed, Stage.PLACED, NormalReason.SCHEDULING, "Scheduled", done)
     memory = observed.memory
-    if memory is None or memory.template_hash != observed.template_hash or observed.spec is None:
+    if memory is None or memory.template_hash != observed.template_hash or observed.subject.spec is None:
         return state
-    advice = memory_advice(memory, observed.spec.workload.accelerator)
+    advice = memory_advice(memory, observed.subject.spec.workload.accelerator)
     if state.status != TRUE or not advice:
         return state
     return ConditionState(TRUE, "OtherMemoryFits", f"{done}; {advice}")
@@ -271,13 +251,13 @@ def _stage_state(observed: Observed, stage: Stage, coming: NormalReason, reached
 
 def _idle(observed: Observed) -> ConditionState:
     """The state of a condition if no replicas are wanted."""
-    if observed.spec is not None and observed.spec.workload.suspend:
+    if observed.subject.spec is not None and observed.subject.spec.workload.suspend:
         return ConditionState(
             UNKNOWN, NormalReason.SUSPENDED, "spec.suspend is true: there are no replicas", is_usual=True
         )
-    if observed.spec is not None and observed.spec.workload.autoscaling is not None:
-        name = name_at(observed.deployment, "metadata", "name")
-        text = f"the Deployment has 0 replicas; {how_to_wake(observed.spec.workload.autoscaling, name)}"
+    if observed.subject.spec is not None and observed.subject.spec.workload.autoscaling is not None:
+        name = name_at(observed.subject.deployment, "metadata", "name")
+        text = f"the Deployment has 0 replicas; {how_to_wake(observed.subject.spec.workload.autoscaling, name)}"
         return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, text, is_usual=True)
     return ConditionState(UNKNOWN, NormalReason.SCALED_TO_ZERO, "spec.replicas is 0", is_usual=True)
 
@@ -312,7 +292,7 @@ def progressing_state(observed: Observed, stuck: ConditionState | None) -> Condi
         return replace(_idle(observed), status=FALSE)
     if observed.deadline:
         return ConditionState(FALSE, "ProgressDeadlineExceeded", observed.deadline)
-    reason = text_at(condition(observed.deployment, "Progressing"), "reason")
+    reason = text_at(condition(observed.subject.deployment, "Progressing"), "reason")
     is_done = reason == "NewReplicaSetAvailable" or len(observed.serving_newest) >= observed.desired
     if is_done and not observed.older:
         return ConditionState(FALSE, COMPLETE, "all pods are of the newest spec", is_usual=True)
@@ -397,9 +377,9 @@ def _is_complete(observed: Observed) -> bool:
 
 
 def _paused_text(observed: Observed) -> str:
-    if observed.spec is not None and observed.spec.workload.rollout.paused:
+    if observed.subject.spec is not None and observed.subject.spec.workload.rollout.paused:
         return "spec.rollout.paused is true, so that the new spec is not rolled out; false lets it go on"
-    name = name_at(observed.deployment, "metadata", "name")
+    name = name_at(observed.subject.deployment, "metadata", "name")
     return (
         f"spec.paused of Deployment {name} is true, so that the new spec is not rolled out; "
         f"kubectl rollout resume deployment/{name} lets it go on"
@@ -470,8 +450,8 @@ def versions_of(observed: Observed) -> list[int]:
     if known:
         return sorted(frozenset.intersection(*known))[:MAX_VERSIONS]
     shown = observed.shown if observed.serving else None
-    if shown is None or text_at(observed.old, "current", "templateHash") != shown.template_hash:
+    if shown is None or text_at(observed.subject.status, "current", "templateHash") != shown.template_hash:
         return []
-    old = at(observed.old, "current", "versions")
+    old = at(observed.subject.status, "current", "versions")
     kept = old if isinstance(old, list) else []
     return sorted({v for v in kept if isinstance(v, int) and not isinstance(v, bool)})[:MAX_VERSIONS]

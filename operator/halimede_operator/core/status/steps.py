@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from halimede_operator.core.api.spec import EnsembleSpec
+from halimede_operator.core.pods.observed import Observed
 from halimede_operator.core.pods.view import FetchedModel
 from halimede_operator.core.reading import clean, condition, integer_at, text_at
 from halimede_operator.core.snapshot import Object
-from halimede_operator.core.status.observed import Observed
+from halimede_operator.core.spec.types import EnsembleSpec
 
 
 class MemberState(StrEnum):
@@ -40,7 +40,7 @@ def members_of(observed: Observed, spec: EnsembleSpec) -> tuple[Member, ...]:
 
 
 def _member(observed: Observed, name: str, steps: tuple[str, ...]) -> Member:
-    object_ = observed.snapshot.members.get(name)
+    object_ = observed.subject.snapshot.members.get(name)
     served = text_at(object_, "spec", "model", "name") or name
     pods = observed.serving or tuple(pod for pod in observed.newest if not pod.is_unknown)
     ready = [pod.versions(served) for pod in pods]

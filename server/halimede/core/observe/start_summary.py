@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from halimede.core.observe.log_lines import LogLine, Severity, printable
 from halimede.core.types import ModelIndexEntry, ModelReadyState
 
+HTTP, GRPC, METRICS = "HTTPService", "GRPCInferenceService", "Metrics Service"
+"""The names of the services in the log."""
 MOST_COLUMNS = 100
 """Longer lines are hard to read, however wide the terminal is."""
 _HEADS = ("model", "version", "state", "seconds")

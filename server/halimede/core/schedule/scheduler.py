@@ -15,7 +15,7 @@ batch begins. So its requests stay queued until `completed` of the batch before 
 A scheduler asks for a resource that it shares with others inside `poll`. When the resource is given back, it calls
 `Pump.wake` of those that were refused.
 
-server/DESIGN.md ("Schedulers") describes how each kind of scheduler uses the contract.
+docs/decisions/003 describes how each kind of scheduler uses the contract.
 `tests/support/toy_schedulers.py` has a small one of each kind that does not exist yet.
 """
 

@@ -21,7 +21,6 @@ class Transport:
     """All defaults except the message size are gRPC's own; times are milliseconds. `compression_level` is none, low,
     medium or high; an age of None means no limit."""
 
-    reuse_port: bool = False
     max_message_bytes: int = 64 << 20
     tls: Tls | None = None
     compression_level: str = "none"

@@ -33,7 +33,6 @@ from halimede.frontends.grpc.reflection import Reflection
 from halimede.frontends.grpc.tls import server_context
 from halimede.frontends.grpc.unary import UnaryMethod
 from halimede.frontends.port import Port, PortLimits
-from halimede.frontends.sockets import SocketFile, bind, bound_port
 from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import Turns
 from halimede.runtime.server import Server
@@ -50,7 +49,7 @@ AGE_VARIATION = 0.1
 
 
 class GrpcServer:
-    """One listening port. Order of use: `bind`, `start`, optionally `send_away`, `drain`, `close`.
+    """One listening port. Order of use: `serve`, optionally `send_away`, `drain`, `close`.
 
     `shared` and `access_log` are for its connections. Make it while the event loop is running.
     """
@@ -89,7 +88,6 @@ class GrpcServer:
         self._secrets: Mapping[str, Secret] = {
             path: restricted[CATEGORIES[path]] for path in self._methods if CATEGORIES[path] in restricted
         }
-        self._sockets: list[socket.socket] = []
         self._connections: set[GrpcConnection] = set()
         self._port = Port(
             lambda: GrpcConnection(self, asyncio.get_running_loop()),
@@ -102,22 +100,8 @@ class GrpcServer:
             totals=totals,
         )
 
-    def bind(self, address: str, port: int) -> int:
-        """Bind the port (0: any free one) and return it; 0 for an address `unix:<path>`, which has none.
-
-        Connections wait until `start`. OSError `failed to start GRPC service: Socket '<address>:<port>' already in
-        use`, or with another cause.
-        """
-        self._sockets = bind(address, port, "GRPC", reuse_port=self._transport.reuse_port, any_family=True)
-        return bound_port(self._sockets)
-
-    def start(self) -> None:
-        """Start to serve."""
-        sockets, self._sockets = self._sockets, []
-        self.serve(sockets)
-
     def serve(self, sockets: Sequence[socket.socket]) -> None:
-        """Serve on sockets that `sockets.bind` made, instead of `bind` and `start`; they belong to the server then."""
+        """Serve on sockets that `sockets.bind` made, which the server owns from then on."""
         self._port.serve(sockets)
 
     def send_away(self) -> None:
@@ -146,12 +130,6 @@ class GrpcServer:
     async def close(self) -> None:
         """Close every connection and end every task now. Also after `drain`. A second call has no effect."""
         self.shared.is_leaving = self.shared.is_draining = True
-        for sock in self._sockets:
-            file = SocketFile.of(sock)
-            if file is not None:
-                file.remove()
-            sock.close()
-        self._sockets = []
         await self._port.close()
         for task in self._tasks:
             task.cancel()

@@ -21,17 +21,13 @@ _NO_STATUS = 1000
 class RequestLog:
     """One listener's requests on their way to the access log.
 
-    Answers with status `noted_from` and above are logged: none before `report_to` sets a log.
+    Answers with status `noted_from` and above are logged: none without a log.
     """
 
-    def __init__(self, protocol: Protocol) -> None:
-        self.noted_from = _NO_STATUS
+    def __init__(self, protocol: Protocol, log: AccessLog | None) -> None:
+        self.noted_from = _NO_STATUS if log is None else 0 if log.successes else 400
         self._protocol = protocol
-        self._log: AccessLog | None = None
-
-    def report_to(self, log: AccessLog) -> None:
         self._log = log
-        self.noted_from = 0 if log.successes else 400
 
     def note(
         self,

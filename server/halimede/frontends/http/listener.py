@@ -22,7 +22,6 @@ from halimede.frontends.http.protocol import INTERNAL_ERROR, HttpConnection
 from halimede.frontends.http.routes import is_inference
 from halimede.frontends.http.shared import Shared
 from halimede.frontends.port import Port, PortLimits
-from halimede.frontends.sockets import bind, bound_port
 from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import FORWARDED, Turns, address_of
 
@@ -40,7 +39,7 @@ _REFUSAL = answer_head(503, JSON + RETRY_LATER, len(_TOO_MANY), CLOSE) + _TOO_MA
 class Listener:
     """Passes each complete request to `handle`, which answers it at once or later.
 
-    Order of use: `serve` (or `start`), optionally `send_away`, `drain`, `close`. The connections share `shared` and
+    Order of use: `serve`, optionally `send_away`, `drain`, `close`. The connections share `shared` and
     `port`, and report to the access log by `requests`.
     """
 
@@ -55,18 +54,20 @@ class Listener:
         port_limits: PortLimits,
         keep_names: bool = False,
         protocol: Protocol = Protocol.HTTP,
+        access_log: AccessLog | None = None,
+        log_request: Callable[[str], None] | None = None,
         totals: PortTotals | None = None,
         memory: MemoryBounds = UNBOUNDED,
         turns: Turns | None = None,
         cors: Cors | None = None,
     ) -> None:
         """`keep_names`: heads have `sent_headers`. Bodies are within `memory`. `turns` are shared with the process's
-        other servers."""
-        self.handle = handle
+        other servers. `log_request` gets a line for each request, with Triton's text."""
+        self.handle = handle if log_request is None else partial(_log_and_handle, log_request, handle)
         self._turns = turns or Turns()
         total_held = None if totals is None else totals.held_bytes
         self.shared = Shared(limits, max_body, keep_names=keep_names, total_held=total_held, memory=memory, cors=cors)
-        self.requests = RequestLog(protocol)
+        self.requests = RequestLog(protocol, access_log)
         self.port = Port(
             lambda: HttpConnection(self, asyncio.get_running_loop()),
             lambda: HttpConnection(self, asyncio.get_running_loop(), self._begin_control),
@@ -79,29 +80,7 @@ class Listener:
         )
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def log_requests(self, log: Callable[[str], None]) -> None:
-        """Log each request from now on, with Triton's text."""
-        handle = self.handle
-
-        def logged(exchange: Exchange) -> None:
-            head = exchange.head
-            log(f"HTTP request: {_METHOD_NUMBERS.get(head.method, -1)} {head.target.decode('latin-1')}")
-            handle(exchange)
-
-        self.handle = logged
-
-    def log_access(self, access_log: AccessLog) -> None:
-        """Report requests to the access log from now on."""
-        self.requests.report_to(access_log)
-
-    async def start(self, address: str, port: int, reuse_port: bool = False) -> int:
-        """Bind and serve. Returns the bound port, 0 for a unix socket. See `sockets.bind`."""
-        sockets = bind(address, port, self.port.service, reuse_port=reuse_port)
-        number = bound_port(sockets)
-        await self.serve(sockets)
-        return number
-
-    async def serve(self, sockets: Sequence[socket.socket]) -> None:
+    def serve(self, sockets: Sequence[socket.socket]) -> None:
         """Accept connections on sockets that `bind` made, which the listener owns from then on."""
         self.port.serve(sockets)
 
@@ -202,3 +181,9 @@ class Listener:
         """Log an internal fault and answer 500 without its details, or 503 with what the server lacks."""
         self.port.crashed(repr(exchange), error)
         respond_infer_error(exchange, shortage_of(error) or InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR))
+
+
+def _log_and_handle(log: Callable[[str], None], handle: Callable[[Exchange], None], exchange: Exchange) -> None:
+    head = exchange.head
+    log(f"HTTP request: {_METHOD_NUMBERS.get(head.method, -1)} {head.target.decode('latin-1')}")
+    handle(exchange)

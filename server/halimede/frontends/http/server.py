@@ -7,6 +7,7 @@ from types import MappingProxyType
 from halimede import __version__
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.config.write import to_json
+from halimede.core.observe.access_lines import AccessLog
 from halimede.core.types import Buffer, ErrorCode, InferenceError, Restrictions
 from halimede.core.types.error import clip
 from halimede.core.wire.control_size import MAX_CONTROL_BYTES, control_too_large
@@ -48,7 +49,7 @@ _SERVER = f"Server: halimede/{__version__}\r\n".encode()
 
 
 class HttpServer(Listener):
-    """Serves the inference protocol over HTTP. See `Listener` for start, serve, drain and close."""
+    """Serves the inference protocol over HTTP. See `Listener` for serve, drain and close."""
 
     def __init__(
         self,
@@ -64,6 +65,8 @@ class HttpServer(Listener):
         memory: MemoryBounds = UNBOUNDED,
         turns: Turns | None = None,
         cors_origins: Collection[str] = (),
+        access_log: AccessLog | None = None,
+        log_request: Callable[[str], None] | None = None,
     ) -> None:
         """`max_input_size` bounds a body before and after decompression, in bytes; `log` gets internal faults.
 
@@ -84,6 +87,8 @@ class HttpServer(Listener):
             memory=memory,
             turns=turns,
             cors=cors if cors_origins else None,
+            access_log=access_log,
+            log_request=log_request,
         )
         self._cors = cors
         self._model_server = server

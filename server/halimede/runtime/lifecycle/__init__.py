@@ -8,7 +8,7 @@ One lock per model name serialises its loads and unloads. Different models only 
 the event loop only.
 """
 
-from halimede.runtime.lifecycle.models import ModelLifecycle
+from halimede.runtime.lifecycle.models import CLOSE_TIMEOUT_SECS, ModelLifecycle
 from halimede.runtime.lifecycle.record import Serving
 
-__all__ = ["ModelLifecycle", "Serving"]
+__all__ = ["CLOSE_TIMEOUT_SECS", "ModelLifecycle", "Serving"]

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.observe.samples import StateSample
@@ -23,10 +23,12 @@ from halimede.runtime.model import ModelVersion
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import READ_LIMIT_SECS, ModelRepository
 from halimede.runtime.requests import RequestTable
-from halimede.runtime.services import ModelServices
+from halimede.runtime.services import LoadableModels, ModelServices
 
 log = logging.getLogger(__name__)
 
+CLOSE_TIMEOUT_SECS = 7.0
+"""How long instances and model may take to close after the last request; processes are killed earlier."""
 NS_PER_SEC = 1_000_000_000
 
 
@@ -38,23 +40,28 @@ class ModelLifecycle:
         repository: ModelRepository,
         options: LoadOptions,
         load_threads: int,
+        models: LoadableModels,
         *,
         retry_count: int = 0,
         unload_wait_secs: float = 60.0,
         slot_wait_secs: float = 5.0,
-        close_timeout_secs: float = 7.0,
+        close_timeout_secs: float = CLOSE_TIMEOUT_SECS,
         read_limit_secs: float = READ_LIMIT_SECS,
         table: RequestTable | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """An unload waits up to `unload_wait_secs` for a load in progress, so that both calls succeed, and up to
+        """`models` are what the models' code calls. `on_change` is called after each change of the versions that serve,
+        before the load or the unload is answered.
+
+        An unload waits up to `unload_wait_secs` for a load in progress, so that both calls succeed, and up to
         `slot_wait_secs` for one that waits for a load slot. Instances and model may take `close_timeout_secs` to close
         after the last request; processes are killed earlier. A read of the repository fails after `read_limit_secs`
         without an answer of the file system."""
-        self.records = Records()
+        self.records = Records(on_change)
         self.table = table or RequestTable()
         """Every request in flight, of all models, by ticket: filled and emptied by the pumps."""
-        self.services = ModelServices(CustomMetrics())
-        """What models request. Its `models` are set once the server is made."""
+        self.services = ModelServices(CustomMetrics(), models)
+        """What models request."""
         self.load_secs: dict[str, float] = {}
         """How long the load of each model took at the start, with its wait for others."""
         self._loading_since_ns: dict[str, int] = {}

@@ -71,10 +71,6 @@ class Serving:
     view: ModelView
 
 
-def _ignore() -> None:
-    """No callback is set."""
-
-
 @dataclass(slots=True)
 class ModelRecord:
     """The state of one model name.
@@ -94,6 +90,7 @@ class ModelRecord:
     """
 
     name: str
+    on_change: Callable[[], None]
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     status: ModelStatus = field(default_factory=ModelStatus)
     unloads: UnloadRequests = field(default_factory=UnloadRequests)
@@ -108,7 +105,6 @@ class ModelRecord:
     loading: bool = False
     loads: int = 0
     failed: InferenceError | None = None
-    on_change: Callable[[], None] = _ignore
 
     def replace(self, versions: Mapping[int, ModelVersion]) -> dict[int, ModelVersion]:
         """Serve these versions from now on, in one step; return the versions that were served before."""
@@ -143,16 +139,16 @@ class ModelRecord:
 class Records(dict[str, ModelRecord]):
     """By name: every model that is loaded, or was, or should be."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        """`on_change` is called after each change of the versions that serve."""
         super().__init__()
-        self.on_change: Callable[[], None] = _ignore
-        """Called after each change of the versions that serve. Set before the first record is made."""
+        self.on_change = on_change
 
     def obtain(self, name: str) -> ModelRecord:
         """The record of a model, a new one if it has none."""
         record = self.get(name)
         if record is None:
-            record = self[name] = ModelRecord(name, on_change=self.on_change)
+            record = self[name] = ModelRecord(name, self.on_change)
         return record
 
 

@@ -27,7 +27,7 @@ class Services(Protocol):
 
     @property
     def models(self) -> Models:
-        """The models of the server; set before the first worker starts."""
+        """The models of the server."""
 
     async def call(self, owner: str, call: ServiceCall[ServiceResult]) -> ServiceResult:
         """See `backends.hosting.Host.call`. InferenceError."""

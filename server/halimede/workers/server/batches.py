@@ -80,9 +80,8 @@ class SentBatches:
         self._loop = loop
         self._running: dict[int, SentBatch] = {}
         self._next = 1
-        channel.handle(FrameKind.DONE, self._on_done)
-        channel.handle(FrameKind.RESPONSE, self._on_response)
-        channel.check_partial = self._check_partial
+        channel.handle(FrameKind.DONE, self._on_done, self._check_partial)
+        channel.handle(FrameKind.RESPONSE, self._on_response, self._check_partial)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -226,7 +225,7 @@ class SentBatches:
         self._channel.send(encode_frame(FrameKind.CREDIT, CREDIT.pack(key, responses)))
 
     def _check_partial(self, kind: int, length: int, part: memoryview) -> bool:
-        """See `Channel.check_partial`."""
+        """See `channel.CheckPartial`."""
         if len(part) < HEADER.size * 2:
             return False
         if kind == DONE:

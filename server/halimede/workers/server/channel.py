@@ -17,11 +17,11 @@ from functools import partial
 
 from halimede.core.types import Buffer
 from halimede.workers.frames.json_frames import encode_blocks
-from halimede.workers.frames.kinds import DONE, HEADER, LIMITS, METRICS, RESPONSE, FrameError, FrameKind
+from halimede.workers.frames.kinds import HEADER, LIMITS, METRICS, FrameError, FrameKind
 from halimede.workers.segments import Block
 
 MAX_UNCHECKED_BYTES = 1 << 20
-"""The beginning of a DONE or RESPONSE frame larger than this is checked before the rest is received."""
+"""The beginning of a frame larger than this is checked before the rest is received, if its kind has such a check."""
 
 MAX_UNSENT_FRAMES = 16 << 10
 """Maximum frames that wait for a worker to read. During a long execution some thousands may wait."""
@@ -43,6 +43,8 @@ Handler = Callable[[memoryview], None]
 
 
 CheckPartial = Callable[[int, int, memoryview], bool]
+"""Gets kind and length of a large frame, and the part of its body that has arrived. Returns whether this was enough for
+the check; otherwise it is called again. FrameError."""
 
 
 class _Received(threading.local):
@@ -75,9 +77,8 @@ class Channel:
         self._loop = loop
         self._handlers: dict[int, tuple[int, Handler]] = {}
         """By kind: the maximum size of the body, and its handler."""
-        self.check_partial: CheckPartial = _accept_part
-        """Gets kind and length of a large DONE or RESPONSE, and the part of its body that has arrived. Returns whether
-        this was enough for the check; otherwise it is called again. FrameError."""
+        self._checks: dict[int, CheckPartial] = {}
+        """By kind, for those that have one."""
         self._is_checked = False
         """Whether the check of the incomplete frame is over."""
         self._partial = bytearray()
@@ -100,9 +101,11 @@ class Channel:
     def __repr__(self) -> str:
         return f"<Channel {len(self._unsent)} frames unsent, {len(self._partial)} bytes of a frame received>"
 
-    def handle(self, kind: FrameKind, handler: Handler) -> None:
-        """Register the handler for frames of this kind."""
+    def handle(self, kind: FrameKind, handler: Handler, check_partial: CheckPartial | None = None) -> None:
+        """Register the handler for frames of this kind, and the check of large ones of which a part has arrived."""
         self._handlers[kind] = LIMITS[kind], handler
+        if check_partial is not None:
+            self._checks[kind] = check_partial
 
     def close(self) -> None:
         """Close the socket and drop the handlers."""
@@ -118,7 +121,7 @@ class Channel:
         self._drop_unsent()
         # The handlers' objects refer to the channel: without this, the memory would stay until garbage collection.
         self._handlers.clear()
-        self.check_partial = _accept_part
+        self._checks.clear()
         self._on_lost = _ignore
 
     def send(self, frame: Buffer, descriptors: tuple[int, ...] = ()) -> None:
@@ -241,8 +244,8 @@ class Channel:
                 raise _refusal(length, kind)
             stop = at + HEADER.size + length
             if stop > end:
-                if length > MAX_UNCHECKED_BYTES and kind in (DONE, RESPONSE) and not (self._is_checked and not at):
-                    self._is_checked = self.check_partial(kind, length, data[at + HEADER.size :])
+                if length > MAX_UNCHECKED_BYTES and kind in self._checks and not (self._is_checked and not at):
+                    self._is_checked = self._checks[kind](kind, length, data[at + HEADER.size :])
                 break
             # The answers are views of this copy. A large frame has its buffer to itself and is not copied.
             body = data[at + HEADER.size : stop]
@@ -297,11 +300,6 @@ class Channel:
 
 def _accept(_: memoryview) -> None:
     """Accept any body."""
-
-
-def _accept_part(_kind: int, _length: int, _part: memoryview) -> bool:
-    """Accept any frame."""
-    return True
 
 
 def _ignore(_: str) -> None:

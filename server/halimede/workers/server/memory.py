@@ -65,7 +65,8 @@ class Memory:
         self._tasks = tasks
         # The other half stays free for the next tensors, however long other workers keep shared blocks.
         self.inbound = OwnArena(arena_bytes, arena_bytes // 2)
-        self._outbound = SegmentMap(shareable_bytes=arena_bytes // 2)
+        # The channel gives back to the worker what is released here.
+        self._outbound = SegmentMap(channel.released, arena_bytes // 2)
         # Counts only the size: the worker allocates.
         self._outbound_size = Arena(arena_bytes)
         self._shared = SharedSegments(self._send_shared, self._send_unmap, loop)
@@ -78,7 +79,6 @@ class Memory:
         # For the frame that is being encoded: its blocks, and the data to copy into them.
         self._placed: list[Block] = []
         self._copies: list[tuple[Block, Buffer]] = []
-        channel.released = self._outbound.released
         channel.handle(FrameKind.UNUSED, self._on_unused)
         channel.handle(FrameKind.MAPPED, self._on_mapped)
 

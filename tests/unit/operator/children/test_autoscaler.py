@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Autoscaling, Preset, Provider, ScaleToZero, Workload, ZeroBy
-from halimede_operator.core.autoscaling.presets import BEHAVIOR
 from halimede_operator.core.children.autoscaler import scaler
-from halimede_operator.core.diff import diff
+from halimede_operator.core.children.diff import diff
+from halimede_operator.core.scaling.presets import BEHAVIOR
+from halimede_operator.core.spec.types import Autoscaling, Preset, Provider, ScaleToZero, Workload, ZeroBy
 from support.operator_children import children_of
 from support.operator_specs import UID, model_key, model_spec
 from support.operator_store import stored

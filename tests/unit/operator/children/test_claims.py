@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, DeviceClaim, DeviceRequest
-from halimede_operator.core.diff import Delete, diff
+from halimede_operator.core.children.diff import Delete, diff
 from halimede_operator.core.placement.choice import Placement, read_placement
 from halimede_operator.core.placement.explain import claim_text
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, DeviceClaim, DeviceRequest
 from support.operator_children import children_of, pod_of, server_of
 from support.operator_specs import UID, model_spec, workload
 from support.operator_store import stored

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import EnsembleSpec, ModelSpec, Problem, Step
-from halimede_operator.core.desired import member_problems
+from halimede_operator.core.children.content import member_problems
+from halimede_operator.core.spec.types import EnsembleSpec, ModelSpec, Problem, Step
 from support.operator_children import children_of, fetch_of, pod_of, template_of
 from support.operator_specs import PLATFORM, members_of, model_spec, search_spec, step, tensor, workload
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Rollout, RolloutPolicy, Serving
 from halimede_operator.core.names import canonical_json, hash_of
+from halimede_operator.core.spec.types import Rollout, RolloutPolicy, Serving
 from support.operator_children import Object, children_of
 from support.operator_desired import children_of_spec
 from support.operator_specs import (

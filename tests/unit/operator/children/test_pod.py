@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import (
+from halimede_operator.core.spec.types import (
     Accelerator,
     AcceleratorType,
     CaBundle,

@@ -6,13 +6,13 @@ from decimal import Decimal
 import pytest
 import yaml
 
-from halimede_operator.core.metrics_api import answers, ownership
-from halimede_operator.core.metrics_api.cache import ExpiringCache
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
-from halimede_operator.core.metrics_api.ownership import Service
-from halimede_operator.core.metrics_api.requests import MetricOf, find
-from halimede_operator.core.metrics_api.results import Sample, has_samples, read_vector
-from halimede_operator.core.metrics_api.rules import MODELS, Rules, parse_rules
+from halimede_operator.metrics_api.core import answers, ownership
+from halimede_operator.metrics_api.core.cache import ExpiringCache
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.ownership import Service
+from halimede_operator.metrics_api.core.requests import MetricOf, find
+from halimede_operator.metrics_api.core.results import Sample, has_samples, read_vector
+from halimede_operator.metrics_api.core.rules import MODELS, Rules, parse_rules
 from support.metrics_api import RULES
 
 

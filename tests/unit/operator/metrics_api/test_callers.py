@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.metrics_api.authorization import access_review, is_allowed, is_always_allowed, refused
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
-from halimede_operator.core.metrics_api.identity import (
+from halimede_operator.metrics_api.core.authorization import access_review, is_allowed, is_always_allowed, refused
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.identity import (
     AUTHENTICATED,
     Caller,
     Certificate,
@@ -17,7 +17,7 @@ from halimede_operator.core.metrics_api.identity import (
     read_front_proxy,
     token_review,
 )
-from halimede_operator.core.metrics_api.requests import ROOT, Discovery, MetricOf
+from halimede_operator.metrics_api.core.requests import ROOT, Discovery, MetricOf
 
 PEM = "-----BEGIN CERTIFICATE-----\n"
 CONFIG = {

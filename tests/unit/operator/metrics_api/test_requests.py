@@ -3,10 +3,10 @@
 import pytest
 import yaml
 
-from halimede_operator.core.metrics_api.errors import MetricsError, Reason
-from halimede_operator.core.metrics_api.requests import ROOT, Discovery, MetricOf, Unknown, find, parse_request
-from halimede_operator.core.metrics_api.rules import MODELS, Rules, parse_rules
-from halimede_operator.core.metrics_api.selectors import Operator, Requirement
+from halimede_operator.metrics_api.core.errors import MetricsError, Reason
+from halimede_operator.metrics_api.core.requests import ROOT, Discovery, MetricOf, Unknown, find, parse_request
+from halimede_operator.metrics_api.core.rules import MODELS, Rules, parse_rules
+from halimede_operator.metrics_api.core.selectors import Operator, Requirement
 from support.metrics_api import RULES
 
 

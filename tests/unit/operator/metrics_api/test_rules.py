@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.core.metrics_api import promql
-from halimede_operator.core.metrics_api.rules import ENSEMBLES, MODELS, PODS, Rule, Rules, parse_rules
-from halimede_operator.core.metrics_api.selectors import Operator, Requirement
+from halimede_operator.metrics_api.core import promql
+from halimede_operator.metrics_api.core.rules import ENSEMBLES, MODELS, PODS, Rule, Rules, parse_rules
+from halimede_operator.metrics_api.core.selectors import Operator, Requirement
 from support.metrics_api import RULES
 
 RULE: dict[str, Any] = {

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.core.api.quantities import quantity as read_quantity
-from halimede_operator.core.metrics_api.values import quantity, sample
+from halimede_operator.core.spec.quantities import quantity as read_quantity
+from halimede_operator.metrics_api.core.values import quantity, sample
 
 
 @pytest.mark.parametrize(

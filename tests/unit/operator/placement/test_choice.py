@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFilter, Workload
 from halimede_operator.core.placement.choice import (
     Demand,
     Placement,
@@ -24,6 +23,7 @@ from halimede_operator.core.placement.inventory import MAX_WAITING
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.placement.node_filter import holds_for
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, GpuFilter, Workload
 from support.device_nodes import A100, H100_NVL, inventory, node, pod
 from support.operator_specs import model_key
 

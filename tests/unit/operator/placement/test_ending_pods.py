@@ -2,10 +2,10 @@
 
 import pytest
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, Workload
 from halimede_operator.core.placement.choice import Demand, better_than, choose, demand_of, room_for, smaller_kind
 from halimede_operator.core.placement.ledger import OVERDUE_S, Ledger
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, Workload
 from support.device_nodes import inventory, node, pod
 from support.operator_specs import model_key
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFilter, Workload
 from halimede_operator.core.placement.choice import Demand, Placement, demand_of
 from halimede_operator.core.placement.explain import MAX_CHARACTERS, Tenant, Waiting, explain, holders
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, GpuFilter, Workload
 from support.device_nodes import A100, inventory, node, pod
 from support.operator_specs import model_key
 

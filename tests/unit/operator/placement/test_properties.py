@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from hypothesis import given, settings
 
 from cluster.gpus import H100
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, GpuFilter, Workload
 from halimede_operator.core.placement.choice import choose, demand_of, room_for, with_headroom
 from halimede_operator.core.placement.explain import MAX_CHARACTERS, explain
 from halimede_operator.core.placement.ledger import Ledger
 from halimede_operator.core.placement.node_filter import holds_for
 from halimede_operator.core.snapshot import Object
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, GpuFilter, Workload
 from support.device_nodes import A100, inventory, node, pod
 from support.examples import Draws, drawn
 from support.operator_specs import model_key

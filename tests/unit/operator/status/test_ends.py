@@ -2,9 +2,8 @@
 
 import pytest
 
-from halimede_operator.core.api.spec import Workload
 from halimede_operator.core.snapshot import Object
-from halimede_operator.core.status import status_of
+from halimede_operator.core.spec.types import Workload
 from support.operator_pods import (
     IMAGE,
     back_off,
@@ -21,6 +20,7 @@ from support.operator_pods import (
     waiting,
 )
 from support.operator_specs import model_key, model_spec
+from support.operator_status import status_for
 
 NOW = "2026-11-22T10:00:00Z"
 OLD_CRASH = ended(137, "Killed", reason="OOMKilled", started=5, finished=50)
@@ -33,7 +33,7 @@ KILLED = (
 
 def status_with(*pods: Object, replicas: int = 1) -> Object:
     spec = model_spec(workload=Workload(replicas=replicas))
-    return status_of(snapshot(model_key(), *pods, child=deployment(replicas)), spec, (), (), (), NOW)
+    return status_for(snapshot(model_key(), *pods, child=deployment(replicas)), spec)
 
 
 def ready_of(status: Object) -> tuple[str, str]:

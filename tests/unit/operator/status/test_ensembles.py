@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from halimede_operator.core.api.spec import (
+from halimede_operator.core.snapshot import Object, Snapshot
+from halimede_operator.core.spec.types import (
     Key,
     Kind,
     Workload,
 )
-from halimede_operator.core.snapshot import Object, Snapshot
 from support.operator_pods import (
     DIGEST,
     FETCHED_MODEL,

@@ -1,9 +1,9 @@
 """The events between statuses."""
 
-from halimede_operator.core.api.spec import Problem, Spec, Workload
-from halimede_operator.core.events import EventLimit, LastingStates
+from halimede_operator.core.decided import EventDraft
 from halimede_operator.core.snapshot import Object, Snapshot
-from halimede_operator.core.status import EventDraft, events_of, status_of
+from halimede_operator.core.spec.types import Problem, Spec, Workload
+from halimede_operator.core.status.events import EventLimit, LastingStates, events_of
 from support.operator_pods import (
     deployment,
     ended,
@@ -17,6 +17,7 @@ from support.operator_pods import (
     stopped,
 )
 from support.operator_specs import model_key, model_spec
+from support.operator_status import status_for
 
 SPEC = model_spec()
 
@@ -29,7 +30,7 @@ def scenario(*looks: Snapshot | tuple[Snapshot, Spec | None, tuple[Problem, ...]
         seen, spec, problems = look if isinstance(look, tuple) else (look, SPEC, ())
         if status is not None:
             seen.object["status"] = status
-        after = status_of(seen, spec, problems, (), (), f"2026-11-22T10:00:{number:02}Z")
+        after = status_for(seen, spec, problems=problems, now=f"2026-11-22T10:00:{number:02}Z")
         reported += [(event.type, event.reason) for event in events_of(status, after)]
         status = after
     return reported
@@ -96,7 +97,7 @@ def test_a_model_created_with_zero_replicas_is_no_event():
 
 def test_an_invalid_spec_is_an_event_with_its_reason():
     bad = (seen(), None, (Problem("spec.model.uri", "must be a URI"),))
-    status = status_of(bad[0], None, bad[2], (), (), "2026-11-22T10:00:00Z")
+    status = status_for(bad[0], None, problems=bad[2])
 
     draft = EventDraft("Warning", "InvalidSpec", "spec.model.uri: must be a URI", must_last="Ready")
     assert events_of(None, status) == (draft,)

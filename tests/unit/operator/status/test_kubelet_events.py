@@ -3,7 +3,6 @@
 import pytest
 
 from halimede_operator.core.snapshot import Object
-from halimede_operator.core.status import status_of
 from support.operator_pods import (
     deployment,
     leaving,
@@ -16,7 +15,7 @@ from support.operator_pods import (
     waiting,
 )
 from support.operator_specs import model_key, model_spec
-from support.operator_status import NAME, NOW, SERVER, condition_state, ready_state
+from support.operator_status import NAME, NOW, SERVER, condition_state, ready_state, status_for
 
 SETUP = 'MountVolume.SetUp failed for volume "%s" : %s'
 SUMMARY = (
@@ -68,7 +67,7 @@ def test_failed_mounts_are_reported_from_kubelet_events(case: str, turn: int):
     events = events_of_mounts(*reported[::turn])
     seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), kubelet_events=events)
 
-    status = status_of(seen, model_spec(), (), (), (), NOW)
+    status = status_for(seen, model_spec())
 
     assert ready_state(status) == ("False", reason, f"0/1 replicas serving: pod {NAME}: {message}")
     assert condition_state(status, "ModelFetched") == ("False", reason)
@@ -79,11 +78,7 @@ def test_a_failed_mount_is_not_reported_once_it_succeeded():
     """Events exist for an hour."""
     events = events_of_mounts((1, SETUP % ("keys", NO_SECRET)))
     reasons = [
-        ready_state(
-            status_of(
-                snapshot(model_key(), each, child=deployment(), kubelet_events=events), model_spec(), (), (), (), NOW
-            )
-        )[1]
+        ready_state(status_for(snapshot(model_key(), each, child=deployment(), kubelet_events=events), model_spec()))[1]
         for each in (pod(has_sandbox=False), pod(), serving(), leaving(pod(has_sandbox=False)))
     ]
     assert reasons == ["SecretMissing", "Fetching", "Serving", "Pending"]
@@ -102,7 +97,7 @@ def test_an_object_that_a_kubelet_does_not_know_yet_is_not_reported(kind: str, l
     events = {f"uid-{NAME}": (event,)}
     seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), kubelet_events=events)
 
-    assert ready_state(status_of(seen, model_spec(), (), (), (), NOW))[1] == reason
+    assert ready_state(status_for(seen, model_spec()))[1] == reason
 
 
 def unseen(scheduler: str, created: int) -> Object:
@@ -117,7 +112,7 @@ def unseen(scheduler: str, created: int) -> Object:
 def test_a_scheduler_that_does_not_react_is_named(age_s: int, reason: str):
     made = snapshot(model_key(), unseen("nobody", 100), child=deployment())
 
-    status = status_of(made, model_spec(), (), (), (), second(100 + age_s))
+    status = status_for(made, model_spec(), now=second(100 + age_s))
 
     assert ready_state(status)[1] == reason
     expected = f"pod {NAME}: no scheduler has looked at it: its schedulerName is 'nobody'; does that scheduler run?"
@@ -128,8 +123,7 @@ def test_a_scheduler_that_has_reacted_is_not_reported():
     made = unscheduled("0/2 nodes are available.")
 
     assert (
-        "schedulerName"
-        not in ready_state(status_of(snapshot(model_key(), made, child=deployment()), model_spec(), (), (), (), NOW))[2]
+        "schedulerName" not in ready_state(status_for(snapshot(model_key(), made, child=deployment()), model_spec()))[2]
     )
 
 
@@ -161,7 +155,7 @@ def test_a_missing_pull_secret_is_named_beside_the_failed_pull(case: str):
         kubelet_events={f"uid-{NAME}": events},
     )
 
-    status = status_of(seen, model_spec(), (), (), (), second(370))
+    status = status_for(seen, model_spec(), now=second(370))
 
     expected = f"0/1 replicas serving: {SERVER}: pull access denied{hint}"
     assert ready_state(status) == ("False", "ImagePullFailed", expected)
@@ -178,4 +172,4 @@ def test_malformed_events_are_ignored():
     }
     seen = snapshot(model_key(), pod(has_sandbox=False), child=deployment(), kubelet_events=events)
 
-    assert ready_state(status_of(seen, model_spec(), (), (), (), NOW))[1] == "SecretMissing"
+    assert ready_state(status_for(seen, model_spec()))[1] == "SecretMissing"

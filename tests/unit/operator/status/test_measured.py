@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halimede_operator.core.api.spec import Accelerator, AcceleratorType, ModelSpec, Workload
 from halimede_operator.core.placement.choice import Placement
+from halimede_operator.core.pods.memory import recommended_mib
 from halimede_operator.core.snapshot import Object, PodDevice, PodDevices, PodIndex, Snapshot
-from halimede_operator.core.status import status_of
-from halimede_operator.core.status.memory import recommended_mib
+from halimede_operator.core.spec.types import Accelerator, AcceleratorType, ModelSpec, Workload
 from support.operator_pods import NEW, OLD, READY, deployment, replica_set, serving, snapshot
 from support.operator_specs import model_key, model_spec
 from support.operator_status import LATER, NOW, conditions, message, status_for
@@ -54,7 +53,7 @@ def test_placements_have_the_devices_of_pods_that_report_them():
 
 def placed(found: Snapshot, spec: ModelSpec | None = None) -> str:
     """The message of Placed while Ready is False, because another template is to come."""
-    return message(status_of(found, spec or on(), (), (), (), NOW, is_postponed=True), "Placed")
+    return message(status_for(found, spec or on(), is_postponed=True), "Placed")
 
 
 def test_placed_says_node_profile_and_device():

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from halimede_operator.core.api.spec import (
+from halimede_operator.core.api_errors import Meaning
+from halimede_operator.core.children.diff import Conflict
+from halimede_operator.core.decided import ApplyFailure
+from halimede_operator.core.spec.types import (
     Problem,
 )
-from halimede_operator.core.api_errors import Meaning
-from halimede_operator.core.diff import Conflict
-from halimede_operator.core.status import ApplyFailure
 from support.operator_pods import (
     snapshot,
 )

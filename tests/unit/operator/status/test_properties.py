@@ -10,12 +10,13 @@ from typing import Any
 import yaml
 from hypothesis import given, settings
 
-from halimede_operator.core.api.spec import EnsembleSpec, Key, Problem, Spec, Workload
 from halimede_operator.core.api_errors import Meaning
+from halimede_operator.core.decided import ApplyFailure
 from halimede_operator.core.labels import GENERATION, ROLLED_BACK
 from halimede_operator.core.revisions.rollback import RolledBack
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion, Snapshot
-from halimede_operator.core.status import ApplyFailure, events_of, status_of
+from halimede_operator.core.spec.types import EnsembleSpec, Key, Problem, Spec, Workload
+from halimede_operator.core.status.events import events_of
 from support.examples import Draws, drawn
 from support.operator_pods import (
     NEW,
@@ -39,9 +40,10 @@ from support.operator_pods import (
     waiting,
 )
 from support.operator_specs import ensemble_key, model_key, model_spec, search_spec
+from support.operator_status import LATER, NOW, status_for
 
-NOW, LATER = "2026-11-22T10:00:00Z", "2026-11-22T11:00:00Z"
 RECORD = RolledBack("inputs", "abcd", 2, "CrashLoop", "exited with code 3", OLD)
+DECIDED: dict[str, Any] = {"revision": NEW, "rolled_back": RECORD}
 SLOW = settings(deadline=None)
 """Load on the machine must not fail the test."""
 CRDS = Path(__file__).parents[4] / "crds"
@@ -134,9 +136,10 @@ def settled(
     seen: Snapshot, spec: Spec | None, problems: tuple[Problem, ...], failures: list[ApplyFailure], now: str, then: str
 ) -> tuple[Object, Object]:
     """A status, and the status of a second reconcile of the same snapshot."""
-    first = status_of(seen, spec, problems, failures, (), now, revision=NEW, rolled_back=RECORD)
+    obstacles = {"problems": problems, "failures": failures}
+    first = status_for(seen, spec, now=now, **obstacles, **DECIDED)
     seen.object["status"] = json.loads(json.dumps(first))
-    return first, status_of(seen, spec, problems, failures, (), then, revision=NEW, rolled_back=RECORD)
+    return first, status_for(seen, spec, now=then, **obstacles, **DECIDED)
 
 
 @SLOW
@@ -146,11 +149,11 @@ def test_an_unchanged_snapshot_gives_the_same_status(case: tuple[Snapshot, Spec 
     problems = (Problem("spec", "bad"),) if spec is None else ()
     before = copy.deepcopy(seen)
     first, second = settled(seen, spec, problems, failures, NOW, LATER)
-    third = status_of(seen, spec, problems, failures, (), LATER, revision=NEW, rolled_back=RECORD)
+    third = status_for(seen, spec, now=LATER, problems=problems, failures=failures, **DECIDED)
 
     assert (first, first) == (second, third)
     assert events_of(first, second) == ()
-    assert first == status_of(before, spec, problems, failures, (), NOW, revision=NEW, rolled_back=RECORD)
+    assert first == status_for(before, spec, problems=problems, failures=failures, **DECIDED)
     assert_fits("inferencemodels", first)
 
 
@@ -172,8 +175,8 @@ def test_an_unchanged_ensemble_gives_the_same_status(case: tuple[Snapshot, Ensem
 @given(drawn(lambda draws: (snapshot_of(draws, model_key()), snapshot_of(draws, model_key()), draws.pick(SPECS)), 260))
 def test_ready_is_true_only_where_the_newest_template_serves(case: tuple[Snapshot, Snapshot, Spec | None]):
     seen, before, spec = case
-    seen.object["status"] = status_of(before, spec, (), (), (), NOW)
-    status = status_of(seen, spec, (), (), (), LATER)
+    seen.object["status"] = status_for(before, spec)
+    status = status_for(seen, spec, now=LATER)
     if next(c for c in status["conditions"] if c["type"] == "Ready")["status"] != "True":
         return
     revision = {
@@ -222,7 +225,7 @@ def test_malformed_objects_never_raise_and_give_a_valid_status(case: tuple[Snaps
         replica_sets=all_mutated(seen.replica_sets, chance, how_often),
         pods=all_mutated(seen.pods, chance, how_often),
     )
-    strange.object["status"] = mutated(status_of(seen, spec, (), (), (), NOW), chance, how_often)
+    strange.object["status"] = mutated(status_for(seen, spec), chance, how_often)
     first, second = settled(strange, spec, (), [], NOW, LATER)
 
     assert first == second

@@ -2,9 +2,8 @@
 
 import pytest
 
-from halimede_operator.core.api.spec import Workload
 from halimede_operator.core.snapshot import Object
-from halimede_operator.core.status import status_of
+from halimede_operator.core.spec.types import Workload
 from support.operator_pods import (
     IMAGE,
     NEW,
@@ -31,7 +30,19 @@ from support.operator_pods import (
     waiting,
 )
 from support.operator_specs import model_key, model_spec
-from support.operator_status import FETCH, LOG, NAME, NO_GPU, NOW, ON, REJECTED, SERVER, condition_state, ready_state
+from support.operator_status import (
+    FETCH,
+    LOG,
+    NAME,
+    NO_GPU,
+    NOW,
+    ON,
+    REJECTED,
+    SERVER,
+    condition_state,
+    ready_state,
+    status_for,
+)
 
 PULL = 'failed to pull and unpack image "x": failed to resolve reference "x": dial tcp: lookup x on 10.0.0.1:53: '
 JSON_LOG = (
@@ -175,7 +186,7 @@ CASES = {
 def test_each_failure_of_a_pod_has_its_reason(case: str):
     pod_, type_, reason, message = CASES[case]
 
-    status = status_of(snapshot(model_key(), pod_, child=deployment()), model_spec(), (), (), (), NOW)
+    status = status_for(snapshot(model_key(), pod_, child=deployment()), model_spec())
 
     assert ready_state(status) == ("False", reason, f"0/1 replicas serving: {message}")
     assert condition_state(status, type_) == ("False", reason)
@@ -215,7 +226,7 @@ WAITS = {
 def test_normal_startup_stages_are_no_failure(case: str):
     pods, reason, message, phase = WAITS[case]
 
-    status = status_of(snapshot(model_key(), *pods, child=deployment()), model_spec(), (), (), (), NOW)
+    status = status_for(snapshot(model_key(), *pods, child=deployment()), model_spec())
 
     assert ready_state(status) == ("False", reason, f"0/1 replicas serving: {message}")
     assert status["phase"] == phase
@@ -227,7 +238,7 @@ def test_a_started_pod_that_is_not_ready_yet_is_no_failure():
     server = {**container("server", running(5)), "started": True}
     just_up = pod(fetch=fetched(), server=server)
 
-    status = status_of(snapshot(model_key(), just_up, child=deployment()), model_spec(), (), (), (), NOW)
+    status = status_for(snapshot(model_key(), just_up, child=deployment()), model_spec())
 
     assert ready_state(status) == (
         "False",
@@ -239,7 +250,7 @@ def test_a_started_pod_that_is_not_ready_yet_is_no_failure():
 def test_a_pod_that_waits_for_a_readiness_gate_is_not_lost():
     gated = node_lost()
     gated["spec"]["readinessGates"] = [{"conditionType": "example.com/routed"}]
-    status = status_of(snapshot(model_key(), gated, child=deployment()), model_spec(), (), (), (), NOW)
+    status = status_for(snapshot(model_key(), gated, child=deployment()), model_spec())
 
     expected = f"0/1 replicas serving: {ON} has loaded the model and is about to be ready"
     assert ready_state(status) == ("False", "Loading", expected)
@@ -252,7 +263,7 @@ def test_a_pod_that_waits_for_a_readiness_gate_is_not_lost():
 def test_a_lost_node_is_reported_in_each_form_of_pod_status(reported: Object):
     lost = pod(fetch=fetched(), server=container("server", running(5)))
     lost["status"] |= reported
-    status = status_of(snapshot(model_key(), lost, child=deployment()), model_spec(), (), (), (), NOW)
+    status = status_for(snapshot(model_key(), lost, child=deployment()), model_spec())
 
     assert ready_state(status)[:2] == ("False", "NodeLost")
 
@@ -260,14 +271,14 @@ def test_a_lost_node_is_reported_in_each_form_of_pod_status(reported: Object):
 def test_the_end_of_a_long_log_is_used():
     old, new = (f'E1122 09:12:25.7 1 a.py:1] "{word}"\n' for word in ("old", "new"))
     log = old + 'I1122 09:12:25.7 1 a.py:1] "on and on"\n' * 300 + new
-    status = status_of(snapshot(model_key(), stopped(ended(1, log)), child=deployment()), model_spec(), (), (), (), NOW)
+    status = status_for(snapshot(model_key(), stopped(ended(1, log)), child=deployment()), model_spec())
 
     assert ready_state(status)[2] == f"0/1 replicas serving: {SERVER}: exited with code 1: new"
 
 
 def test_a_succeeded_init_container_that_runs_again_is_no_failure():
     again = pod(fetch=container("fetch", running(50), ended(0, "{}")))
-    status = status_of(snapshot(model_key(), again, child=deployment()), model_spec(), (), (), (), NOW)
+    status = status_for(snapshot(model_key(), again, child=deployment()), model_spec())
 
     assert ready_state(status)[1] == "Fetching"
 
@@ -285,7 +296,7 @@ AT_REST = {
 
 @pytest.mark.parametrize("text", AT_REST)
 def test_parts_that_change_at_every_attempt_are_not_reported(text: str):
-    status = status_of(snapshot(model_key(), fetch_failed(10, text), child=deployment()), model_spec(), (), (), (), NOW)
+    status = status_for(snapshot(model_key(), fetch_failed(10, text), child=deployment()), model_spec())
 
     assert ready_state(status)[2] == f"0/1 replicas serving: {FETCH}: not allowed: {AT_REST[text]}, trying again"
 
@@ -293,9 +304,9 @@ def test_parts_that_change_at_every_attempt_are_not_reported(text: str):
 @pytest.mark.parametrize("fetch", [ended(16, "it answers"), back_off(NAME, "fetch"), running(2)])
 def test_a_store_that_answers_again_is_no_failure(fetch: Object):
     before = {} if "terminated" in fetch else ended(16, "it answers")
-    status = status_of(
+    status = status_for(
         snapshot(model_key(), pod(fetch=container("fetch", fetch, before)), child=deployment()),
-        model_spec(), (), (), (), NOW,
+        model_spec(),
     )  # fmt: skip
 
     assert ready_state(status)[:2] == ("False", "Fetching")
@@ -310,9 +321,7 @@ def test_a_crash_loop_has_the_same_status_at_each_step():
         stopped(back_off(NAME, pause="2m40s"), last=crash),
         loading(last=crash),
     ]
-    statuses = [
-        status_of(snapshot(model_key(), turn, child=deployment()), model_spec(), (), (), (), NOW) for turn in turns
-    ]
+    statuses = [status_for(snapshot(model_key(), turn, child=deployment()), model_spec()) for turn in turns]
 
     assert statuses == [statuses[0]] * 4
     assert statuses[0]["lastFailure"] == {
@@ -332,9 +341,7 @@ def test_a_failing_image_pull_has_the_same_status_all_the_time():
         stopped(waiting("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": ErrImagePull: {messages[0]}')),
         stopped(waiting("ErrImagePull", messages[1])),
     ]
-    statuses = [
-        status_of(snapshot(model_key(), turn, child=deployment()), model_spec(), (), (), (), NOW) for turn in turns
-    ]
+    statuses = [status_for(snapshot(model_key(), turn, child=deployment()), model_spec()) for turn in turns]
 
     assert statuses == [statuses[0]] * 3
 
@@ -346,7 +353,7 @@ SECURITY = 'pods "bert-7f9c66d5b8-%s" is forbidden: violates PodSecurity "restri
 @pytest.mark.parametrize(("text", "reason"), [(QUOTA, "QuotaExceeded"), (SECURITY, "PodsRefused")])
 def test_pods_that_a_quota_or_policy_refuses_are_reported(text: str, reason: str):
     statuses = [
-        status_of(snapshot(model_key(), child=deployment(), refused_pods=(text % name,)), model_spec(), (), (), (), NOW)
+        status_for(snapshot(model_key(), child=deployment(), refused_pods=(text % name,)), model_spec())
         for name in ("zn6zz", "x7k2p")
     ]
     assert statuses[0] == statuses[1]
@@ -357,7 +364,7 @@ def test_pods_that_a_quota_or_policy_refuses_are_reported(text: str, reason: str
 def test_a_quota_message_without_missing_pods_is_not_reported():
     seen = snapshot(model_key(), serving(), child=deployment(), refused_pods=(QUOTA % "zn6zz",))
 
-    assert ready_state(status_of(seen, model_spec(), (), (), (), NOW)) == (
+    assert ready_state(status_for(seen, model_spec())) == (
         "True",
         "Serving",
         "1/1 replicas serving version 1",
@@ -368,7 +375,7 @@ def test_another_container_of_the_pod_that_fails_is_named():
     made = serving()
     made["status"]["containerStatuses"].append(container("proxy", ended(3, "no config")))
     made["status"]["conditions"][2]["status"] = made["status"]["conditions"][3]["status"] = "False"
-    status = status_of(snapshot(model_key(), made, child=deployment()), model_spec(), (), (), (), NOW)
+    status = status_for(snapshot(model_key(), made, child=deployment()), model_spec())
 
     expected = f"pod {NAME}: container proxy (image {IMAGE}): exited with code 3: no config"
     assert ready_state(status) == ("False", "CrashLoop", f"0/1 replicas serving: {expected}")
@@ -394,7 +401,7 @@ def test_the_worst_failure_is_reported_in_any_order_of_pods(case: str):
     spec = model_spec(workload=Workload(replicas=2))
     sets = (replica_set(OLD, 9), replica_set(NEW, 10))
     one, other = (
-        status_of(snapshot(model_key(), *pods, child=deployment(2), replica_sets=sets), spec, (), (), (), NOW)
+        status_for(snapshot(model_key(), *pods, child=deployment(2), replica_sets=sets), spec)
         for pods in ((first, second), (second, first))
     )
     assert one == other
@@ -404,18 +411,14 @@ def test_the_worst_failure_is_reported_in_any_order_of_pods(case: str):
 def test_an_eviction_is_reported_until_the_next_pod_starts():
     evicted = rejected("Evicted", "low on memory", "bert-1-a", created=1)
     reasons = [
-        ready_state(
-            status_of(snapshot(model_key(), evicted, next_, child=deployment()), model_spec(), (), (), (), NOW)
-        )[1]
+        ready_state(status_for(snapshot(model_key(), evicted, next_, child=deployment()), model_spec()))[1]
         for next_ in (pod("bert-1-b", created=2), fetching("bert-1-b", created=2), serving("bert-1-b", created=2))
     ]
     assert reasons == ["Evicted", "Fetching", "Serving"]
 
 
 def test_conditions_are_those_of_metav1():
-    status = status_of(
-        snapshot(model_key(), serving(), child=deployment(), generation=7), model_spec(), (), (), (), NOW
-    )
+    status = status_for(snapshot(model_key(), serving(), child=deployment(), generation=7), model_spec())
 
     assert status["conditions"][0] == {
         "type": "Ready",

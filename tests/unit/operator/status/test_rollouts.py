@@ -2,12 +2,11 @@
 
 import pytest
 
-from halimede_operator.core.api.spec import (
+from halimede_operator.core.snapshot import Object, PodIndex
+from halimede_operator.core.spec.types import (
     Rollout,
     Workload,
 )
-from halimede_operator.core.snapshot import Object, PodIndex
-from halimede_operator.core.status import status_of
 from support.operator_pods import (
     DEADLINE,
     IMAGE,
@@ -183,7 +182,7 @@ def test_a_rollout(case: str):
 
 
 def test_a_postponed_rollout_is_not_reported_as_complete():
-    status = status_of(two_serving(), TWO, (), (), (), NOW, is_postponed=True)
+    status = status_for(two_serving(), TWO, is_postponed=True)
     found = conditions(status)
     assert (found["Ready"], found["Progressing"]) == ("False Progressing", "True Applying")
     assert found["Available"] == "True Serving"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from halimede_operator.core.api.spec import Autoscaling, Provider, ScaleToZero, Workload, ZeroBy
 from halimede_operator.core.snapshot import Idle
+from halimede_operator.core.spec.types import Autoscaling, Provider, ScaleToZero, Workload, ZeroBy
 from support.operator_pods import deployment, serving, snapshot
 from support.operator_specs import model_key, model_spec
 from support.operator_status import LATER, NOW, message, status_for

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from halimede_operator.core.snapshot import Object, PodIndex, ServedVersion
-from halimede_operator.core.status import events_of, status_of
+from halimede_operator.core.status.events import events_of
 from support.operator_pods import (
     deployment,
     fetched,
@@ -18,13 +18,13 @@ from support.operator_pods import (
     snapshot,
 )
 from support.operator_specs import model_key, model_spec
-from support.operator_status import NAME, NOW, ON, condition_state, conditions, ready_state
+from support.operator_status import NAME, ON, condition_state, conditions, ready_state, status_for
 
 
 def test_ready_versions_of_a_pod_that_does_not_run_do_not_count():
     ended_ = serving()
     ended_["status"]["phase"] = "Pending"
-    status = status_of(snapshot(model_key(), ended_, child=deployment()), model_spec(), (), (), (), NOW)
+    status = status_for(snapshot(model_key(), ended_, child=deployment()), model_spec())
 
     assert (ready_state(status)[1], status["readyReplicas"]) == ("Loading", 0)
 
@@ -35,7 +35,7 @@ def test_an_index_from_before_a_restart_is_not_used():
     )
 
     assert (
-        ready_state(status_of(seen, model_spec(), (), (), (), NOW))[2]
+        ready_state(status_for(seen, model_spec()))[2]
         == f"0/1 replicas serving: {ON} starts the server and loads the model"
     )
 
@@ -47,7 +47,7 @@ def test_a_load_failure_is_reported_from_the_index():
         ("bert", "0", "UNAVAILABLE", "unloaded"),
     )
     seen = snapshot(model_key(), loading(), child=deployment(), indexes={NAME: pod_index})
-    status = status_of(seen, model_spec(), (), (), (), NOW)
+    status = status_for(seen, model_spec())
 
     expected = f"pod {NAME}: model bert version 1: Internal: no weights"
     assert ready_state(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {expected}")
@@ -63,9 +63,7 @@ def worker(state: str, failure: str = "", *, out_of_memory: bool = False, reason
 
 def looked_at(made: Object, pod_index: PodIndex, limit: str = "400Mi") -> Object:
     made["spec"]["containers"][0]["resources"] = {"limits": {"memory": limit}} if limit else {}
-    return status_of(
-        snapshot(model_key(), made, child=deployment(), indexes={NAME: pod_index}), model_spec(), (), (), (), NOW
-    )
+    return status_for(snapshot(model_key(), made, child=deployment(), indexes={NAME: pod_index}), model_spec())
 
 
 WORKERS = {
@@ -118,7 +116,7 @@ def test_an_unloadable_version_beside_a_serving_one_is_not_degraded():
 
 def test_a_pod_that_is_ready_without_the_model_does_not_serve():
     seen = snapshot(model_key(), serving(), child=deployment(), indexes={NAME: index(("other", "1", "READY", ""))})
-    status = status_of(seen, model_spec(), (), (), (), NOW)
+    status = status_for(seen, model_spec())
 
     expected = f"pod {NAME}: it is ready, but no version of model bert is ready"
     assert ready_state(status) == ("False", "ModelLoadFailed", f"0/1 replicas serving: {expected}")
@@ -128,7 +126,7 @@ def test_a_pod_that_is_ready_without_the_model_does_not_serve():
 def test_an_unreadable_index_does_not_make_an_object_ready():
     silent = PodIndex(error="connection refused")
     seen = snapshot(model_key(), serving(), child=deployment(), indexes={NAME: silent})
-    status = status_of(seen, model_spec(), (), (), (), NOW)
+    status = status_for(seen, model_spec())
 
     expected = f"pod {NAME}: what it serves is not known: connection refused"
     assert ready_state(status) == ("Unknown", "IndexUnreachable", expected)
@@ -138,10 +136,10 @@ def test_an_unreadable_index_does_not_make_an_object_ready():
 
 
 def test_one_failed_index_read_does_not_make_a_ready_object_unready():
-    before = status_of(snapshot(model_key(), serving(), child=deployment()), model_spec(), (), (), (), NOW)
+    before = status_for(snapshot(model_key(), serving(), child=deployment()), model_spec())
     silent = {NAME: PodIndex(error="timed out")}
     seen = snapshot(model_key(), serving(), child=deployment(), status=before, indexes=silent)
-    after = status_of(seen, model_spec(), (), (), (), NOW)
+    after = status_for(seen, model_spec())
 
     assert ready_state(after) == ("True", "Serving", "1/1 replicas serving version 1")
     assert after["current"] == before["current"]
@@ -153,7 +151,7 @@ def just_ready(*, seconds: int, pod_index: PodIndex | None) -> Object:
     """The status so long after the pod became ready, with its last index."""
     seen = snapshot(model_key(), serving(since=8), child=deployment())
     indexes = {} if pod_index is None else {f"uid-{NAME}": pod_index}
-    return status_of(replace(seen, indexes=indexes), model_spec(), (), (), (), second(8 + seconds))
+    return status_for(replace(seen, indexes=indexes), model_spec(), now=second(8 + seconds))
 
 
 STALE = {

@@ -3,8 +3,8 @@
 import pytest
 
 from cluster.bench_startup import OWN, STAGES, rows_of, seconds_of
-from halimede_operator.core.api.spec import Workload
 from halimede_operator.core.pods.start import Start, read_start
+from halimede_operator.core.spec.types import Workload
 from support.operator_pods import deployment, second, serving, snapshot
 from support.operator_rollouts import SPEC, served_world
 from support.operator_specs import model_key, model_spec
@@ -36,7 +36,7 @@ def test_an_update_expects_the_first_start_of_a_pod_that_was_unready_later():
     old = world.revision
     world.have(serving(f"bert-{old}-a", template=old, since=4000))
     world.edit(env=[{"name": "A", "value": "B"}])
-    strategy = world.plan().strategy
+    strategy = world.decide().strategy
     assert strategy is not None
     assert "nothing serves for about 15 s, by the last start" in strategy.reason
 

@@ -10,7 +10,6 @@ import pytest
 from halimede_operator.core.pods.kubelet_events import START_WARNINGS
 from halimede_operator.core.pods.volume_claims import volume_claim
 from halimede_operator.core.snapshot import Object, Snapshot
-from halimede_operator.core.status import status_of
 from support.operator_pods import (
     back_off,
     deployment,
@@ -26,7 +25,7 @@ from support.operator_pods import (
     waiting,
 )
 from support.operator_specs import model_key, model_spec
-from support.operator_status import NAME, NO_GPU, NOW, REJECTED, condition_state, message, ready_state
+from support.operator_status import NAME, NO_GPU, REJECTED, condition_state, message, ready_state, status_for
 
 SANDBOX = "8d0c" * 16
 CNI = (
@@ -116,7 +115,7 @@ WARNINGS: dict[tuple[str, str], tuple[Snapshot, str, str]] = {
 @pytest.mark.parametrize("case", WARNINGS, ids=" ".join)
 def test_each_warning_about_a_pod_has_a_reason(case: tuple[str, str]):
     found, reason, words = WARNINGS[case]
-    status = status_of(found, model_spec(), (), (), (), NOW)
+    status = status_for(found, model_spec())
     assert ready_state(status)[:2] == ("False", reason)
     assert words in message(status)
 
@@ -124,7 +123,7 @@ def test_each_warning_about_a_pod_has_a_reason(case: tuple[str, str]):
 def test_a_pod_without_its_resource_claim_does_not_wait_for_a_scheduler():
     """The scheduler does not look at it before the claim is made."""
     found = replace(without_claim(), kubelet_events={})
-    assert ready_state(status_of(found, model_spec(), (), (), (), NOW))[1] == "Scheduling"
+    assert ready_state(status_for(found, model_spec()))[1] == "Scheduling"
 
 
 def test_every_event_that_is_read_has_a_row():
@@ -134,7 +133,7 @@ def test_every_event_that_is_read_has_a_row():
 def test_attempts_to_make_a_sandbox_have_one_message():
     """The sandbox has another name at every attempt, and kubelets combine the events of many."""
     statuses = [
-        status_of(of_kubelet("FailedCreatePodSandBox", text), model_spec(), (), (), (), NOW)
+        status_for(of_kubelet("FailedCreatePodSandBox", text), model_spec())
         for text in (CNI, CNI.replace(SANDBOX, "0f" * 32), f"(combined from similar events): {CNI}")
     ]
     assert statuses == [statuses[0]] * 3
@@ -146,7 +145,7 @@ def test_a_failed_sandbox_ends_the_failures_of_volumes():
     sandbox = {"reason": "FailedCreatePodSandBox", "lastTimestamp": second(30), "message": CNI}
     for events in ((mount, sandbox), (sandbox, mount)):
         found = seen(pod(has_sandbox=False), kubelet_events={f"uid-{NAME}": events})
-        assert ready_state(status_of(found, model_spec(), (), (), (), NOW))[1] == "SandboxFailed"
+        assert ready_state(status_for(found, model_spec()))[1] == "SandboxFailed"
 
 
 NOT_FOUND = '0/2 nodes are available: persistentvolumeclaim "models" not found. not found'
@@ -162,7 +161,7 @@ CLAIMS = {
 @pytest.mark.parametrize("case", CLAIMS)
 def test_a_claim_without_a_volume_is_named_before_the_schedulers_words(case: str):
     scheduler, claims, reason, text = CLAIMS[case]
-    status = status_of(claiming(scheduler, *claims), model_spec(), (), (), (), NOW)
+    status = status_for(claiming(scheduler, *claims), model_spec())
     assert ready_state(status) == ("False", reason, f"0/1 replicas serving: pod {NAME}: {text}")
     assert condition_state(status, "Placed") == ("False", reason)
     named = "" if reason == "Unschedulable" else f"{text}; "

@@ -1,14 +1,14 @@
 """The fields of a status beside its conditions, and their bounds."""
 
-from halimede_operator.core.api.conditions import Condition, merged
-from halimede_operator.core.api.spec import (
+from halimede_operator.core.placement.choice import Placement
+from halimede_operator.core.snapshot import PodIndex
+from halimede_operator.core.spec.types import (
     Accelerator,
     AcceleratorType,
     Serving,
     Workload,
 )
-from halimede_operator.core.placement.choice import Placement
-from halimede_operator.core.snapshot import PodIndex
+from halimede_operator.core.status.conditions import Condition, merged
 from support.operator_pods import (
     DIGEST,
     IMAGE,

@@ -4,9 +4,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from halimede_operator.core.api.spec import ModelSpec, Workload
 from halimede_operator.core.snapshot import Object, PodIndex, Snapshot
-from halimede_operator.core.status import status_of
+from halimede_operator.core.spec.types import ModelSpec, Workload
 from support.operator_pods import (
     IMAGE,
     NEW,
@@ -27,6 +26,7 @@ from support.operator_pods import (
     stopped,
 )
 from support.operator_specs import model_key, model_spec
+from support.operator_status import status_for
 
 NAME = f"bert-{NEW}-aaaaa"
 
@@ -37,7 +37,7 @@ def written(looks: Iterable[Snapshot], spec: ModelSpec | None = None) -> list[Ob
     for number, look in enumerate(looks):
         if statuses:
             look.object["status"] = statuses[-1]
-        status = status_of(look, spec or model_spec(), (), (), (), second(number + 1))
+        status = status_for(look, spec or model_spec(), now=second(number + 1))
         if not statuses or status != statuses[-1]:
             statuses.append(status)
     return statuses
