@@ -51,4 +51,5 @@ def decode_execute(body: memoryview, all_outputs: int, locate: Locate) -> Execut
     items = []
     for (key, rows, seat), request in read_requests(reader, _BATCH.size, _ITEM):
         items.append(BatchItem(key, request, rows, False, seat=seat))
-    return ExecuteFrame(batch_number(body), items)
+    (batch,) = _BATCH.unpack_from(body)
+    return ExecuteFrame(batch, items)

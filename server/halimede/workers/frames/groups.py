@@ -59,7 +59,8 @@ class Groups:
             if own:
                 self._owns.append(own)
             return
-        self.close()
+        if self._numbers:
+            self.close()
         self._described, self._numbers, self._data, self._size = described, [*numbers], data, size
         self._owns = [own] if own else []
 
@@ -202,5 +203,6 @@ def _read(
         stop = own_at + own_length
         if stop > end or not count:
             raise FrameError(f"a group of {count} requests that ends too early")
-        yield described, layout.iter_unpack(body[at:own_at]), body[own_at:stop], data_start(stop), size
-        at = data_start(stop) + count * size
+        base = data_start(stop)
+        yield described, layout.iter_unpack(body[at:own_at]), body[own_at:stop], base, size
+        at = base + count * size
