@@ -1,31 +1,25 @@
-"""EXECUTE: the requests of a batch, in groups."""
+"""EXECUTE: the requests of a batch."""
 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halimede.core.types import Buffer
-from halimede.workers.frames.groups import Groups, read_requests
 from halimede.workers.frames.kinds import EXECUTE, HEADER
-from halimede.workers.frames.requests import RequestReader, describe_request
+from halimede.workers.frames.requests import RequestReader, describe_request, join_requests
 from halimede.workers.frames.tensors import Locate, Place
 from halimede.workers.worker import BatchItem
 
 _BATCH = struct.Struct("<I")
-_ITEM = "QII"
-"""Key, rows, seat."""
-
 _ANY_BYTES = 0xFFFFFFFF
 """Texts of clients are as long as the protocols of the clients allow."""
 
 
 def encode_execute(batch: int, items: Sequence[BatchItem], place: Place, kind: int = EXECUTE) -> Buffer:
     """A frame of this kind, EXECUTE or one of EXECUTE_NEXT."""
-    groups = Groups(_BATCH.size, _ITEM)
-    for item in items:
-        groups.add((item.key, item.rows, item.seat), *describe_request(item.request, place, _ANY_BYTES))
-    groups.close()
-    return b"".join((HEADER.pack(groups.end, kind), _BATCH.pack(batch), *groups.parts))
+    described = [(each.key, each.rows, each.seat, describe_request(each.request, place, _ANY_BYTES)) for each in items]
+    parts, end = join_requests(described, _BATCH.size)
+    return b"".join((HEADER.pack(end, kind), _BATCH.pack(batch), *parts))
 
 
 @dataclass(slots=True)
@@ -47,9 +41,8 @@ def decode_execute(body: memoryview, all_outputs: int, locate: Locate) -> Execut
 
     `all_outputs` is how many outputs the model has. Requests that name them all name none.
     """
-    reader = RequestReader(body, locate, _ANY_BYTES, all_outputs)
     items = []
-    for (key, rows, seat), request in read_requests(reader, _BATCH.size, _ITEM):
+    for key, rows, seat, request in RequestReader(body, locate, _ANY_BYTES, all_outputs).requests(_BATCH.size):
         items.append(BatchItem(key, request, rows, False, seat=seat))
     (batch,) = _BATCH.unpack_from(body)
     return ExecuteFrame(batch, items)

@@ -105,7 +105,7 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
             raise FrameError("INFER: a description that ends too early")
         reader = RequestReader(body, locate, MAX_TEXT_BYTES)
         known = reader.form(body[_INFER_OWN.size : own_at])
-        request, _ = reader.request(known, data_start(end), body[own_at:end], 0)
+        request = reader.request(known, data_start(end), body[own_at:end])
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFER: {describe_decode_error(error)}") from error
     return Infer(number, batch, request, wanted_bytes)

@@ -1,8 +1,8 @@
 """INFERS and ANSWERS: the requests that a front-end process passes on together, and their answers.
 
-These frames and EXECUTE consist of groups. The requests of a group have equal descriptions (model, names, shapes,
-sizes), which are sent once. Most clients send the same kind of request, so a frame usually has one group. A request
-with tensors in shared memory, or with texts of its own, is a group of its own.
+Answers are sent in groups. Those of a group have equal descriptions (model, names, shapes, sizes), which are sent once.
+Most answers are of the same kind, so a frame usually has one group. An answer with tensors in shared memory, or with
+texts of its own, is a group of its own.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -10,16 +10,9 @@ Standard library and numpy only, for any CPython from 3.10 on.
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
 
 from halimede.core.types import Buffer, InferenceRequest, InferenceResponse
-from halimede.workers.frames.calls import (
-    answer_form,
-    describe_answer,
-    describe_call,
-    known_answer_form,
-    make_answer,
-)
+from halimede.workers.frames.calls import answer_form, describe_answer, describe_call, known_answer_form, make_answer
 from halimede.workers.frames.kinds import (
     ANSWERS,
     HEADER,
@@ -28,41 +21,34 @@ from halimede.workers.frames.kinds import (
     FrameError,
     describe_decode_error,
 )
-from halimede.workers.frames.requests import RequestReader
+from halimede.workers.frames.requests import Described, RequestReader, join_requests
 from halimede.workers.frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Place, data_start
 
 _WANTED = struct.Struct("<Q")
-_GROUP = struct.Struct("<IIIQ")
-"""Length of the description, of what each request has of its own, number of requests, bytes of each."""
+_GROUP = struct.Struct("<IIQ")
+"""Length of the description, number of answers, bytes of each."""
 
 
-class Groups:
+class _Groups:
     """Groups of one frame, while they are encoded."""
 
-    def __init__(self, start: int, entry: str) -> None:
-        """`start`: where the first group begins in the body. `entry`: the layout of the numbers of one request."""
+    def __init__(self, start: int) -> None:
+        """`start`: where the first group begins in the body."""
         self.parts: list[Buffer] = []
         self.end = start
         self._described = b""
-        self._entry = entry
         self._numbers: list[int] = []
-        self._owns: list[bytes] = []
         self._data: list[Buffer] = []
         self._size = 0
 
-    def add(self, numbers: tuple[int, ...], described: bytes, own: bytes, data: list[Buffer], size: int) -> None:
+    def add(self, number: int, described: bytes, data: list[Buffer], size: int) -> None:
         """Add a request. Equal descriptions are mostly the same object, because the encoder caches them."""
-        is_like = size == self._size and (not own) is (not self._owns) and self._numbers
-        if is_like and (described is self._described or described == self._described):
-            self._numbers += numbers
+        if self._numbers and (described is self._described or described == self._described):
+            self._numbers.append(number)
             self._data += data
-            if own:
-                self._owns.append(own)
             return
-        if self._numbers:
-            self.close()
-        self._described, self._numbers, self._data, self._size = described, [*numbers], data, size
-        self._owns = [own] if own else []
+        self.close()
+        self._described, self._numbers, self._data, self._size = described, [number], data, size
 
     def repeat(self, number: int, data: Buffer) -> None:
         """Add a request like the last one, whose only tensor has these bytes."""
@@ -77,20 +63,18 @@ class Groups:
         if not self._numbers:
             return
         numbers, described, size = self._numbers, self._described, self._size
-        count = len(numbers) // len(self._entry)
-        entries = _entries(self._entry, count)
-        owns = b"".join(self._owns)
-        start = self.end + _GROUP.size + len(described) + entries.size + len(owns)
+        count = len(numbers)
+        start = self.end + _GROUP.size + len(described) + 4 * count
         base = data_start(start)
-        head = _GROUP.pack(len(described), len(owns), count, size)
-        self.parts += (head, described, entries.pack(*numbers), owns, PADDING[base - start], *self._data)
+        head = _GROUP.pack(len(described), count, size)
+        self.parts += (head, described, _numbers(count).pack(*numbers), PADDING[base - start], *self._data)
         self.end = base + count * size
         self._numbers = []
 
 
 @lru_cache(256)
-def _entries(entry: str, count: int) -> struct.Struct:
-    return struct.Struct("<" + entry * count)
+def _numbers(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}I")
 
 
 def encode_infers(
@@ -101,17 +85,16 @@ def encode_infers(
 ) -> Buffer:
     """An INFERS frame of numbered requests. `wanted` as in `calls.encode_infer`. `on_error` gets the number of each
     request that cannot be sent, which the frame then lacks."""
-    groups = Groups(_WANTED.size, "I")
-    for number, request in requests:
-        try:
-            described = describe_call(request, place, MAX_CLIENT_TEXT_BYTES)
-        except (ValueError, struct.error) as error:
-            on_error(number, error)
-        else:
-            groups.add((number,), *described)
-    groups.close()
-    head = HEADER.pack(groups.end, INFERS)
-    return b"".join((head, _WANTED.pack(wanted()), *groups.parts))
+
+    def described() -> Iterator[tuple[int, int, int, Described]]:
+        for number, request in requests:
+            try:
+                yield number, 0, 0, describe_call(request, place, MAX_CLIENT_TEXT_BYTES)
+            except (ValueError, struct.error) as error:
+                on_error(number, error)
+
+    parts, end = join_requests(described(), _WANTED.size)
+    return b"".join((HEADER.pack(end, INFERS), _WANTED.pack(wanted()), *parts))
 
 
 def wanted_bytes(body: memoryview) -> int:
@@ -126,7 +109,7 @@ def wanted_bytes(body: memoryview) -> int:
 def decode_infers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceRequest]]:
     """The numbers and requests of an INFERS frame. FrameError. Tensors in the frame are views of `body`."""
     try:
-        for (number,), request in read_requests(RequestReader(body, locate, MAX_CLIENT_TEXT_BYTES), _WANTED.size, "I"):
+        for number, _, _, request in RequestReader(body, locate, MAX_CLIENT_TEXT_BYTES).requests(_WANTED.size):
             yield number, request
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFERS: {describe_decode_error(error)}") from error
@@ -134,14 +117,14 @@ def decode_infers(body: memoryview, locate: Locate) -> Iterator[tuple[int, Infer
 
 def encode_answers(answers: Sequence[tuple[int, InferenceResponse]], place: Place) -> Buffer:
     """An ANSWERS frame: each answer with the number of its request."""
-    groups = Groups(0, "I")
+    groups = _Groups(0)
     last: InferenceResponse | None = None
     for number, response in answers:
         if last is not None and _is_like(response, last):
             groups.repeat(number, response.outputs[0].data)
             continue
         described, data, size = describe_answer(response, place)
-        groups.add((number,), described, b"", data, size)
+        groups.add(number, described, data, size)
         last = response if size and _is_plain(response) else None
     groups.close()
     return b"".join((HEADER.pack(groups.end, ANSWERS), *groups.parts))
@@ -170,39 +153,23 @@ def _is_like(response: InferenceResponse, last: InferenceResponse) -> bool:
 
 def decode_answers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceResponse]]:
     """The answers in an ANSWERS frame. Not checked: the server made it. Tensors are views of `body`."""
-    for described, numbers, _, base, size in _read(body, 0, "I"):
+    for described, numbers, base, size in _read(body, 0):
         form = known_answer_form(bytes(described)) if len(described) <= REMEMBERED_BYTES else answer_form(described)
-        for index, (number,) in enumerate(numbers):
+        for index, number in enumerate(numbers):
             yield number, make_answer(form, body, base + index * size, locate)
 
 
-def read_requests(reader: RequestReader, at: int, entry: str) -> Iterator[tuple[tuple[Any, ...], InferenceRequest]]:
-    """The numbers of each request of a frame, and the request. `at` and `entry` as in `Groups`. The errors are those of
-    `RequestReader`."""
-    for described, entries, owns, start, size in _read(reader.body, at, entry):
-        known = reader.form(described)
-        own_at = 0
-        for index, numbers in enumerate(entries):
-            request, own_at = reader.request(known, start + index * size, owns, own_at)
-            yield numbers, request
-
-
-def _read(
-    body: memoryview, at: int, entry: str
-) -> Iterator[tuple[memoryview, Iterator[tuple[Any, ...]], memoryview, int, int]]:
-    """The groups of a frame: description, numbers of each request, what each has of its own, start and length of the
-    first one's data."""
-    layout = _entries(entry, 1)
+def _read(body: memoryview, at: int) -> Iterator[tuple[memoryview, Sequence[int], int, int]]:
+    """The groups of a frame: description, numbers, start and length of the first request's data."""
     end = len(body)
     while at < end:
-        length, own_length, count, size = _GROUP.unpack_from(body, at)
+        length, count, size = _GROUP.unpack_from(body, at)
         at += _GROUP.size
         described = body[at : at + length]
         at += length
-        own_at = at + layout.size * count
-        stop = own_at + own_length
-        if stop > end or not count:
-            raise FrameError(f"a group of {count} requests that ends too early")
-        base = data_start(stop)
-        yield described, layout.iter_unpack(body[at:own_at]), body[own_at:stop], base, size
+        if at + 4 * count > end or not count:
+            raise FrameError(f"a group of {count} answers that ends too early")
+        numbers = _numbers(count).unpack_from(body, at)
+        base = data_start(at + 4 * count)
+        yield described, numbers, base, size
         at = base + count * size

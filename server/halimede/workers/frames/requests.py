@@ -8,7 +8,7 @@ Standard library and numpy only, for any CPython from 3.10 on.
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -25,6 +25,7 @@ from halimede.workers.frames.tensors import (
     Locate,
     Place,
     TensorForm,
+    data_start,
     describe_tensor,
     make_tensors,
     read_tensors,
@@ -34,6 +35,7 @@ from halimede.workers.frames.texts import NUMERIC, checked_text, decode_paramete
 # timeout, priority, whether one answer is wanted, number of outputs, of inputs.
 _FORM = struct.Struct("<QQBHH")
 _NAME = struct.Struct("<H")
+_COUNT = struct.Struct("<I")
 # START, END and whether places follow; the number of the sequence, length of a text in its place (NUMERIC if it has
 # none), of id, of parameters. Then these texts, and the places.
 _OWN = struct.Struct("<BQIII")
@@ -41,6 +43,12 @@ _START, _END, _PLACES = 1, 2, 4
 _NOTHING_OWN = _OWN.pack(0, 0, NUMERIC, 0, 0)
 # Of an input: segment (0 for the frame itself), offset, length.
 _PLACE = struct.Struct("<HQQ")
+
+# Three numbers, lengths of the form (0: that of the request before) and of what the request has of its own, and of its
+# data in the frame.
+_ENTRY_LAYOUT = "QIIIIQ"
+_ENTRY_FIELDS = len(_ENTRY_LAYOUT)
+_ENTRY = struct.Struct("<" + _ENTRY_LAYOUT)
 
 Described = tuple[bytes, bytes, list[Buffer], int]
 """The form, what the request has of its own, the bytes that are sent in the frame, and how many these are."""
@@ -127,6 +135,38 @@ def _place_tensors(request: InferenceRequest, own: bytes, place: Place) -> tuple
     return b"".join((bytes((own[0] | _PLACES,)), own[1:], *places)), data, at
 
 
+def join_requests(described: Iterable[tuple[int, int, int, Described]], start: int) -> tuple[list[Buffer], int]:
+    """The requests of a frame, each with three numbers, and where they end. `start`: where they begin in the body.
+
+    A form is sent once for all requests that follow each other. Equal descriptions are mostly the same object.
+    """
+    entries: list[int] = []
+    forms: list[bytes] = []
+    owns: list[bytes] = []
+    data: list[Buffer] = []
+    last: bytes | None = None
+    for key, rows, seat, (form, own, parts, size) in described:
+        if form is last or form == last:
+            entries += (key, rows, seat, 0, len(own), size)
+        else:
+            entries += (key, rows, seat, len(form), len(own), size)
+            forms.append(form)
+            last = form
+        owns.append(own)
+        data += parts
+    head = _entries(len(entries) // _ENTRY_FIELDS)
+    texts = b"".join((*forms, *owns))
+    end = start + head.size + len(texts)
+    base = data_start(end)
+    packed = head.pack(len(entries) // _ENTRY_FIELDS, *entries)
+    return [packed, texts, PADDING[base - end], *data], base + sum(entries[_ENTRY_FIELDS - 1 :: _ENTRY_FIELDS])
+
+
+@lru_cache(256)
+def _entries(count: int) -> struct.Struct:
+    return struct.Struct("<I" + _ENTRY_LAYOUT * count)
+
+
 KnownForm = tuple[RequestForm, Sequence[TensorForm]]
 """A form, and its inputs at their usual places."""
 
@@ -145,22 +185,42 @@ class RequestReader:
     most: int
     all_outputs: int | None = None
 
+    def requests(self, at: int) -> Iterator[tuple[int, int, int, InferenceRequest]]:
+        """The requests of a frame, which begin at `at`, each with its numbers."""
+        body = self.body
+        (count,) = _COUNT.unpack_from(body, at)
+        at += _COUNT.size
+        form_at = at + count * _ENTRY.size
+        entries = list(_ENTRY.iter_unpack(body[at:form_at]))
+        own_at = form_at + sum([entry[3] for entry in entries])
+        end = own_at + sum([entry[4] for entry in entries])
+        if end > len(body):
+            raise FrameError(f"{count} requests that end too early")
+        base = data_start(end)
+        known: KnownForm | None = None
+        for key, rows, seat, form_length, own_length, size in entries:
+            if form_length or known is None:
+                known = self.form(body[form_at : form_at + form_length])
+                form_at += form_length
+            yield key, rows, seat, self.request(known, base, body[own_at : own_at + own_length])
+            own_at += own_length
+            base += size
+
     def form(self, described: Buffer) -> KnownForm:
         text = bytes(described)
         return (_known_form if len(text) <= REMEMBERED_BYTES else _read_form)(text, self.all_outputs)
 
-    def request(self, known: KnownForm, base: int, own: Buffer, at: int) -> tuple[InferenceRequest, int]:
-        """The request whose tensors are from `base` on, and where what it has of its own ends, which begins at `at`.
-        `own` is empty if it has nothing."""
+    def request(self, known: KnownForm, base: int, own: Buffer) -> InferenceRequest:
+        """The request whose tensors are from `base` on. `own` is empty if it has nothing of its own."""
         form, tensors = known
         if not own:
             made = make_tensors(tensors, self.body, base, self.locate, self.all_outputs is None)
-            return InferenceRequest.of(form, "", made, {}), at
-        flags, number, text_length, id_length, parameters_length = _OWN.unpack_from(own, at)
+            return InferenceRequest.of(form, "", made, {})
+        flags, number, text_length, id_length, parameters_length = _OWN.unpack_from(own)
         has_text = text_length != NUMERIC
         if (texts := has_text * text_length + id_length + parameters_length) > 3 * self.most:
             raise FrameError(f"{texts} bytes of text")
-        at += _OWN.size
+        at = _OWN.size
         if has_text:
             number = str(own[at : at + text_length], "utf-8")
             at += text_length
@@ -171,10 +231,8 @@ class RequestReader:
         if at > len(own):
             raise FrameError("a description that ends too early")
         if flags & _PLACES:
-            end = at + _PLACE.size * len(form.inputs)
-            places = _PLACE.iter_unpack(own[at:end])
+            places = _PLACE.iter_unpack(own[at:])
             tensors = [(*each, *placed) for each, placed in zip(form.inputs, places, strict=True)]
-            at = end
         parameters = {}
         if parameters_length and self.all_outputs is None:
             # As many values as bytes have room for: a front end has parsed them already.
@@ -183,7 +241,7 @@ class RequestReader:
             parameters = json.loads(str(encoded, "utf-8"))
         made = make_tensors(tensors, self.body, base, self.locate, self.all_outputs is None)
         starts, ends = flags & _START != 0, flags & _END != 0
-        return InferenceRequest.of(form, request_id, made, parameters, number, starts, ends), at
+        return InferenceRequest.of(form, request_id, made, parameters, number, starts, ends)
 
 
 def _read_form(described: bytes, all_outputs: int | None) -> KnownForm:
