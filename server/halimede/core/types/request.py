@@ -109,8 +109,11 @@ class InferenceRequest:
         sequence_end: bool = False,
         wants_one: bool = False,
     ) -> None:
-        self.inputs = [] if inputs is None else inputs
-        self.form = form_of(model_name, model_version, forms_of(self.inputs), outputs, priority, timeout_us, wants_one)
+        self.inputs = inputs = [] if inputs is None else inputs
+        # As `form_of`, without the calls: most requests that models make are made here.
+        forms = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs])
+        parts = model_name, model_version, forms, outputs, priority, timeout_us, wants_one
+        self.form = _forms.get(parts) or form_of(*parts)
         self.id = id
         self.parameters = {} if parameters is None else parameters
         self.sequence_id = sequence_id

@@ -35,7 +35,6 @@ from halimede.workers.frames.texts import NUMERIC, checked_text, decode_paramete
 # timeout, priority, whether one answer is wanted, number of outputs, of inputs.
 _FORM = struct.Struct("<QQBHH")
 _NAME = struct.Struct("<H")
-_COUNT = struct.Struct("<I")
 # START, END and whether places follow; the number of the sequence, length of a text in its place (NUMERIC if it has
 # none), of id, of parameters. Then these texts, and the places.
 _OWN = struct.Struct("<BQIII")
@@ -49,6 +48,8 @@ _PLACE = struct.Struct("<HQQ")
 _ENTRY_LAYOUT = "QIIIIQ"
 _ENTRY_FIELDS = len(_ENTRY_LAYOUT)
 _ENTRY = struct.Struct("<" + _ENTRY_LAYOUT)
+# The number of requests; lengths of all forms, and of all that requests have of their own.
+_LIST = struct.Struct("<III")
 
 Described = tuple[bytes, bytes, list[Buffer], int]
 """The form, what the request has of its own, the bytes that are sent in the frame, and how many these are."""
@@ -145,6 +146,7 @@ def join_requests(described: Iterable[tuple[int, int, int, Described]], start: i
     owns: list[bytes] = []
     data: list[Buffer] = []
     last: bytes | None = None
+    total = 0
     for key, rows, seat, (form, own, parts, size) in described:
         if form is last or form == last:
             entries += (key, rows, seat, 0, len(own), size)
@@ -152,19 +154,21 @@ def join_requests(described: Iterable[tuple[int, int, int, Described]], start: i
             entries += (key, rows, seat, len(form), len(own), size)
             forms.append(form)
             last = form
-        owns.append(own)
+        if own:
+            owns.append(own)
         data += parts
-    head = _entries(len(entries) // _ENTRY_FIELDS)
-    texts = b"".join((*forms, *owns))
-    end = start + head.size + len(texts)
+        total += size
+    count = len(entries) // _ENTRY_FIELDS
+    head, texts, own_texts = _entries(count), b"".join(forms), b"".join(owns)
+    end = start + head.size + len(texts) + len(own_texts)
     base = data_start(end)
-    packed = head.pack(len(entries) // _ENTRY_FIELDS, *entries)
-    return [packed, texts, PADDING[base - end], *data], base + sum(entries[_ENTRY_FIELDS - 1 :: _ENTRY_FIELDS])
+    packed = head.pack(count, len(texts), len(own_texts), *entries)
+    return [packed, texts, own_texts, PADDING[base - end], *data], base + total
 
 
 @lru_cache(256)
 def _entries(count: int) -> struct.Struct:
-    return struct.Struct("<I" + _ENTRY_LAYOUT * count)
+    return struct.Struct("<III" + _ENTRY_LAYOUT * count)
 
 
 KnownForm = tuple[RequestForm, Sequence[TensorForm]]
@@ -188,21 +192,20 @@ class RequestReader:
     def requests(self, at: int) -> Iterator[tuple[int, int, int, InferenceRequest]]:
         """The requests of a frame, which begin at `at`, each with its numbers."""
         body = self.body
-        (count,) = _COUNT.unpack_from(body, at)
-        at += _COUNT.size
+        count, forms_length, owns_length = _LIST.unpack_from(body, at)
+        at += _LIST.size
         form_at = at + count * _ENTRY.size
-        entries = list(_ENTRY.iter_unpack(body[at:form_at]))
-        own_at = form_at + sum([entry[3] for entry in entries])
-        end = own_at + sum([entry[4] for entry in entries])
+        own_at = form_at + forms_length
+        end = own_at + owns_length
         if end > len(body):
             raise FrameError(f"{count} requests that end too early")
         base = data_start(end)
         known: KnownForm | None = None
-        for key, rows, seat, form_length, own_length, size in entries:
+        for key, rows, seat, form_length, own_length, size in _ENTRY.iter_unpack(body[at:form_at]):
             if form_length or known is None:
                 known = self.form(body[form_at : form_at + form_length])
                 form_at += form_length
-            yield key, rows, seat, self.request(known, base, body[own_at : own_at + own_length])
+            yield key, rows, seat, self.request(known, base, body[own_at : own_at + own_length] if own_length else b"")
             own_at += own_length
             base += size
 
