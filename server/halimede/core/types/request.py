@@ -110,8 +110,12 @@ class InferenceRequest:
         wants_one: bool = False,
     ) -> None:
         self.inputs = inputs = [] if inputs is None else inputs
-        # As `form_of`, without the calls: most requests that models make are made here.
-        forms = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in inputs])
+        # Without calls for one input: most requests that models make are made here.
+        if len(inputs) == 1:
+            (tensor,) = inputs
+            forms: tuple[InputForm, ...] = ((tensor.name, tensor.datatype, tensor.shape),)
+        else:
+            forms = forms_of(inputs)
         parts = model_name, model_version, forms, outputs, priority, timeout_us, wants_one
         self.form = _forms.get(parts) or form_of(*parts)
         self.id = id

@@ -146,24 +146,26 @@ def join_requests(described: Iterable[tuple[int, int, int, Described]], start: i
     owns: list[bytes] = []
     data: list[Buffer] = []
     last: bytes | None = None
-    total = 0
+    total = forms_length = owns_length = 0
     for key, rows, seat, (form, own, parts, size) in described:
         if form is last or form == last:
             entries += (key, rows, seat, 0, len(own), size)
         else:
             entries += (key, rows, seat, len(form), len(own), size)
             forms.append(form)
+            forms_length += len(form)
             last = form
         if own:
             owns.append(own)
+            owns_length += len(own)
         data += parts
         total += size
     count = len(entries) // _ENTRY_FIELDS
-    head, texts, own_texts = _entries(count), b"".join(forms), b"".join(owns)
-    end = start + head.size + len(texts) + len(own_texts)
+    head = _entries(count)
+    end = start + head.size + forms_length + owns_length
     base = data_start(end)
-    packed = head.pack(count, len(texts), len(own_texts), *entries)
-    return [packed, texts, own_texts, PADDING[base - end], *data], base + total
+    packed = head.pack(count, forms_length, owns_length, *entries)
+    return [packed, *forms, *owns, PADDING[base - end], *data], base + total
 
 
 @lru_cache(256)
