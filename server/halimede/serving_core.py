@@ -86,9 +86,9 @@ def make_core(
 ) -> ServingCore:
     """The core that the settings describe, on the running loop; it begins with `start`.
 
-    `on_change` is called after each change of the models that serve, before a load or an unload is answered.
-    Instances and model may take `close_timeout_secs` to close after the last request. InferenceError for settings that
-    cannot be used, such as a device list that cannot be read.
+    `on_change` is called after each change of the models that serve, before a load or an unload is answered, at the end
+    of the start, and at the begin of the drain. Instances and model may take `close_timeout_secs` to close after the
+    last request. InferenceError for settings that cannot be used, such as a device list that cannot be read.
     """
     inventory = read_inventory(settings.device_list, settings.min_supported_compute_capability)
     sampler = make_sampler(

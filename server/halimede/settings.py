@@ -84,7 +84,8 @@ class Settings:
     """How long the ports still accept requests after SIGTERM, while the server is not ready (`--drain-delay`)."""
     exit_timeout_secs: float = 25.0
     hang_timeout_secs: float = 10.0
-    """How long a process of the server may hang before it is ended and started again (`--hang-timeout-secs`)."""
+    """How long a process of the server may hang before it is ended and started again, or is not live if it is the core
+    (`--hang-timeout-secs`)."""
     frontend_processes: int = 0
     trusted_proxies: "tuple[IPv4Network | IPv6Network, ...]" = ()
     """Peers whose X-Forwarded-For says for whom they make a request."""

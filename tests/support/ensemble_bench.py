@@ -21,10 +21,10 @@ from halimede.core.observe.stats import ModelStats
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.caller import Caller
 from halimede.core.types.statistics import FailureReason
+from halimede.facade.server import OnResponse
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import Ensemble
 from halimede.runtime.requests import RequestTable, VersionRequests
-from halimede.runtime.server import OnResponse
 
 CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
 

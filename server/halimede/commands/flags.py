@@ -259,7 +259,8 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         _honoured(
             "--hang-timeout-secs",
             SECONDS,
-            "How long a front end, or a model's process that is stopped, may hang; then it is ended and started again.",
+            "How long a front end, or a model's process that is stopped, may hang; then it is ended and started again. "
+            "A core that hangs for so long is not live to its front-end processes.",
         ),
         _honoured(
             "--frontend-processes",

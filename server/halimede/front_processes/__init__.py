@@ -6,13 +6,15 @@
 | module | process | contents |
 |---|---|---|
 | `services` | both | the HTTP and gRPC servers of the settings |
-| `page` | both | numbers that all processes share: the state of the models, and parts of totals |
+| `page` | both | numbers that all processes share: the state of the server, beats, and parts of totals |
 | `asks` | both | what a front end asks the core besides inferences |
 | `pool` | core | all front-end processes: ports, start, drain, end |
 | `process` | core | one of them: its starts and restarts |
 | `link` | core | the channel to one process: its requests, and the answers to them |
-| `remote` | front end | `runtime.server.Server` over the channel |
+| `remote` | front end | `facade.server.Server` over the channel |
 | `questions` | front end | questions to the core, and the models that it knows of |
+| `outgoing` | front end | requests on their way to the core |
+| `core_life` | front end | whether the core hangs |
 | `main` | front end | the program |
 
 The core binds the ports and passes the listening sockets on; each process accepts from them. The channel and the shared

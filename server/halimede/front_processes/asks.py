@@ -1,4 +1,4 @@
-"""ASK and TOLD: the methods of `runtime.server.Server` besides inferences, called over the channel.
+"""ASK and TOLD: the methods of `facade.server.Server` besides inferences, called over the channel.
 
 A front end parses what strangers send, so its question is JSON and names a method of a list. The core's answer is
 pickled.
@@ -12,16 +12,18 @@ import struct
 from typing import Any
 
 from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
+from halimede.facade.server import Server
 from halimede.frontends.http.protocol import INTERNAL_ERROR
-from halimede.runtime.server import Server
 from halimede.workers.frames.kinds import FrameError, FrameKind, encode_frame
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = frozenset({"is_live", "is_ready", "is_draining", "model", "kv_cache"})
-"""Methods that return at once. A front end waits for them without a turn of its loop."""
+AT_ONCE = "model"
+"""The method that returns at once."""
 
-AWAITED = frozenset({"is_model_ready", "statistics", "repository_index", "devices", "load_model", "unload_model"})
+AWAITED = frozenset(
+    {"is_model_ready", "kv_cache", "statistics", "repository_index", "devices", "load_model", "unload_model"}
+)
 _NUMBER = struct.Struct("<I")
 _TOLD = struct.Struct("<I?")
 
@@ -38,7 +40,7 @@ def decode_ask(body: Buffer) -> tuple[int, str, tuple[Any, ...]]:
         method, *arguments = json.loads(bytes(body[_NUMBER.size :]), object_hook=_unbytes)
     except (struct.error, ValueError, TypeError, LookupError, RecursionError) as error:
         raise FrameError(f"ASK: {error}") from error
-    if not isinstance(method, str) or (method not in AT_ONCE and method not in AWAITED):
+    if not isinstance(method, str) or (method != AT_ONCE and method not in AWAITED):
         raise FrameError(f"ASK: a method {method!r:.100}")
     return number, method, tuple(arguments)
 
@@ -55,7 +57,7 @@ def _unbytes(value: dict[str, Any]) -> object:
 
 
 def answer_now(server: Server, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
-    """Call a method of AT_ONCE: its TOLD frame."""
+    """Call the method AT_ONCE: its TOLD frame."""
     try:
         return encode_told(number, getattr(server, method)(*arguments))
     except Exception as error:  # noqa: BLE001 -- whatever it was, the front end waits for an answer

@@ -13,8 +13,8 @@ from typing import Any
 
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.types import InferenceError, InferenceResponse, Tensor
+from halimede.facade.server import Server
 from halimede.front_processes.asks import AT_ONCE, answer_later, answer_now, decode_ask
-from halimede.runtime.server import Server
 from halimede.workers.frames.groups import decode_infers, encode_answers, wanted_bytes
 from halimede.workers.frames.kinds import FrameKind, encode_frame
 from halimede.workers.frames.tensors import INLINE_BYTES
@@ -142,7 +142,7 @@ class FrontLink:
 
     def _on_ask(self, body: memoryview) -> None:
         number, method, arguments = decode_ask(body)
-        if method in AT_ONCE:
+        if method == AT_ONCE:
             self._channel.send(answer_now(self._server, number, method, arguments))
         else:
             self._tasks.run(self._answer_later(number, method, arguments))

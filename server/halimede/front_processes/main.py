@@ -17,12 +17,14 @@ from halimede.core.accounts import FRONT_END_COPIES
 from halimede.core.hangs import BEAT_SECS
 from halimede.core.observe.start_summary import GRPC, HTTP
 from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
+from halimede.front_processes.core_life import CoreLife
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
 from halimede.front_processes.services import make_servers
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.log import configure, dropped_lines, reopen, shutdown
+from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.settings import Settings
 from halimede.workers.child.channel import Channel
@@ -124,7 +126,8 @@ class _FrontEnd:
         self._channel = channel
         self._page = page
         self._loop = loop
-        self._server = RemoteServer(channel, memory, page, order.metadata, loop)
+        self._core_life = CoreLife(page, order.settings.hang_timeout_secs)
+        self._server = RemoteServer(channel, memory, page, self._core_life, order.metadata, loop)
         self._ended = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._services: list[HttpServer | GrpcServer] = []
@@ -145,6 +148,7 @@ class _FrontEnd:
         self._perform()
         while not self._ended.is_set():
             page.beat(order.process)
+            self._core_life.check(monotonic_ns())
             page.publish_dropped_lines(order.process, dropped_lines())
             try:
                 async with asyncio.timeout(BEAT_SECS):

@@ -1,14 +1,20 @@
 """A page of numbers that the core and all front-end processes map.
 
 The first number counts the changes of the models that serve: a front end keeps what it knows of a model as long as the
-number stays the same. Then follow the parts of each process in the totals, and its beats, by which the core sees that
-it runs.
+number stays the same. Then follow the state of the server, and the beats of the core, by which front ends see that it
+runs. Each process has its parts of the totals, and its beats, by which the core sees that it runs.
 """
 
 import mmap
 import os
 
 from halimede.frontends.totals import PortTotals, Total
+
+_CHANGES = 0
+_READY = 1
+_DRAINING = 2
+_CORE_BEATS = 3
+_FIRST_PROCESS = 4
 
 _HTTP_PARTS = 0
 _GRPC_PARTS = 3
@@ -36,11 +42,38 @@ class Page:
     @property
     def changes(self) -> int:
         """How often the models that serve have changed."""
-        return self._cells[0]
+        return self._cells[_CHANGES]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server is ready."""
+        return bool(self._cells[_READY])
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server drains."""
+        return bool(self._cells[_DRAINING])
+
+    @property
+    def core_beats(self) -> int:
+        """How often the core has beaten."""
+        return self._cells[_CORE_BEATS]
+
+    # Only the core calls these three.
 
     def note_change(self) -> None:
-        """Count a change of the models that serve. Only the core calls this."""
-        self._cells[0] += 1
+        """Count a change of the models that serve."""
+        self._cells[_CHANGES] += 1
+
+    def publish_state(self, *, is_ready: bool, is_draining: bool) -> None:
+        """Set the state of the server."""
+        self._cells[_READY], self._cells[_DRAINING] = is_ready, is_draining
+
+    def beat_core(self) -> None:
+        """The core runs."""
+        self._cells[_CORE_BEATS] += 1
+
+    # Parts of each process.
 
     def http_totals(self, process: int) -> PortTotals:
         """The totals of the HTTP service, for one process."""
@@ -85,8 +118,8 @@ class Page:
         return Total(self._cells, self._index(process, part), others)
 
     def _index(self, process: int, part: int) -> int:
-        return 1 + process * _PARTS + part
+        return _FIRST_PROCESS + process * _PARTS + part
 
 
 def _size(processes: int) -> int:
-    return -(-8 * (1 + processes * _PARTS) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return -(-8 * (_FIRST_PROCESS + processes * _PARTS) // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from itertools import chain
 
 from halimede.backends.cores import available_cores
+from halimede.core.hangs import BEAT_SECS
 from halimede.core.observe.start_summary import GRPC, HTTP
+from halimede.facade.server import Server
 from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
 from halimede.front_processes.process import FrontProcess
 from halimede.front_processes.services import bind_port
 from halimede.frontends.sockets import SocketFile
-from halimede.runtime.server import Server
 from halimede.settings import Settings
 from halimede.workers.frames.kinds import FrameKind
 from halimede.workers.launcher import Launcher
@@ -51,6 +52,7 @@ class FrontProcesses:
         """By the name of the service in the log."""
         self._files: list[SocketFile] = []
         self._processes: list[FrontProcess] = []
+        self._next_beat: asyncio.TimerHandle | None = None
 
     def bind(self) -> Mapping[str, str]:
         settings, places = self._settings, {}
@@ -62,6 +64,7 @@ class FrontProcesses:
 
     async def start(self) -> None:
         """Start the processes and return when all serve. InferenceError if one fails."""
+        self._beat()
         descriptors = (2, self._descriptor, *(sock.fileno() for sock in chain(*self._sockets.values())))
         counts = {name: len(each) for name, each in self._sockets.items()}
         loop = asyncio.get_running_loop()
@@ -72,6 +75,11 @@ class FrontProcesses:
 
     def note_change(self) -> None:
         self.page.note_change()
+        if self._server.is_draining():
+            self._publish_state()
+        else:
+            # A change of models has several steps, in one turn of the loop. Loads are answered later.
+            asyncio.get_running_loop().call_soon(self._publish_state)
 
     def dropped_lines(self) -> int:
         return self.page.dropped_lines() + sum(process.lost_lines for process in self._processes)
@@ -95,11 +103,23 @@ class FrontProcesses:
     async def close(self) -> None:
         """End the processes, and close the ports. A second call has no effect."""
         self._close_sockets()
+        if self._next_beat is not None:
+            self._next_beat.cancel()
         processes, self._processes = self._processes, []
         await asyncio.gather(*(process.close() for process in processes))
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _beat(self) -> None:
+        """Show that the core runs. What becomes ready or not without `note_change` is seen by then: the process of an
+        instance ends or is back."""
+        self.page.beat_core()
+        self._publish_state()
+        self._next_beat = asyncio.get_running_loop().call_later(BEAT_SECS, self._beat)
+
+    def _publish_state(self) -> None:
+        self.page.publish_state(is_ready=self._server.is_ready(), is_draining=self._server.is_draining())
 
     def _close_sockets(self) -> None:
         for file in self._files:

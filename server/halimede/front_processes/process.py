@@ -9,10 +9,10 @@ from functools import partial
 
 from halimede.core.supervise import describe_exit
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.facade.server import Server
 from halimede.front_processes.link import FrontLink
 from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
-from halimede.runtime.server import Server
 from halimede.workers.frames.kinds import FrameKind
 from halimede.workers.instance import describe
 from halimede.workers.launcher import Launcher, WorkerProcess

@@ -13,6 +13,7 @@ from halimede.core.observe.access_lines import AccessLog
 from halimede.core.observe.start_summary import GRPC, HTTP
 from halimede.core.types import Buffer, ErrorCode, InferenceError
 from halimede.core.wire.steps import Steps
+from halimede.facade.server import Server
 from halimede.frontends.grpc.options import Tls, Transport
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
@@ -23,7 +24,6 @@ from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import Turns
 from halimede.frontends.unix_socket import UNIX
 from halimede.log import admits_access, log_access
-from halimede.runtime.server import Server
 from halimede.settings import AccessLevel, Settings
 
 log = logging.getLogger("halimede.app")
@@ -53,7 +53,7 @@ class Service(Protocol):
         """Close every connection now, and the ports. Also after `drain`. A second call has no effect."""
 
     def note_change(self) -> None:
-        """The models that serve have changed."""
+        """The models that serve change in this turn of the loop, or the state of the server has changed."""
 
     def reopen_log(self) -> None:
         """Let processes of its own reopen their log files."""

@@ -50,7 +50,7 @@ class MetricsServer(Listener):
             log_request=log_request,
         )
         self._render = render
-        self._steps = StepQueue(self.fail)
+        self._steps = StepQueue()
 
     def send_away(self) -> None:
         """No effect: the metrics of a server that stops are read, too."""

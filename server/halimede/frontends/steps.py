@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from halimede.core.types import InferenceError
 from halimede.core.wire.steps import Steps
@@ -36,13 +36,13 @@ class Waiting(Protocol):
     def count(self, size: int) -> None:
         """Count more bytes held for the request. UNAVAILABLE when too many are held."""
 
-
-W = TypeVar("W", bound=Waiting)
+    def break_off(self, error: Exception) -> None:
+        """End the request by an error that its handler does not know of."""
 
 
 @dataclass(slots=True, eq=False)
-class _Work(Generic[W]):
-    client: W
+class _Work:
+    client: Waiting
     steps: Steps[Any]
     on_result: Callable[[Any], None]
     on_error: Callable[[InferenceError], None]
@@ -50,22 +50,21 @@ class _Work(Generic[W]):
     has_place: bool = False
 
 
-class StepQueue(Generic[W]):
+class StepQueue:
     """Runs generators of steps in turn, round robin.
 
-    However many large requests there are, the loop is blocked for one step at a time. `on_crash` gets exceptions other
-    than InferenceError.
+    However many large requests there are, the loop is blocked for one step at a time. Exceptions other than
+    InferenceError break off their request.
     """
 
-    def __init__(self, on_crash: Callable[[W, Exception], None]) -> None:
-        self._on_crash = on_crash
-        self._running: deque[_Work[W]] = deque()
+    def __init__(self) -> None:
+        self._running: deque[_Work] = deque()
         self._free_places = PLACES
-        self._for_place: deque[_Work[W]] = deque()
+        self._for_place: deque[_Work] = deque()
 
     def run(
         self,
-        client: W,
+        client: Waiting,
         steps: Steps[T],
         on_result: Callable[[T], None],
         on_error: Callable[[InferenceError], None],
@@ -81,7 +80,7 @@ class StepQueue(Generic[W]):
         try:
             is_over = self._step(work)
         except Exception as error:  # noqa: BLE001 -- other requests' steps continue, and this client gets an answer
-            self._on_crash(work.client, error)
+            work.client.break_off(error)
         self._running.popleft()
         if is_over:
             self._release_place(work)
@@ -90,7 +89,7 @@ class StepQueue(Generic[W]):
         if self._running:
             asyncio.get_running_loop().call_soon(self._turn)
 
-    def _may_continue(self, work: _Work[W]) -> bool:
+    def _may_continue(self, work: _Work) -> bool:
         """Whether the work is small or has a place; otherwise it waits for one."""
         if work.has_place or work.held_bytes <= SMALL_BYTES:
             return True
@@ -102,12 +101,12 @@ class StepQueue(Generic[W]):
         work.client.on_gone = partial(self._leave, work)
         return False
 
-    def _leave(self, work: _Work[W]) -> None:
+    def _leave(self, work: _Work) -> None:
         """Drop work that waits: its client has disconnected."""
         self._for_place.remove(work)
         work.steps.close()
 
-    def _release_place(self, work: _Work[W]) -> None:
+    def _release_place(self, work: _Work) -> None:
         if not work.has_place:
             return
         if not self._for_place:
@@ -118,7 +117,7 @@ class StepQueue(Generic[W]):
         following.has_place = True
         self._running.append(following)
 
-    def _step(self, work: _Work[W]) -> bool:
+    def _step(self, work: _Work) -> bool:
         """Run one step. Returns whether it was the last."""
         if not work.client.is_open:
             work.steps.close()

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class RequestControl(Protocol):
-    """The part of the server that a session uses. See `halimede.runtime.server.Server`."""
+    """The part of the server that a session uses. See `halimede.facade.server.Server`."""
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None: ...
 

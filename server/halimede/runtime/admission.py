@@ -12,11 +12,11 @@ from halimede.core.config.check_request import Checked
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, shortage_of
 from halimede.core.types.caller import MAX_DEPTH, Caller
 from halimede.core.types.error import clip
+from halimede.facade.server import OnResponse
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.model import ModelVersion
 from halimede.runtime.model_calls import ModelCalls
 from halimede.runtime.requests import CANCELLED, RequestTable
-from halimede.runtime.server import OnResponse
 from halimede.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class FindVersion(Protocol):
 
 
 class Admission:
-    """See `runtime.server.Server` for `infer`, `cancel` and `acknowledge`."""
+    """See `facade.server.Server` for `infer`, `cancel` and `acknowledge`."""
 
     def __init__(self, find: FindVersion, table: RequestTable) -> None:
         self._find = find

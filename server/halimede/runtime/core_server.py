@@ -25,11 +25,11 @@ from halimede.core.types.caller import Caller
 from halimede.core.types.error import clip
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
+from halimede.facade.server import LoadParameter, OnResponse
 from halimede.runtime.admission import Admission
 from halimede.runtime.lifecycle import ModelLifecycle, Serving
 from halimede.runtime.model import ModelVersion
 from halimede.runtime.sampler import Sampler
-from halimede.runtime.server import LoadParameter, OnResponse
 from halimede.runtime.services import LoadableModels
 from halimede.settings import ModelControlMode, Settings
 
@@ -51,7 +51,7 @@ EXTENSIONS = (
 
 
 class CoreServer:
-    """Implements `runtime.server.Server`. All methods run on the event loop's thread."""
+    """Implements `facade.server.Server`. All methods run on the event loop's thread."""
 
     def __init__(
         self,
@@ -88,11 +88,13 @@ class CoreServer:
         failed = await self.lifecycle.load_all(names)
         self._sampler.sample_soon()
         self._started = True
+        self.lifecycle.records.on_change()
         return failed
 
     def begin_drain(self) -> None:
         """Not ready from now on; requests that still arrive are answered, so that none is lost in transit."""
         self._draining = True
+        self.lifecycle.records.on_change()
         for task in self._control:
             task.cancel()
 
@@ -137,13 +139,13 @@ class CoreServer:
         return self._admission.infer(request, on_response, caller)
 
     def cancel(self, ticket: int, *, reads_on: bool = False) -> None:
-        """See `server.Server`. `reads_on`: a model's code reads what a decoupled model still sends."""
+        """See `facade.server.Server`. `reads_on`: a model's code reads what a decoupled model still sends."""
         self._admission.cancel(ticket, reads_on=reads_on)
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
         self._admission.acknowledge(ticket, responses)
 
-    def kv_cache(self, model: str) -> KvCache | None:
+    async def kv_cache(self, model: str) -> KvCache | None:
         return kv_cache.find_kv_cache(self._custom_metrics.series(kv_cache.FAMILY), model)
 
     async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:

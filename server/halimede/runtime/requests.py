@@ -27,8 +27,8 @@ from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, Inf
 from halimede.core.types.caller import Caller, Computed
 from halimede.core.types.error import of_request
 from halimede.core.types.statistics import FailureReason, ResponseOutcome
+from halimede.facade.server import OnResponse
 from halimede.runtime.clock import monotonic_ns, wall_ms
-from halimede.runtime.server import OnResponse
 from halimede.workers.states import MAX_STATE_BYTES, HeldStates
 from halimede.workers.worker import BatchItem, Worker
 

@@ -30,7 +30,7 @@ def model_of(owner: str) -> str:
 
 
 class LoadableModels(services.Models, Protocol):
-    """The part of `runtime.server.Server` that models use. InferenceError."""
+    """The part of `facade.server.Server` that models use. InferenceError."""
 
     async def load_model(
         self, name: str, parameters: Mapping[str, bool | int | str | bytes], *, for_model: bool = False

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.facade.server import Server
 from halimede.front_processes.asks import (
     answer_later,
     answer_now,
@@ -21,7 +22,6 @@ from halimede.front_processes.asks import (
     encode_told_error,
     result_of,
 )
-from halimede.runtime.server import Server
 from halimede.workers.frames.kinds import FrameError, FrameKind
 from support.frames import U32, body_of
 
@@ -29,7 +29,7 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=9)
 VALUES = st.booleans() | st.integers(-(2**63), 2**64) | st.floats(allow_nan=False) | TEXTS | st.binary(max_size=20)
 PARAMETERS = st.dictionaries(TEXTS | st.just("base64"), VALUES, max_size=3)
 ARGUMENTS = st.lists(TEXTS | st.booleans() | PARAMETERS, max_size=3).map(tuple)
-METHODS = st.sampled_from(["model", "load_model", "is_ready"])
+METHODS = st.sampled_from(["model", "load_model", "kv_cache"])
 
 
 def asked(number: int, method: str, arguments: tuple[Any, ...]) -> tuple[int, str, tuple[Any, ...]]:
@@ -81,6 +81,7 @@ def question(document: Any) -> memoryview:
         question([]),
         question({}),
         question(["infer"]),
+        question(["is_ready"]),
         question(["__class__"]),
         question([["model"], "m"]),
         question([{"a": 1}]),
@@ -110,9 +111,6 @@ def test_other_bytes_are_refused_with_a_frame_error(body: bytes):
 class Core:
     """Answers, or fails in the ways that a core may."""
 
-    def is_ready(self) -> bool:
-        return True
-
     def model(self, name: str, version: str = "") -> str:
         if name == "large":
             raise MemoryError
@@ -132,7 +130,6 @@ CORE = cast("Server", Core())
 
 
 def test_the_core_answers_at_once_or_later():
-    assert told(answer_now(CORE, 1, "is_ready", ())) == (1, True)
     assert told(answer_now(CORE, 2, "model", ("m", "1"))) == (2, "m 1")
     assert told(asyncio.run(answer_later(CORE, 3, "statistics", ()))) == (3, ["all"])
 

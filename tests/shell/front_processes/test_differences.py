@@ -2,17 +2,16 @@
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
 from halimede.core.types import InferenceError, InferenceRequest, ServerMetadata
+from halimede.front_processes.core_life import CoreLife
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
 from halimede.log import LogOutput
@@ -41,14 +40,6 @@ def test_a_request_that_is_not_accepted_gets_no_event_stream(server: RunningServ
         assert model in answer.error
 
 
-def test_a_server_whose_core_hangs_is_not_live(server: RunningServer) -> None:
-    server.process.send_signal(signal.SIGSTOP)
-    with pytest.raises(TimeoutError):
-        urlopen(f"http://{server.http_url}/v2/health/live", timeout=0.5)
-    server.process.send_signal(signal.SIGCONT)
-    assert server.get("/v2/health/live").status == 200
-
-
 def test_the_warning_of_few_files_counts_those_of_all_processes(tmp_path: Path) -> None:
     command = ["prlimit", "--nofile=256:256", sys.executable, "-m", "halimede", "serve", *LOOPBACK]
     server = start_command(tmp_path, [*command, f"--model-repository={tmp_path}", "--frontend-processes=3"])
@@ -67,17 +58,19 @@ def test_a_front_end_whose_core_has_ended_logs_no_fault() -> None:
         loop.set_exception_handler(lambda _, context: faults.append(context))
         core, front_end = socket.socketpair()
         channel = Channel(front_end.detach())
-        page = Page.create(1)
-        server = RemoteServer(channel, Memory(channel), Page(page, 1), ServerMetadata("", "", ()), loop)
-        os.close(page)
+        descriptor = Page.create(1)
+        page = Page(descriptor, 1)
+        os.close(descriptor)
+        server = RemoteServer(
+            channel, Memory(channel), page, CoreLife(page, limit_secs=10), ServerMetadata("", "", ()), loop
+        )
         ticket = server.infer(InferenceRequest("m", inputs=[]), faults.append)
         core.close()
         await asyncio.sleep(0)
         server.cancel(ticket)
         await asyncio.sleep(0)
-        for ask in (server.is_ready, partial(server.model, "m")):
-            with pytest.raises(InferenceError, match="the server has ended"):
-                ask()
+        with pytest.raises(InferenceError, match="the server has ended"):
+            server.model("m")
         with pytest.raises(InferenceError, match="the server has ended"):
             await server.devices()
         channel.disconnect()

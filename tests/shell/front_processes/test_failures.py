@@ -247,6 +247,8 @@ def test_a_restart_waits_for_free_descriptors(tmp_path: Path, stage: Stage):
     """With one more each time the start fails at a later step, of which none keeps descriptors."""
     running = start(tmp_path, stage.repository)
     try:
+        # The tables of the start read files.
+        wait_until(lambda: "Started Metrics Service" in running.log, "the end of the start", running)
         core = psutil.Process(running.process.pid)
         _, hard = core.rlimit(psutil.RLIMIT_NOFILE)
         descriptors = open_files(core.pid)

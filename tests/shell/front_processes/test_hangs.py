@@ -101,7 +101,9 @@ def test_processes_that_wait_longer_than_the_limit_do_not_hang(server: RunningSe
         time.sleep(1.5 * LIMIT_S)  # the wait is the purpose
         for each in group:
             each.resume()
-        assert server.get("/v2/health/ready").status == 200
+        wait_until(
+            lambda: server.get("/v2/health/ready").status == 200, "the core's next beat", server, limit_s=LIMIT_S
+        )
     assert waiting.result(30) == (200, [2 * LIMIT_S])
     assert infer(server, "slow", 0) == (200, [0])
     assert descendants(core.pid) == everyone

@@ -4,8 +4,8 @@ import asyncio
 import socket
 from typing import cast
 
+from halimede.facade.server import Server
 from halimede.front_processes.link import FrontLink
-from halimede.runtime.server import Server
 from support.ensemble_bench import PlayedServer
 
 

@@ -12,7 +12,7 @@ from support.background import in_background
 from support.calls import ONES_JSON, index, load, unload
 from support.front_ends import TWO, Connection, connections_to_each, grpc_clients_of_each
 from support.models import add_identity
-from support.served import add_python, notes_file
+from support.served import add_python, notes_file, workers
 from support.server import RunningServer, start_server, wait_until
 
 WAITS = """
@@ -138,6 +138,28 @@ def test_a_model_that_loads_is_reported_as_loading(server: RunningServer, reposi
     assert loading.result(60) == (200, "")
     assert {front.get("/v2/models/slow").status for front in fronts} == {200}
     assert unload(server, "slow") == 200
+
+
+def test_a_server_whose_models_process_ends_is_not_ready_until_it_is_back(
+    server: RunningServer, repository: Path, fronts: Any, clients: Any
+):
+    def is_ready() -> set[bool]:
+        return {front.get("/v2/health/ready").status == 200 for front in fronts} | {
+            client.is_server_ready() for client in clients
+        }
+
+    add_python(repository, "back", methods=WAITS)
+    may_go_on = notes_file(repository, "back").with_name("back.notes.go")
+    may_go_on.touch()
+    assert load(server, "back") == (200, "")
+    assert is_ready() == {True}
+    may_go_on.unlink()
+    for worker in workers(server, "back"):
+        worker.kill()
+    wait_until(lambda: is_ready() == {False}, "the end to be seen", server)
+    may_go_on.touch()
+    wait_until(lambda: is_ready() == {True}, "the process to be back", server)
+    assert unload(server, "back") == 200
 
 
 def test_a_load_that_fails_has_its_reason_on_every_connection(server: RunningServer, repository: Path, fronts: Any):

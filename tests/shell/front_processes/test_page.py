@@ -119,6 +119,19 @@ def test_all_processes_see_a_change_of_the_models_at_once(pages: list[Page]):
     assert (before, [page.changes for page in pages]) == ([0, 0, 0], [1, 1, 1])
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_all_processes_see_the_state_and_the_beats_of_the_core(pages: list[Page], is_ready: bool, is_draining: bool):
+    core, *others = pages
+    assert {(each.is_ready, each.is_draining, each.core_beats) for each in others} == {(False, False, 0)}
+
+    core.publish_state(is_ready=is_ready, is_draining=is_draining)
+    core.beat_core()
+
+    assert {(each.is_ready, each.is_draining, each.core_beats) for each in others} == {(is_ready, is_draining, 1)}
+    assert (core.changes, [core.beats(number) for number in range(3)]) == (0, [0, 0, 0])
+
+
 @pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 1), (3, 1), (4, 2), (15, 2), (16, 4), (256, 4)])
 def test_processes_by_default(cores: int, processes: int):
     assert processes_for(cores) == processes

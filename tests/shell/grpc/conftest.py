@@ -26,9 +26,10 @@ from halimede.core.types import (
     ServerMetadata,
 )
 from halimede.core.types.statistics import Duration, InferStatistics, ModelStatistics
+from halimede.facade.lookup import ModelLookup
+from halimede.facade.server import LoadParameter, OnResponse
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.sockets import bind, bound_port
-from halimede.runtime.server import LoadParameter, OnResponse
 
 WAIT_SECS = 20
 
@@ -79,6 +80,8 @@ class FakeServer:
         self.views["flat"] = ModelView("flat", "1", ("1",), config("flat", max_batch_size=0), {})
         for name in ("repeat", "waiting", "endless"):
             self.views[name] = ModelView(name, "1", ("1",), config(name, decoupled=True), {})
+        self.lookups: dict[str, ModelLookup] = {}
+        """Models that are not known yet."""
         self.looks = 0
         self.requests: list[InferenceRequest] = []
         self.held: dict[int, tuple[InferenceRequest, OnResponse]] = {}
@@ -108,7 +111,9 @@ class FakeServer:
     def is_draining(self) -> bool:
         return False
 
-    def model(self, name: str, version: str = "") -> ModelView:
+    def model(self, name: str, version: str = "") -> ModelView | ModelLookup:
+        if name in self.lookups:
+            return self.lookups[name]
         if name not in self.views:
             raise InferenceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         if not version.isdigit() and version:

@@ -29,6 +29,7 @@ from halimede.core.types import (
 )
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
+from halimede.facade.lookup import ModelLookup
 from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.server import HttpServer
@@ -77,6 +78,9 @@ class FakeServer:
         self.ready = True
         self.draining = False
         self.load_gate: asyncio.Event | None = None
+        self.kv_gate: asyncio.Future[None] | None = None
+        self.lookups: dict[str, ModelLookup] = {}
+        """Models that are not known yet."""
         self._tickets = 0
 
     def metadata(self) -> ServerMetadata:
@@ -91,7 +95,9 @@ class FakeServer:
     def is_draining(self) -> bool:
         return self.draining
 
-    def model(self, name: str, version: str = "") -> ModelView:
+    def model(self, name: str, version: str = "") -> ModelView | ModelLookup:
+        if name in self.lookups:
+            return self.lookups[name]
         if name == "asleep":
             raise InferenceError(
                 ErrorCode.UNAVAILABLE, "Request for unknown model: 'asleep' version 1 is not at ready state"
@@ -150,8 +156,10 @@ class FakeServer:
         outputs = [Tensor("OUT", DataType.FP32, data.shape, data.tobytes())] if values else []
         on_response(InferenceResponse(request.model_name, "1", request.id, outputs, error=error, final=final))
 
-    def kv_cache(self, model: str) -> KvCache | None:
-        return KvCache(1, 4, 64) if model == "echo" else None
+    async def kv_cache(self, model: str) -> KvCache | None:
+        if self.kv_gate is not None:
+            await self.kv_gate
+        return KvCache(1, 4, 64) if model in {"echo", "live"} else None
 
     async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         if name and name not in self.models:

@@ -16,7 +16,9 @@ class OneExchange:
 
     MOST_BYTES = 1 << 30
 
-    def __init__(self) -> None:
+    def __init__(self, events: list[str] | None = None) -> None:
+        """`events` gets faults."""
+        self.events = [] if events is None else events
         connection: Any = self
         self.exchange: Exchange | None = Exchange(connection, Head(b"GET", b"/", {}, b"", 0), b"")
 
@@ -24,9 +26,12 @@ class OneExchange:
         if size >= self.MOST_BYTES:
             raise InferenceError(ErrorCode.UNAVAILABLE, "no room")
 
+    def fail(self, _exchange: Exchange, error: BaseException) -> None:
+        self.events.append(f"crash {error}")
 
-def open_exchange() -> Exchange:
-    exchange = OneExchange().exchange
+
+def open_exchange(events: list[str] | None = None) -> Exchange:
+    exchange = OneExchange(events).exchange
     assert exchange is not None
     return exchange
 
@@ -34,7 +39,7 @@ def open_exchange() -> Exchange:
 class Recorder:
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.queue = StepQueue(lambda _, error: self.events.append(f"crash {error}"))
+        self.queue = StepQueue()
 
     def steps(self, name: str, count: int, end: Exception | None = None) -> Steps[str]:
         try:
@@ -49,7 +54,7 @@ class Recorder:
 
     def run(self, name: str, count: int, end: Exception | None = None, exchange: Exchange | None = None) -> None:
         self.queue.run(
-            exchange or open_exchange(),
+            exchange or open_exchange(self.events),
             self.steps(name, count, end),
             lambda result: self.events.append(f"result {result}"),
             lambda error: self.events.append(f"error {error.message}"),
@@ -157,7 +162,7 @@ async def turns_of(bodies: list[Body], count: int) -> list[str]:
 
 def test_the_number_of_large_bodies_is_limited_to_the_slots() -> None:
     async def scenario() -> None:
-        queue = StepQueue(lambda *_: None)
+        queue = StepQueue()
         large = [Body(queue, SMALL_BYTES, *[1] * 5) for _ in range(PLACES + 2)]
         small = Body(queue, SMALL_BYTES)
         assert await turns_of(large, 7 * len(large)) == ["whole"] * PLACES + [""] * 2
@@ -171,7 +176,7 @@ def test_the_number_of_large_bodies_is_limited_to_the_slots() -> None:
 
 def test_a_client_that_disconnects_while_waiting_frees_its_bytes() -> None:
     async def scenario() -> None:
-        queue = StepQueue(lambda *_: None)
+        queue = StepQueue()
         large = [Body(queue, SMALL_BYTES + 1, *[1] * 50) for _ in range(PLACES + 2)]
         await turns_of(large, 2 * len(large))
         large[PLACES].leave()
@@ -186,7 +191,7 @@ def test_a_client_that_disconnects_while_waiting_frees_its_bytes() -> None:
 
 def test_a_request_without_room_for_its_bytes_ends() -> None:
     async def scenario() -> None:
-        queue = StepQueue(lambda *_: None)
+        queue = StepQueue()
         body = Body(queue, 10, OneExchange.MOST_BYTES, 1)
         assert await turns_of([body], 4) == ["no room"]
         assert (body.is_closed, body.held) == (True, 10 + OneExchange.MOST_BYTES)

@@ -12,7 +12,7 @@ import pytest
 
 from halimede.core.types import InferenceRequest
 from halimede.core.types.caller import Answers, Beside, Caller, RunningBatch
-from halimede.runtime.server import OnResponse
+from halimede.facade.server import OnResponse
 from halimede.workers.instance import describe
 from halimede.workers.process.life import describe_end
 from halimede.workers.process.program import Program

@@ -1,7 +1,8 @@
 """The RPCs of GRPCInferenceService other than inference: health, metadata, statistics, repository."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
+from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.wire.grpc_control import (
     check_repository_name,
@@ -15,9 +16,15 @@ from halimede.core.wire.grpc_control import (
 )
 from halimede.core.wire.protocol import ProtoMessage, message_class
 from halimede.core.wire.shared_memory import unknown_region
-from halimede.runtime.server import Server
+from halimede.facade.server import Server
 
 Handler = Callable[[ProtoMessage], Awaitable[ProtoMessage]]
+
+VIEW_ANSWERS: Mapping[str, Callable[[ModelView], ProtoMessage]] = {
+    "ModelMetadata": encode_model_metadata,
+    "ModelConfig": lambda view: encode_model_config(view.config),
+}
+"""The responses of the RPCs that are answered from a model's view, by name."""
 
 _ServerLiveResponse = message_class("inference.ServerLiveResponse")
 _ServerReadyResponse = message_class("inference.ServerReadyResponse")
@@ -51,8 +58,6 @@ class Control:
             "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "RepositoryIndex": self._repository_index,
             "RepositoryModelLoad": self._load,
@@ -78,12 +83,6 @@ class Control:
 
     async def _server_metadata(self, _request: ProtoMessage) -> ProtoMessage:
         return encode_server_metadata(self._server.metadata())
-
-    async def _model_metadata(self, request: ProtoMessage) -> ProtoMessage:
-        return encode_model_metadata(self._server.model(request.name, request.version))
-
-    async def _model_config(self, request: ProtoMessage) -> ProtoMessage:
-        return encode_model_config(self._server.model(request.name, request.version).config)
 
     async def _model_statistics(self, request: ProtoMessage) -> ProtoMessage:
         # A version without a name is ignored, as in Triton.

@@ -7,9 +7,9 @@ from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
 from halimede.core.wire.grpc_messages import Message
 from halimede.core.wire.protocol import ProtoMessage, message_class
+from halimede.facade.server import Server
 from halimede.frontends.grpc.call import Call, shutting_down
 from halimede.frontends.grpc.opening import parse_small
-from halimede.runtime.server import Server
 
 SERVICES = ("", "inference.GRPCInferenceService")
 

@@ -1,6 +1,7 @@
 """ModelInfer: one request, one response. The usual call has no task, no future and no step of its own."""
 
 from collections.abc import Callable
+from functools import partial
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
@@ -13,10 +14,12 @@ from halimede.core.wire.grpc_reader import InferReader
 from halimede.core.wire.grpc_request import InferCall, InferMessage
 from halimede.core.wire.grpc_response import encode_infer, encode_infer_steps
 from halimede.core.wire.steps import Steps
+from halimede.facade.lookup import ModelLookup
+from halimede.facade.server import Server
+from halimede.frontends.finding import wait_for_model
 from halimede.frontends.grpc.call import Call, Holding
 from halimede.frontends.grpc.opening import open_steps
 from halimede.frontends.steps import StepQueue
-from halimede.runtime.server import Server
 
 IN_STEPS_ABOVE = 256 << 10
 """Answers with more bytes are classified, or compressed, in steps."""
@@ -30,7 +33,7 @@ class InferContext:
     def __init__(self, server: Server, forward: Forwarding | None = None) -> None:
         self.server = server
         self.reader = InferReader()
-        self.steps: StepQueue[Call | Holding] = StepQueue(lambda client, error: client.break_off(error))
+        self.steps = StepQueue()
         self._forward = forward
 
     def forwarded(self, call: Call) -> Parameters | None:
@@ -98,17 +101,29 @@ class _UnaryInfer:
         call, context = self._call, self._context
         try:
             message = context.reader.read(content)
-            self._view = find_model(context.server, call, message)
-            if is_decoupled(self._view):
-                raise InferenceError(
-                    ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
-                )
-            if message.in_steps:
-                context.steps.run(call, message.decode_steps(RequestChecker(self._view.config)), self._infer, call.fail)
+            noted = call.noted
+            noted.model, noted.version, noted.request_id = message.model_name, message.model_version, message.id
+            view = context.server.model(message.model_name, message.model_version)
+            if isinstance(view, ModelLookup):
+                wait_for_model(view, call, partial(self._begin, message), call.fail)
             else:
-                self._infer(message.decode())
+                self._begin(message, view)
         except InferenceError as error:
             call.fail(error)
+
+    def _begin(self, message: InferMessage, view: ModelView) -> None:
+        """Decode and start the inference. InferenceError."""
+        call, context = self._call, self._context
+        self._view = view
+        call.noted.found = True
+        if is_decoupled(view):
+            raise InferenceError(
+                ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            )
+        if message.in_steps:
+            context.steps.run(call, message.decode_steps(RequestChecker(view.config)), self._infer, call.fail)
+        else:
+            self._infer(message.decode())
 
     def _infer(self, decoded: InferCall) -> None:
         request = decoded.request
@@ -158,15 +173,6 @@ class _UnaryInfer:
             self._call.answer(coded, sum(map(len, coded)), is_compressed=is_compressed)
         else:
             self._call.answer(parts, sum(map(len, parts)))
-
-
-def find_model(server: Server, call: Call, message: InferMessage) -> ModelView:
-    """The model of a request of a unary call; the call's notes get it."""
-    noted = call.noted
-    noted.model, noted.version, noted.request_id = message.model_name, message.model_version, message.id
-    view = server.model(message.model_name, message.model_version)
-    noted.found = True
-    return view
 
 
 def is_decoupled(view: ModelView) -> bool:

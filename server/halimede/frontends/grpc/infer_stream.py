@@ -16,10 +16,11 @@ from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, InferenceError, InferenceResponse
 from halimede.core.wire.grpc_coding import encode_steps
 from halimede.core.wire.grpc_messages import Message
-from halimede.core.wire.grpc_request import InferCall
+from halimede.core.wire.grpc_request import InferCall, InferMessage
 from halimede.core.wire.grpc_response import encode_empty_final, encode_stream_error, encode_stream_infer
 from halimede.core.wire.status_map import GRPC_STATUS
 from halimede.core.wire.steps import run
+from halimede.frontends.finding import find_model
 from halimede.frontends.grpc.call import Call, Holding, Noted, crashed, shutting_down
 from halimede.frontends.grpc.infer import IN_STEPS_ABOVE, InferContext, add_forwarded, is_decoupled
 from halimede.frontends.stream_session import StreamAnswer, StreamedRequest, StreamLimits, StreamSession
@@ -104,13 +105,14 @@ class _InferStream:
         except InferenceError as error:
             self._end(error)
             return
-        noted = Noted(monotonic(), message.model_name, message.model_version, message.id)
-        try:
-            view = context.server.model(message.model_name, message.model_version)
-            noted.found = True
-        except InferenceError as error:
-            self._refuse(noted, held, False, error)
-            return
+        name, version = message.model_name, message.model_version
+        noted = Noted(monotonic(), name, version, message.id)
+        begin, on_error = partial(self._begin, noted, held, message), partial(self._refuse, noted, held, False)
+        find_model(context.server, held, name, version, begin, on_error)
+
+    def _begin(self, noted: Noted, held: Holding, message: InferMessage, view: ModelView) -> None:
+        context = self._context
+        noted.found = True
         decoupled = is_decoupled(view)
         on_error = partial(self._refuse, noted, held, decoupled)
         if message.in_steps:

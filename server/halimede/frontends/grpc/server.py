@@ -20,10 +20,11 @@ from halimede.core.wire.grpc_call import IDENTITY, CallHead, read_head
 from halimede.core.wire.grpc_messages import MessageTooLarge
 from halimede.core.wire.http2.fields import RequestFields
 from halimede.core.wire.protocol import POOL, message_class
+from halimede.facade.server import Server
 from halimede.frontends.grpc.access import CATEGORIES, HEALTH, INFERENCE, REFLECTIONS
 from halimede.frontends.grpc.call import INTERNAL, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Call, Method, Route
 from halimede.frontends.grpc.connection import GrpcConnection
-from halimede.frontends.grpc.control import Control
+from halimede.frontends.grpc.control import VIEW_ANSWERS, Control
 from halimede.frontends.grpc.health import HealthService
 from halimede.frontends.grpc.infer import InferContext
 from halimede.frontends.grpc.infer_stream import MAX_UNANSWERED, InferStreams
@@ -31,11 +32,10 @@ from halimede.frontends.grpc.limits import GrpcLimits, Shared
 from halimede.frontends.grpc.options import Transport, choose_encoding, keepalive_rules
 from halimede.frontends.grpc.reflection import Reflection
 from halimede.frontends.grpc.tls import server_context
-from halimede.frontends.grpc.unary import UnaryMethod
+from halimede.frontends.grpc.unary import UnaryMethod, by_task, from_view
 from halimede.frontends.port import Port, PortLimits
 from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import Turns
-from halimede.runtime.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -212,16 +212,18 @@ def _methods(
         f"/{INFERENCE}/ModelStreamInfer": (streams.begin, False),
     }
     reflection = Reflection((INFERENCE, HEALTH, *REFLECTIONS))
-    check = UnaryMethod(message_class("grpc.health.v1.HealthCheckRequest"), health.check, tasks)
+    check = UnaryMethod(message_class("grpc.health.v1.HealthCheckRequest"), by_task(health.check, tasks))
     small = {
         f"/{HEALTH}/Watch": (health.begin_watch, True),
         **{f"/{service}/ServerReflectionInfo": (reflection.begin, False) for service in REFLECTIONS},
         f"/{HEALTH}/Check": (check.begin, True),
     }
     described = POOL.FindServiceByName(INFERENCE).methods_by_name
-    for name, answer in Control(server).answers().items():
+    handlers = {name: by_task(answer, tasks) for name, answer in Control(server).answers().items()}
+    handlers |= {name: from_view(encode, server) for name, encode in VIEW_ANSWERS.items()}
+    for name, handle in handlers.items():
         request = message_class(described[name].input_type.full_name)
-        small[f"/{INFERENCE}/{name}"] = UnaryMethod(request, answer, tasks).begin, True
+        small[f"/{INFERENCE}/{name}"] = UnaryMethod(request, handle).begin, True
     methods = {}
     for path, (begin, is_unary) in begins.items():
         methods[path] = Method(_name(path), CATEGORIES[path], begin, is_unary, max_message_bytes, large)

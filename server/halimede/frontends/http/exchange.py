@@ -26,6 +26,8 @@ class Conversation(Protocol):
 
     def hold(self, stream: "Stream", size: int) -> None: ...
 
+    def fail(self, exchange: "Exchange", error: BaseException) -> None: ...
+
     def abort(self) -> None: ...
 
 
@@ -62,6 +64,10 @@ class Exchange:
         Only the first call has an effect, and none after the client has disconnected.
         """
         self._connection.answer(self, status, fields, chunks)
+
+    def break_off(self, error: Exception) -> None:
+        """Log an internal fault, and answer without its details."""
+        self._connection.fail(self, error)
 
     def stream(self, status: int, fields: bytes = b"") -> "Stream":
         """Answer in parts. Nothing is sent before the first part.

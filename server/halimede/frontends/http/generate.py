@@ -1,8 +1,9 @@
 """POST …/generate and …/generate_stream: JSON objects by the model's own names, with one answer or events."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceRequest, InferenceResponse
@@ -16,6 +17,8 @@ from halimede.core.wire.generate import (
     load_metrics,
 )
 from halimede.core.wire.steps import run
+from halimede.facade.server import Server
+from halimede.frontends.finding import find_model
 from halimede.frontends.http.answers import (
     IN_STEPS_ABOVE,
     Parameters,
@@ -30,46 +33,45 @@ from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.outbox import JSON
 from halimede.frontends.http.sse import EventCall
 from halimede.frontends.steps import StepQueue
-from halimede.runtime.server import Server
 
 
 class GenerateHandler:
-    """Serves both for complete requests. `on_crash` gets any exception other than InferenceError."""
+    """Serves both for complete requests."""
 
     def __init__(
         self,
         server: Server,
-        steps: StepQueue[Exchange],
+        steps: StepQueue,
         *,
         forward: Forwarding | None = None,
-        on_crash: Callable[[Exchange, Exception], None],
+        spawn: Callable[[Exchange, Coroutine[Any, Any, None]], None],
     ) -> None:
+        """`spawn` runs a coroutine for an exchange."""
         self.server = server
         self.steps = steps
-        self.on_crash = on_crash
+        self._spawn = spawn
         self._forward = forward
 
     def handle(self, exchange: Exchange, model: str, version: str, *, streams: bool) -> None:
         """Start an inference; it answers the exchange, now or later, once or as events."""
-        try:
-            view = self.server.model(model, version)
-            exchange.model = model
-            coding = exchange.head.headers.get(b"content-encoding", b"").strip().lower()
-            if coding not in {b"", IDENTITY.encode()}:
-                raise InferenceError(
-                    ErrorCode.INVALID_ARG, f"Unsupported content-encoding, only '{IDENTITY}' is supported."
-                )
-            parameters = {} if self._forward is None else forwarded(self._forward, exchange.head)
-            infer = partial(self._infer, exchange, view, parameters, streams)
-            if len(exchange.body) > IN_STEPS_ABOVE:
-                steps = decode_generate_steps(view, exchange.body, version)
-                self.steps.run(exchange, steps, infer, partial(respond_infer_error, exchange))
-                return
-            request = decode_generate(view, exchange.body, version)
-        except InferenceError as error:
-            respond_infer_error(exchange, error)
+        begin, on_error = partial(self._begin, exchange, version, streams), partial(respond_infer_error, exchange)
+        find_model(self.server, exchange, model, version, begin, on_error)
+
+    def _begin(self, exchange: Exchange, version: str, streams: bool, view: ModelView) -> None:
+        """Decode and start the inference. InferenceError."""
+        exchange.model = view.name
+        coding = exchange.head.headers.get(b"content-encoding", b"").strip().lower()
+        if coding not in {b"", IDENTITY.encode()}:
+            raise InferenceError(
+                ErrorCode.INVALID_ARG, f"Unsupported content-encoding, only '{IDENTITY}' is supported."
+            )
+        parameters = {} if self._forward is None else forwarded(self._forward, exchange.head)
+        infer = partial(self._infer, exchange, view, parameters, streams)
+        if len(exchange.body) > IN_STEPS_ABOVE:
+            steps = decode_generate_steps(view, exchange.body, version)
+            self.steps.run(exchange, steps, infer, partial(respond_infer_error, exchange))
         else:
-            infer(request)
+            infer(decode_generate(view, exchange.body, version))
 
     def _infer(
         self, exchange: Exchange, view: ModelView, parameters: Parameters, streams: bool, request: InferenceRequest
@@ -86,15 +88,24 @@ class GenerateHandler:
             encode_generate_steps,
             is_decoupled=is_decoupled(view),
             sends_errors=True,
-            fields=partial(self.load_fields, exchange, view.name),
-            on_crash=self.on_crash,
+            find_fields=partial(self.find_load_fields, exchange, view.name),
         ).start(request)
 
-    def load_fields(self, exchange: Exchange, model: str) -> bytes:
-        """The KV cache metrics for a load balancer, if the request asks for them and the model reports them."""
+    def find_load_fields(self, exchange: Exchange, model: str, use: Callable[[bytes], None]) -> None:
+        """Call `use` with the header line that has the KV cache metrics for a load balancer, now or later. It is empty
+        unless the request asks for them and the model reports them."""
         form = exchange.head.headers.get(b"endpoint-load-metrics-format", b"")
-        cache = self.server.kv_cache(model) if form in LOAD_FORMATS else None
-        return b"" if cache is None else b"endpoint-load-metrics: %b\r\n" % load_metrics(form, cache)
+        if form in LOAD_FORMATS:
+            self._spawn(exchange, self._ask_load(form, model, use))
+        else:
+            use(b"")
+
+    async def _ask_load(self, form: bytes, model: str, use: Callable[[bytes], None]) -> None:
+        try:
+            cache = await self.server.kv_cache(model)
+        except InferenceError:
+            cache = None  # The answer is more than its metrics.
+        use(b"" if cache is None else b"endpoint-load-metrics: %b\r\n" % load_metrics(form, cache))
 
 
 class _SoleCall:
@@ -161,7 +172,10 @@ class _SoleCall:
         except InferenceError as error:
             on_error(error)
         except Exception as error:  # noqa: BLE001 -- it must fail this request, not the batch that it was part of
-            self.handler.on_crash(self.exchange, error)
+            self.exchange.break_off(error)
 
     def _send(self, body: list[Buffer]) -> None:
-        self.exchange.respond(200, JSON + self.handler.load_fields(self.exchange, self.view.name), body)
+        exchange = self.exchange
+        self.handler.find_load_fields(
+            exchange, self.view.name, lambda fields: exchange.respond(200, JSON + fields, body)
+        )

@@ -19,6 +19,9 @@ from halimede.core.wire.http_request import (
 from halimede.core.wire.http_response import encode_infer, encode_infer_steps
 from halimede.core.wire.sse import accepts_events, encode_event_steps, json_only
 from halimede.core.wire.steps import Steps
+from halimede.facade.lookup import ModelLookup
+from halimede.facade.server import Server
+from halimede.frontends.finding import wait_for_model
 from halimede.frontends.http.answers import (
     IN_STEPS_ABOVE,
     Parameters,
@@ -33,27 +36,24 @@ from halimede.frontends.http.exchange import Exchange
 from halimede.frontends.http.outbox import JSON
 from halimede.frontends.http.sse import EventCall
 from halimede.frontends.steps import StepQueue
-from halimede.runtime.server import Server
 
 _NO_CODING = ("", IDENTITY)
 _SUPPORTED_CODINGS = b"Accept-Encoding: gzip, deflate\r\n"
 
 
 class InferHandler:
-    """Serves inference for complete requests. `on_crash` gets any exception other than InferenceError."""
+    """Serves inference for complete requests."""
 
     def __init__(
         self,
         server: Server,
-        steps: StepQueue[Exchange],
+        steps: StepQueue,
         *,
         max_input_size: int,
         forward: Forwarding | None = None,
-        on_crash: Callable[[Exchange, Exception], None],
     ) -> None:
         self.server = server
         self.steps = steps
-        self.on_crash = on_crash
         self._max_input_size = max_input_size
         self._forward = forward
         self._decoders: dict[tuple[str, str], InferDecoder] = {}
@@ -61,39 +61,45 @@ class InferHandler:
     def handle(self, exchange: Exchange, model: str, version: str) -> None:
         """Start an inference; it answers the exchange, now or later."""
         try:
-            # Triton's order, which decides which of several errors a client sees.
             view = self.server.model(model, version)
-            exchange.model = model
-            headers = exchange.head.headers
-            accept = headers.get(b"accept")
-            streams = accept is not None and b"event" in accept.lower() and accepts_events(accept.decode("latin-1"))
-            policy = view.config.model_transaction_policy
-            if policy is not None and policy.decoupled and not streams:
-                raise InferenceError(
-                    ErrorCode.UNSUPPORTED,
-                    "HTTP end point doesn't support models with decoupled transaction policy; use generate_stream, or"
-                    " send the header 'Accept: text/event-stream'",
-                )
-            parameters = None if self._forward is None else forwarded(self._forward, exchange.head)
-            infer = self._stream if streams else self._infer
-            length = headers.get(b"inference-header-content-length")
-            coding = headers.get(b"content-encoding")
-            if coding is not None and (name := coding.strip().lower().decode("latin-1")) not in _NO_CODING:
-                self._decode_in_steps(exchange, view, infer, parameters, version, name, length)
-                return
-            body = exchange.body
-            header_length = _header_length(length, body)
-            if (len(body) if header_length is None else header_length) > IN_STEPS_ABOVE:
-                self._decode_in_steps(exchange, view, infer, parameters, version, IDENTITY, length)
-                return
-            decoder = self._decoders.get((model, version))
-            if decoder is None or decoder.view is not view:
-                decoder = self._new_decoder(view, version)
-            decoded = decoder.decode(body, header_length)
+            if isinstance(view, ModelLookup):
+                begin = partial(self._begin, exchange, model, version)
+                wait_for_model(view, exchange, begin, partial(respond_infer_error, exchange))
+            else:
+                self._begin(exchange, model, version, view)
         except InferenceError as error:
             respond_infer_error(exchange, error)
-        else:
-            infer(exchange, view, parameters, decoded)
+
+    def _begin(self, exchange: Exchange, model: str, version: str, view: ModelView) -> None:
+        """Decode and start the inference. InferenceError; the order, which decides which of several errors a client
+        sees, is Triton's."""
+        exchange.model = model
+        headers = exchange.head.headers
+        accept = headers.get(b"accept")
+        streams = accept is not None and b"event" in accept.lower() and accepts_events(accept.decode("latin-1"))
+        policy = view.config.model_transaction_policy
+        if policy is not None and policy.decoupled and not streams:
+            raise InferenceError(
+                ErrorCode.UNSUPPORTED,
+                "HTTP end point doesn't support models with decoupled transaction policy; use generate_stream, or"
+                " send the header 'Accept: text/event-stream'",
+            )
+        parameters = None if self._forward is None else forwarded(self._forward, exchange.head)
+        infer = self._stream if streams else self._infer
+        length = headers.get(b"inference-header-content-length")
+        coding = headers.get(b"content-encoding")
+        if coding is not None and (name := coding.strip().lower().decode("latin-1")) not in _NO_CODING:
+            self._decode_in_steps(exchange, view, infer, parameters, version, name, length)
+            return
+        body = exchange.body
+        header_length = _header_length(length, body)
+        if (len(body) if header_length is None else header_length) > IN_STEPS_ABOVE:
+            self._decode_in_steps(exchange, view, infer, parameters, version, IDENTITY, length)
+            return
+        decoder = self._decoders.get((model, version))
+        if decoder is None or decoder.view is not view:
+            decoder = self._new_decoder(view, version)
+        infer(exchange, view, parameters, decoder.decode(body, header_length))
 
     def _decode_in_steps(
         self,
@@ -158,7 +164,6 @@ class InferHandler:
             lambda response: encode_event_steps(response, destinations, view, marks_final=sends_empty_final),
             is_decoupled=is_decoupled(view),
             sends_empty_final=sends_empty_final,
-            on_crash=self.on_crash,
         ).start(request)
 
 
@@ -223,7 +228,7 @@ class _Call:
         except InferenceError as error:
             respond_infer_error(exchange, error)
         except Exception as error:  # noqa: BLE001 -- it must fail this request, not the batch that it was part of
-            self.handler.on_crash(exchange, error)
+            exchange.break_off(error)
 
     def _is_quick(self, response: InferenceResponse) -> bool:
         """Whether the answer takes little time to write: numbers in JSON take time, binary tensors do not."""

@@ -58,6 +58,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         "_send_deadline",
         "_transport",
         "exchange",
+        "fail",
         "outbox",
     )
 
@@ -70,6 +71,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """`begin` is called instead of the listener's."""
         self._listener = listener
         self._begin = begin or listener.begin
+        self.fail = listener.fail
         self._loop = loop
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # Set before anything else is called.
         self._receiver = Receiver(listener.shared)
@@ -140,7 +142,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         try:
             stream.on_room()
         except Exception as error:  # noqa: BLE001 -- an internal fault must not leave the client waiting
-            self._listener.fail(stream, error)
+            stream.break_off(error)
 
     # Receiving.
 

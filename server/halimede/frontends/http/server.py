@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable, Collection
+from functools import partial
 from types import MappingProxyType
 
 from halimede import __version__
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
+from halimede.core.config.model_view import ModelView
 from halimede.core.config.write import to_json
 from halimede.core.observe.access_lines import AccessLog
 from halimede.core.types import Buffer, ErrorCode, InferenceError, Restrictions
@@ -24,6 +26,8 @@ from halimede.core.wire.http_control import (
     statistics_json,
 )
 from halimede.core.wire.shared_memory import unknown_region
+from halimede.facade.server import Server
+from halimede.frontends.finding import find_model
 from halimede.frontends.http.answers import respond_error, respond_infer_error
 from halimede.frontends.http.cors import Cors
 from halimede.frontends.http.exchange import Exchange
@@ -37,7 +41,6 @@ from halimede.frontends.port import PortLimits
 from halimede.frontends.steps import StepQueue
 from halimede.frontends.totals import PortTotals
 from halimede.frontends.turns import Turns
-from halimede.runtime.server import Server
 
 _NOT_FOUND = error_json(
     "Not Found: paths begin with /v2, such as GET /v2/health/ready, GET /v2/models/NAME, POST /v2/models/NAME/infer"
@@ -92,12 +95,10 @@ class HttpServer(Listener):
         )
         self._cors = cors
         self._model_server = server
-        steps = StepQueue(self.fail)
+        steps = StepQueue()
         forwarding = None if forward is None else Forwarding(forward, restricted)
-        self._infer = InferHandler(
-            server, steps, max_input_size=max_input_size, forward=forwarding, on_crash=self.fail
-        ).handle
-        self._generating = GenerateHandler(server, steps, forward=forwarding, on_crash=self.fail)
+        self._infer = InferHandler(server, steps, max_input_size=max_input_size, forward=forwarding).handle
+        self._generating = GenerateHandler(server, steps, forward=forwarding, spawn=self.spawn)
         self._actions: dict[Action, Callable[[Exchange, Route], None]] = {
             Action.SERVER_METADATA: self._server_metadata,
             Action.SERVER_LIVE: self._server_live,
@@ -174,7 +175,17 @@ class HttpServer(Listener):
         exchange.respond(200 if self._model_server.is_ready() else 400, PLAIN_TEXT)
 
     def _model_metadata(self, exchange: Exchange, route: Route) -> None:
-        exchange.respond(200, JSON, (model_metadata_json(self._model_server.model(route.model, route.version)),))
+        self._answer_from_model(exchange, route, model_metadata_json)
+
+    def _model_config(self, exchange: Exchange, route: Route) -> None:
+        self._answer_from_model(exchange, route, lambda view: to_json(view.config))
+
+    def _answer_from_model(self, exchange: Exchange, route: Route, encode: Callable[[ModelView], bytes]) -> None:
+        def answer(view: ModelView) -> None:
+            exchange.respond(200, JSON, (encode(view),))
+
+        on_error = partial(respond_infer_error, exchange)
+        find_model(self._model_server, exchange, route.model, route.version, answer, on_error)
 
     def _model_ready(self, exchange: Exchange, route: Route) -> None:
         self.spawn(exchange, self._ask_model(exchange, route.model, route.version))
@@ -189,9 +200,6 @@ class HttpServer(Listener):
                 exchange.respond(200, PLAIN_TEXT)
             else:
                 exchange.respond(400, JSON, (error_json("Model version not ready"),))
-
-    def _model_config(self, exchange: Exchange, route: Route) -> None:
-        exchange.respond(200, JSON, (to_json(self._model_server.model(route.model, route.version).config),))
 
     def _model_statistics(self, exchange: Exchange, route: Route) -> None:
         self.spawn(exchange, self._statistics(exchange, route))

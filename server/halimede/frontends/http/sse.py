@@ -13,17 +13,19 @@ from halimede.core.types import Buffer, InferenceError, InferenceRequest, Infere
 from halimede.core.wire.sse import MEDIA_TYPE, error_event, event
 from halimede.core.wire.status_map import HTTP_STATUS
 from halimede.core.wire.steps import Steps, run
+from halimede.facade.server import Server
 from halimede.frontends.http.answers import IN_STEPS_ABOVE, respond_infer_error, retry_fields, size_of
 from halimede.frontends.http.exchange import Exchange, Stream
 from halimede.frontends.steps import StepQueue
 from halimede.frontends.stream_session import StreamAnswer, StreamSession
-from halimede.runtime.server import Server
 
 # Proxies must not cache an answer, nor buffer it.
 _FIELDS = f"Content-Type: {MEDIA_TYPE}; charset=utf-8\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n".encode()
 
 Encode = Callable[[InferenceResponse], Steps[list[Buffer]]]
 """Makes the JSON of an event, in chunks."""
+
+Part = list[Buffer] | tuple[()]
 
 
 class EventCall:
@@ -32,17 +34,16 @@ class EventCall:
     def __init__(
         self,
         server: Server,
-        steps: StepQueue[Exchange],
+        steps: StepQueue,
         exchange: Exchange,
         encode: Encode,
         *,
         is_decoupled: bool,
         sends_empty_final: bool = False,
         sends_errors: bool = False,
-        fields: Callable[[], bytes] = bytes,
-        on_crash: Callable[[Exchange, Exception], None],
+        find_fields: Callable[[Callable[[bytes], None]], None] = lambda use: use(b""),
     ) -> None:
-        """`fields` returns further header lines when the answer begins; `on_crash` gets internal faults.
+        """`find_fields` passes on further header lines, now or later, when the answer begins.
 
         `sends_errors`: an error as the first answer is an event too, as in Triton's `generate_stream`. An error before
         the request is accepted is not.
@@ -54,12 +55,12 @@ class EventCall:
         self._is_decoupled = is_decoupled
         self._sends_empty_final = sends_empty_final
         self._sends_errors = sends_errors
-        self._fields = fields
-        self._on_crash = on_crash
+        self._find_fields = find_fields
         self._stream: Stream | None = None
         self._session: StreamSession[InferenceResponse] = StreamSession(server)
         self._slot = self._session.open(is_ordered=False)
-        self._is_encoding = False
+        self._is_waiting = False
+        """For an event that is encoded in steps, or for the fields of the head."""
 
     def start(self, request: InferenceRequest) -> None:
         self._exchange.request_id = request.id
@@ -82,7 +83,7 @@ class EventCall:
         sent_bytes = 0
         try:
             self._acknowledge()
-            while session.unsent and self._has_room() and not self._is_encoding:
+            while session.unsent and self._has_room() and not self._is_waiting:
                 if sent_bytes > IN_STEPS_ABOVE:
                     asyncio.get_running_loop().call_soon(self._go_on)
                     break
@@ -115,7 +116,7 @@ class EventCall:
             else:
                 self._send(answer, event(json))
             return
-        self._is_encoding = True
+        self._is_waiting = True
         work = self._stream or self._exchange
         self._steps.run(work, self._encode_steps(response), partial(self._encoded, answer), self._fail)
 
@@ -131,15 +132,28 @@ class EventCall:
     def _encoded(self, answer: StreamAnswer[InferenceResponse], json: list[Buffer]) -> None:
         if self._session.is_over:
             return
-        self._is_encoding = False
+        self._is_waiting = False
         self._send(answer, event(json))
         self._go_on()
 
-    def _send(self, answer: StreamAnswer[InferenceResponse], part: "list[Buffer] | tuple[()]") -> None:
-        stream = self._stream
-        if stream is None:
-            stream = self._stream = self._exchange.stream(200, _FIELDS + self._fields())
-            stream.on_room = self._go_on
+    def _send(self, answer: StreamAnswer[InferenceResponse], part: Part) -> None:
+        if self._stream is not None:
+            self._write(self._stream, answer, part)
+        else:
+            self._is_waiting = True
+            self._find_fields(partial(self._open, answer, part))
+
+    def _open(self, answer: StreamAnswer[InferenceResponse], part: Part, fields: bytes) -> None:
+        """Send the head with the first event."""
+        if self._session.is_over:
+            return
+        self._is_waiting = False
+        stream = self._stream = self._exchange.stream(200, _FIELDS + fields)
+        stream.on_room = self._go_on
+        self._write(stream, answer, part)
+        self._go_on()
+
+    def _write(self, stream: Stream, answer: StreamAnswer[InferenceResponse], part: Part) -> None:
         stream.send(part, is_last=answer.is_final)
         self._session.sent(answer, has_room=stream.has_room)
         if answer.is_final:
@@ -165,7 +179,7 @@ class EventCall:
         self._end()
 
     def _crash(self, error: Exception) -> None:
-        self._on_crash(self._stream or self._exchange, error)
+        (self._stream or self._exchange).break_off(error)
         self._end()
 
     def _end(self) -> None:

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from halimede.core.spin import SPIN_NS
 from halimede.core.types import Buffer
 from halimede.workers.child.reader import FrameReader, ServerGoneError
+from halimede.workers.child.writer import LoopWriter
 from halimede.workers.frames.kinds import EXECUTE, FrameKind
 
 _KINDS = {kind.value: kind for kind in FrameKind}
@@ -39,6 +40,7 @@ class Channel:
         """Takes over the descriptor."""
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(True)
+        self._write: Callable[[Buffer], None] = self._socket.sendall
         self._reader = FrameReader(self._socket, self._dispatch)
         self._handlers: dict[int, Handler] = {}
         self._inbox: deque[tuple[FrameKind, memoryview]] = deque()
@@ -110,6 +112,12 @@ class Channel:
         # uvloop has made it a socket that does not block.
         self._socket.setblocking(True)
 
+    def write_on_loop(self, loop: asyncio.AbstractEventLoop, on_room: Callable[[], None]) -> LoopWriter:
+        """Write on the thread of this loop from now on, and never block it. See `LoopWriter`."""
+        writer = LoopWriter(self._socket, loop, on_room)
+        self._write = writer.write
+        return writer
+
     def poll(self) -> None:
         """Read what has arrived, without waiting."""
         if not self._reading.acquire(blocking=False):
@@ -126,9 +134,9 @@ class Channel:
             with self._writing:
                 if isinstance(message, list):
                     for each in message:
-                        self._socket.sendall(each)
+                        self._write(each)
                 else:
-                    self._socket.sendall(message)
+                    self._write(message)
         except OSError as error:
             raise ServerGoneError from error
         if self._later:
@@ -148,7 +156,7 @@ class Channel:
         while later and os.getpid() == self._process and self._writing.acquire(blocking=False):
             try:
                 while later:
-                    self._socket.sendall(later.popleft())
+                    self._write(later.popleft())
             except OSError:
                 later.clear()
             finally:

@@ -10,7 +10,7 @@ from halimede.workers.server.calls import OnResponse
 
 
 class Models(Protocol):
-    """The models that other models call; see `runtime.server.Server`."""
+    """The models that other models call; see `facade.server.Server`."""
 
     def infer(self, request: InferenceRequest, on_response: OnResponse, caller: Caller | None = None) -> int:
         """Start an inference for the code of an instance; returns its ticket."""

@@ -2,7 +2,8 @@
 
 Arguments and results are plain data and buffers, requests are cancelled by ticket, and answers come through a
 callback, so that a second implementation over a socket can put several front-end processes before one core. All methods
-are called on the event loop's thread and all callbacks come on it.
+are called on the event loop's thread and all callbacks come on it. No method blocks: what this process does not know
+comes by a callback, or is awaited.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from halimede.core.types import (
 from halimede.core.types.caller import Caller
 from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
+from halimede.facade.lookup import ModelLookup
 
 OnResponse = Callable[[InferenceResponse], None]
 LoadParameter = bool | int | str | bytes
@@ -31,7 +33,7 @@ class Server(Protocol):
         """Name, version and the supported extensions."""
 
     def is_live(self) -> bool:
-        """The process is up: true from the binding of the ports until the exit."""
+        """The server is up: true from the binding of the ports until the exit, unless its core hangs."""
 
     def is_ready(self) -> bool:
         """Every wanted model is ready and has an instance up (`--strict-readiness`), and the server is not draining."""
@@ -39,8 +41,9 @@ class Server(Protocol):
     def is_draining(self) -> bool:
         """SIGTERM was received: in-flight requests finish, `is_ready` is false, new requests answer UNAVAILABLE."""
 
-    def model(self, name: str, version: str = "") -> ModelView:
-        """The ready version (highest for "").
+    def model(self, name: str, version: str = "") -> ModelView | ModelLookup:
+        """The ready version (highest for ""); a lookup if it is not known in this process, which never happens in the
+        core's.
 
         NOT_FOUND when unknown or without versions; UNAVAILABLE when not ready.
         """
@@ -70,7 +73,7 @@ class Server(Protocol):
         A decoupled model sends a bounded number of answers ahead of the acknowledged ones. Unknown tickets are ignored.
         """
 
-    def kv_cache(self, model: str) -> KvCache | None:
+    async def kv_cache(self, model: str) -> KvCache | None:
         """The fill level of a language model's KV cache; None for a model that does not report it."""
 
     async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
