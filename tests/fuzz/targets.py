@@ -95,7 +95,14 @@ def outcome(decode: Callable[[], http_request.DecodedInfer]) -> tuple[Any, ...]:
     request = decoded.request
     tensors = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in request.inputs]
     # NaN is not equal to itself, and a parameter may contain it.
-    return tensors, request.outputs, repr(request.parameters), request.id, request.priority, repr(decoded.destinations)
+    return (
+        tensors,
+        request.outputs,
+        repr(request.parameters),
+        request.id,
+        request.form.priority,
+        repr(decoded.destinations),
+    )
 
 
 def check_ways(view: ModelView, body: bytes, header_length: int | None) -> None:

@@ -44,12 +44,6 @@ class RequestForm:
         """The form of a call of another model on behalf of a request of this form."""
         return form_of(model_name, model_version, inputs, outputs, self.priority, self.timeout_us)
 
-    def _size(self) -> int:
-        """About the bytes of its texts and dimensions."""
-        names = [self.model_name, self.model_version, *self.outputs]
-        inputs = [32 + len(name) + 8 * len(shape) for name, _, shape in self.inputs]
-        return sum([32 + len(name) for name in names]) + sum(inputs)
-
 
 _MAX_FORMS = 1024
 _MAX_FORM_BYTES = 4 << 10
@@ -71,7 +65,9 @@ def form_of(
     form = _forms.get(key)
     if form is None:
         form = RequestForm(*key)
-        if form._size() <= _MAX_FORM_BYTES:
+        # About the bytes of its texts and dimensions.
+        size = sum([32 + len(name) for name in (model_name, model_version, *outputs)])
+        if size + sum([32 + len(name) + 8 * len(shape) for name, _, shape in inputs]) <= _MAX_FORM_BYTES:
             if len(_forms) >= _MAX_FORMS:
                 _forms.clear()
             _forms[key] = form
@@ -110,13 +106,8 @@ class InferenceRequest:
         wants_one: bool = False,
     ) -> None:
         self.inputs = inputs = [] if inputs is None else inputs
-        # Without calls for one input: most requests that models make are made here.
-        if len(inputs) == 1:
-            (tensor,) = inputs
-            forms: tuple[InputForm, ...] = ((tensor.name, tensor.datatype, tensor.shape),)
-        else:
-            forms = forms_of(inputs)
-        parts = model_name, model_version, forms, outputs, priority, timeout_us, wants_one
+        # As `form_of`, without the call: most requests that models make are made here.
+        parts = model_name, model_version, forms_of(inputs), outputs, priority, timeout_us, wants_one
         self.form = _forms.get(parts) or form_of(*parts)
         self.id = id
         self.parameters = {} if parameters is None else parameters
@@ -159,16 +150,8 @@ class InferenceRequest:
         return self.form.outputs
 
     @property
-    def priority(self) -> int:
-        return self.form.priority
-
-    @property
     def timeout_us(self) -> int:
         return self.form.timeout_us
-
-    @property
-    def wants_one(self) -> bool:
-        return self.form.wants_one
 
 
 @dataclass(slots=True)

@@ -121,9 +121,8 @@ class InferMessage:
                 checker.check_declared(request.id, request.inputs[at])
         for at, parts in self._contents.items():
             tensor = request.inputs[at]
-            tensor.data = yield from read_contents(
-                parts, _Announced(tensor, request.model_name, request.id, prod(tensor.shape))
-            )
+            announced = _Announced(tensor, request.model_name, request.id, prod(tensor.shape))
+            tensor.data = yield from read_contents(parts, announced)
         return call
 
 

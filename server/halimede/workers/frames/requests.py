@@ -6,7 +6,6 @@ the form gives. Others have an id, a sequence, parameters, or tensors elsewhere 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
 
-import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -238,12 +237,8 @@ class RequestReader:
         if flags & _PLACES:
             places = _PLACE.iter_unpack(own[at:])
             tensors = [(*each, *placed) for each, placed in zip(form.inputs, places, strict=True)]
-        parameters = {}
-        if parameters_length and self.all_outputs is None:
-            # As many values as bytes have room for: a front end has parsed them already.
-            parameters = decode_parameters(encoded, max(MAX_JSON_VALUES, self.most))
-        elif parameters_length:
-            parameters = json.loads(str(encoded, "utf-8"))
+        # As many values as bytes have room for: a front end has parsed them already.
+        parameters = decode_parameters(encoded, max(MAX_JSON_VALUES, self.most)) if parameters_length else {}
         made = make_tensors(tensors, self.body, base, self.locate, self.all_outputs is None)
         starts, ends = flags & _START != 0, flags & _END != 0
         return InferenceRequest.of(form, request_id, made, parameters, number, starts, ends)

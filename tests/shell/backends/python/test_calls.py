@@ -258,7 +258,7 @@ def test_call_states_whether_it_wants_exactly_one_response(host):
     for decoupled in (False, True):
         request().exec(decoupled)
         asyncio.run(ask(decoupled))
-    assert [core.wants_one for core in host.inferred] == [True, True, False, False]
+    assert [core.form.wants_one for core in host.inferred] == [True, True, False, False]
 
 
 def test_second_iteration_starts_at_the_first_response(host):
