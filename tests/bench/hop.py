@@ -68,7 +68,7 @@ async def _hops(folder: str, program: str, size_bytes: int, hops: int) -> list[f
         program,
     )
     services = ModelServices(CustomMetrics(), NOBODY)
-    worker = await ProcessWorker.start(
+    worker = await ProcessWorker(
         spec,
         config,
         ReplyChecker(config, is_strict=False),
@@ -79,7 +79,7 @@ async def _hops(folder: str, program: str, size_bytes: int, hops: int) -> list[f
         on_event,
         loop,
         HeldStates(),
-    )
+    ).start()
     data = bytes(size_bytes)
 
     async def hop(key: int) -> None:

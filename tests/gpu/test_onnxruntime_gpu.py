@@ -128,9 +128,9 @@ def test_two_instances_answer_side_by_side_on_one_gpu(source):
         events: asyncio.Queue[BatchDone] = asyncio.Queue()
         loaded = BACKEND.load(settings, source)
         workers = [
-            await ThreadWorker.start(
+            await ThreadWorker(
                 on_gpu(f"m_{i}", i), loaded, settings, events.put_nowait, loop, states=HeldStates()
-            )
+            ).start()
             for i in range(2)
         ]
         inputs = [

@@ -98,7 +98,7 @@ async def playing(
     play = Play()
     services, loop = ModelServices(CustomMetrics(), models or NOBODY), asyncio.get_running_loop()
     on_start()
-    play.worker = worker = await ProcessWorker.start(
+    play.worker = worker = await ProcessWorker(
         spec,
         config,
         ReplyChecker(config, is_strict=False),
@@ -109,7 +109,7 @@ async def playing(
         play.events.append,
         loop,
         HeldStates(),
-    )
+    ).start()
     try:
         yield play, worker
     finally:

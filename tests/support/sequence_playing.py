@@ -67,7 +67,7 @@ async def playing(folder: Path, config: ModelConfig, artifact: Path, decoupled: 
         artifact=str(artifact), decoupled=decoupled,
     )  # fmt: skip
     play = Play()
-    play.worker = await ProcessWorker.start(
+    play.worker = await ProcessWorker(
         spec,
         config,
         ReplyChecker(config, is_strict=False),
@@ -78,7 +78,7 @@ async def playing(folder: Path, config: ModelConfig, artifact: Path, decoupled: 
         play.on_event,
         asyncio.get_running_loop(),
         play.states,
-    )
+    ).start()
     try:
         yield play
     finally:

@@ -21,8 +21,6 @@ from halimede.core.supervise import (
     health_of,
     is_brief_fault,
     is_fault_of_machine,
-    oom_count_files,
-    oom_kills,
 )
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.server import WorkerHealth
@@ -393,34 +391,6 @@ def test_death_is_reported_for_minutes_after_the_restart(
     downs: list[str], last: Recovery | None, now_secs: int, health: WorkerHealth
 ):
     assert health_of(downs, last, now_secs * SECOND) == health
-
-
-@pytest.mark.parametrize(
-    ("cgroups", "files"),
-    [
-        ("0::/a/b\n", ("/sys/fs/cgroup/a/b/memory.events", "/sys/fs/cgroup/memory.events")),
-        ("0::/\n", ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory.events")),
-        (
-            "5:cpu,cpuacct:/x\n4:memory:/a:b\n",
-            ("/sys/fs/cgroup/memory/a:b/memory.oom_control", "/sys/fs/cgroup/memory/memory.oom_control"),
-        ),
-        ("", ()),
-    ],
-)
-def test_file_of_the_oom_kill_counter_is_found(cgroups: str, files: tuple[str, ...]):
-    assert oom_count_files(cgroups) == files
-
-
-@pytest.mark.parametrize(
-    ("text", "kills"),
-    [
-        ("low 0\noom 4\noom_kill 3\noom_group_kill 1\n", 3),
-        ("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n", 7),
-        ("oom_kill_disable 0\nunder_oom 0\n", 0),
-    ],
-)
-def test_oom_kill_count_is_read(text: str, kills: int):
-    assert oom_kills(text) == kills
 
 
 def test_a_worker_whose_slow_starts_all_fail_is_parked():

@@ -65,7 +65,7 @@ async def hosted_answers(subject: Subject, batches: Sequence[Sequence[InferenceR
             collector.take(event)
 
     try:
-        worker = await ProcessWorker.start(
+        worker = await ProcessWorker(
             isolated.spec(subject.placement()),
             subject.config,
             ReplyChecker(subject.config, is_strict=strict_outputs(subject.config)),
@@ -77,7 +77,7 @@ async def hosted_answers(subject: Subject, batches: Sequence[Sequence[InferenceR
             on_event,
             asyncio.get_running_loop(),
             HeldStates(),
-        )
+        ).start()
     except InferenceError as error:
         text = f"the instance does not start in a worker process: {error.message}"
         raise Wrong(text, "import all that is needed inside the backend's methods") from None

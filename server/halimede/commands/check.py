@@ -17,7 +17,6 @@ import click
 from halimede.commands.explain_config import (
     ModelFlags,
     ended_by_interrupt,
-    model_flags,
     print_line,
     printable,
     takes_model_flags,
@@ -176,4 +175,4 @@ def check(ctx: click.Context, /, repositories: tuple[Path, ...], as_json: bool, 
     Python models are imported in separate processes, where auto_complete_config is called and initialize is not. Exits
     with 0 if every model would load, and with 1 if a model would be refused or there is no model.
     """
-    ctx.exit(run(repositories, as_json, model_flags(**flags)))
+    ctx.exit(run(repositories, as_json, ModelFlags(**flags)))

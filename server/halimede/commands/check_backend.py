@@ -19,7 +19,6 @@ import click
 from halimede.commands.explain_config import (
     ModelFlags,
     find_model,
-    model_flags,
     print_line,
     printable,
     takes_model_flags,
@@ -200,7 +199,7 @@ def check_backend(
     one fails, and with 2 if the checks cannot begin. The models are loaded into this command's process, also those of
     backends whose models run in worker processes: use only models that you trust.
     """
-    given = model_flags(**flags)
+    given = ModelFlags(**flags)
     ctx.exit(
         supervised(lambda begin: run(name, models, shapes, refused, tolerance, cycles, given, begin)),
     )

@@ -167,10 +167,11 @@ def _reader(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parame
 
 
 def takes_model_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags of `ModelFlags` as parameters, which `model_flags` takes."""
+    """Add the flags of `ModelFlags` as parameters with the names of its fields."""
     options = (
         click.option(
             "--backend-config",
+            "backend_options",
             multiple=True,
             callback=_reader(read_backend_option),
             metavar="[BACKEND,]KEY=VALUE",
@@ -184,9 +185,16 @@ def takes_model_flags(command: Callable[..., None]) -> Callable[..., None]:
             help="The directory of backends that are programs in Python.",
             show_default=True,
         ),
-        click.option("--disable-auto-complete-config", is_flag=True, help="Fill nothing in from the model file."),
+        click.option(
+            "--disable-auto-complete-config",
+            "autocomplete",
+            flag_value=False,
+            default=True,
+            help="Fill nothing in from the model file.",
+        ),
         click.option(
             "--model-config-name",
+            "config_name",
             default="",
             callback=_reader(read_config_name),
             metavar="NAME",
@@ -204,17 +212,6 @@ def takes_model_flags(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def model_flags(
-    backend_config: tuple[BackendOption, ...],
-    backend_directory: Path,
-    disable_auto_complete_config: bool,
-    model_config_name: str,
-    allow_pickle: bool,
-) -> ModelFlags:
-    autocomplete = not disable_auto_complete_config
-    return ModelFlags(backend_config, backend_directory, autocomplete, model_config_name, allow_pickle)
 
 
 @click.command(
@@ -240,4 +237,4 @@ def explain_config(ctx: click.Context, /, model: Path, form: str, **flags: Any) 
 
     If a load would be refused, all errors are printed, and the exit code is 1.
     """
-    ctx.exit(run(model, form, model_flags(**flags)))
+    ctx.exit(run(model, form, ModelFlags(**flags)))

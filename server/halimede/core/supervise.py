@@ -129,28 +129,6 @@ def health_of(downs: Sequence[str], last: Recovery | None, now_ns: int) -> Worke
     return WorkerHealth(failure, _OUT_OF_MEMORY in failure)
 
 
-def oom_count_files(cgroups: str) -> tuple[str, ...]:
-    """The files in which the kernel counts out-of-memory kills, for a process with this `/proc/PID/cgroup`.
-
-    The first file that exists counts. A container may see its own group at the root, with any path on the host.
-    """
-    files: list[str] = []
-    for line in cgroups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            files += [f"/sys/fs/cgroup{path.rstrip('/')}/memory.events", "/sys/fs/cgroup/memory.events"]
-        elif "memory" in controllers.split(","):
-            root = "/sys/fs/cgroup/memory"
-            files += [f"{root}{path.rstrip('/')}/memory.oom_control", f"{root}/memory.oom_control"]
-    return tuple(files)
-
-
-def oom_kills(text: str) -> int:
-    """The count in such a file; 0 if the kernel does not keep it."""
-    fields = (line.split() for line in text.splitlines())
-    return next((int(each[1]) for each in fields if len(each) == 2 and each[0] == "oom_kill"), 0)
-
-
 class SupervisorState(Enum):
     """The state of a worker, from its first start to its end."""
 
@@ -222,21 +200,6 @@ class Supervision:
     `first_retry_ns` is how long it is parked the first time. This policy does not cover a first start that fails: then
     the load fails, and nothing is restarted.
     """
-
-    __slots__ = (
-        "_deaths",
-        "_due_ns",
-        "_failed_starts",
-        "_faulted_since_ns",
-        "_faults",
-        "_first_retry_ns",
-        "_parkings",
-        "_ready_ns",
-        "_short_lives",
-        "is_unstartable",
-        "reason",
-        "state",
-    )
 
     def __init__(self, first_retry_ns: int = FIRST_RETRY_NS) -> None:
         self.state = SupervisorState.STARTING

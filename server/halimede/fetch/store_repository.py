@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from halimede.core.repository.layout import NOT_MODELS, is_model_directory, is_version, model_name_problem
+from halimede.core.config.names import model_name_problem
+from halimede.core.repository.layout import NOT_MODELS, is_model_directory, is_version
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.fetch.credentials import secrets_of_environment
 from halimede.fetch.downloads import Downloads

@@ -40,23 +40,6 @@ class ModelVersion:
     its steps' models.
     """
 
-    __slots__ = (
-        "_prepared",
-        "_services",
-        "checker",
-        "config",
-        "executor",
-        "labels",
-        "load_seconds",
-        "name",
-        "owner",
-        "parts",
-        "requests",
-        "stats",
-        "steps",
-        "version",
-    )
-
     def __init__(
         self,
         name: str,
@@ -217,7 +200,7 @@ def _starts(
     if isolated is not None:
         replies = ReplyChecker(config, is_strict=strict_outputs(config))
         return [
-            ProcessWorker.start(
+            ProcessWorker(
                 isolated.spec(placement),
                 config,
                 replies,
@@ -228,13 +211,13 @@ def _starts(
                 on_event,
                 loop,
                 states,
-            )
+            ).start()
             for placement in prepared.placements
         ]
     if model is None:
         raise RuntimeError(f"model '{config.name}' was neither loaded nor isolated")
     return [
-        ThreadWorker.start(placement, model, config, on_event, loop, prepared.state_files, states=states)
+        ThreadWorker(placement, model, config, on_event, loop, prepared.state_files, states=states).start()
         for placement in prepared.placements
     ]
 

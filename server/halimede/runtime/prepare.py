@@ -201,12 +201,8 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
         artifact = model_filename(config, backend.default_model_filename)
         config = apply_defaults(config, entry.name, default_model_filename=artifact)
         raise_problems(entry, filename, locate(validate(config, entry.name), locations))
-        placements = plan_instances(
-            config,
-            options.inventory,
-            default_count=backend.default_instance_count,
-            backend_gpu=backend.supports_gpu(),
-        )
+        config = _with_groups(config, backend, options.inventory)
+        placements = plan_instances(config, options.inventory)
         if any(each.device is not None for each in placements):
             named = replace(config, name=entry.name)
             isolation = isolation_on_devices(
@@ -221,15 +217,6 @@ def plan_model(entry: ModelEntry, options: LoadOptions, abandon: Abandon) -> Loa
                 f"model '{entry.name}': decoupled models run in processes of their own; "
                 f"set parameter '{ISOLATION}' to '{PROCESS}'",
             )
-        config = replace(
-            config,
-            instance_group=completed_groups(
-                config,
-                options.inventory,
-                default_count=backend.default_instance_count,
-                backend_gpu=backend.supports_gpu(),
-            ),
-        )
         stages.append(Stage(DEFAULT, config))
         find_strategy(config)
         libraries = strategy_libraries(entry, config, versions, options.backend_directory)
@@ -404,6 +391,14 @@ def _with_backend(entry: ModelEntry, config: ModelConfig) -> ModelConfig:
         raise NoModelError(error.code, error.message) from error
 
 
+def _with_groups(config: ModelConfig, backend: Backend, inventory: Inventory) -> ModelConfig:
+    """With complete instance groups."""
+    groups = completed_groups(
+        config, inventory, default_count=backend.default_instance_count, backend_gpu=backend.supports_gpu()
+    )
+    return replace(config, instance_group=groups)
+
+
 def _backend_origin(config: ModelConfig) -> str:
     """The origin of the backend and the platform, for those that the file leaves out."""
     if config.platform:
@@ -435,13 +430,7 @@ def _completed_in_process(
 ) -> ModelConfig:
     """The completion of a backend that runs in processes. The model gets the configuration with defaults."""
     shown = apply_defaults(config, where.name, default_model_filename=where.artifact.name)
-    groups = completed_groups(
-        shown,
-        options.inventory,
-        default_count=backend.default_instance_count,
-        backend_gpu=backend.supports_gpu(),
-    )
-    isolated = isolated_version(replace(shown, instance_group=groups), backend, where, 1, options)
+    isolated = isolated_version(_with_groups(shown, backend, options.inventory), backend, where, 1, options)
     spec = isolated.spec(Placement(f"{where.name}_0", 0, "CPU" if where.device is None else "GPU", where.device))
     try:
         completed = complete_config(spec, isolated.program, options.launcher, abandon)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from halimede.backends.access import denied, repository_problem
 from halimede.core.config.files import config_file, config_name_problem
+from halimede.core.config.names import model_name_problem
 from halimede.core.repository.file_kinds import is_served_alone
 from halimede.core.repository.layout import (
     NOT_MODELS,
@@ -25,7 +26,6 @@ from halimede.core.repository.layout import (
     is_model_directory,
     is_source_name,
     is_version,
-    model_name_problem,
     no_model_warnings,
     version_directories,
 )

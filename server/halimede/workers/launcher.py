@@ -15,15 +15,15 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import MappingProxyType
 
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.hangs import STOPPED, ProcessKind, front_end_is_alive, zygote_is_alive
-from halimede.core.supervise import ProcessExit, StartFaultError, is_brief_fault, oom_count_files, oom_kills
+from halimede.core.supervise import ProcessExit, StartFaultError, is_brief_fault
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child import bootstrap
 from halimede.workers.hangs import HangChecks, read_stat
+from halimede.workers.memory_group import own_groups
 from halimede.workers.zygote import DESCRIPTORS, MAX_COMMAND_BYTES, PRELOAD_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,6 @@ class Launcher:
         """By what they preload."""
         self._next_number = 1
         self._closed = False
-        self._oom_counter = _find_oom_counter()
 
     def __repr__(self) -> str:
         pids = [zygote.process.pid for zygote in self._zygotes.values()]
@@ -111,7 +110,7 @@ class Launcher:
                 "environment": dict(environment),
                 "directory": working_directory or "",
             }
-            kills = self._oom_kills()
+            kills = own_groups().oom_kills()
             passed = (worker_channel.fileno(), worker_output, worker_status.fileno())
             zygote, number = self._send_spawn(command, passed, preload)
         except (OSError, MemoryError) as error:
@@ -142,14 +141,6 @@ class Launcher:
         for zygote in zygotes.values():
             zygote.end(END_LIMIT_SECS)
 
-    def send_kill(self, zygote: "Zygote", number: int, signal_number: int) -> None:
-        """Send the signal to the worker of this number, if it still runs."""
-        zygote.send_nowait({"do": "kill", "worker": number, "signal": signal_number})
-
-    def has_oom_kills_since(self, count: int) -> bool:
-        """Whether the out-of-memory killer has killed a process of this server since `count` was read."""
-        return self._oom_kills() > count
-
     def _send_spawn(
         self, command: dict[str, object], passed: tuple[int, int, int], preload: str
     ) -> "tuple[Zygote, int]":
@@ -172,14 +163,6 @@ class Launcher:
             self.hangs.add(zygote)
             zygote.send(command, passed)
             return zygote, number
-
-    def _oom_kills(self) -> int:
-        if self._oom_counter is None:
-            return 0
-        try:
-            return oom_kills(self._oom_counter.read_text())
-        except OSError:
-            return 0
 
 
 class Zygote:
@@ -339,7 +322,7 @@ class WorkerProcess:
     def kill(self, signal_number: int) -> None:
         """Send the signal unless the process has ended. The zygote sends it, because only it knows whose the pid is."""
         if self._exit is None:
-            self._launcher.send_kill(self._zygote, self._number, signal_number)
+            self._zygote.send_nowait({"do": "kill", "worker": self._number, "signal": signal_number})
 
     def shows_life(self) -> bool:
         """Whether it has shown life since the last call. Always True without a process: before its start, after its
@@ -423,16 +406,8 @@ class WorkerProcess:
     def _killed(self, number: int) -> ProcessExit:
         if hang := self._hang or self._zygote.hang:
             return ProcessExit(signal=int(number), hang=hang)
-        by_kernel = number == signal.SIGKILL and self._launcher.has_oom_kills_since(self._oom_kills_before)
+        by_kernel = number == signal.SIGKILL and own_groups().oom_kills() > self._oom_kills_before
         return ProcessExit(signal=int(number), out_of_memory=by_kernel)
-
-
-def _find_oom_counter() -> Path | None:
-    try:
-        files = oom_count_files(os.fsdecode(Path("/proc/self/cgroup").read_bytes()))
-    except OSError:
-        return None
-    return next((Path(file) for file in files if os.access(file, os.R_OK)), None)
 
 
 def _close(ends: list[socket.socket | int]) -> None:

@@ -41,12 +41,18 @@ class _Names:
     usage: str
     inactive: str
     active: str
+    events: str
 
 
 _VERSION_1 = _Names(
-    "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file"
+    "memory",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+    "total_active_file",
+    "memory.oom_control",
 )
-_VERSION_2 = _Names("", "memory.max", "memory.current", "inactive_file", "active_file")
+_VERSION_2 = _Names("", "memory.max", "memory.current", "inactive_file", "active_file", "memory.events")
 
 
 class MemoryGroups:
@@ -88,6 +94,13 @@ class MemoryGroups:
             except (OSError, ValueError, KeyError):
                 continue
         return min(uses, key=lambda use: use.limit_bytes, default=None)
+
+    def oom_kills(self) -> int:
+        """How many processes of this group the kernel has killed for lack of memory; 0 if it does not count them."""
+        try:
+            return _read_statistics(self._folders[-1] / self._names.events).get("oom_kill", 0)
+        except (IndexError, OSError, ValueError):
+            return 0
 
     def _use(self, folder: Path) -> MemoryUse:
         names = self._names

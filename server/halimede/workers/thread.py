@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
+from typing import Self
 
 from halimede.backends.api import BackendModel, Instance
 from halimede.core.config.model_config import ModelConfig
@@ -28,7 +29,7 @@ loop for at least 0.1 us per element."""
 
 
 class ThreadWorker:
-    """One model instance on its own thread. Made by `start`; `execute` and `stop` are called on the loop."""
+    """One model instance on its own thread. `execute` and `stop` are called on the loop."""
 
     def __init__(
         self,
@@ -37,9 +38,11 @@ class ThreadWorker:
         config: ModelConfig,
         on_event: OnEvent,
         loop: asyncio.AbstractEventLoop,
-        state_files: Mapping[str, bytes] | None,
+        state_files: Mapping[str, bytes] | None = None,
+        *,
         states: HeldStates,
     ) -> None:
+        """`state_files` as in InstanceRunner."""
         self.ordinal = placement.ordinal
         self.name = placement.name
         self.concurrency = 1
@@ -64,33 +67,21 @@ class ThreadWorker:
     def __repr__(self) -> str:
         return f"<ThreadWorker {self.name} {'stopped' if self._ended.done() else 'running'}>"
 
-    @classmethod
-    async def start(
-        cls,
-        placement: Placement,
-        model: BackendModel,
-        config: ModelConfig,
-        on_event: OnEvent,
-        loop: asyncio.AbstractEventLoop,
-        state_files: Mapping[str, bytes] | None = None,
-        *,
-        states: HeldStates,
-    ) -> "ThreadWorker":
-        """Create the instance on its thread; raises what `create_instance` raises. `state_files` as in InstanceRunner.
+    async def start(self) -> Self:
+        """Create the instance on its thread; raises what `create_instance` raises. Called once, first.
 
         If cancelled, returns at once: the thread then closes the instance after its creation, and ends.
         """
-        policy = config.model_transaction_policy
+        policy = self._config.model_transaction_policy
         if policy is not None and policy.decoupled:
-            raise RuntimeError(f"instance '{placement.name}': decoupled models do not run on the server's threads")
-        worker = cls(placement, model, config, on_event, loop, state_files, states)
-        worker._thread.start()
+            raise RuntimeError(f"instance '{self.name}': decoupled models do not run on the server's threads")
+        self._thread.start()
         try:
-            await worker._started
+            await self._started
         except asyncio.CancelledError:
-            worker._inbox.put(False)
+            self._inbox.put(False)
             raise
-        return worker
+        return self
 
     def execute(self, items: list[BatchItem], slot: int = 0) -> None:  # noqa: ARG002  # there is one slot
         self._batches.append(items)

@@ -28,7 +28,7 @@ def accelerators(cpu: tuple[Accelerator, ...] = (), gpu: tuple[Accelerator, ...]
 def test_unset_options_have_defaults():
     options = read_options(ModelConfig(), "m", on_gpu=True)
     assert options == OnnxOptions()
-    assert [options.providers(kind) for kind in ("CPU", "MODEL", "GPU")] == [(CPU,), (CPU,), (CUDA, CPU)]
+    assert (options.cpu, options.gpu) == ((CPU,), (CUDA, CPU))
 
 
 def test_every_session_parameter_is_read():

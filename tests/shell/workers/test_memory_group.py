@@ -48,6 +48,31 @@ def test_the_smallest_limit_of_a_group_and_those_above_it_counts(
     assert [groups.has_free(412 * MIB), groups.has_free(412 * MIB + 1)] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("names", "line", "file", "text", "kills"),
+    [
+        (VERSION_2, "0::/one\n", "cgroup/one/memory.events", "low 0\noom 4\noom_kill 3\noom_group_kill 1\n", 3),
+        (VERSION_2, "0::/on/the/host\n", "cgroup/memory.events", "oom_kill 2\n", 2),
+        (
+            *(VERSION_1, "5:cpu,cpuacct:/x\n4:memory:/a:b\n", "cgroup/memory/a:b/memory.oom_control"),
+            *("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n", 7),
+        ),
+        (VERSION_1, "4:memory:/a\n", "cgroup/memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n", 0),
+    ],
+)
+def test_processes_that_the_kernel_killed_are_counted(
+    tmp_path: Path, names: tuple[str, str, str, str], line: str, file: str, text: str, kills: int
+):
+    write((tmp_path / file).parent, names, 512 * MIB, 0)
+    (tmp_path / file).write_text(text)
+
+    assert machine(tmp_path, line).oom_kills() == kills
+
+
+def test_without_groups_no_killed_process_is_counted(tmp_path: Path):
+    assert machine(tmp_path).oom_kills() == 0
+
+
 def test_a_group_above_may_be_full_first(tmp_path: Path):
     write(tmp_path / "cgroup/pod", VERSION_2, 512 * MIB, 500 * MIB)
     write(tmp_path / "cgroup/pod/one", VERSION_2, 256 * MIB, 10 * MIB)

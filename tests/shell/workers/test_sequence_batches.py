@@ -327,7 +327,7 @@ def test_a_worker_on_a_thread_begins_with_the_contents_of_a_file(tmp_path: Path)
         events: asyncio.Queue[Any] = asyncio.Queue()
         files = {"sum_in": bytes.fromhex("0000c842")}
         loop = asyncio.get_running_loop()
-        worker = await ThreadWorker.start(CPU, loaded, config, events.put_nowait, loop, files, states=HeldStates())
+        worker = await ThreadWorker(CPU, loaded, config, events.put_nowait, loop, files, states=HeldStates()).start()
         done = []
         for start in (True, False):
             worker.execute([item(1, 0, 5, start=start)])

@@ -107,7 +107,7 @@ async def on_thread(idle_us: int = LONG) -> AsyncIterator[Sequences]:
     scheduler = SequenceScheduler(sequence_policy(config, config.sequence_batching))
     bench, model, loop = Bench(workers=0, scheduler=scheduler), Grow(), asyncio.get_running_loop()
     placement = Placement("m_0", 0, "CPU")
-    worker = await ThreadWorker.start(placement, model, config, bench.pump.on_event, loop, states=states)
+    worker = await ThreadWorker(placement, model, config, bench.pump.on_event, loop, states=states).start()
     bench.pump.add_worker(worker)
     yield Sequences(bench, states)
     await bench.pump.close()

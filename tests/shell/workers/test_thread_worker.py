@@ -97,9 +97,9 @@ class Harness:
         self.events.put_nowait(event)
 
     async def start(self, model: Model, config: ModelConfig = CONFIG) -> ThreadWorker:
-        return await ThreadWorker.start(
+        return await ThreadWorker(
             PLACEMENT, model, config, self.on_event, asyncio.get_running_loop(), states=HeldStates()
-        )
+        ).start()
 
     async def batch(self, worker: ThreadWorker, *items: BatchItem) -> BatchDone:
         worker.execute(list(items))

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -26,13 +27,24 @@ def model(*groups: ModelInstanceGroup) -> ModelConfig:
     return ModelConfig(name="ident", backend="onnxruntime", instance_group=groups)
 
 
+def planned(
+    config: ModelConfig,
+    inventory: Inventory,
+    default_count: Callable[[str], int] = one,
+    *,
+    backend_gpu: bool,
+) -> tuple[Placement, ...]:
+    groups = complete(config, inventory, default_count, backend_gpu)
+    return plan_instances(replace(config, instance_group=groups), inventory)
+
+
 def plan(
     config: ModelConfig,
     inventory: Inventory = NOTHING,
     default_count: Callable[[str], int] = one,
     backend_gpu: bool = True,
 ) -> list[tuple[str, str, Device | None]]:
-    placements = plan_instances(config, inventory, default_count=default_count, backend_gpu=backend_gpu)
+    placements = planned(config, inventory, default_count, backend_gpu=backend_gpu)
     assert [placement.ordinal for placement in placements] == list(range(len(placements)))
     return [(placement.name, placement.kind, placement.device) for placement in placements]
 
@@ -48,7 +60,7 @@ def complete(
 
 def refusal(config: ModelConfig, inventory: Inventory = NOTHING, backend_gpu: bool = True) -> str:
     with pytest.raises(InferenceError) as raised:
-        plan_instances(config, inventory, default_count=one, backend_gpu=backend_gpu)
+        planned(config, inventory, backend_gpu=backend_gpu)
     assert raised.value.code is ErrorCode.INVALID_ARG
     return raised.value.message
 
@@ -125,7 +137,7 @@ def test_kind_auto_uses_the_listed_gpu_or_falls_back_to_cpu():
 def test_passive_and_profile_travel_with_the_instance():
     config = model(ModelInstanceGroup(name="a", kind=CPU), ModelInstanceGroup(name="b", passive=True, profile=("1",)))
 
-    assert plan_instances(config, NOTHING, default_count=one, backend_gpu=False) == (
+    assert planned(config, NOTHING, backend_gpu=False) == (
         Placement("a_0", 0, "CPU"),
         Placement("b_0", 1, "CPU", profile=("1",), passive=True),
     )

@@ -22,6 +22,7 @@ from halimede.backends.onnxruntime.signature import check_model, read_signature
 from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads
 from halimede.backends.scalars import with_scalars
 from halimede.core.config.autocomplete import Scalars, batch_size_setting, complete, is_complete
+from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.config.parameters import number_setting
 from halimede.core.types import Device, DeviceKind, ErrorCode, InferenceError, Placement
@@ -61,11 +62,11 @@ class OnnxRuntimeBackend:
 
     def check(self, config: ModelConfig, source: ModelSource) -> None:
         path = _model_path(source)
-        _usable_options(config, source.name, *_instance_counts(config, self.default_instance_count("CPU")))
+        _usable_options(config, source.name, *_instance_counts(config))
         check_model(config, path, probe_session(path, _use_global_pool(source)))
 
     def load(self, config: ModelConfig, source: ModelSource) -> "OnnxModel":
-        return OnnxModel(config, source, default_cpu_instances=self.default_instance_count("CPU"))
+        return OnnxModel(config, source)
 
 
 class OnnxModel:
@@ -75,12 +76,12 @@ class OnnxModel:
     stream, and batches on the same stream run one after another.
     """
 
-    def __init__(self, config: ModelConfig, source: ModelSource, *, default_cpu_instances: int) -> None:
+    def __init__(self, config: ModelConfig, source: ModelSource) -> None:
         self._config = config
         self._name = source.name
         self._source = source
         self._path = _model_path(source)
-        cpu, gpu = _instance_counts(config, default_cpu_instances)
+        cpu, gpu = _instance_counts(config)
         self._options = options = _usable_options(config, source.name, cpu, gpu)
         self._cpu_threads = self._gpu_threads = None
         if not _use_global_pool(source):
@@ -158,17 +159,11 @@ def _files_beside(path: Path) -> str:
     return f": there is {listed}; rename it to '{path.name}', or name it as default_model_filename in config.pbtxt"
 
 
-def _instance_counts(config: ModelConfig, default_cpu_instances: int) -> tuple[int, int]:
-    """Instances on CPUs and on GPUs. Any remaining KIND_AUTO is CPU, as the others were resolved before."""
-    cpu = gpu = 0
-    for group in config.instance_group:
-        if group.kind is InstanceKind.KIND_GPU:
-            gpu += max(1, group.count) * max(1, len(group.gpus))
-        else:
-            cpu += group.count or default_cpu_instances
-    if not config.instance_group:
-        cpu = default_cpu_instances
-    return cpu, gpu
+def _instance_counts(config: ModelConfig) -> tuple[int, int]:
+    """Instances on CPUs and on GPUs."""
+    on_gpu = tuple(group for group in config.instance_group if group.kind is InstanceKind.KIND_GPU)
+    gpu = instance_count(replace(config, instance_group=on_gpu)) if on_gpu else 0
+    return instance_count(config) - gpu, gpu
 
 
 def _use_global_pool(source: ModelSource) -> bool:

@@ -59,10 +59,6 @@ class OnnxOptions:
     cpu: tuple[Provider, ...] = field(default=((CPU, {}),))
     gpu: tuple[Provider, ...] = field(default=((CUDA, {}), (CPU, {})))
 
-    def providers(self, kind: str) -> tuple[Provider, ...]:
-        """The providers of an instance of this kind; KIND_MODEL has those of KIND_CPU."""
-        return self.gpu if kind == "GPU" else self.cpu
-
 
 def read_options(config: ModelConfig, model: str, *, on_gpu: bool) -> OnnxOptions:
     """The options in `config`; INVALID_ARG names every invalid parameter.

@@ -23,6 +23,7 @@ from halimede.core.config.autocomplete import (
     find_scalars,
     is_complete,
 )
+from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import InstanceKind, ModelConfig
 from halimede.core.types import ErrorCode, InferenceError, Placement
 
@@ -69,13 +70,13 @@ class OpenVinoBackend:
             _fitted(read_model(open_core(""), path), config, options)
 
     def load(self, config: ModelConfig, source: ModelSource) -> "OpenVinoModel":
-        return OpenVinoModel(config, source, default_instances=self.default_instance_count("CPU"))
+        return OpenVinoModel(config, source)
 
 
 class OpenVinoModel:
     """One loaded version: a compiled model, of which each instance has an infer request."""
 
-    def __init__(self, config: ModelConfig, source: ModelSource, *, default_instances: int) -> None:
+    def __init__(self, config: ModelConfig, source: ModelSource) -> None:
         self._options = options = _usable_options(config, source.name)
         core = open_core(options.extension)
         graph = read_model(core, model_path(config, source))
@@ -90,8 +91,7 @@ class OpenVinoModel:
                 "every batch begins anew; for sequence_batching they must be inputs and outputs of the model",
             )
         graph, self._plan = with_text_as_bytes(graph, ports)
-        instances = sum(group.count or default_instances for group in config.instance_group) or default_instances
-        properties = compile_properties(options, config, cores=available_cores(), instances=instances)
+        properties = compile_properties(options, config, cores=available_cores(), instances=instance_count(config))
         supported = _supported(options.device, properties, source.name)
         self._compiled: Any = compile_model(core, graph, options.device, supported)
 

@@ -83,11 +83,9 @@ def compile_properties(options: OpenVinoOptions, config: ModelConfig, *, cores: 
     """
     in_processes = isolation_of(config, THREAD) == PROCESS
     properties: dict[str, str | int | bool] = {}
-    if not options.device.startswith("NPU"):
-        # By default OpenVINO computes in bfloat16 on CPUs that have it, and in half precision on GPUs. NPUs have no
-        # single precision.
-        properties["INFERENCE_PRECISION_HINT"] = options.precision
-    elif options.precision != "f32":
+    # By default OpenVINO computes in bfloat16 on CPUs that have it, and in half precision on GPUs. NPUs have no single
+    # precision.
+    if options.precision != "f32" or not options.device.startswith("NPU"):
         properties["INFERENCE_PRECISION_HINT"] = options.precision
     if options.performance_hint:
         properties["PERFORMANCE_HINT"] = options.performance_hint

@@ -78,17 +78,6 @@ def complete_config(spec: WorkerSpec, host: Host) -> dict[str, Any]:
 class PythonRunner:
     """An initialized model; see `hosting.Runner`."""
 
-    __slots__ = (
-        "_errors",
-        "_execute",
-        "_failed",
-        "_instance",
-        "_model",
-        "_rescheduled",
-        "_session",
-        "answers_is_ready",
-        "is_async",
-    )
     ends_late = False
 
     def __init__(self, spec: WorkerSpec, session: Session, errors: ModelErrors, model: Any) -> None:

@@ -25,6 +25,7 @@ from halimede.backends.pytorch.script import cause_of
 from halimede.backends.read_memory import MEMORY_SETTING
 from halimede.backends.scalars import with_scalars
 from halimede.core.config.autocomplete import Scalars
+from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError, Placement
 from halimede.core.types.error import clip
@@ -84,8 +85,7 @@ class PyTorchModel:
     def create_instance(self, placement: Placement) -> TensorInstance:
         config, files, options = self._config, self._files, self._options
         torch = runtime()
-        instances = sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group)
-        configure(options, *plan_threads(options, available_cores(), instances, omp_limit()))
+        configure(options, *plan_threads(options, available_cores(), instance_count(config), omp_limit()))
         # The process sees only the device of its instance.
         device = {"CPU": torch.device("cpu"), "GPU": torch.device("cuda", 0)}.get(placement.kind)
         bound = open_program(config, files, self._model, device, options)

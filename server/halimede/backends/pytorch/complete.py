@@ -16,10 +16,17 @@ from halimede.backends.pytorch.options import read_options
 from halimede.backends.pytorch.probe import ProbeError, ShapesOf, probe_outputs
 from halimede.backends.pytorch.program import PackageProgram, Program
 from halimede.backends.pytorch.runtime import STORAGES, runtime
-from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, dims_of, exported_shapes, is_given
+from halimede.backends.pytorch.samples import ANY_SIZE, Shapes, configured_shapes, dims_of, exported_shapes
 from halimede.backends.pytorch.script import ScriptProgram, cause_of
-from halimede.core.config.autocomplete import ModelSignature, TensorSignature, batch_size_setting, complete
-from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
+from halimede.core.config.autocomplete import (
+    ModelSignature,
+    TensorSignature,
+    batch_size_setting,
+    complete,
+    is_complete,
+    is_given,
+)
+from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.sequence_tensors import model_inputs
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
@@ -29,8 +36,7 @@ log = logging.getLogger(__name__)
 
 def complete_config(config: ModelConfig, source: ModelSource) -> ModelConfig:
     """The completed configuration. INVALID_ARG with what has to be written if the file says too little."""
-    tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-    if config.input and config.output and all(map(is_given, tensors)):
+    if is_complete(config):
         return config
     files = find_files(config, source)
     named = replace(config, name=source.name)

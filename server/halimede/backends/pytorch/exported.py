@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from halimede.backends.pytorch.tree import argument_paths, result_paths
-from halimede.core.config.autocomplete import ModelSignature, TensorSignature
+from halimede.core.config.autocomplete import TensorSignature
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
@@ -64,13 +64,6 @@ class ExportedSignature:
 
     inputs: tuple[ExportedTensor, ...]
     outputs: tuple[ExportedTensor, ...]
-
-    def named(self, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> ModelSignature:
-        """The signature with these names by position."""
-        return ModelSignature(
-            tuple(self.inputs[at].signature(name) for name, at in inputs.items()),
-            tuple(self.outputs[at].signature(name) for name, at in outputs.items()),
-        )
 
 
 def read_exported(document: bytes, model: str) -> ExportedSignature:

@@ -115,7 +115,7 @@ def plan_threads(options: TorchOptions, cores: int, instances: int, limit: int |
 
     By default the instances share the cores. A configured number is taken as it is.
     """
-    share = max(1, cores // max(1, instances))
+    share = max(1, cores // instances)
     intra = options.intra_op_threads or min(share, limit or share)
     return intra, options.inter_op_threads or min(intra, cores)
 

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halimede.backends.pytorch.exported import ExportedTensor
+from halimede.core.config.autocomplete import is_given
 from halimede.core.config.made_inputs import made_inputs
-from halimede.core.config.model_config import ModelConfig, ModelInput, ModelOutput
+from halimede.core.config.model_config import ModelConfig, ModelInput
 from halimede.core.config.sequence_tensors import model_inputs
 from halimede.core.types import DataType
 
@@ -63,11 +64,6 @@ def zeros(shapes: Shapes) -> dict[str, NDArray[Any]] | None:
         name: np.full(shape, b"", object) if datatype is DataType.BYTES else np.zeros(shape, datatype.dtype)
         for name, (datatype, shape) in shapes.items()
     }
-
-
-def is_given(tensor: ModelInput | ModelOutput) -> bool:
-    """Whether the configuration has its datatype and shape."""
-    return tensor.data_type is not DataType.INVALID and (bool(tensor.dims) or tensor.reshape is not None)
 
 
 def dims_of(tensor: ModelInput) -> tuple[int, ...]:

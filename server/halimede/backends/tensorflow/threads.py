@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from halimede.backends.tensorflow.options import TensorFlowOptions
+from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import intra_op_threads
 
@@ -28,8 +29,3 @@ def plan_threads(config: ModelConfig, options: TensorFlowOptions, cores: int) ->
     """
     share = intra_op_threads(config, cores, instance_count(config))
     return SessionThreads(options.intra_threads or share, options.inter_threads or 1)
-
-
-def instance_count(config: ModelConfig) -> int:
-    """The instances of the model on all devices; the groups are complete."""
-    return sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group) or 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from halimede.backends.api import ModelSource
 from halimede.backends.cores import available_cores
-from halimede.backends.onnxruntime.threads import ThreadPlan, plan_threads
+from halimede.backends.onnxruntime.threads import plan_threads
 from halimede.backends.read_memory import MEMORY_SETTING
 from halimede.backends.trees.files import FILENAMES, default_type, type_of
 from halimede.backends.trees.forest import Forest
@@ -20,13 +20,13 @@ from halimede.backends.trees.session import open_session
 from halimede.backends.trees.shap import TreeShap
 from halimede.backends.trees.signature import DEFAULT_MAX_BATCH_SIZE, checked_signature, completed_config
 from halimede.core.config.autocomplete import batch_size_setting, is_complete
+from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError, Placement
 
 log = logging.getLogger(__name__)
 
 MOST_NAMES = 1000
-DEFAULT_CPU_INSTANCES = 2
 
 
 class FilBackend:
@@ -38,7 +38,7 @@ class FilBackend:
     settings = ("default-max-batch-size", MEMORY_SETTING)
 
     def default_instance_count(self, kind: str) -> int:
-        return DEFAULT_CPU_INSTANCES if kind == "CPU" else 1
+        return 2 if kind == "CPU" else 1
 
     def supports_gpu(self) -> bool:
         return False
@@ -61,8 +61,10 @@ class FilBackend:
 
     def load(self, config: ModelConfig, source: ModelSource) -> "TreeModel":
         options = read_options(config, source.name)
-        for text in warnings(options):
-            log.warning("model '%s': %s", source.name, text, extra={"model": source.name})
+        if options.ignored:
+            what = "without effect, because they change no answer: parameters"
+            names = ", ".join(options.ignored)
+            log.warning("model '%s': %s %s", source.name, what, names, extra={"model": source.name})
         return TreeModel(config, _read(source, options), options, source.name)
 
 
@@ -77,7 +79,7 @@ class TreeModel:
         self._answers = Answers(signature.plan, signature.dims, shap, signature.shap_dims)
         self._forest = forest
         self._name = name
-        self._threads = _threads(config, options)
+        self._threads = plan_threads(available_cores(), instance_count(config), intra=options.threads)
         self._lock = threading.Lock()
         # Opened here, so that a model that cannot be loaded fails before its instances start.
         self._session: Any = open_session(forest, name, self._threads)
@@ -94,18 +96,6 @@ class TreeModel:
             if not self._threads.share:
                 self._session = None
         return session if session is not None else open_session(self._forest, self._name, self._threads)
-
-
-def warnings(options: TreeOptions) -> list[str]:
-    """One warning for all parameters without effect."""
-    if not options.ignored:
-        return []
-    return [f"without effect, because they change no answer: parameters {', '.join(options.ignored)}"]
-
-
-def _threads(config: ModelConfig, options: TreeOptions) -> ThreadPlan:
-    counts = [group.count or DEFAULT_CPU_INSTANCES for group in config.instance_group]
-    return plan_threads(available_cores(), max(1, sum(counts) or DEFAULT_CPU_INSTANCES), intra=options.threads)
 
 
 def _read(source: ModelSource, options: TreeOptions) -> Forest:

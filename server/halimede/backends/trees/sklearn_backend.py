@@ -25,6 +25,7 @@ from halimede.backends.trees.sklearn_options import (
     tensor_output,
 )
 from halimede.core.config.autocomplete import DEFAULT_MAX_BATCH_SIZE, ModelSignature, TensorSignature, complete
+from halimede.core.config.instances import instance_count
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.process_options import INTRA_OP_THREAD_COUNT, intra_op_threads
 from halimede.core.repository.model_files import pickle_refusal
@@ -73,8 +74,7 @@ class SklearnBackend:
         methods = output_methods(config, source.name)
         estimator = _load(source)
         _check(estimator, config, methods, source.name)
-        instances = sum(max(1, group.count) for group in config.instance_group)
-        threads = intra_op_threads(config, available_cores(), instances)
+        threads = intra_op_threads(config, available_cores(), instance_count(config))
         _limit_threads(estimator, threads, threads if INTRA_OP_THREAD_COUNT in config.parameters else None)
         return SklearnModel(estimator, config, methods)
 

@@ -4,7 +4,7 @@ A backend reads a `ModelSignature` from the file; the rules here are the same fo
 datatypes and shapes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -62,9 +62,13 @@ _Tensor = TypeVar("_Tensor", ModelInput, ModelOutput)
 
 def is_complete(config: ModelConfig) -> bool:
     """Whether all inputs and outputs have a datatype and dims: a model file adds nothing to them."""
-    tensors: tuple[ModelInput | ModelOutput, ...] = (*config.input, *config.output)
-    is_given = all(each.data_type is not DataType.INVALID and (each.dims or each.reshape) for each in tensors)
-    return bool(config.input and config.output) and is_given
+    has_both = bool(config.input and config.output)
+    return has_both and all(map(is_given, config.input)) and all(map(is_given, config.output))
+
+
+def is_given(tensor: ModelInput | ModelOutput) -> bool:
+    """Whether the configuration has its datatype and shape."""
+    return tensor.data_type is not DataType.INVALID and (bool(tensor.dims) or tensor.reshape is not None)
 
 
 def batch_size_setting(backend: str, settings: Mapping[str, str], default: int = DEFAULT_MAX_BATCH_SIZE) -> int:
@@ -83,7 +87,7 @@ def complete(
     name = clip(config.name)
     computed = {made.name for made in made_inputs(config)}
     signature = replace(signature, inputs=tuple(each for each in signature.inputs if each.name not in computed))
-    if _is_given(config.input) and _is_given(config.output):
+    if is_complete(config):
         return config, (
             f"skipping model configuration auto-complete for '{name}': inputs and outputs already specified",
         )
@@ -130,12 +134,6 @@ def complete(
         output=tuple(_scattered_output(config, inputs, each) for each in outputs),
     )
     return completed, tuple(notes)
-
-
-def _is_given(tensors: Sequence[ModelInput | ModelOutput]) -> bool:
-    return bool(tensors) and all(
-        tensor.data_type is not DataType.INVALID and (tensor.dims or tensor.reshape is not None) for tensor in tensors
-    )
 
 
 def _spells_out_batch(config: ModelConfig, signature: ModelSignature) -> bool:
@@ -193,16 +191,17 @@ def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Pro
     All inputs of the file must be configured, because the model needs them to run; outputs may be omitted. Control
     inputs and states are inputs and outputs like others.
     """
-    problems: list[Problem] = []
+    return tuple(_signature_problems(config, signature))
+
+
+def _signature_problems(config: ModelConfig, signature: ModelSignature) -> Iterator[Problem]:
     added, computed = added_inputs(config), made_inputs(config)
     expected = len(config.input) + len(added) + len(computed)
     if expected != len(signature.inputs):
-        problems.append(
-            Problem(
-                f"unable to load model '{clip(config.name)}', configuration expects {expected} inputs, model "
-                f"provides {len(signature.inputs)}",
-                "input",
-            )
+        yield Problem(
+            f"unable to load model '{clip(config.name)}', configuration expects {expected} inputs, model "
+            f"provides {len(signature.inputs)}",
+            "input",
         )
     sides: tuple[tuple[str, Sequence[PlacedTensor[ModelInput | ModelOutput]], Sequence[TensorSignature]], ...] = (
         ("input", (*_placed("input", config.input), *added), signature.inputs),
@@ -212,19 +211,17 @@ def check_signature(config: ModelConfig, signature: ModelSignature) -> tuple[Pro
         by_name = {file_tensor.name: file_tensor for file_tensor in signatures}
         for placed in tensors:
             tensor = placed.tensor
-            file_tensor = by_name.get(tensor.name)
-            if file_tensor is None:
-                problems.append(_unknown(config, kind, tensor.name, by_name, placed.name_path))
-                continue
-            problems += _disagreements(config, tensor, file_tensor, kind, placed.path)
+            if tensor.name in by_name:
+                yield from _disagreements(config, tensor, by_name[tensor.name], kind, placed.path)
+            else:
+                yield _unknown(config, kind, tensor.name, by_name, placed.name_path)
     inputs = {file_tensor.name: file_tensor for file_tensor in signature.inputs}
     for made in computed:
         if made.name not in inputs:
-            problems.append(_unknown(config, "input", made.name, inputs, made.path))
+            yield _unknown(config, "input", made.name, inputs, made.path)
         elif problem := _made_problem(made, inputs[made.name]):
             text = f"unable to load model '{clip(config.name)}', input '{clip(made.name)}' is made by the server"
-            problems.append(Problem(f"{text}: {problem}", made.path))
-    return tuple(problems)
+            yield Problem(f"{text}: {problem}", made.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,16 +268,13 @@ def _placed(kind: str, tensors: Sequence[_Tensor]) -> list[PlacedTensor[_Tensor]
 
 def _disagreements(
     config: ModelConfig, tensor: ModelInput | ModelOutput, file_tensor: TensorSignature, kind: str, path: str
-) -> list[Problem]:
-    problems: list[Problem] = []
+) -> Iterator[Problem]:
     if tensor.data_type is not file_tensor.datatype:
-        problems.append(
-            Problem(
-                f"unable to load model '{clip(config.name)}', configuration expects datatype "
-                f"{tensor.data_type.config_name} for {kind} '{clip(tensor.name)}', model provides "
-                f"{file_tensor.datatype.config_name}",
-                f"{path}.data_type",
-            )
+        yield Problem(
+            f"unable to load model '{clip(config.name)}', configuration expects datatype "
+            f"{tensor.data_type.config_name} for {kind} '{clip(tensor.name)}', model provides "
+            f"{file_tensor.datatype.config_name}",
+            f"{path}.data_type",
         )
     if isinstance(tensor, ModelInput) and tensor.allow_ragged_batch:
         if file_tensor.shape is not None and file_tensor.shape != (-1,):
@@ -289,11 +283,12 @@ def _disagreements(
                 f"unable to load model '{clip(config.name)}', configuration expects model provides input with shape "
                 f"[-1]  for ragged input '{clip(tensor.name)}', model provides {_shape_text(file_tensor.shape)}"
             )
-            problems.append(Problem(text, f"{path}.allow_ragged_batch"))
-        return problems
+            yield Problem(text, f"{path}.allow_ragged_batch")
+        return
     if kind == "output" and any(tensor.name in each.target_name for each in config.batch_output):
         # Clients see the shape of an input, whatever the model's own is.
-        return problems
+        return
+    text = ""
     if file_tensor.shape == () and config.max_batch_size == 0:
         if set(dims := _inner_dims(tensor)) - {1}:
             text = (
@@ -301,11 +296,10 @@ def _disagreements(
                 "1 in the model configuration when the model doesn't support batching. Model configuration provided: "
                 f"{_shape_text(dims)}."
             )
-            problems.append(Problem(text, f"{path}.dims" if tensor.reshape is None else f"{path}.reshape"))
     elif file_tensor.shape is not None and (problem := _dims_problem(config, tensor, file_tensor.shape)):
         text = f"model '{clip(config.name)}', tensor '{clip(tensor.name)}': {problem}"
-        problems.append(Problem(text, f"{path}.dims" if tensor.reshape is None else f"{path}.reshape"))
-    return problems
+    if text:
+        yield Problem(text, f"{path}.dims" if tensor.reshape is None else f"{path}.reshape")
 
 
 def _dims_problem(config: ModelConfig, tensor: ModelInput | ModelOutput, shape: tuple[int, ...]) -> str | None:

@@ -21,7 +21,7 @@ MOST_AGING_LEVELS = 100
 
 def priority_aging_us(config: ModelConfig) -> int:
     """How long a request waits in a priority level before it moves to the next higher one; 0 for ever."""
-    return number(config, PRIORITY_AGING_MICROSECONDS, MOST_MICROSECONDS, LEAST_AGING_MICROSECONDS) or 0
+    return number(config, PRIORITY_AGING_MICROSECONDS, MOST_MICROSECONDS, 0, LEAST_AGING_MICROSECONDS)
 
 
 def batching_strategy_name(config: ModelConfig) -> str:

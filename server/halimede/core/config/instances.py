@@ -31,21 +31,18 @@ def completed_groups(
     )
 
 
-def plan_instances(
-    config: ModelConfig, inventory: Inventory, *, default_count: Callable[[str], int], backend_gpu: bool
-) -> tuple[Placement, ...]:
-    """Every instance to create, in order. Arguments and errors are those of `completed_groups`; the total is limited.
+def plan_instances(config: ModelConfig, inventory: Inventory) -> tuple[Placement, ...]:
+    """Every instance to create, in order. The groups are complete; INVALID_ARG if they have too many instances.
 
     `count` is per GPU. The instances of a group are assigned to its devices in turn, so the first instances are spread
     over all of them. They are numbered across the group: names are unique, and on one device they are Triton's.
     """
-    groups = completed_groups(config, inventory, default_count=default_count, backend_gpu=backend_gpu)
     # Checked before any instance is created: a user can write any number as a count.
-    total = sum(group.count * max(1, len(group.gpus)) for group in groups)
+    total = instance_count(config)
     if total > MAX_INSTANCES:
         raise InferenceError(ErrorCode.INVALID_ARG, too_many_instances(config.name, total))
     placements: list[Placement] = []
-    for group in groups:
+    for group in config.instance_group:
         devices = _devices(group, inventory)
         for number in range(group.count * len(devices)):
             placements.append(
@@ -59,6 +56,11 @@ def plan_instances(
                 )
             )
     return tuple(placements)
+
+
+def instance_count(config: ModelConfig) -> int:
+    """The instances of all groups, which are complete, on all their devices; 1 without groups."""
+    return sum(max(1, group.count) * max(1, len(group.gpus)) for group in config.instance_group) or 1
 
 
 def first_device(config: ModelConfig, inventory: Inventory) -> Device | None:

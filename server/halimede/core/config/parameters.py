@@ -55,10 +55,10 @@ class ValueReader:
         """The text as it is; "" if it is not set."""
         return self._values.get(key, "")
 
-    def count(self, key: str, most: int, least: int = 0) -> int:
-        """A number; 0 if it is not set."""
+    def count(self, key: str, most: int, least: int = 0, default: int = 0) -> int:
+        """A number."""
         if key not in self._values:
-            return 0
+            return default
         number = parse_number(self._values[key], least, most)
         if number is None:
             self.wrong(key, f"a number from {least} to {most}")

@@ -1,7 +1,10 @@
 """The model parameters that configure worker processes. Errors are INVALID_ARG and name the parameter."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from halimede.core.config.model_config import ModelConfig
-from halimede.core.config.parameters import MOST_INT32, parse_number
+from halimede.core.config.parameters import MOST_INT32, ValueReader, parameters_of
 from halimede.core.inventory import Inventory
 from halimede.core.types import DeviceKind, ErrorCode, InferenceError
 from halimede.core.types.error import clip
@@ -24,14 +27,9 @@ MOST_THREADS = 1024
 
 def isolation_of(config: ModelConfig, backend_isolation: str) -> str:
     """Where the model's instances run: the value of its parameter ISOLATION, else the backend's default."""
-    parameter = config.parameters.get(ISOLATION)
-    if parameter is None:
-        return backend_isolation
-    wanted = parameter.string_value.lower()
-    if wanted not in (THREAD, PROCESS):
-        raise _wrong(
-            config,
-            f"parameter '{ISOLATION}' is '{clip(parameter.string_value)}'; it must be '{PROCESS}' or '{THREAD}'",
+    with _read(config) as reader:
+        wanted = reader.choice(
+            ISOLATION, {THREAD: THREAD, PROCESS: PROCESS}, backend_isolation, f"'{PROCESS}' or '{THREAD}'"
         )
     if wanted == THREAD and backend_isolation == PROCESS:
         raise _wrong(
@@ -72,23 +70,22 @@ def check_process_options(config: ModelConfig) -> None:
 
 def execution_timeout_ms(config: ModelConfig) -> int:
     """Time limit for a batch in milliseconds; 0 for no limit."""
-    return number(config, EXECUTION_TIMEOUT_MS, MOST_MILLISECONDS) or 0
+    return number(config, EXECUTION_TIMEOUT_MS, MOST_MILLISECONDS, 0)
 
 
 def bls_timeout_ms(config: ModelConfig) -> int:
     """How long a call of the model's code may be queued at the called model; 0 for no limit."""
-    timeout_ms = number(config, BLS_TIMEOUT_MS, MOST_MILLISECONDS, least=0)
-    return DEFAULT_BLS_TIMEOUT_MS if timeout_ms is None else timeout_ms
+    return number(config, BLS_TIMEOUT_MS, MOST_MILLISECONDS, DEFAULT_BLS_TIMEOUT_MS, least=0)
 
 
 def max_concurrency(config: ModelConfig) -> int:
     """Maximum number of batches that an instance executes at a time."""
-    return number(config, MAX_CONCURRENCY, MOST_CONCURRENCY) or 1
+    return number(config, MAX_CONCURRENCY, MOST_CONCURRENCY, 1)
 
 
 def intra_op_threads(config: ModelConfig, cpus: int, instances: int) -> int:
     """Number of threads for an instance's numeric libraries: an equal share of the CPUs unless configured."""
-    return number(config, INTRA_OP_THREAD_COUNT, MOST_THREADS) or max(1, cpus // max(1, instances))
+    return number(config, INTRA_OP_THREAD_COUNT, MOST_THREADS, max(1, cpus // max(1, instances)))
 
 
 def strict_outputs(config: ModelConfig) -> bool:
@@ -101,27 +98,22 @@ def spins(config: ModelConfig) -> bool:
     return _flag(config, SPIN, default=True)
 
 
+def number(config: ModelConfig, key: str, most: int, default: int, least: int = 1) -> int:
+    """The value of a parameter, from `least` to `most`."""
+    with _read(config) as reader:
+        return reader.count(key, most, least, default)
+
+
 def _flag(config: ModelConfig, key: str, *, default: bool) -> bool:
-    parameter = config.parameters.get(key)
-    if parameter is None:
-        return default
-    wanted = parameter.string_value.lower()
-    if wanted not in ("true", "false"):
-        text = f"parameter '{key}' is '{clip(parameter.string_value)}'; it must be 'true' or 'false'"
-        raise _wrong(config, text)
-    return wanted == "true"
+    with _read(config) as reader:
+        return reader.choice(key, {"false": False, "true": True}, default, "'true' or 'false'")
 
 
-def number(config: ModelConfig, key: str, most: int, least: int = 1) -> int | None:
-    """The parameter's value, from `least` to `most`; None if it is not set."""
-    parameter = config.parameters.get(key)
-    if parameter is None:
-        return None
-    text = parameter.string_value
-    found = parse_number(text, least, most)
-    if found is None:
-        raise _wrong(config, f"parameter '{key}' is '{clip(text)}'; it must be a number from {least} to {most}")
-    return found
+@contextmanager
+def _read(config: ModelConfig) -> Iterator[ValueReader]:
+    reader = ValueReader(parameters_of(config), reads_empty=True)
+    yield reader
+    reader.finish(clip(config.name))
 
 
 def _wrong(config: ModelConfig, what: str) -> InferenceError:

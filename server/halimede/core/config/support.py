@@ -10,54 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, auto
 from typing import Any
 
-from halimede.core.config.model_config import (
-    Accelerator,
-    AllVersions,
-    BatchInput,
-    BatchOutput,
-    CudaGraphLowerBound,
-    CudaGraphShape,
-    CudaGraphSpec,
-    EnsembleStep,
-    ExecutionAccelerators,
-    HistogramOptions,
-    LatestVersions,
-    MetricControl,
-    MetricIdentifier,
-    ModelConfig,
-    ModelDynamicBatching,
-    ModelEnsembling,
-    ModelInput,
-    ModelInstanceGroup,
-    ModelMetrics,
-    ModelOperations,
-    ModelOptimizationPolicy,
-    ModelOutput,
-    ModelParameter,
-    ModelQueuePolicy,
-    ModelRateLimiter,
-    ModelRepositoryAgents,
-    ModelResponseCache,
-    ModelSequenceBatching,
-    ModelTensorReshape,
-    ModelTransactionPolicy,
-    ModelVersionPolicy,
-    ModelWarmup,
-    OptimizationCuda,
-    OptimizationGraph,
-    PinnedMemoryBuffer,
-    RateLimiterResource,
-    RepositoryAgent,
-    SecondaryDevice,
-    SequenceControl,
-    SequenceControlInput,
-    SequenceInitialState,
-    SequenceState,
-    SpecificVersions,
-    StrategyDirect,
-    StrategyOldest,
-    WarmupInput,
-)
+from halimede.core.config import model_config
 from halimede.core.types import Problem
 
 
@@ -97,10 +50,12 @@ def _all(support: Support, *names: str) -> dict[str, Support]:
 _TENSORRT = ("tensorrt",)
 _CUDA = _no_effect(
     "only TensorRT takes CUDA graphs and events from the configuration",
-    OptimizationCuda(),
+    model_config.OptimizationCuda(),
     honoured_by=_TENSORRT,
 )
-_PINNED = _no_effect("tensors are not staged in pinned memory", PinnedMemoryBuffer(enable=True), honoured_by=_TENSORRT)
+_PINNED = _no_effect(
+    "tensors are not staged in pinned memory", model_config.PinnedMemoryBuffer(enable=True), honoured_by=_TENSORRT
+)
 _BACKEND_HINT = _no_effect("it is a hint for backends that do not exist here")
 _OP_LIBRARIES = Support(Treatment.NOT_YET, " for backends other than tensorflow", honoured_by=("tensorflow",))
 _WARMUP = _no_effect("warm-up is not supported yet: the first requests may take longer")
@@ -109,7 +64,7 @@ _METRICS = _no_effect("settings of single metrics are not supported yet")
 _RATES = _no_effect("rate limiting is not supported yet: executions start without waiting for resources")
 
 TABLE: Mapping[type, Mapping[str, Support]] = {
-    ModelConfig: {
+    model_config.ModelConfig: {
         **_all(HONOURED, "name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"),
         # Triton shows this for backends that are Python programs; here they always are.
         "runtime": Support(Treatment.NOT_YET, " with another value than model.py", usual="model.py"),
@@ -122,24 +77,24 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         # Only their fields have an effect: an empty message requests nothing.
         **_all(HONOURED, "model_operations", "model_repository_agents", "response_cache", "model_metrics"),
     },
-    ModelVersionPolicy: _all(HONOURED, "latest", "all", "specific"),
-    LatestVersions: _all(HONOURED, "num_versions"),
-    AllVersions: {},
-    SpecificVersions: _all(HONOURED, "versions"),
-    ModelInput: {
+    model_config.ModelVersionPolicy: _all(HONOURED, "latest", "all", "specific"),
+    model_config.LatestVersions: _all(HONOURED, "num_versions"),
+    model_config.AllVersions: {},
+    model_config.SpecificVersions: _all(HONOURED, "versions"),
+    model_config.ModelInput: {
         **_all(HONOURED, "name", "data_type", "format", "dims", "reshape", "allow_ragged_batch", "optional"),
         "is_shape_tensor": Support(Treatment.NOT_YET, honoured_by=_TENSORRT),
         "is_non_linear_format_io": NOT_YET,
     },
-    ModelOutput: {
+    model_config.ModelOutput: {
         **_all(HONOURED, "name", "data_type", "dims", "reshape", "label_filename"),
         "is_shape_tensor": Support(Treatment.NOT_YET, honoured_by=_TENSORRT),
         "is_non_linear_format_io": NOT_YET,
     },
-    ModelTensorReshape: _all(HONOURED, "shape"),
-    BatchInput: _all(HONOURED, "kind", "target_name", "data_type", "source_input"),
-    BatchOutput: _all(HONOURED, "target_name", "kind", "source_input"),
-    ModelOptimizationPolicy: {
+    model_config.ModelTensorReshape: _all(HONOURED, "shape"),
+    model_config.BatchInput: _all(HONOURED, "kind", "target_name", "data_type", "source_input"),
+    model_config.BatchOutput: _all(HONOURED, "target_name", "kind", "source_input"),
+    model_config.ModelOptimizationPolicy: {
         **_all(HONOURED, "graph", "execution_accelerators"),
         "priority": _no_effect("all models run at the same priority", honoured_by=_TENSORRT),
         "cuda": _CUDA,
@@ -147,34 +102,36 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         "gather_kernel_buffer_threshold": _no_effect("inputs are not gathered by a kernel"),
         "eager_batching": _BACKEND_HINT,
     },
-    OptimizationGraph: _all(HONOURED, "level"),
-    OptimizationCuda: {
+    model_config.OptimizationGraph: _all(HONOURED, "level"),
+    model_config.OptimizationCuda: {
         **_all(_CUDA, "graphs", "busy_wait_events", "graph_spec"),
         "output_copy_stream": _no_effect("an instance runs one batch at a time, so its copies overlap with nothing"),
     },
-    CudaGraphSpec: _all(_CUDA, "batch_size", "input", "graph_lower_bound"),
-    CudaGraphLowerBound: _all(_CUDA, "batch_size", "input"),
-    CudaGraphShape: _all(_CUDA, "dim"),
-    ExecutionAccelerators: _all(HONOURED, "gpu_execution_accelerator", "cpu_execution_accelerator"),
-    Accelerator: _all(HONOURED, "name", "parameters"),
-    PinnedMemoryBuffer: _all(_PINNED, "enable"),
-    ModelDynamicBatching: {
+    model_config.CudaGraphSpec: _all(_CUDA, "batch_size", "input", "graph_lower_bound"),
+    model_config.CudaGraphLowerBound: _all(_CUDA, "batch_size", "input"),
+    model_config.CudaGraphShape: _all(_CUDA, "dim"),
+    model_config.ExecutionAccelerators: _all(HONOURED, "gpu_execution_accelerator", "cpu_execution_accelerator"),
+    model_config.Accelerator: _all(HONOURED, "name", "parameters"),
+    model_config.PinnedMemoryBuffer: _all(_PINNED, "enable"),
+    model_config.ModelDynamicBatching: {
         **_all(HONOURED, "preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"),
         **_all(HONOURED, "default_queue_policy", "priority_levels", "default_priority_level", "priority_queue_policy"),
     },
-    ModelQueuePolicy: _all(
+    model_config.ModelQueuePolicy: _all(
         HONOURED, "timeout_action", "default_timeout_microseconds", "allow_timeout_override", "max_queue_size"
     ),
-    ModelSequenceBatching: _all(
+    model_config.ModelSequenceBatching: _all(
         HONOURED, "direct", "oldest", "max_sequence_idle_microseconds", "control_input", "state", "iterative_sequence"
     ),
-    StrategyDirect: _all(HONOURED, "max_queue_delay_microseconds", "minimum_slot_utilization"),
-    StrategyOldest: _all(
+    model_config.StrategyDirect: _all(HONOURED, "max_queue_delay_microseconds", "minimum_slot_utilization"),
+    model_config.StrategyOldest: _all(
         HONOURED, "max_candidate_sequences", "preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"
     ),
-    SequenceControlInput: _all(HONOURED, "name", "control"),
-    SequenceControl: _all(HONOURED, "kind", "int32_false_true", "fp32_false_true", "bool_false_true", "data_type"),
-    SequenceState: _all(
+    model_config.SequenceControlInput: _all(HONOURED, "name", "control"),
+    model_config.SequenceControl: _all(
+        HONOURED, "kind", "int32_false_true", "fp32_false_true", "bool_false_true", "data_type"
+    ),
+    model_config.SequenceState: _all(
         HONOURED,
         "input_name",
         "output_name",
@@ -184,38 +141,40 @@ TABLE: Mapping[type, Mapping[str, Support]] = {
         "use_same_buffer_for_input_output",
         "use_growable_memory",
     ),
-    SequenceInitialState: _all(HONOURED, "data_type", "dims", "zero_data", "data_file", "name"),
-    ModelEnsembling: _all(HONOURED, "step", "max_inflight_requests"),
-    EnsembleStep: {
+    model_config.SequenceInitialState: _all(HONOURED, "data_type", "dims", "zero_data", "data_file", "name"),
+    model_config.ModelEnsembling: _all(HONOURED, "step", "max_inflight_requests"),
+    model_config.EnsembleStep: {
         **_all(HONOURED, "model_name", "model_version", "input_map", "output_map", "when"),
         "model_namespace": NOT_YET,
     },
-    ModelInstanceGroup: {
+    model_config.ModelInstanceGroup: {
         **_all(HONOURED, "name", "kind", "count", "rate_limiter", "gpus", "passive"),
         "secondary_devices": _no_effect("no backend here uses a secondary device"),
         "profile": _no_effect("only TensorRT engines have optimization profiles", honoured_by=_TENSORRT),
         "host_policy": _no_effect("instances are not bound to processors or memory"),
     },
-    ModelRateLimiter: _all(_RATES, "resources", "priority"),
-    RateLimiterResource: _all(_RATES, "name", "global_", "count"),
-    SecondaryDevice: _all(_no_effect("no backend here uses a secondary device"), "kind", "device_id"),
-    ModelParameter: _all(HONOURED, "string_value"),
-    ModelWarmup: _all(_WARMUP, "name", "batch_size", "inputs", "count"),
-    WarmupInput: _all(_WARMUP, "data_type", "dims", "zero_data", "random_data", "input_data_file"),
-    ModelOperations: {"op_library_filename": _OP_LIBRARIES},
-    ModelTransactionPolicy: _all(HONOURED, "decoupled"),
-    ModelRepositoryAgents: _all(NOT_YET, "agents"),
-    RepositoryAgent: _all(NOT_YET, "name", "parameters"),
-    ModelResponseCache: _all(_CACHE, "enable"),
-    ModelMetrics: _all(_METRICS, "metric_control"),
-    MetricControl: _all(_METRICS, "metric_identifier", "histogram_options"),
-    MetricIdentifier: _all(_METRICS, "family"),
-    HistogramOptions: _all(_METRICS, "buckets"),
+    model_config.ModelRateLimiter: _all(_RATES, "resources", "priority"),
+    model_config.RateLimiterResource: _all(_RATES, "name", "global_", "count"),
+    model_config.SecondaryDevice: _all(_no_effect("no backend here uses a secondary device"), "kind", "device_id"),
+    model_config.ModelParameter: _all(HONOURED, "string_value"),
+    model_config.ModelWarmup: _all(_WARMUP, "name", "batch_size", "inputs", "count"),
+    model_config.WarmupInput: _all(_WARMUP, "data_type", "dims", "zero_data", "random_data", "input_data_file"),
+    model_config.ModelOperations: {"op_library_filename": _OP_LIBRARIES},
+    model_config.ModelTransactionPolicy: _all(HONOURED, "decoupled"),
+    model_config.ModelRepositoryAgents: _all(NOT_YET, "agents"),
+    model_config.RepositoryAgent: _all(NOT_YET, "name", "parameters"),
+    model_config.ModelResponseCache: _all(_CACHE, "enable"),
+    model_config.ModelMetrics: _all(_METRICS, "metric_control"),
+    model_config.MetricControl: _all(_METRICS, "metric_identifier", "histogram_options"),
+    model_config.MetricIdentifier: _all(_METRICS, "family"),
+    model_config.HistogramOptions: _all(_METRICS, "buckets"),
 }
 """By message and field name. Entries below a field that is not honoured repeat its treatment and are not read."""
 
 
-def check_support(config: ModelConfig, backend: str = "") -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
+def check_support(
+    config: model_config.ModelConfig, backend: str = ""
+) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
     """Fields that are set but have no effect here: refusals, which fail the load, and notes for the log.
 
     `backend` is the model's, "" if it is not known.
@@ -232,7 +191,7 @@ def check_support(config: ModelConfig, backend: str = "") -> tuple[tuple[Problem
     return tuple(refusals), tuple(notes)
 
 
-def check_devices(config: ModelConfig, kinds: Collection[str]) -> tuple[Problem, ...]:
+def check_devices(config: model_config.ModelConfig, kinds: Collection[str]) -> tuple[Problem, ...]:
     """Notes on GPU settings if no instance runs on a GPU. `kinds` are the kinds of the instances."""
     accelerators = config.optimization.execution_accelerators if config.optimization is not None else None
     if accelerators is None or not accelerators.gpu_execution_accelerator or "GPU" in kinds:

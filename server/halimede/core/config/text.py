@@ -78,7 +78,7 @@ def parse_pbtxt(text: str | bytes) -> tuple[MessageNode, Problem | None]:
     tokens = _Tokens(_decode(text), _PBTXT)
     try:
         _pbtxt_fields(tokens, root, closer="", depth=0)
-    except _SyntaxError as error:
+    except TextError as error:
         return root, error.problem
     return root, None
 
@@ -93,7 +93,7 @@ def parse_json(text: str | bytes) -> tuple[MessageNode, Problem | None]:
         _json_contents(tokens, root, depth=1)
         if tokens.text:
             raise tokens.expected("the end of the text")
-    except _SyntaxError as error:
+    except TextError as error:
         return root, error.problem
     return root, None
 
@@ -139,7 +139,9 @@ _JSON_ESCAPE = re.compile(rf"""\\(?:(?P<char>["\\/bfnrt])|{_PAIR}|u(?P<code>[0-9
 _CHARACTERS = {"a": b"\a", "b": b"\b", "f": b"\f", "n": b"\n", "r": b"\r", "t": b"\t", "v": b"\v"}
 
 
-class _SyntaxError(Exception):
+class TextError(Exception):
+    """A syntax error, at which parsing stops."""
+
     def __init__(self, message: str, line: int, column: int) -> None:
         super().__init__(message)
         self.problem = Problem(message, line=line, column=column)
@@ -169,7 +171,7 @@ class _Tokens:
                 self.column = match.start() - self._line_start + 1
                 self._left -= 1
                 if self._left < 0:
-                    raise _SyntaxError(f"more than {MAX_TOKENS} names, values and brackets", self.line, self.column)
+                    raise TextError(f"more than {MAX_TOKENS} names, values and brackets", self.line, self.column)
                 return
             if newlines := text.count("\n"):
                 self.line += newlines
@@ -189,7 +191,7 @@ class _Tokens:
             match = escape.match(body, slash)
             if match is None:
                 what = f"'{printable(body[slash : slash + 2])}' is not a valid escape; a backslash is written '\\\\'"
-                raise _SyntaxError(what, self.line, self.column + 1 + slash)
+                raise TextError(what, self.line, self.column + 1 + slash)
             parts.append(_encode(body[at:slash]))
             parts.append(_escaped(match))
             at = match.end()
@@ -197,7 +199,7 @@ class _Tokens:
         self.advance()
         return b"".join(parts)
 
-    def expected(self, what: str) -> _SyntaxError:
+    def expected(self, what: str) -> TextError:
         """A syntax error: `what` was expected, but the next token is something else."""
         match self.kind:
             case "end":
@@ -208,12 +210,12 @@ class _Tokens:
                 found = f"the string {printable(self.text)}"
             case _:
                 found = f"'{printable(self.text)}'"
-        return _SyntaxError(f"expected {what}, found {found}", self.line, self.column)
+        return TextError(f"expected {what}, found {found}", self.line, self.column)
 
     def check_depth(self, depth: int) -> None:
         """Raise a syntax error if the message or list that opens here is nested too deep."""
         if depth > MAX_DEPTH:
-            raise _SyntaxError(f"nested more than {MAX_DEPTH} deep", self.line, self.column)
+            raise TextError(f"nested more than {MAX_DEPTH} deep", self.line, self.column)
 
 
 _CLOSER = {"{": "}", "<": ">"}

@@ -20,6 +20,7 @@ from halimede.core.config.text import (
     Node,
     Scalar,
     ScalarKind,
+    TextError,
     printable,
 )
 from halimede.core.types import Problem
@@ -34,15 +35,9 @@ def parse_yaml(text: str | bytes) -> tuple[MessageNode, Problem | None]:
     try:
         for event in _events(_decoded(text)):
             tree.add(event)
-    except _YamlError as error:
+    except TextError as error:
         return tree.root, error.problem
     return tree.root, None
-
-
-class _YamlError(Exception):
-    def __init__(self, message: str, line: int, column: int) -> None:
-        super().__init__(message)
-        self.problem = Problem(message, line=line, column=column)
 
 
 def _decoded(text: str | bytes) -> str:
@@ -59,8 +54,8 @@ def _decoded(text: str | bytes) -> str:
     return decoded
 
 
-def _error_at(before: str, message: str) -> _YamlError:
-    return _YamlError(message, before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
+def _error_at(before: str, message: str) -> TextError:
+    return TextError(message, before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1)
 
 
 def _events(text: str) -> Iterator[yaml.Event]:
@@ -69,9 +64,9 @@ def _events(text: str) -> Iterator[yaml.Event]:
         yield from yaml.parse(text, Loader=yaml.CSafeLoader)
     except yaml.MarkedYAMLError as error:
         reason = " ".join(part for part in (error.context, error.problem) if part)
-        raise _YamlError(f"not YAML: {printable(reason)}", *_place(error.problem_mark)) from None
+        raise TextError(f"not YAML: {printable(reason)}", *_place(error.problem_mark)) from None
     except yaml.YAMLError as error:
-        raise _YamlError(f"not YAML: {printable(str(error))}", 1, 1) from None
+        raise TextError(f"not YAML: {printable(str(error))}", 1, 1) from None
 
 
 def _place(mark: Any) -> tuple[int, int]:  # Any: the library has one class in Python and another in C
@@ -95,23 +90,23 @@ class _Tree:
             case yaml.DocumentStartEvent():
                 self._documents += 1
                 if self._documents > 1:
-                    raise _YamlError("a second document; a configuration is one", line, column)
+                    raise TextError("a second document; a configuration is one", line, column)
             case yaml.CollectionEndEvent():
                 self._open.pop()
                 self._keys.pop()
             case yaml.AliasEvent():
-                raise _YamlError("an alias (*); write the value out, or quote the text", line, column)
+                raise TextError("an alias (*); write the value out, or quote the text", line, column)
             case yaml.ScalarEvent() | yaml.CollectionStartEvent():
                 self._add_node(event, line, column)
 
     def _add_node(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, line: int, column: int) -> None:
         if event.anchor is not None:
-            raise _YamlError("an anchor (&); write the value out, or quote the text", line, column)
+            raise TextError("an anchor (&); write the value out, or quote the text", line, column)
         if event.tag is not None:
-            raise _YamlError("a tag (!); leave it out, since the field gives the type, or quote the text", line, column)
+            raise TextError("a tag (!); leave it out, since the field gives the type, or quote the text", line, column)
         self._left -= 1
         if self._left < 0:
-            raise _YamlError(f"more than {MAX_TOKENS} names and values", line, column)
+            raise TextError(f"more than {MAX_TOKENS} names and values", line, column)
         node: Node
         match event:
             case yaml.MappingStartEvent():
@@ -123,7 +118,7 @@ class _Tree:
         self._put(node)
         if not isinstance(node, Scalar):
             if len(self._open) == MAX_DEPTH:
-                raise _YamlError(f"nested more than {MAX_DEPTH} deep", line, column)
+                raise TextError(f"nested more than {MAX_DEPTH} deep", line, column)
             self._open.append(node)
             self._keys.append(None)
 
@@ -132,14 +127,14 @@ class _Tree:
         if not self._open:
             is_nothing = isinstance(node, Scalar) and node.kind is ScalarKind.PLAIN and not node.text
             if node is not self.root and not is_nothing:
-                raise _YamlError("expected fields, such as 'max_batch_size: 8'", node.line, node.column)
+                raise TextError("expected fields, such as 'max_batch_size: 8'", node.line, node.column)
             return
         parent, key = self._open[-1], self._keys[-1]
         if isinstance(parent, ListNode):
             parent.items.append(node)
         elif key is None:
             if not isinstance(node, Scalar):
-                raise _YamlError("a list or an object as a key; a key is text", node.line, node.column)
+                raise TextError("a list or an object as a key; a key is text", node.line, node.column)
             self._keys[-1] = node
         else:
             parent.fields.append(FieldNode(key.text, node, key.line, key.column, colon=True))

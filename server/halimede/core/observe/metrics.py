@@ -44,10 +44,9 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Valued(Generic[S]):
+class Valued(Family, Generic[S]):
     """A family with one value per subject; None for an unknown value."""
 
-    family: Family
     value: Callable[[S], Number | None]
 
 
@@ -63,318 +62,258 @@ class Group:
 
 MODEL_FAMILIES: tuple[Valued[ModelSample], ...] = (
     Valued(
-        Family(
-            "nv_inference_request_success",
-            "counter",
-            "Number of successful inference requests, all batch sizes",
-            "requests",
-            "When the last answer of a request is sent, and none of its answers is an error.",
-        ),
+        "nv_inference_request_success",
+        "counter",
+        "Number of successful inference requests, all batch sizes",
+        "requests",
+        "When the last answer of a request is sent, and none of its answers is an error.",
         lambda model: model.stats.success_count,
     ),
     Valued(
-        Family(
-            "nv_inference_count",
-            "counter",
-            "Number of inferences performed (does not include cached requests)",
-            "rows",
-            "With each successful request, by its batch size.",
-        ),
+        "nv_inference_count",
+        "counter",
+        "Number of inferences performed (does not include cached requests)",
+        "rows",
+        "With each successful request, by its batch size.",
         lambda model: model.stats.inference_count,
     ),
     Valued(
-        Family(
-            "nv_inference_exec_count",
-            "counter",
-            "Number of model executions performed (does not include cached requests)",
-            "executions",
-            "When an instance finishes a batch. A batch that fails in a backend other than `python` does not count.",
-        ),
+        "nv_inference_exec_count",
+        "counter",
+        "Number of model executions performed (does not include cached requests)",
+        "executions",
+        "When an instance finishes a batch. A batch that fails in a backend other than `python` does not count.",
         lambda model: model.stats.execution_count,
     ),
     Valued(
-        Family(
-            "nv_inference_request_duration_us",
-            "counter",
-            "Cumulative inference request duration in microseconds (includes cached requests)",
-            "microseconds",
-            "With each successful request: from its arrival to its last answer.",
-        ),
+        "nv_inference_request_duration_us",
+        "counter",
+        "Cumulative inference request duration in microseconds (includes cached requests)",
+        "microseconds",
+        "With each successful request: from its arrival to its last answer.",
         lambda model: model.stats.request_ns // NS_PER_US,
     ),
     Valued(
-        Family(
-            "nv_inference_queue_duration_us",
-            "counter",
-            "Cumulative inference queuing duration in microseconds (includes cached requests)",
-            "microseconds",
-            "With each successful request: from its arrival until an instance gets its batch.",
-        ),
+        "nv_inference_queue_duration_us",
+        "counter",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        "microseconds",
+        "With each successful request: from its arrival until an instance gets its batch.",
         lambda model: model.stats.queue.ns // NS_PER_US,
     ),
     Valued(
-        Family(
-            "nv_inference_compute_input_duration_us",
-            "counter",
-            "Cumulative compute input duration in microseconds (does not include cached requests)",
-            "microseconds",
-            "With each successful request: from the end of queueing until the model begins to compute. Each request of "
-            "a batch adds the time of the whole batch, and an ensemble has the sums of its steps; this holds for the "
-            "next two metrics too.",
-        ),
+        "nv_inference_compute_input_duration_us",
+        "counter",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+        "microseconds",
+        "With each successful request: from the end of queueing until the model begins to compute. Each request of "
+        "a batch adds the time of the whole batch, and an ensemble has the sums of its steps; this holds for the "
+        "next two metrics too.",
         lambda model: model.stats.input_ns // NS_PER_US,
     ),
     Valued(
-        Family(
-            "nv_inference_compute_infer_duration_us",
-            "counter",
-            "Cumulative compute inference duration in microseconds (does not include cached requests)",
-            "microseconds",
-            "With each successful request: from the start to the end of the computation, which is the last answer for "
-            "a decoupled model or one with a response sender.",
-        ),
+        "nv_inference_compute_infer_duration_us",
+        "counter",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+        "microseconds",
+        "With each successful request: from the start to the end of the computation, which is the last answer for "
+        "a decoupled model or one with a response sender.",
         lambda model: model.stats.infer_ns // NS_PER_US,
     ),
     Valued(
-        Family(
-            "nv_inference_compute_output_duration_us",
-            "counter",
-            "Cumulative inference compute output duration in microseconds (does not include cached requests)",
-            "microseconds",
-            "With each successful request: from the end of the computation until the server has the (last) answer.",
-        ),
+        "nv_inference_compute_output_duration_us",
+        "counter",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+        "microseconds",
+        "With each successful request: from the end of the computation until the server has the (last) answer.",
         lambda model: model.stats.output_ns // NS_PER_US,
     ),
     Valued(
-        Family(
-            "nv_inference_pending_request_count",
-            "gauge",
-            "Instantaneous number of pending requests awaiting execution per-model.",
-            "requests",
-            "At the scrape.",
-        ),
+        "nv_inference_pending_request_count",
+        "gauge",
+        "Instantaneous number of pending requests awaiting execution per-model.",
+        "requests",
+        "At the scrape.",
         lambda model: model.load.queued,
     ),
     Valued(
-        Family(
-            "nv_model_load_duration_secs",
-            "gauge",
-            "Model load time in seconds",
-            "seconds",
-            "When the model is loaded; includes the start of its instances.",
-        ),
+        "nv_model_load_duration_secs",
+        "gauge",
+        "Model load time in seconds",
+        "seconds",
+        "When the model is loaded; includes the start of its instances.",
         lambda model: model.load_seconds,
     ),
     Valued(
-        Family(
-            "halimede_queue_requests",
-            "gauge",
-            "Requests that are queued and not executing",
-            "requests",
-            "At the scrape; the same as `nv_inference_pending_request_count`. In an ensemble only requests with a call "
-            "that waits because of `max_inflight_requests`: all others are requests of its steps' models.",
-        ),
+        "halimede_queue_requests",
+        "gauge",
+        "Requests that are queued and not executing",
+        "requests",
+        "At the scrape; the same as `nv_inference_pending_request_count`. In an ensemble only requests with a call "
+        "that waits because of `max_inflight_requests`: all others are requests of its steps' models.",
         lambda model: model.load.queued,
     ),
     Valued(
-        Family(
-            "halimede_executing_requests",
-            "gauge",
-            "Requests that an instance is executing",
-            "requests",
-            "At the scrape; a request of a decoupled model counts until its last answer. 0 for an ensemble: its steps' "
-            "models execute.",
-        ),
+        "halimede_executing_requests",
+        "gauge",
+        "Requests that an instance is executing",
+        "requests",
+        "At the scrape; a request of a decoupled model counts until its last answer. 0 for an ensemble: its steps' "
+        "models execute.",
         lambda model: model.load.executing,
     ),
     Valued(
-        Family(
-            "halimede_queue_oldest_request_seconds",
-            "gauge",
-            "How long the oldest queued request has waited, 0 when none is queued",
-            "seconds",
-            "At the scrape.",
-        ),
+        "halimede_queue_oldest_request_seconds",
+        "gauge",
+        "How long the oldest queued request has waited, 0 when none is queued",
+        "seconds",
+        "At the scrape.",
         lambda model: model.load.oldest_wait_ns / NS_PER_S,
     ),
     Valued(
-        Family(
-            "halimede_worker_restarts_total",
-            "counter",
-            "Processes of instances that were restarted after they ended",
-            "processes",
-            "When the new process is ready. Instances on threads have no process.",
-        ),
+        "halimede_worker_restarts_total",
+        "counter",
+        "Processes of instances that were restarted after they ended",
+        "processes",
+        "When the new process is ready. Instances on threads have no process.",
         lambda model: model.stats.worker_restarts,
     ),
     Valued(
-        Family(
-            "halimede_parked_instances",
-            "gauge",
-            "Instances that are not restarted for minutes because their processes ended too often",
-            "instances",
-            "From the fifth end of an instance's process within a minute, or the fifth start in a row that fails, "
-            "until it runs again.",
-        ),
+        "halimede_parked_instances",
+        "gauge",
+        "Instances that are not restarted for minutes because their processes ended too often",
+        "instances",
+        "From the fifth end of an instance's process within a minute, or the fifth start in a row that fails, "
+        "until it runs again.",
         lambda model: model.load.parked,
     ),
     Valued(
-        Family(
-            "halimede_unstartable_instances",
-            "gauge",
-            "Instances whose processes the machine does not start: no file, no memory, no process",
-            "instances",
-            "From the time when a start is tried only every 10 seconds until the instance runs again.",
-        ),
+        "halimede_unstartable_instances",
+        "gauge",
+        "Instances whose processes the machine does not start: no file, no memory, no process",
+        "instances",
+        "From the time when a start is tried only every 10 seconds until the instance runs again.",
         lambda model: model.load.unstartable,
     ),
     Valued(
-        Family(
-            "halimede_ensemble_requests",
-            "gauge",
-            "Requests of the ensemble whose steps are executed",
-            "requests",
-            "At the scrape. Only ensembles: the requests of their steps count at the steps' models.",
-        ),
+        "halimede_ensemble_requests",
+        "gauge",
+        "Requests of the ensemble whose steps are executed",
+        "requests",
+        "At the scrape. Only ensembles: the requests of their steps count at the steps' models.",
         lambda model: model.load.in_steps,
     ),
     Valued(
-        Family(
-            "halimede_sequences_open",
-            "gauge",
-            "Sequences that have a slot of an instance or wait for one",
-            "sequences",
-            "At the scrape. Only models with `sequence_batching`, except iterative ones.",
-        ),
+        "halimede_sequences_open",
+        "gauge",
+        "Sequences that have a slot of an instance or wait for one",
+        "sequences",
+        "At the scrape. Only models with `sequence_batching`, except iterative ones.",
         lambda model: None if model.load.sequences is None else model.load.sequences.open,
     ),
     Valued(
-        Family(
-            "halimede_sequence_slots",
-            "gauge",
-            "Sequences that the instances can have at a time",
-            "sequences",
-            "At the scrape; without instances whose process has ended. Models as above.",
-        ),
+        "halimede_sequence_slots",
+        "gauge",
+        "Sequences that the instances can have at a time",
+        "sequences",
+        "At the scrape; without instances whose process has ended. Models as above.",
         lambda model: None if model.load.sequences is None else model.load.sequences.seats,
     ),
 )
 
 INSTANCE_FAMILIES: tuple[Valued[InstanceSample], ...] = (
     Valued(
-        Family(
-            "halimede_instance_busy_seconds_total",
-            "counter",
-            "Time that the instance had an execution under way",
-            "seconds",
-            "At the scrape, so an execution counts while it runs. Executions of one instance that overlap count once.",
-        ),
+        "halimede_instance_busy_seconds_total",
+        "counter",
+        "Time that the instance had an execution under way",
+        "seconds",
+        "At the scrape, so an execution counts while it runs. Executions of one instance that overlap count once.",
         lambda instance: instance.busy.total_ns / NS_PER_S,
     ),
     Valued(
-        Family(
-            "halimede_instance_busy_ratio",
-            "gauge",
-            "Part of the last 15 seconds that the instance had an execution under way [0.0 - 1.0]",
-            "ratio",
-            "At the scrape, over the last 15 to 16 s; over the time since the load if that is shorter.",
-        ),
+        "halimede_instance_busy_ratio",
+        "gauge",
+        "Part of the last 15 seconds that the instance had an execution under way [0.0 - 1.0]",
+        "ratio",
+        "At the scrape, over the last 15 to 16 s; over the time since the load if that is shorter.",
         lambda instance: instance.busy.ratio,
     ),
 )
 
 GPU_FAMILIES: tuple[Valued[GpuSample], ...] = (
     Valued(
-        Family(
-            "nv_gpu_utilization",
-            "gauge",
-            "GPU utilization rate [0.0 - 1.0)",
-            "ratio",
-            "Read every `--metrics-interval-ms`.",
-        ),
+        "nv_gpu_utilization",
+        "gauge",
+        "GPU utilization rate [0.0 - 1.0)",
+        "ratio",
+        "Read every `--metrics-interval-ms`.",
         lambda gpu: gpu.utilization,
     ),
     Valued(
-        Family(
-            "nv_gpu_memory_total_bytes",
-            "gauge",
-            "GPU total memory, in bytes",
-            "bytes",
-            "Read every `--metrics-interval-ms`.",
-        ),
+        "nv_gpu_memory_total_bytes",
+        "gauge",
+        "GPU total memory, in bytes",
+        "bytes",
+        "Read every `--metrics-interval-ms`.",
         lambda gpu: gpu.memory_total_bytes,
     ),
     Valued(
-        Family(
-            "nv_gpu_memory_used_bytes",
-            "gauge",
-            "GPU used memory, in bytes",
-            "bytes",
-            "Read every `--metrics-interval-ms`.",
-        ),
+        "nv_gpu_memory_used_bytes",
+        "gauge",
+        "GPU used memory, in bytes",
+        "bytes",
+        "Read every `--metrics-interval-ms`.",
         lambda gpu: gpu.memory_used_bytes,
     ),
     Valued(
-        Family(
-            "nv_gpu_power_usage",
-            "gauge",
-            "GPU power usage in watts",
-            "watts",
-            "Read every `--metrics-interval-ms`.",
-        ),
+        "nv_gpu_power_usage",
+        "gauge",
+        "GPU power usage in watts",
+        "watts",
+        "Read every `--metrics-interval-ms`.",
         lambda gpu: gpu.power_usage_watts,
     ),
     Valued(
-        Family(
-            "nv_gpu_power_limit",
-            "gauge",
-            "GPU power management limit in watts",
-            "watts",
-            "Read every `--metrics-interval-ms`.",
-        ),
+        "nv_gpu_power_limit",
+        "gauge",
+        "GPU power management limit in watts",
+        "watts",
+        "Read every `--metrics-interval-ms`.",
         lambda gpu: gpu.power_limit_watts,
     ),
     Valued(
-        Family(
-            "nv_energy_consumption",
-            "counter",
-            "GPU energy consumption in joules since the Triton Server started",
-            "joules",
-            "Read every `--metrics-interval-ms`.",
-        ),
+        "nv_energy_consumption",
+        "counter",
+        "GPU energy consumption in joules since the Triton Server started",
+        "joules",
+        "Read every `--metrics-interval-ms`.",
         lambda gpu: gpu.energy_joules,
     ),
 )
 
 SYSTEM_FAMILIES: tuple[Valued[SystemSample], ...] = (
     Valued(
-        Family(
-            "nv_cpu_utilization",
-            "gauge",
-            "CPU utilization rate [0.0 - 1.0]",
-            "ratio",
-            "Read every `--metrics-interval-ms`.",
-        ),
+        "nv_cpu_utilization",
+        "gauge",
+        "CPU utilization rate [0.0 - 1.0]",
+        "ratio",
+        "Read every `--metrics-interval-ms`.",
         lambda system: system.cpu_utilization,
     ),
     Valued(
-        Family(
-            "nv_cpu_memory_total_bytes",
-            "gauge",
-            "CPU total memory (RAM), in bytes",
-            "bytes",
-            "Read every `--metrics-interval-ms`.",
-        ),
+        "nv_cpu_memory_total_bytes",
+        "gauge",
+        "CPU total memory (RAM), in bytes",
+        "bytes",
+        "Read every `--metrics-interval-ms`.",
         lambda system: system.memory_total_bytes,
     ),
     Valued(
-        Family(
-            "nv_cpu_memory_used_bytes",
-            "gauge",
-            "CPU used memory (RAM), in bytes",
-            "bytes",
-            "Read every `--metrics-interval-ms`.",
-        ),
+        "nv_cpu_memory_used_bytes",
+        "gauge",
+        "CPU used memory (RAM), in bytes",
+        "bytes",
+        "Read every `--metrics-interval-ms`.",
         lambda system: system.memory_used_bytes,
     ),
 )
@@ -442,7 +381,7 @@ GROUPS = (
         "are on one GPU or MIG slice, the `nv_inference_*` metrics, failures too, have its UUID as the label "
         "`gpu_uuid`; a model on several devices has no such label, because its counters are sums over all of them.",
         ("model", "version"),
-        (*(valued.family for valued in MODEL_FAMILIES), DURATIONS, FIRST_RESPONSES),
+        (*MODEL_FAMILIES, DURATIONS, FIRST_RESPONSES),
     ),
     Group("Queues", "For each loaded model version.", ("model", "outcome", "version"), (WAITS,)),
     Group(
@@ -450,7 +389,7 @@ GROUPS = (
         "For each instance of a loaded model version. `instance` is its name, `device` the UUID of its GPU or MIG "
         "slice, `cpu`, or `model` if the model chooses its devices.",
         ("device", "instance", "model", "version"),
-        tuple(valued.family for valued in INSTANCE_FAMILIES),
+        INSTANCE_FAMILIES,
     ),
     Group("Failures", "For each loaded model version.", ("model", "reason", "version"), (FAILURES,)),
     Group("States", "For each model version that is ready or should be.", ("model", "state", "version"), (STATE,)),
@@ -459,13 +398,13 @@ GROUPS = (
         "For each GPU or MIG slice that the server uses, by its UUID. A slice has memory, and utilization if the "
         "driver measures it (NVML's GPM, from Hopper on). No series with `--allow-gpu-metrics=false`.",
         ("gpu_uuid",),
-        tuple(valued.family for valued in GPU_FAMILIES),
+        GPU_FAMILIES,
     ),
     Group(
         "CPU and memory",
         "For the container, or the machine; no series with `--allow-cpu-metrics=false`.",
         (),
-        tuple(valued.family for valued in SYSTEM_FAMILIES),
+        SYSTEM_FAMILIES,
     ),
     Group("The server", "", (), (DROPPED,)),
     Group("Processes of the server", "", ("process",), (HUNG,)),

@@ -60,10 +60,10 @@ def render(
     `first_responses` there is no histogram of them. `custom` renders the parts that come after all others, in steps of
     its own.
     """
-    valued = [each for each in MODEL_FAMILIES if latencies or not each.family.name.endswith("_duration_us")]
-    texts = [(each.value, each.family.text(), each.family.name.startswith(OF_REQUESTS)) for each in valued]
+    valued = [each for each in MODEL_FAMILIES if latencies or not each.name.endswith("_duration_us")]
+    texts = [(each.value, each.text(), each.name.startswith(OF_REQUESTS)) for each in valued]
     failures, durations, waits, state_text = FAILURES.text(), DURATIONS.text(), WAITS.text(), STATE.text()
-    busy_texts = [(each.value, each.family.text()) for each in INSTANCE_FAMILIES]
+    busy_texts = [(each.value, each.text()) for each in INSTANCE_FAMILIES]
     first_text: FamilyText | None = None
     for number, model in enumerate(models, 1):
         tags, head, tail = _labels(model)
@@ -142,7 +142,7 @@ def _add_waits(waits: FamilyText, head: str, tail: str, stats: ModelStats) -> No
 def _texts(families: Iterable[Valued[S]], subjects: Sequence[tuple[str, S]]) -> list[bytes]:
     parts: list[bytes] = []
     for each in families:
-        text = each.family.text()
+        text = each.text()
         for labels, subject in subjects:
             value = each.value(subject)
             if value is not None:

@@ -59,29 +59,6 @@ class ModelStats:
     response with outputs, and `first_response_ns` is the sum of these times; empty for any other model.
     """
 
-    __slots__ = (
-        "_batches",
-        "_responses",
-        "decoupled",
-        "fail_ns",
-        "failed_waits",
-        "failures",
-        "first_response_buckets",
-        "first_response_ns",
-        "infer_ns",
-        "inference_count",
-        "input_ns",
-        "last_inference_ms",
-        "name",
-        "output_ns",
-        "queue",
-        "request_buckets",
-        "request_ns",
-        "success_count",
-        "version",
-        "worker_restarts",
-    )
-
     def __init__(self, name: str, version: str, *, decoupled: bool = False, has_queue: bool = True) -> None:
         self.name = name
         self.version = version

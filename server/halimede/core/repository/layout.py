@@ -10,27 +10,6 @@ from halimede.core.config.names import model_name_problem
 from halimede.core.types import Device, ErrorCode, InferenceError
 from halimede.core.types.error import clip
 
-__all__ = [
-    "DEFAULT_ARTIFACTS",
-    "ENSEMBLE_PLATFORM",
-    "MAX_VERSION",
-    "PLATFORMS",
-    "SEVERAL_PLACES",
-    "SHARED_SUFFIXES",
-    "Artifact",
-    "detect_backend",
-    "duplicate_problem",
-    "is_model_directory",
-    "is_source_name",
-    "is_version",
-    "load_name_problem",
-    "model_filename",
-    "model_name_problem",
-    "no_model_warnings",
-    "no_name_problem",
-    "version_directories",
-]
-
 MAX_VERSION = 2**63 - 1
 
 # Directories that the layout uses for other purposes than versions. No warning is logged for them, nor for hidden ones

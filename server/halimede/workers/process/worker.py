@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from contextlib import suppress
+from typing import Self
 
 from halimede.backends.hosting import WorkerSpec
 from halimede.core.config.model_config import ModelConfig
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class ProcessWorker:
-    """One instance. Made by `start`; all methods are called on the loop."""
+    """One instance. All methods are called on the loop."""
 
     def __init__(
         self,
@@ -85,29 +86,15 @@ class ProcessWorker:
     def __repr__(self) -> str:
         return f"<ProcessWorker {self.name} {self._supervision.state.value} requests={len(self._requests)}>"
 
-    @classmethod
-    async def start(
-        cls,
-        spec: WorkerSpec,
-        config: ModelConfig,
-        checker: ReplyChecker,
-        program: Program,
-        launcher: Launcher,
-        services: Services,
-        owner: str,
-        on_event: OnEvent,
-        loop: asyncio.AbstractEventLoop,
-        states: HeldStates,
-    ) -> "ProcessWorker":
+    async def start(self) -> Self:
         """Start the process and the instance in it; InferenceError if either fails. If cancelled, kills the process.
 
-        The load reports a failure of the first start; the worker itself handles later deaths.
+        Called once, first. The load reports a failure of this start; the worker itself handles later deaths.
         """
-        worker = cls(spec, config, checker, program, launcher, services, owner, on_event, loop, states)
-        await start_first(spec, worker._start_process)
-        worker._supervision.on(SupervisorEvent.STARTED, time.monotonic_ns())
-        worker._supervising = loop.create_task(worker._supervise())
-        return worker
+        await start_first(self._spec, self._start_process)
+        self._supervision.on(SupervisorEvent.STARTED, time.monotonic_ns())
+        self._supervising = self._loop.create_task(self._supervise())
+        return self
 
     @property
     def pid(self) -> int | None:

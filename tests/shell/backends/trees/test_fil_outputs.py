@@ -8,7 +8,7 @@ import pytest
 from halimede.backends.trees import shap as shap_module
 from halimede.backends.trees.backend import TreeModel
 from halimede.backends.trees.options import read_options
-from halimede.core.config.model_config import ModelInput, ModelOutput, ModelTensorReshape
+from halimede.core.config.model_config import ModelInput, ModelInstanceGroup, ModelOutput, ModelTensorReshape
 from halimede.core.types import DataType, ErrorCode, InferenceError
 from support.lazily import Lazily
 from support.processes import holding_no_more
@@ -138,7 +138,7 @@ def test_each_disagreement_is_named(binary):
 
 def test_instances_share_a_session_unless_they_have_threads_of_their_own(binary):
     for threads, share in ((), True), ({"cpu_nthread": "2"}, False):
-        settings = config([1], **dict(threads))
+        settings = replace(config([1], **dict(threads)), instance_group=(ModelInstanceGroup(count=2),))
         model = TreeModel(settings, binary[1], read_options(settings, "m"), "m")
         first, second = model.create_instance(CPU), model.create_instance(CPU)
         assert (first._session is second._session) is share

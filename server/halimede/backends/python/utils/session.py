@@ -12,19 +12,6 @@ from halimede.core.types import ErrorCode, InferenceError
 class Session:
     """One hosted instance. A process has one; only tests create several, one after another."""
 
-    __slots__ = (
-        "_unknown",
-        "decoupled",
-        "host",
-        "model_dir",
-        "output_names",
-        "released",
-        "reschedules",
-        "sender_lock",
-        "serves",
-        "strict_outputs",
-    )
-
     def __init__(
         self,
         host: Host,
