@@ -14,7 +14,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as grpcclient_aio
 import tritonclient.http.aio as httpclient_aio
 from tritonclient.grpc import service_pb2 as pb
@@ -303,19 +302,6 @@ def test_a_request_timeout_limits_only_the_time_in_the_queue(
     assert running.result(30).status == 200
 
 
-def test_a_request_without_outputs_gets_all_outputs(
-    server: RunningServer, stub: service_pb2_grpc.GRPCInferenceServiceStub
-) -> None:
-    tensors = [{"name": f"IN{n}", "shape": [1, 16], "datatype": "FP32", "data": [n] * 16} for n in range(2)]
-    for asked in ({}, {"outputs": []}):
-        answer = server.post("/v2/models/two/infer", {"inputs": tensors, **asked})
-        assert [output["name"] for output in answer.json["outputs"]] == ["OUT0", "OUT1"]
-    request = pb.ModelInferRequest(model_name="two", raw_input_contents=[bytes(64)] * 2)
-    for name in ("IN0", "IN1"):
-        request.inputs.add(name=name, datatype="FP32", shape=[1, 16])
-    assert [output.name for output in stub.ModelInfer(request, timeout=30).outputs] == ["OUT0", "OUT1"]
-
-
 # Messages that need much processing.
 
 HEAVY = {
@@ -368,17 +354,6 @@ def test_the_asyncio_clients(server: RunningServer) -> None:
 
     assert asyncio.run(ask(httpclient_aio, server.http_url)) == [48.0] * 20
     assert asyncio.run(ask(grpcclient_aio, server.grpc_url)) == [48.0] * 20
-
-
-def test_a_stream_that_its_client_stops_is_cancelled(server: RunningServer) -> None:
-    tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
-    tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(lambda result, error: None)  # noqa: ARG005  # the client passes these names
-        client.async_stream_infer("requests", [tensor], request_id="stopped")
-        wait_until(lambda: ("running", "stopped") in events(server, "requests"), "the execution", server)
-        client.stop_stream(cancel_requests=True)
-    wait_until(lambda: ("cancelled", "stopped") in events(server, "requests"), "the model to see it", server, 10)
 
 
 # Stops, over gRPC.
