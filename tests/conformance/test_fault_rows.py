@@ -366,28 +366,6 @@ def stopping(start: Start, repository: Path) -> RunningServer:
     return start("--model-repository", repository, "--exit-timeout-secs=3")
 
 
-def test_open_streams_are_answered_and_end_when_the_server_stops(stopping: RunningServer) -> None:
-    address = ("127.0.0.1", stopping.grpc_port)
-    content = grpc_message(message("slow", "last").SerializeToString())
-    with H2Client(address) as idle, H2Client(address) as open_stream, H2Client(address) as asking:
-        for client in (idle, open_stream, asking):
-            client.receive(5)
-        quiet = open_stream.call(STREAM_INFER, None)
-        stream = asking.call(STREAM_INFER, None)
-        asking.send_data(stream, content * 2, is_end=False)
-        wait_until(lambda: executing(stopping, "slow") == 2, "both executions", stopping)
-        stopping.process.terminate()
-        for client in (idle, open_stream):
-            assert client.receive_until(client.goaway)
-        assert open_stream.finish(quiet)["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
-        asking.finish(stream)
-        answers = asking.data(stream)
-        assert answers.count(b"last") == 2
-        begun = time.monotonic()
-        assert stopping.process.wait(20) == 0, stopping.log
-        assert time.monotonic() - begun < 5  # the goal is 1 s
-
-
 def test_calls_that_outlive_the_exit_timeout_get_an_error(stopping: RunningServer) -> None:
     with grpc.insecure_channel(stopping.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -77,14 +77,6 @@ def test_a_reload_to_another_version_never_makes_the_server_unready(server: Runn
     wait_until(lambda: states(server, "scaled")["1"] == ("UNAVAILABLE", "unloaded"), "the first version to go", server)
 
 
-def test_a_failed_load_call_leaves_the_server_ready(server: RunningServer, stage: Stage) -> None:
-    write_config(stage.repository / "bad", "max_batch_size: -1")
-    (stage.repository / "bad" / "1").mkdir()
-    assert load(server, "bad")[0] == 500
-    assert load(server, "missing")[0] == 500
-    assert ready(server) == 200
-
-
 def test_an_invalid_backend_affects_only_its_model(tmp_path: Path, repository: Path) -> None:
     add_scaled(repository, "scaled", 2)
     environment = install_backend(tmp_path / "site", "half", "class Half:\n    default_model_filename = ''\n", "Half")

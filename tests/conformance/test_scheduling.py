@@ -1,17 +1,13 @@
 """Queues, batches, deadlines and cancellation, as a client of the running server sees them."""
 
-import http.client
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from support.background import in_background
@@ -37,7 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     )
     passive = "instance_group { kind: KIND_CPU count: 3 passive: true }"
     add_identity(models, "watched", max_batch_size=1, extra=f"{ONE} {passive} {delay(400)}")
-    add_identity(models, "long", extra=f"{ONE} {delay(30_000)}")
     add_identity(models, "delayed", extra=f"{ONE} dynamic_batching {{ max_queue_delay_microseconds: 400000 }}")
     add_identity(models, "quick", extra=f"{ONE} dynamic_batching {{ default_queue_policy {{ max_queue_size: 100 }} }}")
     add_identity(models, "text", datatype="BYTES", dims="-1")
@@ -92,23 +87,6 @@ def test_a_single_request_waits_for_the_configured_queue_delay(server: RunningSe
     begun = time.monotonic()
     assert infer(server, "delayed").status == 200
     assert time.monotonic() - begun >= 0.4
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_running_request_is_cancelled_when_its_client_disconnects(server: RunningServer, protocol: str) -> None:
-    if protocol == "http":
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port)
-        connection.request("POST", "/v2/models/long/infer", ONES_JSON)
-        wait_until(lambda: executing(server, "long") == 1, "the execution", server)
-        connection.close()
-    else:
-        message = pb.ModelInferRequest(model_name="long", raw_input_contents=[b"\0" * 64])
-        message.inputs.add(name="IN", datatype="FP32", shape=[1, 16])
-        with grpc.insecure_channel(server.grpc_url) as channel, pytest.raises(grpc.RpcError) as caught:
-            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=0.5)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    # The model checks its cancellation flag and ends; without the flag it would run for 30 seconds.
-    wait_until(lambda: executing(server, "long") == 0, "the execution to end", server, limit_s=10)
 
 
 def test_a_queue_policy_does_not_stall_the_model(server: RunningServer) -> None:
