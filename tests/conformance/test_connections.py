@@ -72,12 +72,6 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def exchange(server: RunningServer, data: bytes) -> bytes:
-    with connect(server) as connection:
-        connection.sendall(data)
-        return read_all(connection)
-
-
 def post(path: str, body: bytes, fields: bytes = b"") -> bytes:
     return b"POST %b HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b" % (path.encode(), fields, len(body), body)
 

@@ -128,7 +128,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(models, "slow", extra=f"{ONE} {delay(500)} dynamic_batching {{ preferred_batch_size: [ 32 ] }}")
     override = "default_queue_policy { allow_timeout_override: true }"
     add_identity(models, "patient", extra=f"{ONE} {delay(700)} dynamic_batching {{ {override} }}")
-    add_identity(models, "two", inputs=2, max_batch_size=4)
     running = start_server(directory, ["--model-repository", models], environment=environment)
     yield running
     assert running.process.poll() is None, f"the server died\n{running.log}"

@@ -35,7 +35,6 @@ from support.server import RunningServer, start_server, wait_until
 
 MIB = 1 << 20
 LIMIT_BYTES = 16 * MIB
-CANCEL = (8).to_bytes(4, "big")
 ONE = "instance_group { kind: KIND_CPU count: 1 }"
 DELAYED = f'{ONE} parameters {{ key: "execute_delay_ms" value {{ string_value: "600" }} }}'
 

@@ -37,7 +37,6 @@ from support.h2client import (
 from support.models import add_identity, delay
 from support.server import RunningServer, start_server
 
-MAX_WINDOW = 2**31 - 1
 FLOOD_FRAMES = 60_000
 RESETS = 30_000
 MIB = 1 << 20
