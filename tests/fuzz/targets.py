@@ -95,7 +95,14 @@ def outcome(decode: Callable[[], http_request.DecodedInfer]) -> tuple[Any, ...]:
     request = decoded.request
     tensors = [(t.name, t.datatype, t.shape, bytes(t.data)) for t in request.inputs]
     # NaN is not equal to itself, and a parameter may contain it.
-    return tensors, request.outputs, repr(request.parameters), request.id, request.priority, repr(decoded.destinations)
+    return (
+        tensors,
+        request.outputs,
+        repr(request.parameters),
+        request.id,
+        request.form.priority,
+        repr(decoded.destinations),
+    )
 
 
 def check_ways(view: ModelView, body: bytes, header_length: int | None) -> None:
@@ -423,9 +430,7 @@ def hear_worker(pieces: list[bytes]) -> tuple[Any, bool]:
     server_end, worker_end = socket.socketpair()
     owner, lost = _Owner(), list[str]()
     owners = Owners(owner, owner, owner, HeldStates())
-    connection = Channel(
-        server_end, SPEC, ("x",), tuple(OUTPUTS), owners, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES
-    )
+    connection = Channel(server_end, SPEC, tuple(OUTPUTS), owners, lost.append, _LOOP, arena_bytes=2 * PLACED_BYTES)
 
     async def play() -> None:
         connection.batches.execute([_request(1, 4), _request(2, 4)], 0)

@@ -154,7 +154,6 @@ class Stage:
         self.connection = WorkerConnection(
             server_end,
             SPEC,
-            INPUTS,
             OUTPUTS,
             Owners(self.heard, self.heard, self.heard, self.states),
             self.lost.append,
@@ -226,7 +225,7 @@ class Stage:
         def locate(segment: int, offset: int, size: int) -> Buffer:
             return self.segments.lease((segment, offset), offset, size)
 
-        return decode_execute(body, INPUTS, OUTPUTS, "m", locate)
+        return decode_execute(body, len(OUTPUTS), locate)
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + LIMIT_S
@@ -356,9 +355,7 @@ class HonestWorker(threading.Thread):
     def run(self) -> None:
         try:
             runner = self._make(self.host)
-            serving = BatchRunner(
-                self.channel, self.memory, self.host, runner, self._spec, INPUTS, OUTPUTS, SPIN, self._claim
-            )
+            serving = BatchRunner(self.channel, self.memory, self.host, runner, self._spec, OUTPUTS, SPIN, self._claim)
             if runner.is_async:
                 asyncio.run(serving.run_on_loop())
             else:

@@ -26,7 +26,6 @@ from halimede.workers.worker import BatchItem
 
 INPUTS = ("in", "zweiter ✓", *(f"x{at}" for at in range(300)))
 OUTPUTS = ("out", "größe", "n")
-IN = {name: at for at, name in enumerate(INPUTS)}
 OUT = {name: at for at, name in enumerate(OUTPUTS)}
 TYPES = [each for each in DataType if each is not DataType.INVALID]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from halimede.backend_kit.requests import Values, difference, rows_of
 from halimede.backend_kit.subject import NotTried, Runs, Subject, Wrong, answered
 from halimede.core.types import DataType, InferenceError, InferenceRequest, Tensor
+from halimede.core.types.request import forms_of
 
 GIVE_REQUESTS = (
     "if the model cannot take random values or these sizes, give it the shapes that it takes with --shape, else let it "
@@ -88,7 +89,9 @@ def check_batching(subject: Subject) -> str:
         together = [answered(reply, "a batch of two requests", GIVE_REQUESTS) for reply in runs.batch(requests)]
         for request, outputs in zip(requests, together, strict=True):
             for at, (inputs, row) in enumerate(zip(rows_of(request.inputs), rows_of(outputs), strict=True)):
-                alone = replace(request, id=f"row {at}", inputs=inputs)
+                sequence = request.sequence_id, request.sequence_start, request.sequence_end
+                form = replace(request.form, inputs=forms_of(inputs))
+                alone = InferenceRequest.of(form, f"row {at}", inputs, {}, *sequence)
                 expected = runs.outputs(alone, "a row alone", GIVE_REQUESTS)
                 if found := difference(row, expected, subject.tolerance):
                     raise Wrong(

@@ -66,7 +66,7 @@ class Admission:
             return ticket
         try:
             model = self._find(request.model_name, request.model_version, is_inside=caller is not None)
-            if request.wants_one and model.stats.decoupled:
+            if request.form.wants_one and model.stats.decoupled:
                 raise InferenceError(ErrorCode.INTERNAL, DECOUPLED_EXEC % model.name)
             checked = model.checker.check(request)
         except InferenceError as error:

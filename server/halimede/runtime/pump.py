@@ -370,7 +370,7 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
         flight.rows,
         flight.size_bytes,
         compatible,
-        request.priority,
+        request.form.priority,
         request.timeout_us,
         request.sequence_id,
         request.sequence_start,

@@ -5,7 +5,7 @@ A call for which a model's own code waits enters at once: the calls under way ma
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from halimede.core.ensemble.admission import Gate, Key
@@ -76,7 +76,7 @@ class StepGates(Generic[R]):
         if request.timeout_us:
             # One timeout covers the wait here and the wait in the queue of the step's model.
             waited_us = (monotonic_ns() - waiting.since_ns) // NS_PER_US
-            request.timeout_us = max(1, request.timeout_us - waited_us)
+            request.form = replace(request.form, timeout_us=max(1, request.timeout_us - waited_us))
             self._arm()
         return waiting
 

@@ -50,7 +50,7 @@ def test_headers_with_secrets_are_not_forwarded_by_a_wildcard(serve: Any) -> Non
 
 def test_nothing_is_forwarded_without_a_pattern(http: Any) -> None:
     assert infer(http, {"X-Request-Id": "7", "priority": "1"}).status == 200
-    assert (http.core.requests[0].parameters, http.core.requests[0].priority) == ({}, 0)
+    assert (http.core.requests[0].parameters, http.core.requests[0].form.priority) == ({}, 0)
 
 
 def test_parameters_of_the_body_go_before_headers(serve: Any) -> None:

@@ -178,34 +178,55 @@ def test_huge_numbers_are_refused_without_taking_memory(body: bytes):
     assert peak < 1 << 20
 
 
-def infer_body(described: bytes = b"", length: int | None = None, **fields: int) -> bytes:
-    """An INFER frame's body with these numbers in it."""
-    order = ("number", "batch", "wanted", "correlation", "timeout", "priority", "flags", "inputs", "outputs", "model",
-             "version", "id", "parameters", "text")  # fmt: skip
-    values = [fields.pop(name, HUGE if name == "text" else 0) for name in order]
-    assert not fields
-    return struct.pack("<IIIQQQQBHHHHIII", len(described) if length is None else length, *values) + described
+TENSOR = struct.Struct("<HBBHQQ")
+
+
+def infer_body(form: bytes = b"", own: bytes = b"", **fields: int) -> bytes:
+    """An INFER frame's body with these numbers in the description of its form, before `form`, and `own` after it."""
+    order = ("timeout", "priority", "wants_one", "outputs", "inputs")
+    described = struct.pack("<QQBHH", *(fields.pop(name, 0) for name in order)) + (form or bytes(4))
+    lengths = fields.pop("length", len(described)), fields.pop("own_length", len(own))
+    return struct.pack("<IIIIQ", *lengths, 1, 1, 0) + described + own
+
+
+def own(rest: bytes, **fields: int) -> bytes:
+    """What only one request has."""
+    order = ("flags", "sequence", "text", "id", "parameters")
+    return struct.pack("<BQIII", *(fields.pop(name, HUGE if name == "text" else 0) for name in order)) + rest
+
+
+def test_a_call_without_inputs_is_read():
+    call = decode_infer(memoryview(infer_body(own=own(b"{}", flags=1, parameters=2))), Shelf(False).locate).request
+
+    assert call == InferenceRequest("", sequence_start=True)
 
 
 @pytest.mark.parametrize(
     "body",
     [
         infer_body(length=HUGE),
+        infer_body(own_length=HUGE),
         infer_body(inputs=0xFFFF),
         infer_body(outputs=0xFFFF),
-        infer_body(inputs=4096),
-        infer_body(outputs=4096),
-        infer_body(model=0xFFFF),
-        infer_body(id=HUGE),
-        infer_body(parameters=HUGE),
-        infer_body(text=HUGE - 1),
-        infer_body(b"\xff", model=1),
-        infer_body(b"[]", parameters=2),
-        infer_body(struct.pack("<HBBHQQ", 0, 2, 255, 0, 0, 1), inputs=1),
-        infer_body(struct.pack("<HBBHQQ", 0xFFFF, 2, 0, 0, 0, 1), inputs=1),
-        infer_body(struct.pack("<HBBHQQ", 0, 0, 0, 0, 0, 0), inputs=1),
-        infer_body(struct.pack("<HBBHQQ", 0, 2, 0, 0, 2**64 - 1, 2**64 - 1), inputs=1),
-        infer_body(struct.pack("<HBBHQQ", 0, 2, 0, 9, 0, 1 << 62), inputs=1),
+        infer_body(bytes(4 + 2 * 4097), outputs=4097),
+        infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0) * 4097, inputs=4097),
+        infer_body(b"\xff\xff" + bytes(2)),
+        infer_body(b"\1\0\xff" + bytes(2)),
+        infer_body(bytes(4) + TENSOR.pack(0, 2, 255, 0, 0, 1), inputs=1),
+        infer_body(bytes(4) + TENSOR.pack(0xFFFF, 2, 0, 0, 0, 1), inputs=1),
+        infer_body(bytes(4) + TENSOR.pack(0, 0, 0, 0, 0, 0), inputs=1),
+        infer_body(bytes(4) + TENSOR.pack(0, 2, 1, 0, 0, 0) + struct.pack("<q", 1 << 62), inputs=1),
+        infer_body(own=own(b"", id=HUGE)),
+        infer_body(own=own(b"", id=1)),
+        infer_body(own=own(b"", parameters=HUGE)),
+        infer_body(own=own(b"", text=HUGE - 1)),
+        infer_body(own=own(b"\xff", id=1)),
+        infer_body(own=own(b"[]", parameters=2)),
+        infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(bytes(17), flags=4), inputs=1),
+        *(
+            infer_body(bytes(4) + TENSOR.pack(0, 2, 0, 0, 0, 0), own(struct.pack("<HQQ", *place), flags=4), inputs=1)
+            for place in [(0, 2**64 - 1, 2**64 - 1), (9, 0, 1 << 62)]
+        ),
     ],
 )
 def test_calls_with_wrong_or_huge_numbers_are_refused_without_taking_memory(body: bytes):

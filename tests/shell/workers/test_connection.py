@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply
-from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
+from halimede.core.types import ErrorCode, InferenceError, Tensor
 from halimede.workers.frames.kinds import METRIC, FrameKind, encode_frame
 from halimede.workers.server.memory import ARENA_BYTES, COPIED_ON_LOOP_BYTES
 from support.channel import (
@@ -217,11 +217,9 @@ def test_a_batch_that_cannot_be_encoded_ends_with_an_error(caplog: pytest.LogCap
     async def main() -> None:
         async with working() as (each, _):
             broken = item(1, 100 * KIB)
-            broken.request.timeout_us = -1
+            broken.request.sequence_id = -1
             each.connection.batches.execute([broken], 3)
-            large = item(2, 10 * MIB)
-            large.request.inputs.append(Tensor("no such input", DataType.INT8, (1,), b"a"))
-            each.connection.batches.execute([large], 4)
+            each.connection.batches.execute([item(2, 10 * MIB), broken], 4)
             assert len(each.heard.done) == 0, "not while it is handed over"
             await each.until(lambda: len(each.heard.done) == 2, "both")
             each.connection.batches.execute([item(3, 100 * KIB)], 0)

@@ -125,7 +125,7 @@ def test_a_process_that_gets_no_descriptors_is_ended():
         process = crew.spawn(entry=ENTRY)
         wait_until(lambda: process.pid is not None, "the report of the start")
         with no_descriptors(), pytest.raises(InferenceError, match="no file descriptor") as caught:
-            Life(process, SPEC, (), (), NO_OWNERS, asyncio.get_running_loop())
+            Life(process, SPEC, (), NO_OWNERS, asyncio.get_running_loop())
         assert caught.value.code is ErrorCode.UNAVAILABLE
         assert process.pid is not None
         return process.pid

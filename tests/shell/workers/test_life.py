@@ -9,7 +9,7 @@ from halimede.core.supervise import ProcessExit
 from halimede.workers.launcher import WorkerProcess
 from halimede.workers.process.completion import NO_OWNERS
 from halimede.workers.process.life import Life
-from support.channel import INPUTS, OUTPUTS, SPEC
+from support.channel import OUTPUTS, SPEC
 
 
 class ReportedLate:
@@ -39,7 +39,7 @@ class ReportedLate:
 def test_the_signal_that_ended_a_process_is_awaited_after_its_channel_closed():
     async def main() -> str:
         process = ReportedLate()
-        life = Life(cast("WorkerProcess", process), SPEC, INPUTS, OUTPUTS, NO_OWNERS, asyncio.get_running_loop())
+        life = Life(cast("WorkerProcess", process), SPEC, OUTPUTS, NO_OWNERS, asyncio.get_running_loop())
         process.its_end.shutdown(socket.SHUT_RDWR)
         try:
             return await life.wait_end()

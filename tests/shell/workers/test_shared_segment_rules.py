@@ -70,7 +70,7 @@ class Played:
 
         kind, body = await self.stage.receive()
         assert kind is FrameKind.EXECUTE, kind
-        decode_execute(body, ("in", "b"), (), "m", locate)
+        decode_execute(body, 0, locate)
         self.numbers = self.stage.shared
         return places
 
@@ -248,7 +248,8 @@ def test_a_batch_that_cannot_be_sent_gives_its_blocks_back():
         home = Home()
         async with played() as each:
             await map_first_segment(each, home)
-            each.send(home.tensor(), Tensor("unknown", DataType.UINT8, (1,), b"x"))
+            requests = [InferenceRequest("m", inputs=[home.tensor()]), InferenceRequest("m", sequence_id=-1)]
+            each.connection.batches.execute([BatchItem(key, one, 1, False) for key, one in enumerate(requests)], 0)
             await each.stage.until(lambda: len(each.stage.heard.done) == 2, "its end")
             assert home.map.sharing.shared_bytes == 0
             each.send(home.tensor())

@@ -101,6 +101,14 @@ def test_strings_and_reshapes_are_checked_each_time():
         asked = request(fp32("A", 1, 4))
         checker.check(asked)
         assert asked.inputs[0].shape == (1, 2, 2)
+        assert asked.form.inputs == (("A", FP32, (1, 2, 2)),)
+
+
+def test_a_form_that_one_version_accepts_is_checked_by_another_version():
+    small = model(IN, max_batch_size=2)
+    for _ in range(2):
+        SIMPLE.check(request(fp32("IN", 3, 4)))
+        assert "inference request batch-size must be <= 2" in refusal(small, request(fp32("IN", 3, 4)))
 
 
 def test_error_begins_with_the_request_id():

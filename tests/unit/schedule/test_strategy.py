@@ -163,7 +163,7 @@ def test_requests_of_other_batches_run_beside_a_failed_one():
 def test_a_strategy_sees_sizes_shapes_and_parameters():
     tensor = Tensor("IN", DataType.FP32, (2, 3), bytes(24))
     request = InferenceRequest("m", id="r", inputs=[tensor], parameters={"tenant": "a"}, priority=2)
-    seen = BatchedRequest(Pending(7, 2, 24, (), request.priority, request=request))
+    seen = BatchedRequest(Pending(7, 2, 24, (), request.form.priority, request=request))
 
     assert (seen.id, seen.rows, seen.size_bytes, seen.priority) == ("r", 2, 24, 2)
     assert (seen.shapes, seen.parameters) == ({"IN": (2, 3)}, {"tenant": "a"})

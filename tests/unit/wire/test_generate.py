@@ -114,7 +114,7 @@ def test_every_other_member_is_a_parameter_as_are_the_nested_ones() -> None:
     assert [(tensor.name, tensor.array().tolist()) for tensor in request.inputs] == [("FP32", [2.0])]
     # As in Triton these names have no meaning of their own: they are the model's to read.
     request = decode({"sequence_id": 7, "priority": -1, "timeout": 1, "tritonx": True, "binary_data_output": True})
-    assert (request.sequence_id, request.priority, request.timeout_us) == (0, 0, 0)
+    assert (request.sequence_id, request.form.priority, request.timeout_us) == (0, 0, 0)
     assert len(request.parameters) == 5
 
 

@@ -62,6 +62,18 @@ def test_a_request_that_repeats_is_read_by_a_template_whatever_its_id_and_data()
     assert known(reader) == 1
 
 
+def test_requests_with_a_priority_become_templates_with_it() -> None:
+    reader = InferReader()
+    for data in (b"1234", b"5678", b"abcd"):
+        made = message("m", "", "", [("IN", "FP32", [1])], [], [data])
+        made.parameters["priority"].int64_param = 2
+        raw = made.SerializeToString()
+        call = reader.read(raw).decode()
+        assert call == read_infer(raw).decode()
+        assert call.request.form.priority == 2
+    assert known(reader) == 1
+
+
 def test_requests_of_perf_analyzer_become_templates() -> None:
     reader = InferReader()
     for data in (b"1234", b"5678", b"abcd"):
@@ -91,7 +103,8 @@ def test_all_messages_are_read_as_protobuf_reads_them(messages: list[ProtoMessag
 @pytest.mark.parametrize(
     "change",
     [
-        lambda made: made.parameters["priority"].MergeFrom(type(made.parameters["priority"])(int64_param=1)),
+        lambda made: made.parameters["sequence_id"].MergeFrom(type(made.parameters["sequence_id"])(int64_param=1)),
+        lambda made: made.parameters["own"].MergeFrom(type(made.parameters["own"])(int64_param=1)),
         lambda made: made.inputs[0].contents.fp32_contents.append(1.0),
         lambda made: made.raw_input_contents.append(b""),
         lambda made: setattr(made.inputs[0], "datatype", "FP33"),

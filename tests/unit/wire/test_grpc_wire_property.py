@@ -154,7 +154,7 @@ def read(raw: bytes) -> Any:
         return error.code
     request = call.request
     tensors = [(each.name, each.datatype, each.shape, bytes(each.data)) for each in request.inputs]
-    rest = (request.outputs, request.sequence_id, request.sequence_start, request.sequence_end, request.priority)
+    rest = (request.outputs, request.sequence_id, request.sequence_start, request.sequence_end, request.form.priority)
     # NaN is not equal to itself.
     return (
         about,

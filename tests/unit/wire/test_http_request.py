@@ -64,10 +64,10 @@ def test_reserved_parameters_have_fields_of_their_own() -> None:
         ),
         None,
     )
-    decoded.request.inputs.clear()
     assert decoded == DecodedInfer(
         InferenceRequest(
             "m",
+            inputs=decoded.request.inputs,
             priority=3,
             timeout_us=5000,
             sequence_id=2**64 - 1,

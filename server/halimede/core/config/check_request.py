@@ -11,15 +11,16 @@ them.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from halimede.core.config.bytes_framing import framing_problem, has_equal_lengths
 from halimede.core.config.model_config import ModelConfig, ModelInput
 from halimede.core.config.padding import Padding, padding_of
 from halimede.core.config.shape_tensors import with_rows
-from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
+from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest, RequestForm, Tensor
 from halimede.core.types.error import clip, of_request
+from halimede.core.types.request import InputForm
 
 MAX_TENSOR_BYTES = 2**63 - 1
 """The largest addressable tensor; numpy refuses a larger shape even if a zero dimension makes it empty."""
@@ -77,10 +78,11 @@ class _Input:
 
 @dataclass(slots=True)
 class _Known:
-    """A request that passed: name, datatype, shape and byte count of its inputs, its outputs, and the result."""
+    """A form that passed: the byte counts of its inputs, the form that the backend sees, and the result."""
 
-    inputs: list[tuple[str, DataType, tuple[int, ...], int]]
-    outputs: tuple[str, ...]
+    checker: "RequestChecker"
+    sizes: list[int]
+    form: RequestForm
     checked: Checked
 
 
@@ -99,8 +101,6 @@ class RequestChecker:
         "_batches",
         "_input_names",
         "_inputs",
-        "_known",
-        "_last",
         "_loose",
         "_max_batch_size",
         "_model",
@@ -109,8 +109,6 @@ class RequestChecker:
         "_remembers",
         "_required",
         "_reshapes",
-        "_row_bytes",
-        "_sole",
         "_uniform",
         "_usual_outputs",
     )
@@ -131,11 +129,9 @@ class RequestChecker:
         # Requests can differ only in their number of rows: any two of them may share a batch.
         self._uniform = not has_values and all(not tensor.optional and -1 not in tensor.dims for tensor in config.input)
         self._reshapes = any(tensor.reshape is not None for tensor in config.input)
-        # The last request that took the full check. Those with BYTES, shape tensors or reshaped inputs cannot use it:
-        # elements have to be checked, or shapes changed, each time.
-        self._known: _Known | None = None
+        # BYTES and shape tensors have elements to check each time.
         has_texts = any(each.data_type is DataType.BYTES for each in config.input)
-        self._remembers = not (self._reshapes or has_texts or has_values)
+        self._remembers = not (has_texts or has_values)
         self._output_names = frozenset(tensor.name for tensor in config.output)
         self._usual_outputs = frozenset(
             {(), tuple(tensor.name for tensor in config.output), *((tensor.name,) for tensor in config.output)}
@@ -145,41 +141,18 @@ class RequestChecker:
             for tensor in config.output
             if tensor.reshape is not None
         }
-        self._sole: _Input | None = None
-        # The result for the last request with one input.
-        self._last = Checked(0, 0)
-        self._row_bytes = 0
-        if self._batches and self._uniform and len(self._inputs) == 1:
-            only = self._inputs[self._input_names[0]]
-            if only.reshape is None and only.datatype is not DataType.BYTES:
-                self._sole = only
-                self._row_bytes = prod(only.dims) * only.datatype.itemsize
 
     def check(self, request: InferenceRequest) -> Checked:
         """Accept the request and give its inputs the shapes that the backend sees, or raise INVALID_ARG."""
-        sole = self._sole
-        inputs = request.inputs
-        # The common request, one input of fixed dims, takes a few comparisons. If one fails, the full check explains.
-        if sole is not None and len(inputs) == 1 and request.outputs in self._usual_outputs:
-            tensor = inputs[0]
-            shape = tensor.shape
-            if tensor.name == sole.name and tensor.datatype is sole.datatype and shape[1:] == sole.dims and shape:
-                rows = shape[0]
-                size = len(tensor.data)
-                if 0 < rows <= self._max_batch_size and size == rows * self._row_bytes:
-                    if rows != self._last.batch_size:
-                        self._last = Checked(rows, size)
-                    return self._last
-        known = self._known
-        if known is not None and request.outputs == known.outputs and len(inputs) == len(known.inputs):
-            for tensor, (name, datatype, shape, size) in zip(inputs, known.inputs, strict=True):
-                if tensor.name != name or tensor.datatype is not datatype or tensor.shape != shape:
-                    break
-                if len(tensor.data) != size:
-                    break
-            else:
-                return known.checked
-        return self._check(request)
+        known = request.form.checked
+        if not isinstance(known, _Known) or known.checker is not self:
+            return self._check(request)
+        for tensor, size in zip(request.inputs, known.sizes):  # noqa: B905  as many, and the argument takes as long
+            if len(tensor.data) != size:
+                return self._check(request)  # This finds the error.
+        if self._reshapes:
+            _reshape(request, known.form)
+        return known.checked
 
     @property
     def reshapes_outputs(self) -> bool:
@@ -213,7 +186,7 @@ class RequestChecker:
         by_name = {tensor.name: tensor for tensor in request.inputs}
         if len(by_name) != len(request.inputs):
             name = _first_duplicate(tensor.name for tensor in request.inputs)
-            raise _invalid(request, f"input '{clip(name)}' already exists in request")
+            raise _invalid(request.id, f"input '{clip(name)}' already exists in request")
         if request.outputs not in self._usual_outputs:
             self._check_outputs(request)
         self._check_input_names(request, by_name.keys())
@@ -228,26 +201,26 @@ class RequestChecker:
             needs_framing |= self._check_input(request, tensor, expected)
             size += len(tensor.data)
         if rows < 1:
-            raise _invalid(request, f"inference request batch-size must be >= 1 for '{self._model}'")
+            raise _invalid(request.id, f"inference request batch-size must be >= 1 for '{self._model}'")
         # After the last check, so that a refused request is left unchanged.
         compatible = () if self._uniform or not self._batches else self._shapes(by_name)
+        form = request.form
         if self._reshapes:
-            for tensor in request.inputs:
-                self._reshape_input(tensor)
+            _reshape(request, replace(form, inputs=tuple([self._reshaped_input(each) for each in form.inputs])))
         checked = Checked(rows, size, compatible, needs_framing)
         if self._remembers:
-            inputs = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in request.inputs]
-            self._known = _Known(inputs, request.outputs, checked)
+            sizes = [len(tensor.data) for tensor in request.inputs]
+            form.checked = _Known(self, sizes, request.form, checked)
         return checked
 
-    def check_declared(self, request: InferenceRequest, tensor: Tensor) -> None:
+    def check_declared(self, request_id: str, tensor: Tensor) -> None:
         """Check what a request says of an input of which the data is not decoded yet, or raise INVALID_ARG."""
         expected = self._inputs.get(tensor.name)
         if expected is None:
             raise self._unknown(tensor)
         if self._batches and not expected.values and tensor.shape and tensor.shape[0] > self._max_batch_size:
-            raise self._too_many_rows(request)
-        self._check_shape(request, tensor, expected)
+            raise self._too_many_rows(request_id)
+        self._check_shape(request_id, tensor, expected)
 
     def check_framing(self, request: InferenceRequest) -> None:
         """Check the elements that `check` skipped, or raise INVALID_ARG. Slow; may run on any thread."""
@@ -255,12 +228,12 @@ class RequestChecker:
             if tensor.datatype is DataType.BYTES and prod(tensor.shape) > FRAMED_AT_ONCE:
                 problem = framing_problem(tensor.data, prod(tensor.shape), clip(tensor.name), self._model)
                 if problem is not None:
-                    raise _invalid(request, problem)
+                    raise _invalid(request.id, problem)
 
     def _check_outputs(self, request: InferenceRequest) -> None:
         if len(set(request.outputs)) != len(request.outputs):
             name = _first_duplicate(request.outputs)
-            raise _invalid(request, f"output '{clip(name)}' already exists in request")
+            raise _invalid(request.id, f"output '{clip(name)}' already exists in request")
         for name in request.outputs:
             if name not in self._output_names:
                 raise InferenceError(
@@ -279,7 +252,7 @@ class RequestChecker:
         # If nothing is missing, Triton prints a closing bracket without an opening one, and clients compare the text.
         missing_text = f"[{_names_text(missing)}]" if missing else "]"
         raise _invalid(
-            request,
+            request.id,
             f"expected {expected}{noun} but got {got} inputs for model '{self._model}'. Got input(s) "
             f"[{_names_text(tensor.name for tensor in request.inputs)}], but missing required input(s) {missing_text}. "
             "Please provide all required input(s).",
@@ -294,70 +267,72 @@ class RequestChecker:
             shape = tensor.shape
             if not shape:
                 raise _invalid(
-                    request,
+                    request.id,
                     f"input '{clip(tensor.name)}' has no shape but model requires batch dimension for '{self._model}'",
                 )
             if shape[0] < 0:
-                raise self._unspecified(request, tensor)
+                raise self._unspecified(request.id, tensor)
             if (expected := self._inputs.get(tensor.name)) is not None and expected.values:
                 continue
             if rows == -1:
                 rows = shape[0]
             elif shape[0] != rows:
                 raise _invalid(
-                    request, f"input '{clip(tensor.name)}' batch size does not match other inputs for '{self._model}'"
+                    request.id,
+                    f"input '{clip(tensor.name)}' batch size does not match other inputs for '{self._model}'",
                 )
         if rows > self._max_batch_size:
-            raise self._too_many_rows(request)
+            raise self._too_many_rows(request.id)
         # All inputs are optional and none was sent: the request still runs, with one row.
         return rows if rows >= 0 else 1
 
-    def _too_many_rows(self, request: InferenceRequest) -> InferenceError:
-        return _invalid(request, f"inference request batch-size must be <= {self._max_batch_size} for '{self._model}'")
+    def _too_many_rows(self, request_id: str) -> InferenceError:
+        text = f"inference request batch-size must be <= {self._max_batch_size} for '{self._model}'"
+        return _invalid(request_id, text)
 
     def _unknown(self, tensor: Tensor) -> InferenceError:
         text = f"unexpected inference input '{clip(tensor.name)}' for model '{self._model}'"
         return InferenceError(ErrorCode.INVALID_ARG, text)
 
-    def _check_shape(self, request: InferenceRequest, tensor: Tensor, expected: _Input) -> None:
+    def _check_shape(self, request_id: str, tensor: Tensor, expected: _Input) -> None:
         """Raise for an input whose datatype or shape does not fit."""
         datatype = tensor.datatype
         if datatype is not expected.datatype:
             got = "<invalid>" if datatype is DataType.INVALID else datatype.name
             raise _invalid(
-                request,
+                request_id,
                 f"inference input '{clip(tensor.name)}' data-type is '{got}', but model '{self._model}' expects "
                 f"'{expected.datatype.name}'",
             )
         shape = tensor.shape
         if shape and min(shape) < 0:
-            raise self._unspecified(request, tensor)
+            raise self._unspecified(request_id, tensor)
         dims = shape[1:] if self._batches and not expected.values else shape
         if dims != expected.dims and not _fits(dims, expected.dims):
             wanted = (-1, *expected.dims) if self._batches and not expected.values else expected.dims
             raise _invalid(
-                request,
+                request_id,
                 f"unexpected shape for input '{clip(tensor.name)}' for model '{self._model}'. Expected "
                 f"{_dims_text(wanted)}, got {_dims_text(shape)}.{_BATCH_NOTE if self._batches else ''}",
             )
         padding = expected.padding
         if padding is not None and padding.buckets and shape[padding.axis] > padding.buckets[-1]:
             raise _invalid(
-                request,
+                request_id,
                 f"input '{clip(tensor.name)}' for model '{self._model}' has length {shape[padding.axis]} in dimension "
                 f"{padding.axis}, its padding takes at most {padding.buckets[-1]}",
             )
 
     def _check_input(self, request: InferenceRequest, tensor: Tensor, expected: _Input) -> bool:
         """Raise for an input that does not fit; return whether its framing is left to `check_framing`."""
-        self._check_shape(request, tensor, expected)
+        self._check_shape(request.id, tensor, expected)
         datatype, shape = tensor.datatype, tensor.shape
         elements = prod(shape)
         # The byte count of an empty tensor does not limit its other dimensions, so check them here.
         if not 0 < elements <= _SAFE_ELEMENTS:
             if prod(dim or 1 for dim in shape) * (datatype.itemsize or 4) > MAX_TENSOR_BYTES:
                 raise _invalid(
-                    request,
+                    request.id,
                     f"input '{clip(tensor.name)}' has too many elements for model '{self._model}', got shape "
                     f"{_dims_text(shape)}, a tensor has at most {MAX_TENSOR_BYTES} bytes",
                 )
@@ -368,18 +343,18 @@ class RequestChecker:
             if elements > FRAMED_AT_ONCE and len(tensor.data) >= 4 * elements:
                 return elements > COMPARED_AT_ONCE or not has_equal_lengths(tensor.data, elements)
             if problem := framing_problem(tensor.data, elements, clip(tensor.name), self._model):
-                raise _invalid(request, problem)
+                raise _invalid(request.id, problem)
         elif elements * datatype.itemsize != len(tensor.data):
             raise _invalid(
-                request,
+                request.id,
                 f"input byte size mismatch for input '{clip(tensor.name)}' for model '{self._model}'. Expected "
                 f"{elements * datatype.itemsize}, got {len(tensor.data)}",
             )
         return False
 
-    def _unspecified(self, request: InferenceRequest, tensor: Tensor) -> InferenceError:
+    def _unspecified(self, request_id: str, tensor: Tensor) -> InferenceError:
         return _invalid(
-            request,
+            request_id,
             f"All input dimensions should be specified for input '{clip(tensor.name)}' for model '{self._model}', got "
             f"{_dims_text(tensor.shape)}",
         )
@@ -395,15 +370,20 @@ class RequestChecker:
             )
         return tuple([by_name[name].shape[1:] if name in by_name else None for name in self._input_names])
 
-    def _reshape_input(self, tensor: Tensor) -> None:
-        expected = self._inputs[tensor.name]
+    def _reshaped_input(self, given: InputForm) -> InputForm:
+        name, datatype, shape = given
+        expected = self._inputs[name]
         if expected.reshape is None:
-            return
-        if self._batches and not expected.values:
-            rows, dims = tensor.shape[:1], tensor.shape[1:]
-            tensor.shape = rows + _reshaped(expected.dims, dims, expected.reshape)
-        else:
-            tensor.shape = _reshaped(expected.dims, tensor.shape, expected.reshape)
+            return given
+        rows = 1 if self._batches and not expected.values else 0
+        return name, datatype, shape[:rows] + _reshaped(expected.dims, shape[rows:], expected.reshape)
+
+
+def _reshape(request: InferenceRequest, form: RequestForm) -> None:
+    """Give a request the form that the backend sees."""
+    request.form = form
+    for tensor, (_, _, shape) in zip(request.inputs, form.inputs, strict=True):
+        tensor.shape = shape
 
 
 def _compile(tensor: ModelInput, padding: Padding | None, batches: bool) -> _Input:
@@ -427,18 +407,18 @@ def _fixed(expected: _Input, tensor: Tensor) -> Hashable:
     return (*shape[1:axis], -1, *shape[axis + 1 :])
 
 
-def too_many_elements(request: InferenceRequest, tensor: Tensor) -> InferenceError:
+def too_many_elements(model_name: str, request_id: str, tensor: Tensor) -> InferenceError:
     """The error for an input with more elements than its shape gives, however many there are."""
-    elements, name, model = prod(tensor.shape), clip(tensor.name), clip(request.model_name)
+    elements, name, model = prod(tensor.shape), clip(tensor.name), clip(model_name)
     if tensor.datatype is DataType.BYTES:
         text = f"unexpected number of string elements {elements + 1} for inference input '{name}' for model '{model}'"
-        return _invalid(request, f"{text}, expecting {elements}")
+        return _invalid(request_id, f"{text}, expecting {elements}")
     text = f"input byte size mismatch for input '{name}' for model '{model}'. Expected"
-    return _invalid(request, f"{text} {elements * tensor.datatype.itemsize}, got more")
+    return _invalid(request_id, f"{text} {elements * tensor.datatype.itemsize}, got more")
 
 
-def _invalid(request: InferenceRequest, message: str) -> InferenceError:
-    return InferenceError(ErrorCode.INVALID_ARG, of_request(request.id, message))
+def _invalid(request_id: str, message: str) -> InferenceError:
+    return InferenceError(ErrorCode.INVALID_ARG, of_request(request_id, message))
 
 
 def _fits(dims: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -26,6 +26,7 @@ from halimede.core.ensemble.sequence import SequenceParameters, sequence_after, 
 from halimede.core.ensemble.when import is_met
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse, Tensor
 from halimede.core.types.error import clip
+from halimede.core.types.request import forms_of
 
 
 @dataclass(slots=True)
@@ -101,15 +102,11 @@ class EnsembleRun:
         self._plan = graph.plan(request.outputs)
         self._request: InferenceRequest | None = request
         # The parts of the request that every call gets. Only the scopes hold tensors.
-        self._template = InferenceRequest(
-            "",
-            "",
+        self._template = InferenceRequest.of(
+            request.form,
             request.id,
             [],
-            (),
             request.parameters,
-            request.priority,
-            request.timeout_us,
             request.sequence_id,
             request.sequence_start,
             request.sequence_end,
@@ -314,19 +311,9 @@ class EnsembleRun:
                 elif len(shape) != fit.rank and self._has_one_row():
                     shape = with_one_row(fit, shape)
                 shown.append(Tensor(key, value.datatype, shape, value.data))
-        request = InferenceRequest(
-            step.model,
-            "" if step.version < 0 else str(step.version),
-            template.id,
-            shown,
-            self._plan.needed[step.index],
-            dict(template.parameters),
-            template.priority,
-            template.timeout_us,
-            number,
-            start,
-            end,
-        )
+        version = "" if step.version < 0 else str(step.version)
+        form = template.form.of_step(step.model, version, forms_of(shown), self._plan.needed[step.index])
+        request = InferenceRequest.of(form, template.id, shown, dict(template.parameters), number, start, end)
         self._last_call += 1
         scope.calls += 1
         self._calls[self._last_call] = _Pending(step, scope, sequence)

@@ -345,24 +345,10 @@ class Sequences:
         inputs = [*request.inputs, *self._controls[start, end]]
         self._add_correlation(inputs, identity)
         inputs += [self._state_of(state, memory) for state in self.plan.states]
-        outputs = request.outputs
-        if outputs and self.by_output:
-            outputs = tuple(dict.fromkeys((*outputs, *self.by_output)))
-        # Not by `replace`, which takes as long as all the rest.
-        return InferenceRequest(
-            request.model_name,
-            request.model_version,
-            request.id,
-            inputs,
-            outputs,
-            request.parameters,
-            request.priority,
-            request.timeout_us,
-            identity,
-            start,
-            end,
-            request.wants_one,
-        )
+        form = request.form
+        if form.outputs and self.by_output:
+            form = replace(form, outputs=tuple(dict.fromkeys((*form.outputs, *self.by_output))))
+        return InferenceRequest.of(form, request.id, inputs, request.parameters, identity, start, end)
 
     def _null_row(self, seat: int, source: SeatedItem, row: Row) -> Row:
         """A row without a request: the inputs of another one, all controls false, and states of the same shapes."""

@@ -12,7 +12,7 @@ from halimede.core.types.device import (
     Placement,
 )
 from halimede.core.types.error import ErrorCode, InferenceError, Problem, shortage_of
-from halimede.core.types.request import InferenceRequest, InferenceResponse, ParameterValue
+from halimede.core.types.request import InferenceRequest, InferenceResponse, ParameterValue, RequestForm
 from halimede.core.types.server import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.core.types.tensor import Buffer, RegionSlice, Tensor
 
@@ -36,6 +36,7 @@ __all__ = [
     "Placement",
     "Problem",
     "RegionSlice",
+    "RequestForm",
     "Restrictions",
     "Secret",
     "ServerMetadata",

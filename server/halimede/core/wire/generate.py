@@ -12,7 +12,7 @@ A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one in step
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, nan, prod
 from typing import Any
 
@@ -248,15 +248,16 @@ def _read_steps(document: Any, view: ModelView, version: str, source: _Parsed | 
     if not isinstance(document, dict):
         raise _invalid("attempt to get members for non-object")
     inputs = {each.name: each for each in view.config.input}
-    reader = _Reader(InferenceRequest(view.name, version), inputs, view.config.max_batch_size > 0, source)
-    request = reader.request
+    reader = _Reader(view, inputs, source)
+    request_id = ""
     if "id" in document and "id" not in inputs:
-        request.id = _text(source.plain(document["id"]))
+        request_id = _text(source.plain(document["id"]))
     for key, value in _members(document, inputs):
         if key == "parameters":
             yield from _nested_steps(reader, value)
         elif key != "id" or key in inputs:
             yield from reader.member_steps(key, value)
+    request = InferenceRequest(view.name, version, request_id, reader.tensors, parameters=reader.parameters)
     check_outputs(view, request, ALL_JSON)
     return request
 
@@ -275,26 +276,27 @@ def _nested_steps(reader: "_Reader", members: Any) -> Steps[None]:
 
 @dataclass(slots=True)
 class _Reader:
-    """Builds a request from its members."""
+    """Reads the members of a request."""
 
-    request: InferenceRequest
+    view: ModelView
     inputs: dict[str, ModelInput]
-    batches: bool
     source: _Parsed | _Placed
+    tensors: list[Tensor] = field(default_factory=list)
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
 
     def member_steps(self, key: str, value: Any) -> Steps[None]:
         declared = self.inputs.get(key)
         if declared is None:
             if key.startswith(RESERVED_PREFIX):
                 raise reserved_parameter()
-            self.request.parameters[key] = self._parameter(key, self.source.plain(value))
+            self.parameters[key] = self._parameter(key, self.source.plain(value))
             return
         if declared.data_type in HALF:
             raise half_input(key, declared.data_type)
         count = yield from self.source.count_steps(value)
-        shape = tensor_shape(declared, self.batches, count)
+        shape = tensor_shape(declared, self.view.config.max_batch_size > 0, count)
         data = yield from self.source.data_steps(declared, count, value)
-        self.request.inputs.append(Tensor(key, declared.data_type, shape, data))
+        self.tensors.append(Tensor(key, declared.data_type, shape, data))
 
     def _parameter(self, key: str, value: Any) -> ParameterValue:
         try:
@@ -304,7 +306,7 @@ class _Reader:
                 raise
             # A list is probably meant for an input.
             names = ", ".join(f"'{clip(name)}'" for name in self.inputs)
-            text = f"{error.message} The inputs of model '{self.request.model_name}' are {clip(names)}."
+            text = f"{error.message} The inputs of model '{self.view.name}' are {clip(names)}."
             raise InferenceError(error.code, text) from None
 
 

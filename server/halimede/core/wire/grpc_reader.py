@@ -11,7 +11,7 @@ fits no template goes through protobuf. So do requests with parameters of their 
 
 from dataclasses import dataclass
 
-from halimede.core.types import DataType, InferenceError, InferenceRequest, Tensor
+from halimede.core.types import InferenceError, InferenceRequest, RequestForm, Tensor
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.destinations import Destinations
 from halimede.core.wire.grpc_large import LARGE_BYTES, fields
@@ -31,12 +31,9 @@ _NAME_TAG, _ID_TAG = 0x0A, 0x1A
 class _Template:
     """`start` is before the id; `parts` have what precedes each entry of the contents, and the entry's size."""
 
-    model_name: str
-    model_version: str
+    form: RequestForm
     start: bytes
     parts: tuple[tuple[bytes, int], ...]
-    inputs: tuple[tuple[str, DataType, tuple[int, ...]], ...]
-    outputs: tuple[str, ...]
     destinations: Destinations
     wants_empty_final: bool
 
@@ -56,7 +53,7 @@ class _Template:
             except UnicodeDecodeError:
                 return None
         tensors = []
-        for (before, size), (name, datatype, shape) in zip(self.parts, self.inputs, strict=True):
+        for (before, size), (name, datatype, shape) in zip(self.parts, self.form.inputs, strict=True):
             if not raw.startswith(before, at):
                 return None
             begin = at + len(before)
@@ -64,7 +61,7 @@ class _Template:
             tensors.append(Tensor(name, datatype, shape, raw[begin:at]))
         if at != len(raw):
             return None
-        request = InferenceRequest(self.model_name, self.model_version, request_id, tensors, self.outputs)
+        request = InferenceRequest.of(self.form, request_id, tensors, {})
         return InferMessage.of_call(InferCall(request, self.destinations, self.wants_empty_final))
 
 
@@ -122,9 +119,8 @@ def _make_template(raw: bytes) -> _Template | None:
         return None
     request = call.request
     numbers = [number for number, *_ in found]
-    plain = InferenceRequest(request.model_name, request.model_version, request.id, request.inputs, request.outputs)
     is_usual = (
-        request == plain
+        not (request.parameters or request.sequence_id or request.sequence_start or request.sequence_end)
         and numbers == sorted(numbers)
         and numbers[-1] == _RAW
         and all(numbers.count(number) <= 1 for number in (_MODEL_NAME, _MODEL_VERSION, _ID))
@@ -146,12 +142,9 @@ def _make_template(raw: bytes) -> _Template | None:
     if sum([len(before) for before, _ in parts]) > _TEMPLATE_BYTES:
         return None
     return _Template(
-        model_name=request.model_name,
-        model_version=request.model_version,
+        form=request.form,
         start=raw[:start],
         parts=tuple(parts),
-        inputs=tuple([(each.name, each.datatype, each.shape) for each in request.inputs]),
-        outputs=request.outputs,
         destinations=call.destinations,
         wants_empty_final=call.wants_empty_final,
     )

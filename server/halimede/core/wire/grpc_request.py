@@ -118,10 +118,11 @@ class InferMessage:
         request = call.request
         if checker is not None:
             for at in self._contents:
-                checker.check_declared(request, request.inputs[at])
+                checker.check_declared(request.id, request.inputs[at])
         for at, parts in self._contents.items():
             tensor = request.inputs[at]
-            tensor.data = yield from read_contents(parts, _Announced(tensor, request, prod(tensor.shape)))
+            announced = _Announced(tensor, request.model_name, request.id, prod(tensor.shape))
+            tensor.data = yield from read_contents(parts, announced)
         return call
 
 
@@ -143,15 +144,15 @@ def _decode(message: ProtoMessage, raws: Sequence[Buffer], large: Container[int]
     tensors, wanted, parameters = message.inputs, message.outputs, message.parameters
     if len(tensors) > MAX_ENTRIES or len(wanted) > MAX_ENTRIES or len(parameters) > MAX_ENTRIES:
         raise _too_many(inputs=tensors, outputs=wanted, parameters=parameters)
-    request = InferenceRequest(message.model_name, message.model_version, message.id)
-    call = InferCall(request, ALL_BINARY)
-    if parameters:
-        _read_parameters(call, parameters)
+    model_name, request_id = message.model_name, message.id
+    fields: dict[str, Any] = {}
+    wants_empty_final = _read_parameters(fields, parameters) if parameters else False
     if len(raws) > len(tensors):
         raise _invalid(
             f"expected {len(tensors)} entries in raw_input_contents, one per input, but got {len(raws)} for model"
-            f" '{clip(request.model_name)}'"
+            f" '{clip(model_name)}'"
         )
+    inputs: list[Tensor] = []
     for at, tensor in enumerate(tensors):
         name = tensor.name
         datatype = FROM_WIRE.get(tensor.datatype)
@@ -162,25 +163,27 @@ def _decode(message: ProtoMessage, raws: Sequence[Buffer], large: Container[int]
         shape = tuple(tensor.shape)
         if shape and min(shape) < 0:
             raise _invalid(
-                f"[request id: {clip(request.id) or '<id_unknown>'}] All input dimensions should be specified for input"
-                f" '{clip(name)}' for model '{clip(request.model_name)}', got {shape_text(shape)}"
+                f"[request id: {clip(request_id) or '<id_unknown>'}] All input dimensions should be specified for input"
+                f" '{clip(name)}' for model '{clip(model_name)}', got {shape_text(shape)}"
             )
         if tensor.parameters and (region := _region_parameters(tensor)):
             resolve("input", name, read_region("input", name, region))
         if not raws:
-            data = b"" if at in large and tensor.HasField("contents") else _typed_data(tensor, datatype, request)
+            is_large = at in large and tensor.HasField("contents")
+            data = b"" if is_large else _typed_data(tensor, datatype, model_name, request_id)
         elif tensor.HasField("contents"):
             raise _invalid(
                 "contents field must not be specified when using raw_input_contents for"
-                f" '{clip(name)}' for model '{clip(request.model_name)}'"
+                f" '{clip(name)}' for model '{clip(model_name)}'"
             )
         elif at < len(raws):
             data = raws[at]
         else:
-            raise _no_data(name, request.model_name)
-        request.inputs.append(Tensor(name, datatype, shape, data))
+            raise _no_data(name, model_name)
+        inputs.append(Tensor(name, datatype, shape, data))
+    destinations = ALL_BINARY
     if wanted:
-        request.outputs = tuple([output.name for output in wanted])
+        fields["outputs"] = tuple([output.name for output in wanted])
         classified: dict[str, Inline] = {}
         for output in wanted:
             if output.parameters:
@@ -190,37 +193,38 @@ def _decode(message: ProtoMessage, raws: Sequence[Buffer], large: Container[int]
                 if destination.classes:
                     classified[output.name] = destination
         if classified:
-            call.destinations = Destinations(BINARY, classified)
-    return call
+            destinations = Destinations(BINARY, classified)
+    request = InferenceRequest(model_name, message.model_version, request_id, inputs, **fields)
+    return InferCall(request, destinations, wants_empty_final)
 
 
-def _read_parameters(call: InferCall, parameters: Mapping[str, ProtoMessage]) -> None:
-    request = call.request
+def _read_parameters(fields: dict[str, Any], parameters: Mapping[str, ProtoMessage]) -> bool:
+    """Put the parameters into the fields, and return whether an empty final response is wanted."""
+    wants_empty_final = False
+    others = fields["parameters"] = {}
     for key, parameter in parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
         match key:
             case "sequence_id":
                 if kind == "int64_param":
                     # Ids are unsigned, but this field is signed: ids from 2^63 on arrive as negative numbers.
-                    request.sequence_id = parameter.int64_param % 2**64
+                    fields[key] = parameter.int64_param % 2**64
                 elif kind == "string_param":
-                    request.sequence_id = parameter.string_param
+                    fields[key] = parameter.string_param
                 else:
                     raise _wrong_type(key, "int64_param or string_param.")
-            case "sequence_start":
-                request.sequence_start = _flag(key, parameter, kind)
-            case "sequence_end":
-                request.sequence_end = _flag(key, parameter, kind)
+            case "sequence_start" | "sequence_end":
+                fields[key] = _flag(key, parameter, kind)
             case "priority":
                 if kind not in ("int64_param", "uint64_param"):
                     raise _wrong_type(key, "int64_param or uint64_param.")
-                request.priority = _not_negative(key, getattr(parameter, kind))
+                fields[key] = _not_negative(key, getattr(parameter, kind))
             case "timeout":
                 if kind != "int64_param":
                     raise _wrong_type(key, "int64_param.")
-                request.timeout_us = _not_negative(key, parameter.int64_param)
+                fields["timeout_us"] = _not_negative(key, parameter.int64_param)
             case "triton_enable_empty_final_response":
-                call.wants_empty_final = _flag(key, parameter, kind)
+                wants_empty_final = _flag(key, parameter, kind)
             case "binary_data_output":
                 pass  # asks for the form that every response here has
             case _ if key.startswith("triton_"):
@@ -231,7 +235,8 @@ def _read_parameters(call: InferCall, parameters: Mapping[str, ProtoMessage]) ->
             case _:
                 if kind is None or kind == "uint64_param":
                     raise _wrong_type(key, "int64_param, bool_param, or string_param.")
-                request.parameters[key] = getattr(parameter, kind)
+                others[key] = getattr(parameter, kind)
+    return wants_empty_final
 
 
 def _read_destination(output: ProtoMessage) -> Destination:
@@ -257,14 +262,14 @@ def _value(parameter: ProtoMessage) -> object:
     return None if kind is None else getattr(parameter, kind)
 
 
-def _typed_data(message: ProtoMessage, datatype: DataType, request: InferenceRequest) -> Buffer:
+def _typed_data(message: ProtoMessage, datatype: DataType, model_name: str, request_id: str) -> Buffer:
     """The data of an input in typed `contents`."""
     if not message.HasField("contents"):
-        raise _no_data(message.name, request.model_name)
+        raise _no_data(message.name, model_name)
     encoded = memoryview(message.contents.SerializeToString())
     tensor = Tensor(message.name, datatype, (), b"")
     # No element takes less than a byte. Few are counted when the request is checked.
-    return run(read_contents((encoded,), _Announced(tensor, request, len(encoded))))
+    return run(read_contents((encoded,), _Announced(tensor, model_name, request_id, len(encoded))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +277,8 @@ class _Announced:
     """What a request says of an input: see `grpc_large.Announced`."""
 
     tensor: Tensor
-    request: InferenceRequest
+    model_name: str
+    request_id: str
     most: int
 
     @property
@@ -288,7 +294,7 @@ class _Announced:
         if outside.any():
             text = f"value {elements[outside][0]} of input tensor '{clip(self.tensor.name)}' for model"
             raise _invalid(
-                f"{text} '{clip(self.request.model_name)}' is outside the range of its datatype '{datatype.name}',"
+                f"{text} '{clip(self.model_name)}' is outside the range of its datatype '{datatype.name}',"
                 f" {limits.min} to {limits.max}"
             )
         return elements.astype(datatype.dtype)
@@ -296,12 +302,12 @@ class _Announced:
     def wrong_field(self, field: str) -> InferenceError:
         return _invalid(
             f"unexpected explicit tensor data for input tensor '{clip(self.tensor.name)}' for model"
-            f" '{clip(self.request.model_name)}' of type '{CONTENTS_DATATYPES[field].name}', expected datatype"
+            f" '{clip(self.model_name)}' of type '{CONTENTS_DATATYPES[field].name}', expected datatype"
             f" '{self.tensor.datatype.name}'"
         )
 
     def too_many(self) -> InferenceError:
-        return too_many_elements(self.request, self.tensor)
+        return too_many_elements(self.model_name, self.request_id, self.tensor)
 
 
 def _flag(key: str, parameter: ProtoMessage, kind: str | None) -> bool:

@@ -6,6 +6,7 @@ runs. A document of at most `SMALL_JSON_BYTES` is parsed at once, a larger one i
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -14,9 +15,10 @@ import orjson
 
 from halimede.core.config.check_request import RequestChecker
 from halimede.core.config.model_view import ModelView
-from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, Tensor
+from halimede.core.types import DataType, InferenceError, InferenceRequest, RegionSlice, RequestForm, Tensor
 from halimede.core.types.datatype import FROM_WIRE
 from halimede.core.types.error import clip
+from halimede.core.types.request import InputForm
 from halimede.core.types.tensor import Buffer
 from halimede.core.wire.destinations import ALL_BINARY, ALL_JSON, BINARY, JSON, Destination, Destinations, Inline
 from halimede.core.wire.forwarding import RESERVED_PREFIX
@@ -94,12 +96,12 @@ _VARYING = re.compile(rb'\{(?:"id":"([ !#-\[\]-~]*)",)?(?:"parameters":\{"sequen
 class _Template:
     """What a JSON part contains besides what varies: a binary request without the bytes of its tensors."""
 
-    outputs: tuple[str, ...]
+    form: RequestForm
     destinations: Destinations
     has_sequence: bool
     sequence_start: bool
     sequence_end: bool
-    inputs: tuple[tuple[str, DataType, tuple[int, ...], int], ...]
+    inputs: tuple[tuple[InputForm, int], ...]
     tail_bytes: int
 
 
@@ -135,33 +137,31 @@ class InferDecoder:
         whole = memoryview(body)
         at = header_length
         inputs = []
-        for name, datatype, shape, size in template.inputs:
+        for (name, datatype, shape), size in template.inputs:
             inputs.append(Tensor(name, datatype, shape, whole[at : at + size]))
             at += size
-        request = InferenceRequest(self.view.name, self._version, request_id, inputs, template.outputs)
-        if sequence:
-            request.sequence_id = sequence
-            request.sequence_start, request.sequence_end = template.sequence_start, template.sequence_end
+        request = InferenceRequest.of(
+            template.form, request_id, inputs, {}, sequence, template.sequence_start, template.sequence_end
+        )
         return DecodedInfer(request, template.destinations)
 
     def _remember(self, text: bytes, request_id: str, sequence: int, tail_bytes: int, decoded: DecodedInfer) -> None:
         """Remember a part without what varies. `request_id` and `sequence` are what it had."""
         request = decoded.request
-        inputs = tuple((each.name, each.datatype, each.shape, len(each.data)) for each in request.inputs)
-        plain = InferenceRequest(self.view.name, self._version, request_id, request.inputs, request.outputs)
-        if sequence:
-            plain.sequence_id = sequence
-            plain.sequence_start, plain.sequence_end = request.sequence_start, request.sequence_end
-        # A part with other parameters or with data is decoded each time, and one that has a varying key twice.
-        if request != plain or sum(size for *_, size in inputs) != tail_bytes:
+        sizes = tuple([len(each.data) for each in request.inputs])
+        # A part with other parameters or with data is decoded each time, and one that has a varying key twice. So is a
+        # part with a timeout, which may be what is left of the client's own and differ each time.
+        if request.parameters or request.form.timeout_us or (request.id, request.sequence_id) != (request_id, sequence):
+            return
+        if sum(sizes) != tail_bytes:
             return
         if text.count(b'"id"') > 1 or text.count(b"sequence_id") > 1 or b"\\" in text:
             return
         if len(self.known) >= _TEMPLATES:
             self.known.clear()
         self.known[text] = _Template(
-            *(request.outputs, decoded.destinations, sequence > 0, request.sequence_start, request.sequence_end),
-            *(inputs, tail_bytes),
+            *(request.form, decoded.destinations, sequence > 0, request.sequence_start, request.sequence_end),
+            *(tuple(zip(request.form.inputs, sizes, strict=True)), tail_bytes),
         )
 
 
@@ -210,8 +210,8 @@ def decode_small(view: ModelView, text: Buffer, tail: memoryview | None, version
         if b"NaN" in raw or b"Infinity" in raw:
             return run(decode_large_steps(view, raw, tail, version))
         document = load_json(raw)
-    decoded = _read_head(document, view, version)
-    tensors = decoded.request.inputs
+    fields, destinations = _read_head(document)
+    tensors: list[Tensor] = []
     at = 0
     for item in array_member(document, "inputs"):
         name, datatype, shape, source = _read_input(item, tail is not None)
@@ -226,8 +226,7 @@ def decode_small(view: ModelView, text: Buffer, tail: memoryview | None, version
         tensors.append(Tensor(name, datatype, shape, data))
     if tail is not None and at != len(tail):
         raise _extra_data(view)
-    check_outputs(view, decoded.request, decoded.destinations)
-    return decoded
+    return _decoded(InferenceRequest(view.name, version, inputs=tensors, **fields), destinations, view)
 
 
 def decode_large_steps(
@@ -254,8 +253,8 @@ def decode_large_steps(
             if isinstance(placed := item.get("data"), list):
                 layout.unread.discard(placed[0])
     yield from layout.rest_steps()
-    decoded = _read_head(document, view, version)
-    tensors = decoded.request.inputs
+    fields, destinations = _read_head(document)
+    tensors: list[Tensor] = []
     at = 0
     for item in array_member(document, "inputs"):
         name, datatype, shape, source = _read_input(item, tail is not None)
@@ -266,7 +265,7 @@ def decode_large_steps(
         elif isinstance(source, list):
             count = element_count(name, datatype, shape, view.name)
             if checker is not None:
-                checker.check_declared(decoded.request, Tensor(name, datatype, shape, b""))
+                checker.check_declared(fields.get("id", ""), Tensor(name, datatype, shape, b""))
             data = yield from pack_steps(name, datatype, count, layout, source[0])
         else:
             resolve("input", name, source)
@@ -275,8 +274,12 @@ def decode_large_steps(
             yield 0
     if tail is not None and at != len(tail):
         raise _extra_data(view)
-    check_outputs(view, decoded.request, decoded.destinations)
-    return decoded
+    return _decoded(InferenceRequest(view.name, version, inputs=tensors, **fields), destinations, view)
+
+
+def _decoded(request: InferenceRequest, destinations: Destinations, view: ModelView) -> DecodedInfer:
+    check_outputs(view, request, destinations)
+    return DecodedInfer(request, destinations)
 
 
 def _inputs(document: Any) -> list[Any]:
@@ -288,52 +291,57 @@ def _inputs(document: Any) -> list[Any]:
 _NOTHING = memoryview(b"")
 
 
-def _read_head(document: Any, view: ModelView, version: str) -> DecodedInfer:
-    """Read everything of a request except its inputs."""
+def _read_head(document: Any) -> tuple[dict[str, Any], Destinations]:
+    """Read everything of a request except its inputs: arguments of `InferenceRequest`, and where its outputs go."""
     if type(document) is not dict:
         raise missing("inputs")
-    request = InferenceRequest(view.name, version)
+    fields: dict[str, Any] = {}
     if "id" in document:
-        request.id = text_member(document, "id")
+        fields["id"] = text_member(document, "id")
     binary = False
     if "parameters" in document:
-        binary = _read_parameters(request, object_member(document, "parameters"))
+        binary = _read_parameters(fields, object_member(document, "parameters"))
     destinations = ALL_BINARY if binary else ALL_JSON
     if document.get("outputs", _EMPTY) != _EMPTY:
-        destinations = _read_outputs(request, array_member(document, "outputs"), destinations.default)
-    return DecodedInfer(request, destinations)
+        destinations = _read_outputs(fields, array_member(document, "outputs"), destinations.default)
+    return fields, destinations
 
 
 _EMPTY: list[Any] = []
 
 
-def _read_parameters(request: InferenceRequest, parameters: dict[str, Any]) -> bool:
-    """Put the parameters into the request, reserved ones into its fields, and return `binary_data_output`."""
+def _read_parameters(fields: dict[str, Any], parameters: dict[str, Any]) -> bool:
+    """Put the parameters into the fields, and return `binary_data_output`."""
     binary = False
+    others = fields["parameters"] = {}
     for key, value in parameters.items():
-        if key not in _RESERVED_PARAMETERS:
-            if key.startswith(RESERVED_PREFIX):
-                raise reserved_parameter()
-            request.parameters[key] = parameter_value(key, value)
-            continue
-        match key:
-            case "sequence_id":
-                request.sequence_id = value if type(value) is str else unsigned_member(parameters, key)
-            case "sequence_start":
-                request.sequence_start = flag_member(parameters, key)
-            case "sequence_end":
-                request.sequence_end = flag_member(parameters, key)
-            case "priority":
-                request.priority = unsigned_member(parameters, key)
-            case "timeout":
-                request.timeout_us = unsigned_member(parameters, key)
-            case "binary_data_output":
-                binary = flag_member(parameters, key)
-            case _:  # EMPTY_FINAL
-                if type(value) is not bool:
-                    raise reserved_parameter()
-                request.parameters[key] = value
+        if (reserved := _FIELDS.get(key)) is not None:
+            field, read = reserved
+            fields[field] = read(parameters, key)
+        elif key == "binary_data_output":
+            binary = flag_member(parameters, key)
+        elif key == EMPTY_FINAL and type(value) is bool:
+            others[key] = value
+        elif key.startswith(RESERVED_PREFIX):
+            raise reserved_parameter()
+        else:
+            others[key] = parameter_value(key, value)
     return binary
+
+
+def _sequence_member(parameters: dict[str, Any], key: str) -> int | str:
+    value = parameters[key]
+    return value if type(value) is str else unsigned_member(parameters, key)
+
+
+_FIELDS: dict[str, tuple[str, Callable[[dict[str, Any], str], bool | int | str]]] = {
+    "sequence_id": ("sequence_id", _sequence_member),
+    "sequence_start": ("sequence_start", flag_member),
+    "sequence_end": ("sequence_end", flag_member),
+    "priority": ("priority", unsigned_member),
+    "timeout": ("timeout_us", unsigned_member),
+}
+"""Parameters that are fields of a request: the field, and what reads it."""
 
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -345,12 +353,7 @@ def reserved_parameter() -> InferenceError:
     return invalid("parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.")
 
 
-_RESERVED_PARAMETERS = frozenset(
-    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output", EMPTY_FINAL)
-)
-
-
-def _read_outputs(request: InferenceRequest, outputs: list[Any], default: Inline) -> Destinations:
+def _read_outputs(fields: dict[str, Any], outputs: list[Any], default: Inline) -> Destinations:
     inline: dict[str, Inline] = {}
     names: list[str] = []
     for item in outputs:
@@ -364,7 +367,7 @@ def _read_outputs(request: InferenceRequest, outputs: list[Any], default: Inline
         if isinstance(destination, RegionSlice):
             resolve("output", name, destination)
         inline[name] = destination
-    request.outputs = tuple(names)
+    fields["outputs"] = tuple(names)
     return Destinations(default, inline)
 
 

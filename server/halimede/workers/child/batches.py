@@ -41,7 +41,6 @@ class BatchRunner:
         host: WorkerHost,
         runner: Runner,
         spec: WorkerSpec,
-        inputs: Sequence[str],
         outputs: Sequence[str],
         spin: SpinPolicy,
         claim: Claim,
@@ -54,10 +53,7 @@ class BatchRunner:
         self._spin = spin
         self._runner = runner
         channel.handle(FrameKind.FORGET, self._on_forget)
-        self._model = spec.model
         self._ends_at_once = spec.decoupled and not runner.ends_late
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
         self._positions = {name: position for position, name in enumerate(outputs)}
         self._blocks: list[Block] = []
         """The blocks of the batch that is being decoded or answered."""
@@ -166,7 +162,7 @@ class BatchRunner:
         """The batch, and the time when its execution begins."""
         self._blocks = blocks
         self._claim.begin(batch_number(body))
-        execute = decode_execute(body, self._inputs, self._outputs, self._model, self._locate)
+        execute = decode_execute(body, len(self._positions), self._locate)
         begun = time.monotonic_ns()
         self._requests.add(execute.items, begun)
         return execute, begun

@@ -104,9 +104,7 @@ def _work(channel: Channel, memory: "Memory") -> int:
     started = {"is_async": runner.is_async, "answers_is_ready": runner.answers_is_ready}
     channel.send(json_frame(FrameKind.STARTED, started))
     spin = SpinPolicy(start["spins"], len(os.sched_getaffinity(0)))
-    serving = BatchRunner(
-        channel, memory, host, runner, spec, start["inputs"], start["outputs"], spin, Claim(descriptors)
-    )
+    serving = BatchRunner(channel, memory, host, runner, spec, start["outputs"], spin, Claim(descriptors))
     if runner.is_async:
         asyncio.run(serving.run_on_loop())
     else:

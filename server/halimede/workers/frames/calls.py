@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,21 +13,20 @@ from halimede.core.types import (
     InferenceError,
     InferenceRequest,
     InferenceResponse,
-    ParameterValue,
 )
-from halimede.workers.frames.json_frames import MAX_JSON_VALUES
 from halimede.workers.frames.kinds import (
     CALL_ANSWER,
     ERROR_CODES,
     ERROR_NUMBERS,
+    HEADER,
     INFER,
     MAX_ANSWER_BYTES,
     MAX_CALL_TENSORS,
-    MAX_CLIENT_TEXT_BYTES,
     MAX_TEXT_BYTES,
     FrameError,
     describe_decode_error,
 )
+from halimede.workers.frames.requests import Described, RequestReader, describe_request
 from halimede.workers.frames.tensors import (
     PADDING,
     REMEMBERED,
@@ -40,33 +39,16 @@ from halimede.workers.frames.tensors import (
     make_tensors,
     read_tensors,
 )
-from halimede.workers.frames.texts import (
-    NO_TEXTS,
-    NUMERIC,
-    Texts,
-    checked_client_text,
-    checked_text,
-    decode_parameters,
-    encode_name,
-    encode_parameters,
-    encode_text,
-    texts_of,
-)
-from halimede.workers.worker import NO_PARAMETERS
+from halimede.workers.frames.texts import encode_name, encode_text
 
-# Each begins with the length of the description.
-# number, batch, bytes that did not fit; then, cached with the description: correlation, timeout, priority, START,
-# END and whether one answer is wanted, number of inputs, of outputs, length of the model's name, of the version, of id,
-# of parameters, of a text correlation.
-_INFER_OWN = struct.Struct("<IIIQ")
-_INFER = struct.Struct("<QQQBHHHHIII")
-# number; then, cached with the description: whether it is final, whether it is an error and its code, number of
-# outputs, length of the model's name, of the version, of id, of the error's text or the parameters.
+# Length of the form's description, of what the request has of its own, number, batch, bytes that did not fit.
+_INFER_OWN = struct.Struct("<IIIIQ")
+# Length of the description, number; then, cached with the description: whether it is final, whether it is an error and
+# its code, number of outputs, length of the model's name, of the version, of id, of the error's text or the parameters.
 _CALL_ANSWER_OWN = struct.Struct("<II")
 _CALL_ANSWER = struct.Struct("<BBBHHHII")
 # Each with the header before it.
-_WHOLE_INFER, _WHOLE_CALL_ANSWER = struct.Struct("<IIIIIQ"), struct.Struct("<IIII")
-_LENGTH = struct.Struct("<H")
+_WHOLE_INFER, _WHOLE_CALL_ANSWER = struct.Struct("<IIIIIIQ"), struct.Struct("<IIII")
 _REFUSAL = 2
 """In place of the 1 that marks an error: the request was not accepted."""
 
@@ -78,17 +60,16 @@ _INVALID = DataType.INVALID
 def encode_infer(number: int, batch: int, request: InferenceRequest, place: Place, wanted: Callable[[], int]) -> Buffer:
     """An INFER frame. `wanted` is called after the inputs are placed: the bytes that did not fit. ValueError,
     struct.error."""
-    whole, data, at = describe_infer(request, place)
-    length = len(whole) - _INFER.size
-    head = _WHOLE_INFER.pack(_INFER_OWN.size + len(whole) + at, INFER, length, number, batch, wanted())
-    return b"".join((head, whole, *data))
+    described, own, data, size = describe_call(request, place, MAX_TEXT_BYTES)
+    lengths = len(described), len(own)
+    end = _WHOLE_INFER.size + sum(lengths)
+    pad = PADDING[-end & 15]
+    head = _WHOLE_INFER.pack(end + len(pad) + size - HEADER.size, INFER, *lengths, number, batch, wanted())
+    return b"".join((head, described, own, pad, *data))
 
 
-def describe_infer(
-    request: InferenceRequest, place: Place, is_of_client: bool = False
-) -> tuple[bytes, list[Buffer], int]:
-    """The description of a request, the bytes that are sent in the frame, and how many these are. The texts of a
-    client may be longer than those of a model. ValueError, struct.error."""
+def describe_call(request: InferenceRequest, place: Place, most: int) -> Described:
+    """As `describe_request`, for a request that is not checked yet."""
     size = 0
     for tensor in request.inputs:
         size += len(tensor.data)
@@ -98,52 +79,7 @@ def describe_infer(
         raise ValueError(f"the inputs take {size} bytes, at most {MAX_ANSWER_BYTES} are allowed")
     if len(request.inputs) > MAX_CALL_TENSORS or len(request.outputs) > MAX_CALL_TENSORS:
         raise ValueError(f"at most {MAX_CALL_TENSORS} inputs and as many outputs are allowed")
-    is_plain = not (request.id or request.sequence_id or request.parameters)
-    texts = NO_TEXTS
-    if not is_plain:
-        most = MAX_CLIENT_TEXT_BYTES if is_of_client else MAX_TEXT_BYTES
-        parameters = encode_parameters(request.parameters, "request", most) if request.parameters else b""
-        texts = texts_of(request, parameters, checked_client_text if is_of_client else checked_text)
-    described: list[bytes] = []
-    data: list[Buffer] = []
-    at = 0
-    for tensor in request.inputs:
-        at = add_tensor(tensor, tensor.name, described, at, place, data)
-    is_short = is_plain and len(described) + len(request.outputs) <= _REMEMBERED_TENSORS
-    whole = (_known_call_text if is_short else _call_text)(
-        request.model_name,
-        request.model_version,
-        request.outputs,
-        request.timeout_us,
-        request.priority,
-        request.sequence_start | request.sequence_end << 1 | request.wants_one << 2,
-        texts,
-        *described,
-    )
-    return whole, data, at
-
-
-def _call_text(
-    model_name: str,
-    model_version: str,
-    outputs: tuple[str, ...],
-    timeout_us: int,
-    priority: int,
-    flags: int,
-    texts: Texts,
-    *tensors: bytes,
-) -> bytes:
-    """An INFER's description, padded to the start of its tensors' bytes."""
-    model, version = encode_name(model_name), encode_name(model_version)
-    numeric, parameters, request_id, correlation, text = texts
-    lengths = len(tensors), len(outputs), len(model), len(version), request_id, parameters, correlation
-    numbers = _INFER.pack(numeric, timeout_us, priority, flags, *lengths)
-    names = [_LENGTH.pack(len(name)) + name for name in map(encode_name, outputs)]
-    described = b"".join((numbers, model, version, text, *names, *tensors))
-    return described + PADDING[-(_WHOLE_INFER.size + len(described)) & 15]
-
-
-_known_call_text = lru_cache(REMEMBERED)(_call_text)
+    return describe_request(request, place, most)
 
 
 @dataclass(slots=True)
@@ -162,86 +98,17 @@ class Infer:
 def decode_infer(body: memoryview, locate: Locate) -> Infer:
     """Decode the body of an INFER frame in the server. FrameError. Tensors in the frame are views of `body`."""
     try:
-        length, number, batch, wanted_bytes = _INFER_OWN.unpack_from(body)
-        end = _INFER_OWN.size + _INFER.size + length
+        length, own_length, number, batch, wanted_bytes = _INFER_OWN.unpack_from(body)
+        own_at = _INFER_OWN.size + length
+        end = own_at + own_length
         if end > len(body):
             raise FrameError("INFER: a description that ends too early")
-        described = body[_INFER_OWN.size : end]
-        form = known_call_form(bytes(described)) if length <= REMEMBERED_BYTES else call_form(described)
-        request = make_request(form, body, data_start(end), locate)
+        reader = RequestReader(body, locate, MAX_TEXT_BYTES)
+        known = reader.form(body[_INFER_OWN.size : own_at])
+        request = reader.request(known, data_start(end), body[own_at:end])
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFER: {describe_decode_error(error)}") from error
     return Infer(number, batch, request, wanted_bytes)
-
-
-def make_request(form: "CallForm", body: memoryview, base: int, locate: Locate) -> InferenceRequest:
-    """A request whose tensors are in `body` from `base` on, or where `locate` finds them. FrameError, ValueError."""
-    model, version, request_id, inputs, outputs, parameters, priority, timeout_us, correlation, flags = form
-    return InferenceRequest(
-        model,
-        version,
-        request_id,
-        make_tensors(inputs, body, base, locate, True),
-        outputs,
-        dict(parameters) if parameters else {},
-        priority,
-        timeout_us,
-        correlation,
-        *flags,
-    )
-
-
-_Flags = tuple[bool, ...]
-CallForm = tuple[
-    str, str, str, Sequence[TensorForm], tuple[str, ...], Mapping[str, ParameterValue], int, int, int | str, _Flags
-]
-"""Model, version, id, inputs, outputs, parameters, priority, timeout, correlation; START, END, whether one answer is
-wanted."""
-
-
-def call_form(described: Buffer, most: int = MAX_TEXT_BYTES) -> CallForm:
-    """`most`: the maximum bytes of each text. FrameError, struct.error, ValueError, KeyError."""
-    (
-        correlation, timeout_us, priority, flags, n_inputs, n_outputs,
-        model_length, version_length, id_length, parameters_length, correlation_length,
-    ) = _INFER.unpack_from(described)  # fmt: skip
-    texts = id_length + parameters_length + (correlation_length if correlation_length != NUMERIC else 0)
-    if n_inputs > MAX_CALL_TENSORS or n_outputs > MAX_CALL_TENSORS or texts > 3 * most:
-        raise FrameError(f"INFER: {n_inputs} inputs, {n_outputs} outputs and {texts} bytes of text")
-    at = _INFER.size
-    model = str(described[at : at + model_length], "utf-8")
-    at += model_length
-    version = str(described[at : at + version_length], "utf-8")
-    at += version_length
-    request_id = str(described[at : at + id_length], "utf-8")
-    at += id_length
-    if correlation_length != NUMERIC:
-        correlation = str(described[at : at + correlation_length], "utf-8")
-        at += correlation_length
-    encoded = described[at : at + parameters_length]
-    # As many values as bytes have room for: the front end has parsed them already.
-    parameters = decode_parameters(encoded, max(MAX_JSON_VALUES, most)) if parameters_length else NO_PARAMETERS
-    at += parameters_length
-    outputs, at = _read_names(described, at, n_outputs)
-    tensors, at = read_tensors(described, at, n_inputs, None)
-    # A field was read beyond the end of the description.
-    if at > len(described):
-        raise FrameError("INFER: a description that ends too early")
-    truths = bool(flags & 1), bool(flags & 2), bool(flags & 4)
-    return model, version, request_id, tensors, outputs, parameters, priority, timeout_us, correlation, truths
-
-
-known_call_form = lru_cache(REMEMBERED)(call_form)
-
-
-def _read_names(described: Buffer, at: int, count: int) -> tuple[tuple[str, ...], int]:
-    names = []
-    for _ in range(count):
-        (length,) = _LENGTH.unpack_from(described, at)
-        at += _LENGTH.size
-        names.append(str(described[at : at + length], "utf-8"))
-        at += length
-    return tuple(names), at
 
 
 def encode_call_answer(number: int, response: InferenceResponse, place: Place) -> Buffer:

@@ -1,8 +1,8 @@
 """INFERS and ANSWERS: the requests that a front-end process passes on together, and their answers.
 
-A frame consists of groups. The requests of a group have equal descriptions (model, names, shapes, sizes), which are
-sent once. Most clients send the same kind of request, so a frame usually has one group. A request with tensors in
-shared memory, or with texts of its own, is a group of its own.
+Answers are sent in groups. Those of a group have equal descriptions (model, names, shapes, sizes), which are sent once.
+Most answers are of the same kind, so a frame usually has one group. An answer with tensors in shared memory, or with
+texts of its own, is a group of its own.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
@@ -12,16 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from halimede.core.types import Buffer, InferenceRequest, InferenceResponse
-from halimede.workers.frames.calls import (
-    answer_form,
-    call_form,
-    describe_answer,
-    describe_infer,
-    known_answer_form,
-    known_call_form,
-    make_answer,
-    make_request,
-)
+from halimede.workers.frames.calls import answer_form, describe_answer, describe_call, known_answer_form, make_answer
 from halimede.workers.frames.kinds import (
     ANSWERS,
     HEADER,
@@ -30,11 +21,12 @@ from halimede.workers.frames.kinds import (
     FrameError,
     describe_decode_error,
 )
+from halimede.workers.frames.requests import Described, RequestReader, join_requests
 from halimede.workers.frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Place, data_start
 
 _WANTED = struct.Struct("<Q")
 _GROUP = struct.Struct("<IIQ")
-"""Length of the description, number of requests, bytes of each."""
+"""Length of the description, number of answers, bytes of each."""
 
 
 class _Groups:
@@ -93,17 +85,16 @@ def encode_infers(
 ) -> Buffer:
     """An INFERS frame of numbered requests. `wanted` as in `calls.encode_infer`. `on_error` gets the number of each
     request that cannot be sent, which the frame then lacks."""
-    groups = _Groups(_WANTED.size)
-    for number, request in requests:
-        try:
-            described, data, size = describe_infer(request, place, is_of_client=True)
-        except (ValueError, struct.error) as error:
-            on_error(number, error)
-        else:
-            groups.add(number, described, data, size)
-    groups.close()
-    head = HEADER.pack(groups.end, INFERS)
-    return b"".join((head, _WANTED.pack(wanted()), *groups.parts))
+
+    def described() -> Iterator[tuple[int, int, int, Described]]:
+        for number, request in requests:
+            try:
+                yield number, 0, 0, describe_call(request, place, MAX_CLIENT_TEXT_BYTES)
+            except (ValueError, struct.error) as error:
+                on_error(number, error)
+
+    parts, end = join_requests(described(), _WANTED.size)
+    return b"".join((HEADER.pack(end, INFERS), _WANTED.pack(wanted()), *parts))
 
 
 def wanted_bytes(body: memoryview) -> int:
@@ -118,14 +109,8 @@ def wanted_bytes(body: memoryview) -> int:
 def decode_infers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceRequest]]:
     """The numbers and requests of an INFERS frame. FrameError. Tensors in the frame are views of `body`."""
     try:
-        for described, numbers, base, size in _read(body, _WANTED.size):
-            form = (
-                known_call_form(bytes(described))
-                if len(described) <= REMEMBERED_BYTES
-                else call_form(described, MAX_CLIENT_TEXT_BYTES)
-            )
-            for index, number in enumerate(numbers):
-                yield number, make_request(form, body, base + index * size, locate)
+        for number, _, _, request in RequestReader(body, locate, MAX_CLIENT_TEXT_BYTES).requests(_WANTED.size):
+            yield number, request
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFERS: {describe_decode_error(error)}") from error
 
@@ -183,7 +168,7 @@ def _read(body: memoryview, at: int) -> Iterator[tuple[memoryview, Sequence[int]
         described = body[at : at + length]
         at += length
         if at + 4 * count > end or not count:
-            raise FrameError(f"a group of {count} requests that ends too early")
+            raise FrameError(f"a group of {count} answers that ends too early")
         numbers = _numbers(count).unpack_from(body, at)
         base = data_start(at + 4 * count)
         yield described, numbers, base, size

@@ -36,14 +36,18 @@ _BYTES = DataType.BYTES
 PADDING = tuple(bytes(count) for count in range(16))
 
 
-@lru_cache(8 * REMEMBERED)
-def _describe(name: int | str, datatype: DataType, shape: tuple[int, ...], segment: int, at: int, size: int) -> bytes:
+def describe_tensor(
+    name: int | str, datatype: DataType, shape: tuple[int, ...], segment: int, at: int, size: int
+) -> bytes:
     """The description of a tensor, whose name is text or a position. struct.error, ValueError."""
     text = encode_name(name) if isinstance(name, str) else b""
     position = len(text) if isinstance(name, str) else name
     dimensions = len(shape)
     tensor = _TENSOR.pack(position, datatype.number, dimensions, segment, at, size)
     return tensor + _DIMENSIONS[dimensions].pack(*shape) + text
+
+
+_describe = lru_cache(8 * REMEMBERED)(describe_tensor)
 
 
 def add_tensor(

@@ -51,7 +51,7 @@ async def _compute(
 ) -> Any:
     async def compute() -> Any:
         process = await spawn(spec, program, launcher)
-        life = Life(process, spec, (), (), NO_OWNERS, loop, launcher.memory)
+        life = Life(process, spec, (), NO_OWNERS, loop, launcher.memory)
         try:
             return await life.start({"work": work})
         finally:

@@ -33,7 +33,6 @@ class Life:
         self,
         process: WorkerProcess,
         spec: WorkerSpec,
-        inputs: Sequence[str],
         outputs: Sequence[str],
         owners: Owners,
         loop: asyncio.AbstractEventLoop,
@@ -44,12 +43,11 @@ class Life:
         self.killed_for = ""
         """Why the server killed it; "" if it did not."""
         self._spec = spec
-        self._inputs = inputs
         self._outputs = outputs
         self._lost: asyncio.Future[str] = loop.create_future()
         try:
             self.connection = WorkerConnection(
-                process.channel, spec, inputs, outputs, owners, self._on_lost, loop, memory=memory
+                process.channel, spec, outputs, owners, self._on_lost, loop, memory=memory
             )
         except OSError as error:
             _kill(process)
@@ -68,7 +66,7 @@ class Life:
     async def start(self, work: Mapping[str, Any]) -> Any:
         """The answer of the process to START. InferenceError if the process fails or dies, StartFaultError if the
         machine prevented its start."""
-        order = {**work, "spec": asdict(self._spec), "inputs": self._inputs, "outputs": self._outputs}
+        order = {**work, "spec": asdict(self._spec), "outputs": self._outputs}
         starting = asyncio.ensure_future(self.connection.start(order))
         try:
             await asyncio.wait((starting, self._exit, self._lost), return_when=asyncio.FIRST_COMPLETED)

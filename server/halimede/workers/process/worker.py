@@ -189,9 +189,8 @@ class ProcessWorker:
     async def _start_process(self) -> None:
         """Start a process with the instance in it. InferenceError."""
         process = await spawn(self._spec, self._program, self._launcher)
-        inputs = [each.name for each in self._config.input]
         outputs = [each.name for each in self._config.output]
-        life = Life(process, self._spec, inputs, outputs, self._owners, self._loop, self._launcher.memory)
+        life = Life(process, self._spec, outputs, self._owners, self._loop, self._launcher.memory)
         try:
             started = await life.start({"work": "serve", "spins": self._program.spins})
         except BaseException:

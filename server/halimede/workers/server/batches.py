@@ -65,7 +65,6 @@ class SentBatches:
         memory: Memory,
         tasks: Tasks,
         model: str,
-        inputs: Sequence[str],
         outputs: Sequence[str],
         claim: Claim,
         owner: BatchOwner,
@@ -76,9 +75,7 @@ class SentBatches:
         self._memory = memory
         self._tasks = tasks
         self._model = model
-        self._inputs = {name: position for position, name in enumerate(inputs)}
         self._outputs = tuple(outputs)
-        self._output_positions = {name: position for position, name in enumerate(outputs)}
         self._owner = owner
         self._loop = loop
         self._running: dict[int, SentBatch] = {}
@@ -187,7 +184,7 @@ class SentBatches:
         memory = self._memory
         try:
             kind = EXECUTE if batch.token is None else EXECUTE_NEXT[batch.token]
-            return encode_execute(batch.number, batch.items, self._inputs, self._output_positions, memory.place, kind)
+            return encode_execute(batch.number, batch.items, memory.place, kind)
         except BaseException:
             memory.take_copies()
             raise

@@ -66,7 +66,6 @@ class WorkerConnection:
         self,
         channel: socket.socket,
         spec: WorkerSpec,
-        inputs: Sequence[str],
         outputs: Sequence[str],
         owners: Owners,
         on_lost: Callable[[str], None],
@@ -86,7 +85,7 @@ class WorkerConnection:
         self.channel = Channel(channel, self._on_channel_lost, loop, stall_secs)
         self.memory = Memory(self.channel, self._tasks, loop, arena_bytes, memory)
         self.batches = SentBatches(
-            self.channel, self.memory, self._tasks, spec.model, inputs, outputs, self._claim, owners.batches, loop
+            self.channel, self.memory, self._tasks, spec.model, outputs, self._claim, owners.batches, loop
         )
         self.calls = Calls(
             self.channel, self.memory, self.batches, self._tasks, spec.model, spec.decoupled, owners.calls

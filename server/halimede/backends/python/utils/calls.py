@@ -101,7 +101,6 @@ class ResponseIterator:
 
 def infer(request: InferenceRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
     """Call a model, and wait if one response is wanted. TritonModelException if the caller is not loaded."""
-    request.wants_one = not decoupled
     call = _start(request)
     if decoupled:
         return ResponseIterator(call, request.model_name)
@@ -111,7 +110,6 @@ def infer(request: InferenceRequest, decoupled: bool) -> InferenceResponse | Res
 def infer_async(request: InferenceRequest, decoupled: bool) -> "asyncio.Future[InferenceResponse | ResponseIterator]":
     """As `infer`, without blocking the running loop; cancelling the future cancels the call. RuntimeError."""
     loop = asyncio.get_running_loop()
-    request.wants_one = not decoupled
     call = _start(request)
     # No other reference to the task is needed: while it waits, the call that will wake it refers to it.
     task = loop.create_task(_answer(call, request.model_name, decoupled))

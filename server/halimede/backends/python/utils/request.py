@@ -1,7 +1,6 @@
 """`InferenceRequest`: a request that the model received, or one that it makes to call another model."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 from halimede.backends.hosting import HostedRequest
@@ -23,6 +22,7 @@ from halimede.backends.python.utils.tensor import Tensor, tensor_of
 from halimede.core.sequences.rows import Row
 from halimede.core.types import InferenceRequest as CoreRequest
 from halimede.core.types import ParameterValue
+from halimede.core.types.request import form_of, forms_of
 
 SEQUENCE_START, SEQUENCE_END = 1, 2
 RELEASE_ALL, RELEASE_RESCHEDULE = 1, 2
@@ -189,13 +189,14 @@ class InferenceRequest:
         """Call the model and wait for its response; for a decoupled model return the `ResponseIterator` at once."""
         if decoupled is not False:
             decoupled = truth_of(decoupled, "exec", "decoupled")
-        return calls.infer(self._asked(), decoupled)
+        return calls.infer(self._asked(decoupled), decoupled)
 
     def async_exec(self, decoupled: bool = False) -> "asyncio.Future[Any]":
         """Call the model without blocking the running event loop: a future of the result of `exec`."""
-        return calls.infer_async(self._asked(), truth_of(decoupled, "async_exec", "decoupled"))
+        decoupled = truth_of(decoupled, "async_exec", "decoupled")
+        return calls.infer_async(self._asked(decoupled), decoupled)
 
-    def _asked(self) -> CoreRequest:
+    def _asked(self, decoupled: bool) -> CoreRequest:
         flags = self._flags or 0
         outputs = self._outputs
         return CoreRequest(
@@ -210,6 +211,7 @@ class InferenceRequest:
             self._correlation_id,
             flags & SEQUENCE_START != 0,
             flags & SEQUENCE_END != 0,
+            not decoupled,
         )
 
 
@@ -280,7 +282,7 @@ class ReceivedRequest(InferenceRequest):
     def set_release_flags(self, flags: int) -> None:
         self.is_rescheduled = integer_of(flags, "set_release_flags", "flags", 0, (1 << 32) - 1) == RELEASE_RESCHEDULE
 
-    def _asked(self) -> CoreRequest:
+    def _asked(self, decoupled: bool) -> CoreRequest:
         """The same request again, as a call of this model itself."""
         flags = self.flags()
         hosted = self.hosted
@@ -288,11 +290,11 @@ class ReceivedRequest(InferenceRequest):
         request = hosted.request
         if isinstance(hosted, Row) and hosted.item is not None:
             request = hosted.item.request
-        return replace(
-            request,
-            sequence_start=bool(flags & SEQUENCE_START),
-            sequence_end=bool(flags & SEQUENCE_END),
+        form = form_of(
+            request.model_name, "", forms_of(request.inputs), request.outputs, 0, self.timeout(), not decoupled
         )
+        starts, ends = bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)
+        return CoreRequest.of(form, request.id, request.inputs, request.parameters, request.sequence_id, starts, ends)
 
 
 # Models that print a request, or its type, see the usual name.
