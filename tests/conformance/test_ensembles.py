@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
+from tritonclient.utils import InferenceServerException
 
 from support.calls import DECOUPLED_OVER_HTTP, canceled, executing, index, load, metric, pending, unload
 from support.ensemble_models import Step, Tensors, add_ensemble, add_plus, chain
@@ -449,3 +450,11 @@ def test_an_ensemble_follows_its_step_and_the_server_stays_ready(models: Path, s
     assert infer(server, "club", 1, 1, 1, 1) == (200, [1.0] * 4)
     unload(server, "club")
     unload(server, "member")
+
+
+def test_an_unknown_output_is_refused_by_the_ensemble(server: RunningServer) -> None:
+    with (
+        triton.InferenceServerClient(server.grpc_url) as client,
+        pytest.raises(InferenceServerException, match="unexpected inference output 'NOPE' for model 'pipe'"),
+    ):
+        client.infer("pipe", row(), outputs=[triton.InferRequestedOutput("NOPE")])
