@@ -39,26 +39,6 @@ def test_the_charts_rights_suffice_and_at_rest_nothing_is_written(place: Place) 
     assert place.refused() == []
 
 
-@pytest.mark.large
-def test_edited_and_deleted_children_are_restored_additions_stay(place: Place) -> None:
-    """O-44."""
-    operator = place.start().ready()
-    place.model("digits")
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
-    whole = place.children()
-    place.kubectl("annotate", "service", "digits", "theirs=kept")
-    place.kubectl("patch", "deployment", "digits", "--type=merge", "--patch", '{"spec":{"replicas":5}}')
-    place.kubectl("delete", "configmap,serviceaccount", "--selector=halimede.dev/model=digits")
-    place.kubectl("label", "service", "digits-pods", "app.kubernetes.io/managed-by-")
-
-    def restored() -> bool:
-        now = place.children()
-        theirs = now.get("Service digits", {}).get("annotations", {}).pop("theirs", None)
-        return now == whole and theirs == "kept"
-
-    eventually(restored, "the children as they were", 60, operator.check)
-
-
 @pytest.mark.load
 @pytest.mark.timeout(900, func_only=True)
 def test_the_next_operator_completes_the_writes_of_a_killed_one(place: Place, faults: Faults) -> None:
@@ -275,39 +255,6 @@ def test_slow_answers_create_nothing_twice(place: Place, faults: Faults) -> None
         "patch configmaps 201": 1, "patch serviceaccounts 201": 1, "patch services 201": 2, "patch deployments 201": 1,
         "patch inferencemodels 200": place.writes()["patch inferencemodels 200"],
     }  # fmt: skip
-
-
-@pytest.mark.large
-def test_conflicts_are_retried_at_once(place: Place, faults: Faults) -> None:
-    """O-06."""
-    operator = place.start(faulty=True).ready()
-    faults.set_api("pass", Rule("PATCH", "/status", times=5, status=409))
-    place.model("digits")
-    # Far below the 31 s that five doubling delays would take.
-    eventually(lambda: place.settled("digits"), "the status", 15, operator.check)
-    assert faults.set_api() == [0]
-
-
-@pytest.mark.load
-def test_a_hundred_edits_make_few_rollouts_and_the_last_one_wins(place: Place) -> None:
-    """O-43."""
-    operator = place.start().ready()
-    place.model("digits")
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
-    begun = time.monotonic()
-    for n in range(100):
-        place.own.api.patch(f"{place.models}/digits", {"spec": {"env": [{"name": "N", "value": str(n)}]}})
-        time.sleep(max(0.0, begun + 0.1 * n - time.monotonic()))
-    eventually(lambda: place.settled("digits"), "the status", check=operator.check)
-
-    def last_wins() -> bool:
-        container = place.get("deployment", "digits")["spec"]["template"]["spec"]["containers"][0]
-        return {"name": "N", "value": "99"} in container["env"]
-
-    eventually(last_wins, "the last spec")
-    took = time.monotonic() - begun
-    replica_sets = json.loads(place.kubectl("get", "replicasets", "--output=json"))["items"]
-    assert len(replica_sets) <= 2 + took / 3
 
 
 @pytest.mark.large

@@ -68,7 +68,6 @@ def write_repository(repository: Path) -> None:
     add_identity(repository, "two", inputs=2, max_batch_size=4)
     add_identity(repository, "unbatched", max_batch_size=0, dims="-1")
     add_identity(repository, "text", datatype="BYTES", dims="-1")
-    add_identity(repository, "ints", datatype="INT32", dims="-1")
     add_identity(repository, "slow", extra='parameters { key: "execute_delay_ms" value { string_value: "2000" } }')
     for datatype in (
         "BOOL",

@@ -143,18 +143,6 @@ def test_control_is_refused_without_explicit_mode(client) -> None:
         client.load_model("simple")
 
 
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_http_compression_both_ways(server: RunningServer, algorithm: str) -> None:
-    with httpclient.InferenceServerClient(server.http_url) as client:
-        result = client.infer(
-            "simple",
-            tensors(httpclient, binary_data=False),
-            request_compression_algorithm=algorithm,
-            response_compression_algorithm=algorithm,
-        )
-    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), A + B)
-
-
 def test_grpc_streaming_keeps_the_order_of_the_requests(server: RunningServer) -> None:
     answers: queue.Queue = queue.Queue()
     with grpcclient.InferenceServerClient(server.grpc_url) as client:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 import socket
 import struct
 import subprocess
@@ -71,12 +70,6 @@ def read_all(connection: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return b"".join(parts)
-
-
-def exchange(server: RunningServer, data: bytes) -> bytes:
-    with connect(server) as connection:
-        connection.sendall(data)
-        return read_all(connection)
 
 
 def post(path: str, body: bytes, fields: bytes = b"") -> bytes:
@@ -410,66 +403,3 @@ def test_a_request_may_be_white_space_up_to_the_limit(server: RunningServer) -> 
         "generate": b'{"IN":' + b" " * (63 * MIB) + b"[%b]}" % b",".join([b"1"] * 16),
     }.items():
         assert server.post(f"/v2/models/ident/{path}", document).status == 200
-
-
-# Ambiguous framing.
-
-
-SMUGGLED = b"GET /v2/models/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
-SHAPES = {
-    "both framings": b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "both framings, the other first": b"Transfer-Encoding: chunked\r\nContent-Length: 30\r\n\r\n0\r\n\r\n",
-    "two lengths": b"Content-Length: 0\r\nContent-Length: 45\r\n\r\n",
-    "one length twice": b"Content-Length: 0\r\nContent-Length: 0\r\n\r\n",
-    "a list of lengths": b"Content-Length: 0, 0\r\n\r\n",
-    "a signed length": b"Content-Length: +0\r\n\r\n",
-    "a coding that only ends in chunked": b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "chunked twice": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "space before the colon": b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
-    "a tab before the colon": b"Content-Length\t: 0\r\n\r\n",
-    "a folded header": b"Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n",
-    "a bare line feed": b"X: y\nContent-Length: 0\r\n\r\n",
-    "a bare carriage return": b"X: y\rContent-Length: 0\r\n\r\n",
-    "a NUL": b"X: y\0\r\n\r\n",
-    "a chunk that is longer than it says": b"Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
-    "a chunk line with a bare line feed": b"Transfer-Encoding: chunked\r\n\r\n0\n\n",
-    "a chunk extension with a line feed": b"Transfer-Encoding: chunked\r\n\r\n0;\nx\r\n\r\n",
-    "a negative chunk": b"Transfer-Encoding: chunked\r\n\r\n-1\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_ambiguous_framing_gets_one_answer_and_closes_the_connection(server: RunningServer, shape: str) -> None:
-    answer = exchange(server, b"POST /v2/health/live HTTP/1.1\r\nHost: x\r\n" + SHAPES[shape] + SMUGGLED)
-    assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"400"], answer
-    assert b"\r\nConnection: close\r\n" in answer
-    assert b"smuggled" not in answer
-
-
-def test_valid_framing_is_accepted(server: RunningServer) -> None:
-    """Pipelined: chunk extensions, trailers, and a target with another host, which the server ignores."""
-    requests = [
-        LIVE,
-        b"POST /v2/models/ident/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        b"%x;name=value\r\n%b\r\n0\r\nTrailer: x\r\n\r\n" % (len(INFER), INFER),
-        b"GET http://elsewhere:99/v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /v2/models/none HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    ]
-    answer = exchange(server, b"".join(requests))
-    assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"200", b"200", b"200", b"404"]
-
-
-def test_a_request_may_be_split_anywhere(server: RunningServer) -> None:
-    tail = b"GET /v2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    body = b"5\r\nhello\r\n0\r\nT: v\r\n\r\n"
-    request = b"POST /v2/models/ident/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body + tail
-    expected = None
-    for cut in range(1, len(request)):
-        with connect(server) as connection:
-            connection.sendall(request[:cut])
-            connection.sendall(request[cut:])
-            answer = read_all(connection)
-        assert expected in {None, answer}
-        expected = answer
-    assert expected is not None
-    assert re.findall(rb"HTTP/1\.1 (\d+) ", expected) == [b"400", b"200"]

@@ -452,42 +452,6 @@ def test_an_ensemble_follows_its_step_and_the_server_stays_ready(models: Path, s
     unload(server, "member")
 
 
-WRONG = {
-    "lost": ([Step("nowhere", {"IN": "IN"}, {"OUT": "OUT"})], "contains models that are not available or ambiguous"),
-    "twice": (
-        [Step("plus", {"IN": "IN"}, {"OUT": "OUT"}), Step("ident", {"IN": "IN"}, {"OUT": "OUT"})],
-        "OUT",
-    ),
-    "circle": (
-        [Step("plus", {"IN": "back"}, {"OUT": "OUT"}), Step("plus", {"IN": "OUT"}, {"OUT": "back"})],
-        "circular dependency",
-    ),
-    "unused": ([Step("plus", {"IN": "other"}, {"OUT": "OUT"})], "is not used"),
-    "loop": ([Step("loop", {"IN": "IN"}, {"OUT": "OUT"})], "circular dependency between ensembles: loop -> loop"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_an_invalid_graph_is_refused_with_the_reason(models: Path, server: RunningServer, name: str) -> None:
-    steps, text = WRONG[name]
-    add_ensemble(models, name, steps)
-    status, error = load(server, name)
-    assert status in (400, 500)
-    assert text in error
-
-
-def test_a_batch_size_beyond_that_of_a_step_is_refused(models: Path, server: RunningServer) -> None:
-    add_ensemble(models, "wide", chain("plus", "scaled"), max_batch_size=100)
-    status, error = load(server, "wide")
-    assert status == 400
-    assert error.startswith("load failed for model 'wide': ")
-    for member, size in (("plus", 8), ("scaled", 4)):
-        assert (
-            f"ensemble wide allows maximum batch size 100, but it contains model {member} which only allows maximum batch "
-            f"size to be {size}"
-        ) in error
-
-
 def test_an_unknown_output_is_refused_by_the_ensemble(server: RunningServer) -> None:
     with (
         triton.InferenceServerClient(server.grpc_url) as client,

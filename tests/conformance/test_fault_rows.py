@@ -14,7 +14,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as grpcclient_aio
 import tritonclient.http.aio as httpclient_aio
 from tritonclient.grpc import service_pb2 as pb
@@ -129,7 +128,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     add_identity(models, "slow", extra=f"{ONE} {delay(500)} dynamic_batching {{ preferred_batch_size: [ 32 ] }}")
     override = "default_queue_policy { allow_timeout_override: true }"
     add_identity(models, "patient", extra=f"{ONE} {delay(700)} dynamic_batching {{ {override} }}")
-    add_identity(models, "two", inputs=2, max_batch_size=4)
     running = start_server(directory, ["--model-repository", models], environment=environment)
     yield running
     assert running.process.poll() is None, f"the server died\n{running.log}"
@@ -303,19 +301,6 @@ def test_a_request_timeout_limits_only_the_time_in_the_queue(
     assert running.result(30).status == 200
 
 
-def test_a_request_without_outputs_gets_all_outputs(
-    server: RunningServer, stub: service_pb2_grpc.GRPCInferenceServiceStub
-) -> None:
-    tensors = [{"name": f"IN{n}", "shape": [1, 16], "datatype": "FP32", "data": [n] * 16} for n in range(2)]
-    for asked in ({}, {"outputs": []}):
-        answer = server.post("/v2/models/two/infer", {"inputs": tensors, **asked})
-        assert [output["name"] for output in answer.json["outputs"]] == ["OUT0", "OUT1"]
-    request = pb.ModelInferRequest(model_name="two", raw_input_contents=[bytes(64)] * 2)
-    for name in ("IN0", "IN1"):
-        request.inputs.add(name=name, datatype="FP32", shape=[1, 16])
-    assert [output.name for output in stub.ModelInfer(request, timeout=30).outputs] == ["OUT0", "OUT1"]
-
-
 # Messages that need much processing.
 
 HEAVY = {
@@ -370,17 +355,6 @@ def test_the_asyncio_clients(server: RunningServer) -> None:
     assert asyncio.run(ask(grpcclient_aio, server.grpc_url)) == [48.0] * 20
 
 
-def test_a_stream_that_its_client_stops_is_cancelled(server: RunningServer) -> None:
-    tensor = grpcclient.InferInput("IN", [1, 16], "FP32")
-    tensor.set_data_from_numpy(np.ones((1, 16), np.float32))
-    with grpcclient.InferenceServerClient(server.grpc_url) as client:
-        client.start_stream(lambda result, error: None)  # noqa: ARG005  # the client passes these names
-        client.async_stream_infer("requests", [tensor], request_id="stopped")
-        wait_until(lambda: ("running", "stopped") in events(server, "requests"), "the execution", server)
-        client.stop_stream(cancel_requests=True)
-    wait_until(lambda: ("cancelled", "stopped") in events(server, "requests"), "the model to see it", server, 10)
-
-
 # Stops, over gRPC.
 
 
@@ -389,28 +363,6 @@ def stopping(start: Start, repository: Path) -> RunningServer:
     add_identity(repository, "slow", extra=f"instance_group {{ kind: KIND_CPU count: 4 }} {delay(1500)}")
     add_identity(repository, "stuck", extra=f"{ONE} {delay(600_000)}")
     return start("--model-repository", repository, "--exit-timeout-secs=3")
-
-
-def test_open_streams_are_answered_and_end_when_the_server_stops(stopping: RunningServer) -> None:
-    address = ("127.0.0.1", stopping.grpc_port)
-    content = grpc_message(message("slow", "last").SerializeToString())
-    with H2Client(address) as idle, H2Client(address) as open_stream, H2Client(address) as asking:
-        for client in (idle, open_stream, asking):
-            client.receive(5)
-        quiet = open_stream.call(STREAM_INFER, None)
-        stream = asking.call(STREAM_INFER, None)
-        asking.send_data(stream, content * 2, is_end=False)
-        wait_until(lambda: executing(stopping, "slow") == 2, "both executions", stopping)
-        stopping.process.terminate()
-        for client in (idle, open_stream):
-            assert client.receive_until(client.goaway)
-        assert open_stream.finish(quiet)["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
-        asking.finish(stream)
-        answers = asking.data(stream)
-        assert answers.count(b"last") == 2
-        begun = time.monotonic()
-        assert stopping.process.wait(20) == 0, stopping.log
-        assert time.monotonic() - begun < 5  # the goal is 1 s
 
 
 def test_calls_that_outlive_the_exit_timeout_get_an_error(stopping: RunningServer) -> None:

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import urllib3
 
-from support.calls import DECOUPLED_OVER_HTTP, canceled, executing, metric
+from support.calls import canceled, executing, metric
 from support.models import add_identity, write_config
 from support.processes import resident_bytes
 from support.served import workers
@@ -185,13 +185,6 @@ def test_an_empty_array_of_any_datatype_is_an_empty_list(server: RunningServer) 
     assert sole["TEXT"] == []
 
 
-def test_repeated_names_are_as_in_triton(server: RunningServer) -> None:
-    answer = server.post("/v2/models/tokens/generate", '{"N":1,"a":1,"id":"i","a":2,"id":"j"}').json
-    assert (answer["id"], answer["sent"]) == ("i", '{"a": 1}')
-    refused = server.post("/v2/models/tokens/generate", '{"N":1,"N":1}')
-    assert (refused.status, refused.error) == (400, "[request id: <id_unknown>] input 'N' already exists in request")
-
-
 def test_an_error_is_a_status_before_the_first_event_and_an_event_after(server: RunningServer) -> None:
     for verb in ("generate", "generate_stream"):
         refused = server.post(f"/v2/models/tokens/{verb}", {"N": 3, "fail_at": 0})
@@ -238,25 +231,6 @@ def test_generate_is_counted_as_any_inference(server: RunningServer) -> None:
     assert "generate" not in server.get("/v2").json["extensions"]
 
 
-def test_infer_as_events(server: RunningServer) -> None:
-    document = {
-        "id": "i",
-        "parameters": {"triton_enable_empty_final_response": True, "size": 2},
-        "inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [2]}],
-        "outputs": [{"name": "OUT"}],
-    }
-    answer = server.post("/v2/models/tokens/infer", document, {"Accept": "text/event-stream"})
-    answers = events(answer.body)
-    assert [each["outputs"][0]["data"] for each in answers[:-1]] == [[0, 0], [1, 1]]
-    assert [each["parameters"]["triton_final_response"] for each in answers] == [False, False, True]
-    assert (answers[-1]["id"], answers[-1]["outputs"]) == ("i", [])
-    refused = server.post("/v2/models/tokens/infer", document)
-    assert (refused.status, refused.error) == (
-        501,
-        DECOUPLED_OVER_HTTP,
-    )
-
-
 # ---- Other clients
 
 
@@ -286,20 +260,6 @@ def test_connections_are_reused_after_streams(server: RunningServer) -> None:
             answer.release_conn()
             assert pool.request("POST", "/v2/models/tokens/generate", json={"N": 1}, timeout=20).status == 200
         assert pool.num_connections == 1
-
-
-def test_http_1_0_reads_to_the_end_of_the_connection(server: RunningServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.http_port), timeout=20) as connection:
-        body = b'{"N":2}'
-        connection.sendall(
-            b"POST /v2/models/tokens/generate_stream HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-        )
-        received = b""
-        while part := connection.recv(1 << 16):
-            received += part
-    head, _, body = received.partition(b"\r\n\r\n")
-    assert b"chunked" not in head
-    assert [each["OUT"] for each in events(body)] == [0, 1]
 
 
 # ---- Clients that disconnect, and clients that do not read

@@ -1,7 +1,5 @@
 """The gRPC transport's flags on the running server, through tritonclient and a client that works in HTTP/2 frames."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +12,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 import support.server
-from support.calls import load
 from support.h2client import ENHANCE_YOUR_CALM, INFER, LIVE, STREAM_INFER, H2Client, grpc_message
 from support.models import add_identity
 from support.processes import resident_bytes
-from support.served import Stage
 from support.server import RunningServer, start_server, wait_until
 
 PKI = Path(support.server.__file__).parent / "pki"
@@ -73,22 +69,6 @@ def test_mutual_tls_serves_only_clients_with_a_certificate(start) -> None:
         assert it.is_server_live()
     # With a line for each failed handshake, any client could fill the disk.
     assert "andshake" not in server.log
-
-
-def test_a_key_of_another_certificate_ends_the_start_with_one_clear_line(models: Path) -> None:
-    flags = [
-        *("--grpc-use-ssl=true", f"--grpc-server-cert={PKI / 'server.pem'}", f"--grpc-server-key={PKI / 'client.key'}"),
-        *("--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--model-repository={models}"),
-    ]
-    command = [sys.executable, "-m", "halimede", "serve", *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 1
-    errors = [line for line in (ended.stdout + ended.stderr).splitlines() if line.startswith("E")]
-    assert len(errors) == 1, errors
-    assert (
-        "failed to start GRPC service: --grpc-server-key: the key is not that of the certificate in --grpc-server-cert"
-        in errors[0]
-    )
 
 
 def test_the_flags_reach_the_transport(start) -> None:
@@ -147,29 +127,3 @@ def test_a_stream_of_a_client_that_does_not_read_is_ended_and_released(start) ->
         assert not lazy.is_over(beside)
         assert lazy.finish(lazy.call(LIVE, b""))["grpc-status"] == "3"
         assert other.finish(other.call(INFER, large_request(16)))["grpc-status"] == "0"
-
-
-def test_a_request_that_stays_incomplete_is_ended(start) -> None:
-    server = start("--grpc-stall-timeout-secs=1")
-    with H2Client(("127.0.0.1", server.grpc_port)) as client:
-        stream = client.call(INFER, None)
-        client.send_data(stream, large_request(100_000)[:50_000], is_end=False)
-        fields = client.finish(stream)
-        assert fields["grpc-status"] == str(grpc.StatusCode.UNAVAILABLE.value[0])
-        assert fields["grpc-message"] == "the client has not sent 1024 bytes of its message in 1 s"
-
-
-def test_requests_that_tritonclient_compresses(stage: Stage) -> None:
-    add_identity(stage.repository, "ident", dims="-1")
-    assert load(stage.server, "ident") == (200, "")
-    with triton.InferenceServerClient(stage.server.grpc_url) as client:
-        for algorithm in ("gzip", "deflate"):
-            answer = client.infer("ident", [tensor(10_000)], compression_algorithm=algorithm).as_numpy("OUT")
-            assert np.array_equal(answer[0], np.arange(10_000, dtype=np.float32)), algorithm
-
-
-def test_without_a_level_no_answer_is_compressed(stage: Stage) -> None:
-    with H2Client(("127.0.0.1", stage.server.grpc_port)) as client:
-        stream = client.call(METADATA, grpc_message(b""), [("grpc-accept-encoding", "gzip")])
-        assert "grpc-encoding" not in client.finish(stream)
-        assert client.data(stream)[0] == 0

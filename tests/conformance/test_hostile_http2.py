@@ -3,7 +3,7 @@
 Each connection ends by the code that RFC 9113 gives, while another client's calls succeed and take about as long as alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import repeat
 
 import pytest
@@ -19,7 +19,6 @@ from support.h2client import (
     END_STREAM,
     ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
-    FRAME_SIZE_ERROR,
     GOAWAY,
     HEADERS,
     INFER,
@@ -28,7 +27,6 @@ from support.h2client import (
     PING,
     PRIORITY,
     PROTOCOL_ERROR,
-    PUSH_PROMISE,
     SETTINGS,
     STREAM_INFER,
     UNKNOWN,
@@ -39,7 +37,6 @@ from support.h2client import (
 from support.models import add_identity, delay
 from support.server import RunningServer, start_server
 
-MAX_WINDOW = 2**31 - 1
 FLOOD_FRAMES = 60_000
 RESETS = 30_000
 MIB = 1 << 20
@@ -157,83 +154,7 @@ def test_a_header_block_without_end_ends_the_connection(client: H2Client, size: 
     assert ending(client) == ENHANCE_YOUR_CALM
 
 
-# Header blocks and frames that are in a wrong place or have a wrong size.
-
-
-def interrupted(client: H2Client) -> bytes:
-    return client.head(LIVE, flags=0)[1] + client.head(LIVE)[1]
-
-
-def interrupted_by_data(client: H2Client) -> bytes:
-    return client.head(LIVE, flags=0)[1] + frame(DATA, END_STREAM, 1)
-
-
-def interrupted_by_unknown(client: H2Client) -> bytes:
-    return client.head(LIVE, flags=0)[1] + frame(UNKNOWN)
-
-
-def continued_elsewhere(client: H2Client) -> bytes:
-    return client.head(LIVE, flags=0)[1] + frame(CONTINUATION, END_HEADERS, 3)
-
-
-def continued_twice(client: H2Client) -> bytes:
-    return client.head(LIVE)[1] + frame(CONTINUATION, END_HEADERS, 1)
-
-
-def promised(client: H2Client) -> bytes:
-    return client.head(LIVE)[1] + frame(PUSH_PROMISE, END_HEADERS, 1, number(2))
-
-
-def on_an_even_stream(client: H2Client) -> bytes:
-    return frame(HEADERS, END_HEADERS, 2, client.encode([(":path", LIVE)]))
-
-
-@pytest.mark.parametrize(
-    "attack",
-    [
-        interrupted,
-        interrupted_by_data,
-        interrupted_by_unknown,
-        continued_elsewhere,
-        continued_twice,
-        promised,
-        on_an_even_stream,
-    ],
-)
-def test_frames_in_the_wrong_place_end_the_connection(client: H2Client, attack: Callable[[H2Client], bytes]) -> None:
-    client.send(attack(client))
-    assert ending(client) == PROTOCOL_ERROR
-
-
-@pytest.mark.parametrize("kind", [DATA, HEADERS, SETTINGS, UNKNOWN])
-def test_a_frame_above_the_largest_size_ends_the_connection(client: H2Client, kind: int) -> None:
-    assert client.call(STREAM_INFER, None) == 1
-    client.send((16_385).to_bytes(3, "big") + bytes((kind, 0)) + number(1))
-    assert ending(client) == FRAME_SIZE_ERROR
-
-
 # Windows.
-
-
-def test_a_stream_whose_window_overflows_is_reset(client: H2Client) -> None:
-    stream = client.call(STREAM_INFER, None)
-    client.send(window_update(stream, MAX_WINDOW))
-    assert stream_end(client, stream) == FLOW_CONTROL_ERROR
-
-
-@pytest.mark.parametrize(
-    "overflow",
-    [
-        window_update(0, MAX_WINDOW),
-        setting(INITIAL_WINDOW_SIZE, MAX_WINDOW + 1),
-        window_update(1, 1) + setting(INITIAL_WINDOW_SIZE, MAX_WINDOW),
-    ],
-    ids=["of the connection", "of new streams", "of an open stream by settings"],
-)
-def test_a_window_that_overflows_ends_the_connection(client: H2Client, overflow: bytes) -> None:
-    assert client.call(STREAM_INFER, None) == 1
-    client.send(overflow)
-    assert ending(client) == FLOW_CONTROL_ERROR
 
 
 def test_a_client_that_sends_more_than_the_window_of_a_stream_loses_the_stream(client: H2Client) -> None:

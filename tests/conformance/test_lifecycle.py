@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.background import in_background
-from support.calls import executing, index, load, ones, scaled, unload
+from support.calls import index, load, scaled, unload
 from support.models import add_identity, add_scaled, write_config
 from support.plugin import install_backend
 from support.served import Stage
@@ -78,59 +77,6 @@ def test_a_reload_to_another_version_never_makes_the_server_unready(server: Runn
     wait_until(lambda: states(server, "scaled")["1"] == ("UNAVAILABLE", "unloaded"), "the first version to go", server)
 
 
-def test_a_failed_load_call_leaves_the_server_ready(server: RunningServer, stage: Stage) -> None:
-    write_config(stage.repository / "bad", "max_batch_size: -1")
-    (stage.repository / "bad" / "1").mkdir()
-    assert load(server, "bad")[0] == 500
-    assert load(server, "missing")[0] == 500
-    assert ready(server) == 200
-
-
-def test_many_loads_of_a_missing_model_all_get_the_reason(server: RunningServer) -> None:
-    answers: list[tuple[int, bool]] = []
-
-    def ask() -> None:
-        answer = server.post("/v2/repository/models/missing/load")
-        answers.append((answer.status, answer.error.startswith("failed to load 'missing', failed to poll from model")))
-
-    threads = [threading.Thread(target=ask) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [(500, True)] * 16
-
-
-def test_loads_unloads_and_inference_from_many_threads(server: RunningServer) -> None:
-    """Only documented outcomes occur, and the model works at the end."""
-    outcomes: Counter[tuple[str, int, str]] = Counter()
-
-    def ask(number: int) -> None:
-        for turn in range(12):
-            what = ("load", "infer", "unload", "infer")[(number + turn) % 4]
-            if what == "infer":
-                answer = server.post("/v2/models/scaled/infer", ones(4))
-                text = "" if answer.status == 200 else answer.error
-            else:
-                answer = server.post(f"/v2/repository/models/scaled/{what}")
-                text = "" if answer.status == 200 else answer.error
-            outcomes[what, answer.status, text] += 1
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    unknown = "Request for unknown model: 'scaled'"
-    assert set(outcomes) <= {
-        *(("load", 200, ""), ("unload", 200, ""), ("infer", 200, "")),
-        *(("infer", 404, f"{unknown} has no available versions"), ("infer", 503, f"{unknown} is loading")),
-    }
-    assert load(server, "scaled") == (200, "")
-    assert scaled(server) == 2
-    assert executing(server, "scaled") == 0
-
-
 def test_an_invalid_backend_affects_only_its_model(tmp_path: Path, repository: Path) -> None:
     add_scaled(repository, "scaled", 2)
     environment = install_backend(tmp_path / "site", "half", "class Half:\n    default_model_filename = ''\n", "Half")
@@ -152,19 +98,6 @@ def test_a_stop_answers_a_load_in_progress(stopping: RunningServer, repository: 
     wait_until(lambda: "loading: slow" in stopping.log, "the load to begin", stopping)
     assert stopping.stop() == 0, stopping.log
     assert loading.result(10) == (503, "Server is stopping, models are no longer loaded or unloaded")
-
-
-def test_a_request_in_an_unloaded_model_is_answered_at_the_exit_timeout(
-    stopping: RunningServer, repository: Path
-) -> None:
-    add_identity(repository, "stuck", dims="4", extra=SLOW.format("execute_delay_ms", 600_000))
-    assert load(stopping, "stuck") == (200, "")
-    stuck = in_background(lambda: stopping.post("/v2/models/stuck/infer", ones(4)))
-    wait_until(lambda: executing(stopping, "stuck") == 1, "the execution", stopping)
-    assert stopping.post("/v2/repository/models/stuck/unload").status == 200
-    stopping.process.send_signal(signal.SIGTERM)
-    assert stopping.process.wait(20) == 1
-    assert stuck.result(10).status == 503
 
 
 def test_auto_complete_can_be_switched_off(start: Start, repository: Path) -> None:

@@ -1,7 +1,5 @@
 """Repositories and life cycle. Tests of what a server does when it starts have a server of their own."""
 
-import os
-import threading
 from pathlib import Path
 from urllib.parse import quote
 
@@ -173,29 +171,6 @@ def test_a_failed_load_names_its_root_cause(stage: Stage) -> None:
         assert server.post(f"/v2/repository/models/{name}/load").status in {400, 404}
 
 
-def test_a_reload_replaces_the_model_unless_the_new_one_is_broken(stage: Stage) -> None:
-    server, repository = stage.server, stage.repository
-    add_scaled(repository, "scaled", 2)
-    assert load(server, "scaled") == (200, "")
-    assert server.post("/v2/repository/models/scaled/load").status == 200
-    add_scaled(repository, "scaled", 3)
-    os.utime(repository / "scaled" / "1" / "model.onnx", ns=(1, 1))
-    assert scaled(server) == 2
-    assert server.post("/v2/repository/models/scaled/load").status == 200
-    assert scaled(server) == 3
-    (repository / "scaled" / "1" / "model.onnx").write_bytes(b"broken")
-    answer = server.post("/v2/repository/models/scaled/load")
-    assert answer.status == 400
-    assert answer.error.startswith("load failed for model 'scaled': version 1 is at UNAVAILABLE state: ")
-    write_config(repository / "scaled", "max_batch_sise: 1")
-    assert server.post("/v2/repository/models/scaled/load").status == 500
-    assert scaled(server) == 3
-    state, reason = index(server)[("scaled", "1")]
-    assert state == "READY"
-    assert "max_batch_sise" in reason
-    assert server.get("/v2/health/ready").status == 200
-
-
 def test_the_error_of_a_failed_load_has_the_fix(stage: Stage) -> None:
     server, repository = stage.server, stage.repository
     (repository / "flat").mkdir()
@@ -245,48 +220,6 @@ def test_the_index_names_the_version_that_failed(stage: Stage) -> None:
     states = stage.index()
     assert list(states) == [("third_fails", "2"), ("third_fails", "3")]
     assert "because version 3 failed" in states[("third_fails", "2")][1]
-
-
-def test_no_request_is_lost_while_a_model_is_reloaded(stage: Stage) -> None:
-    server, repository = stage.server, stage.repository
-    add_scaled(repository, "scaled", 1)
-    assert load(server, "scaled") == (200, "")
-    stop = threading.Event()
-    seen: list[float | str] = []
-
-    def ask() -> None:
-        while not stop.is_set():
-            try:
-                seen.append(scaled(server))
-            except Exception as error:
-                seen.append(repr(error))
-
-    callers = [threading.Thread(target=ask) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    for factor in range(2, 8):
-        add_scaled(repository, "scaled", factor)
-        os.utime(repository / "scaled" / "1" / "model.onnx", ns=(factor, factor))
-        assert server.post("/v2/repository/models/scaled/load").status == 200
-    stop.set()
-    for caller in callers:
-        caller.join()
-    assert [answer for answer in seen if isinstance(answer, str)] == []
-    assert scaled(server) == 7
-
-
-def test_a_model_in_two_repositories_is_not_served(start: Start, tmp_path: Path) -> None:
-    first, second = tmp_path / "a", tmp_path / "b"
-    add_scaled(first, "twice", 1)
-    add_scaled(second, "twice", 2)
-    add_scaled(second, "once", 3)
-    server = start(
-        "--model-repository", first, "--model-repository", second, "--exit-on-error=0", "--strict-readiness=0"
-    )
-    assert scaled(server, "once") == 3
-    text = "model appears in two or more repositories"
-    assert index(server)["twice", ""] == ("UNAVAILABLE", text)
-    wait_until(lambda: f"'twice': {text}: {first}/twice, {second}/twice" in server.log, "both paths in the log", server)
 
 
 def test_serving_one_file_without_repository_or_configuration(start: Start, tmp_path: Path) -> None:

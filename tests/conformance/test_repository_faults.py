@@ -1,18 +1,24 @@
 """Repositories with junk, with all kinds of links, and with files that change while they are served."""
 
 import os
+import random
 import shutil
 import threading
 import time
 from pathlib import Path
 
+import grpc
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
 from support.background import in_background
 from support.calls import index, load, ones, scaled, unload
+from support.config_seeds import SEEDS
+from support.grpc_messages import message, values
 from support.models import add_identity, add_scaled, save_onnx, write_config
 from support.plugin import FaultyBackend
 from support.served import Stage
@@ -329,3 +335,88 @@ def test_weights_are_read_only_from_the_directory_of_their_model(stage: Stage) -
         assert (status, "xternal data path" in text) == (400, True), text
     assert with_weights("inside.bin") == (200, "")
     assert scaled(server) == 7
+
+
+def test_the_default_version_is_the_highest_that_is_ready(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
+    add_scaled(repository, "versions", 2)
+    assert load(server, "versions") == (200, "")
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+        def default() -> tuple[str, float]:
+            answer = stub.ModelInfer(message("versions", columns=4), timeout=30)
+            assert scaled(server, "versions") == values(answer)[0]
+            return answer.model_version, values(answer)[0]
+
+        (repository / "versions" / "config.pbtxt").write_text("version_policy { all { } }")
+        assert default() == ("1", 2.0)
+        add_scaled(repository, "versions", 10, version=10)
+        add_scaled(repository, "versions", 9, version=9)
+        assert load(server, "versions") == (200, "")
+        assert default() == ("10", 10.0)
+        (repository / "versions" / "10").rename(repository / "ten")
+        assert load(server, "versions") == (200, "")
+        assert default() == ("9", 9.0)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(pb.ModelInferRequest(model_name="versions", model_version="10"), timeout=30)
+        assert caught.value.details().startswith("Request for unknown model: 'versions' version 10 is not ")
+        assert scaled(server, "versions", version="1") == 2.0
+
+
+def test_output_shapes_may_differ_from_the_configuration(start: Start, tmp_path: Path, repository: Path) -> None:
+    """As in Triton, except for the rows of a batch, by which it is split into answers."""
+    faulty = FaultyBackend.install(tmp_path)
+    faulty.add_model(
+        repository, "wide", faults={"run": "return {'OUT': np.ones((len(inputs['IN']), 2, 3), np.float32)}"}
+    )
+    faulty.add_model(repository, "rows", faults={"run": "return {'OUT': np.ones((7, 4), np.float32)}"})
+    server = start("--model-repository", repository, environment=dict(faulty.environment))
+    (output,) = server.post("/v2/models/wide/infer", ones(4)).json["outputs"]
+    assert (output["shape"], output["data"]) == ([1, 2, 3], [1.0] * 6)
+    answer = server.post("/v2/models/rows/infer", ones(4))
+    assert (answer.status, "'OUT'" in answer.error) == (500, True)
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert list(stub.ModelInfer(message("wide", columns=4), timeout=30).outputs[0].shape) == [1, 2, 3]
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(message("rows", columns=4), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+
+
+def damaged(chance: random.Random, seeds: list[bytes]) -> bytes:
+    """One of the seeds with some bytes changed, removed or inserted from another."""
+    text = bytearray(chance.choice(seeds))
+    for _ in range(chance.randrange(4)):
+        at = chance.randrange(len(text) + 1)
+        other = chance.choice(seeds)
+        begin = chance.randrange(len(other))
+        text[at : at + chance.choice([0, 0, 1, 4, 30])] = chance.choice(
+            [b"", bytes([chance.randrange(256)]), other[begin : begin + chance.randrange(40)]]
+        )
+    return bytes(text)
+
+
+def test_damaged_configurations_are_refused_with_a_place_or_served(stage: Stage) -> None:
+    server, repository = stage.server, stage.repository
+    add_scaled(repository, "damaged", 3)
+    good = b"""
+        max_batch_size: 8 instance_group { kind: KIND_CPU count: 2 } dynamic_batching { preferred_batch_size: [ 2, 4 ] }
+        input { name: "IN" data_type: TYPE_FP32 dims: [ 4 ] }
+        output { name: "OUT" data_type: TYPE_FP32 dims: [ 4 ] }
+    """
+    seeds = [*SEEDS.values(), *[good] * len(SEEDS)]
+    logged = len(server.log)
+    chance = random.Random(1)
+    served = placed = 0
+    for _ in range(300):
+        (repository / "damaged" / "config.pbtxt").write_bytes(damaged(chance, seeds))
+        status, text = load(server, "damaged")
+        assert status in {200, 400, 500}, text
+        assert status == 200 or 0 < len(text) < 32_000
+        served += status == 200
+        placed += "damaged/config.pbtxt:" in text
+    assert served > 20
+    assert placed > 100
+    assert server.get("/v2/health/ready").status == 200
+    assert "Traceback" not in server.log[logged:]

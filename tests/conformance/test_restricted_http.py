@@ -31,40 +31,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     assert running.stop() == 0, running.log
 
 
-def test_restricted_routes_need_the_header_of_their_group(server: RunningServer) -> None:
-    admin = "This API is restricted, expecting header 'admin-key'"
-    for method, path in [
-        ("POST", "/v2/repository/index"),
-        ("GET", "/v2/halimede/devices"),
-        ("POST", "/v2/repository/models/ident/unload"),
-        ("DELETE", "/v2/repository/models/ident/unload"),
-        ("GET", "/v2/systemsharedmemory/status"),
-        ("POST", "/v2/cudasharedmemory/region/r/register"),
-        ("GET", "/v2/trace/setting"),
-        ("POST", "/v2/logging"),
-    ]:
-        for headers in ({}, {"admin-key": "wrong"}, {"infer-key": "s3cret"}):
-            answer = server.request(method, path, headers=headers)
-            assert (answer.status, answer.error) == (403, admin), (path, headers)
-    index = server.post("/v2/repository/index", headers={"Admin-Key": "s3cret"})
-    assert index.json == [{"name": "ident", "version": "1", "state": "READY"}]
-
-
-def test_a_restricted_inference_is_refused_before_its_body_is_read(server: RunningServer) -> None:
-    path = "/v2/models/ident/infer"
-    text = "This API is restricted, expecting header 'infer-key'"
-    for body in (ONES, b"no JSON"):
-        answer = server.post(path, body)
-        assert (answer.status, answer.error) == (403, text)
-    assert server.post(path, b"no JSON", {"infer-key": "open sesame"}).status == 400
-    assert server.post(path, ONES, {"infer-key": "open sesame"}).status == 200
-
-
-def test_open_routes_stay_open(server: RunningServer) -> None:
-    for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/ident", "/v2/models/ident/config"):
-        assert server.get(path).status == 200
-
-
 def test_clients_of_triton_send_the_secret(server: RunningServer) -> None:
     tensor = tritonhttp.InferInput("IN", [1, 16], "FP32")
     tensor.set_data_from_numpy(np.ones((1, 16), np.float32))

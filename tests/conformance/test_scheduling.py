@@ -1,22 +1,17 @@
 """Queues, batches, deadlines and cancellation, as a client of the running server sees them."""
 
-import http.client
 import json
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from support.background import in_background
-from support.calls import ONES, ONES_JSON, canceled, executing, metric, pending
+from support.calls import ONES_JSON, executing, metric, pending
 from support.models import add_identity
 from support.plugin import PLAIN_BACKEND, install_backend
 from support.server import Answer, RunningServer, start_server, wait_until
@@ -31,30 +26,13 @@ def delay(milliseconds: int) -> str:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     models = tmp_path_factory.mktemp("models")
-    add_identity(models, "plain", extra=f"{ONE} {delay(300)}")
-    add_identity(models, "preferred", extra=f"{ONE} {delay(300)} dynamic_batching {{ preferred_batch_size: [ 4, 8 ] }}")
     add_identity(
         models,
         "bounded",
         extra=f"{ONE} {delay(700)} dynamic_batching {{ preferred_batch_size: [ 1 ] default_queue_policy {{ max_queue_size: 2 }} }}",
     )
-    add_identity(
-        models,
-        "impatient",
-        extra=f"{ONE} {delay(1500)} dynamic_batching {{ default_queue_policy {{ default_timeout_microseconds: 200000 allow_timeout_override: true }} }}",
-    )
-    # The delay depends on the instance: 250 ms, 1 s.
-    uneven = f'{delay(250)} parameters {{ key: "instance_wise_delay_multiplier" value {{ string_value: "4" }} }}'
-    two = "instance_group { kind: KIND_CPU count: 2 }"
-    for name, ordering in (("ordered", "true"), ("unordered", "false")):
-        batching = f"dynamic_batching {{ preserve_ordering: {ordering} }}"
-        add_identity(models, name, max_batch_size=1, extra=f"{two} {uneven} {batching}")
-    patient = "default_timeout_microseconds: 60000000 allow_timeout_override: true timeout_action: DELAY"
-    batching = f"dynamic_batching {{ default_queue_policy {{ {patient} }} }}"
-    add_identity(models, "patient", max_batch_size=1, extra=f"{ONE} {delay(600)} {batching}")
     passive = "instance_group { kind: KIND_CPU count: 3 passive: true }"
     add_identity(models, "watched", max_batch_size=1, extra=f"{ONE} {passive} {delay(400)}")
-    add_identity(models, "long", extra=f"{ONE} {delay(30_000)}")
     add_identity(models, "delayed", extra=f"{ONE} dynamic_batching {{ max_queue_delay_microseconds: 400000 }}")
     add_identity(models, "quick", extra=f"{ONE} dynamic_batching {{ default_queue_policy {{ max_queue_size: 100 }} }}")
     add_identity(models, "text", datatype="BYTES", dims="-1")
@@ -69,18 +47,6 @@ def infer(server: RunningServer, model: str) -> Answer:
 
 def stats(server: RunningServer, model: str) -> dict:
     return server.get(f"/v2/models/{model}/stats").json["model_stats"][0]
-
-
-def test_a_backlog_of_ten_runs_in_the_largest_preferred_sizes(server: RunningServer) -> None:
-    calls = [in_background(lambda: infer(server, "preferred"))]
-    wait_until(lambda: executing(server, "preferred") == 1, "the first request to run", server)
-    calls += [in_background(lambda: infer(server, "preferred")) for _ in range(10)]
-    wait_until(lambda: pending(server, "preferred") == 10, "the backlog", server)
-    assert {call.result(30).status for call in calls} == {200}
-    formed = {
-        batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats(server, "preferred")["batch_stats"]
-    }
-    assert formed == {1: 1, 8: 1, 2: 1}
 
 
 def test_statistics_keep_the_identities_that_perf_analyzer_needs(server: RunningServer) -> None:
@@ -117,61 +83,10 @@ def test_a_full_queue_is_refused_at_once_with_a_hint_to_retry(server: RunningSer
     assert metric(server, "nv_inference_request_failure", "bounded", 'reason="REJECTED",') == 2
 
 
-def test_a_queue_timeout_fires_at_its_deadline_not_with_the_next_batch(server: RunningServer) -> None:
-    first = in_background(lambda: infer(server, "impatient"))
-    wait_until(lambda: executing(server, "impatient") == 1, "the execution", server)
-    begun = time.monotonic()
-    late = infer(server, "impatient")
-    waited = time.monotonic() - begun
-    assert (late.status, late.error) == (503, "Request timeout expired")
-    assert executing(server, "impatient") == 1, "it was answered while the first execution still ran"
-    assert waited >= 0.2
-    assert first.result(30).status == 200
-
-
-def test_a_timeout_of_few_microseconds_is_over_beside_an_idle_instance(server: RunningServer) -> None:
-    for timeout_us in range(1, 6):
-        late = server.post("/v2/models/impatient/infer", json.dumps({**ONES, "parameters": {"timeout": timeout_us}}))
-        assert (late.status, late.error) == (503, "Request timeout expired")
-
-
 def test_a_single_request_waits_for_the_configured_queue_delay(server: RunningServer) -> None:
     begun = time.monotonic()
     assert infer(server, "delayed").status == 200
     assert time.monotonic() - begun >= 0.4
-
-
-def test_a_request_cancelled_in_the_queue_is_never_executed(server: RunningServer) -> None:
-    first = in_background(lambda: infer(server, "plain"))
-    wait_until(lambda: executing(server, "plain") == 1, "the execution", server)
-    executions = stats(server, "plain")["execution_count"]
-    before = canceled(server, "plain")
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port)
-    connection.request("POST", "/v2/models/plain/infer", ONES_JSON)
-    wait_until(lambda: pending(server, "plain") == 1, "the request to queue", server)
-    connection.close()
-    wait_until(lambda: pending(server, "plain") == 0, "the request to be dropped", server)
-    assert first.result(30).status == 200
-    assert canceled(server, "plain") == before + 1
-    assert infer(server, "plain").status == 200
-    assert stats(server, "plain")["execution_count"] == executions + 2
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_running_request_is_cancelled_when_its_client_disconnects(server: RunningServer, protocol: str) -> None:
-    if protocol == "http":
-        connection = http.client.HTTPConnection("127.0.0.1", server.http_port)
-        connection.request("POST", "/v2/models/long/infer", ONES_JSON)
-        wait_until(lambda: executing(server, "long") == 1, "the execution", server)
-        connection.close()
-    else:
-        message = pb.ModelInferRequest(model_name="long", raw_input_contents=[b"\0" * 64])
-        message.inputs.add(name="IN", datatype="FP32", shape=[1, 16])
-        with grpc.insecure_channel(server.grpc_url) as channel, pytest.raises(grpc.RpcError) as caught:
-            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=0.5)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    # The model checks its cancellation flag and ends; without the flag it would run for 30 seconds.
-    wait_until(lambda: executing(server, "long") == 0, "the execution to end", server, limit_s=10)
 
 
 def test_a_queue_policy_does_not_stall_the_model(server: RunningServer) -> None:
@@ -182,56 +97,6 @@ def test_a_queue_policy_does_not_stall_the_model(server: RunningServer) -> None:
         assert infer(server, "quick").status == 200
         waits.append(time.monotonic() - begun)
     assert sorted(waits)[len(waits) // 2] < 0.25
-
-
-def answer_times(server: RunningServer, model: str) -> dict[str, float]:
-    """The answer times of three requests: `quick` runs in parallel to `slow` and ends first; `later` begins after `quick`."""
-    times: dict[str, float] = {}
-
-    def ask(name: str) -> None:
-        assert infer(server, model).status == 200
-        times[name] = time.monotonic()
-
-    def begin(name: str, running: int) -> threading.Thread:
-        thread = threading.Thread(target=ask, args=(name,))
-        thread.start()
-        wait_until(lambda: executing(server, model) == running, name, server)
-        return thread
-
-    threads = [begin("quick", 1), begin("slow", 2)]
-    wait_until(lambda: times.keys() == {"quick"}, "the quick answer", server)
-    threads.append(begin("later", 2))
-    for thread in threads:
-        thread.join()
-    return times
-
-
-def test_answers_keep_the_order_of_requests_with_preserve_ordering(server: RunningServer) -> None:
-    # Two answers that are sent in sequence may be read in any order.
-    at_once_s = 0.1
-    times = answer_times(server, "unordered")
-    assert times["quick"] < times["later"] < times["slow"] - at_once_s
-    times = answer_times(server, "ordered")
-    assert times["quick"] < times["slow"] < times["later"] + at_once_s
-
-
-def test_a_delayed_request_runs_after_the_others(server: RunningServer) -> None:
-    order: list[str] = []
-
-    def ask(name: str, body: str) -> None:
-        answer = server.post("/v2/models/patient/infer", body)
-        order.append(f"{name} {answer.status}")
-
-    hurried = json.dumps({**ONES, "parameters": {"timeout": 100_000}})
-    threads = []
-    for number, (name, body) in enumerate([("running", ONES_JSON), ("late", hurried), ("in time", ONES_JSON)]):
-        threads.append(threading.Thread(target=ask, args=(name, body)))
-        threads[-1].start()
-        wait_until(lambda: executing(server, "patient") == 1, "the execution", server)
-        wait_until(lambda queued=number: pending(server, "patient") == queued, name, server)
-    for thread in threads:
-        thread.join()
-    assert order == ["running 200", "in time 200", "late 200"]
 
 
 def test_passive_instances_are_loaded_and_get_no_requests(server: RunningServer) -> None:

@@ -149,38 +149,6 @@ def test_sequences_keep_their_state_at_their_instance(stage: Stage, infer: Infer
     assert refused(infer, "seq", 0, 42) == NO_START.format(42, "seq")
 
 
-def test_a_request_must_belong_to_a_sequence(stage: Stage, infer: Infer) -> None:
-    deploy(stage, "seq", oldest())
-    assert refused(infer, "seq", 0, 7) == NO_START.format(7, "seq")
-    nameless = "inference request to model 'seq' must specify a non-zero or non-empty correlation ID"
-    assert refused(infer, "seq", 0, 0, START) == nameless
-    assert stage.server.post("/v2/models/seq/infer", body(1.0)).status == 400
-    two = {"inputs": [{"name": "IN", "shape": [2, 1], "datatype": "FP32", "data": [0, 0]}]}
-    answer = stage.server.post("/v2/models/seq/infer", two | {"parameters": {"sequence_id": 3, "sequence_start": True}})
-    assert (answer.status, answer.error) == (
-        400,
-        "inference request to model 'seq' must specify batch-size 1 due to requirements of sequence batcher",
-    )
-
-
-def test_a_correlation_id_has_the_type_of_the_models_control(stage: Stage, infer: Infer) -> None:
-    for name, datatype in (("numbers", "TYPE_UINT64"), ("texts", "TYPE_STRING")):
-        control = f'control_input {{ name: "ID" control {{ kind: CONTROL_SEQUENCE_CORRID data_type: {datatype} }} }}'
-        stage.deploy(name, extra=f"sequence_batching {{ oldest {{ }} {control} }}")
-    text = "sequence batching control 'ID' data-type is '{}', but model '{}' expects '{}'"
-    assert refused(infer, "numbers", 0, "abc", START) == text.format("BYTES", "numbers", "UINT64")
-    assert refused(infer, "texts", 0, 5, START) == text.format("UINT64", "texts", "BYTES")
-
-
-def test_a_start_on_a_live_sequence_restarts_it_with_a_warning(stage: Stage, infer: Infer) -> None:
-    deploy(stage, "seq", oldest())
-    counts = [infer("seq", 0, 42, flags)[0] for flags in (START, 0, START, 0)]
-    assert counts == [1, 2, 1, 2]
-    lines = [line for line in stage.server.log.splitlines() if "sequence 42 for model 'seq' has a conflict" in line]
-    assert lines[-1].startswith("W")
-    assert lines[-1].endswith('Previous sequence will be terminated early."')
-
-
 def test_two_connections_share_a_sequence_in_order_of_arrival(stage: Stage) -> None:
     deploy(stage, "seq", oldest())
     server = stage.server
@@ -273,18 +241,6 @@ def test_a_cancelled_request_ends_its_sequence(stage: Stage, infer_grpc: Infer) 
     assert infer_grpc("seq", 0, 42, START)[0] == 1
 
 
-def test_a_sequence_in_the_backlog_gets_the_next_free_seat(stage: Stage, infer_grpc: Infer) -> None:
-    deploy(stage, "seq", oldest(seats=1))
-    server = stage.server
-    infer_grpc("seq", 0, 1, START)
-    waits = in_background(lambda: infer_grpc("seq", 0, 2, START))
-    wait_until(lambda: pending(server, "seq") == 1, "the backlog", server)
-    expires = in_background(lambda: refused(infer_grpc, "seq", 0, 3, START, timeout=100_000))
-    assert expires.result(30) == "timeout of the corresponding sequence has been expired"
-    infer_grpc("seq", 0, 1, END)
-    assert waits.result(30)[0] == 1
-
-
 def test_an_unloaded_model_gives_the_seats_to_the_backlog(stage: Stage, infer_grpc: Infer) -> None:
     deploy(stage, "seq", oldest(seats=1))
     infer_grpc("seq", 0, 1, START)
@@ -365,52 +321,3 @@ def test_a_sequence_begins_again_if_its_process_dies_before_it_has_begun(stage: 
     assert "(the state of its sequence is lost)" in deadly.result(30)
     assert third.result(30)[0] == 1
     assert infer_grpc("seq", 0, 3)[0] == 2
-
-
-def controlled(control: str) -> str:
-    return f'sequence_batching {{ control_input {{ name: "C" control {{ {control} }} }} }}'
-
-
-@pytest.mark.parametrize(
-    ("extra", "text"),
-    [
-        (
-            'sequence_batching { } parameters { key: "MAX_CONCURRENCY" value { string_value: "2" } }',
-            "parameter 'MAX_CONCURRENCY' must be 1 for wrong",
-        ),
-        (
-            "sequence_batching { } response_cache { enable: true }",
-            "Response Cache does not currently support model wrong with sequence batching scheduler. Please disable "
-            "the response cache.",
-        ),
-        (
-            "sequence_batching { oldest { preferred_batch_size: [ 9 ] } }",
-            "sequence batching preferred batch size must be <= max batch size for wrong",
-        ),
-        (
-            "sequence_batching { direct { minimum_slot_utilization: 1.5 } }",
-            "sequence batching minimum slot utilization must be in range (0.0, 1.0] for wrong",
-        ),
-        (
-            controlled("kind: CONTROL_SEQUENCE_START bool_false_true: [ true ]"),
-            "sequence batching control 'bool_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_START for wrong",
-        ),
-        (
-            controlled("kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32"),
-            "unexpected data type for control CONTROL_SEQUENCE_CORRID for wrong. Allowed data types are TYPE_UINT64, "
-            "TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING",
-        ),
-        (
-            'sequence_batching { state { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: 1 initial_state '
-            '{ data_type: TYPE_INT32 dims: 1 zero_data: true name: "zero" } } }',
-            "The data type used for 'initial_state' field of state 'S' does not match the state data type.",
-        ),
-    ],
-)
-def test_a_wrong_configuration_is_refused(stage: Stage, extra: str, text: str) -> None:
-    stage.add("wrong", extra=extra)
-    status, reason = load(stage.server, "wrong")
-    # As for a configuration that cannot be read.
-    assert status == 500
-    assert text in reason
-    assert not workers(stage.server, "wrong")

@@ -109,10 +109,15 @@ def test_the_answer_names_the_exceeded_limit(http: Any, request_bytes: bytes, st
 
 
 def test_the_texts_of_the_limits(http: Any) -> None:
-    assert error_of(http.exchange(b"POST /v2 HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n")) == (
-        "request JSON size of 1048577 bytes exceeds the maximum allowed input size of 1048576 bytes. "
-        "Use --http-max-input-size to increase the limit."
-    )
+    for path in ("/v2", "/v2/models/echo/infer", "/v2/models/echo/generate"):
+        for fields, excess in {
+            b"": "request JSON size of 1048577 bytes exceeds the maximum allowed input size",
+            b"Inference-Header-Content-Length: 0\r\n": "request binary size of 1048577 bytes exceeds the maximum allowed value",
+        }.items():
+            head = b"POST %b HTTP/1.1\r\nHost: x\r\n%bContent-Length: 1048577\r\n\r\n" % (path.encode(), fields)
+            assert error_of(http.exchange(head)) == (
+                f"{excess} of 1048576 bytes. Use --http-max-input-size to increase the limit."
+            )
     chunks = b"1\r\nx\r\n" * 65_537
     assert error_of(http.exchange(b"POST /v2 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)) == (
         "Chunked request body exceeds maximum of 65536 non-empty chunks. Send fewer or larger HTTP chunks."

@@ -37,13 +37,6 @@ def test_answer_closes_if_client_or_listener_requests_it(
     assert outbox.state is state
 
 
-def test_answer_to_head_has_no_body_and_its_length() -> None:
-    outbox, _ = make()
-    assert outbox.answer(head(method=b"HEAD"), 200, b"", (b"xyz",)) == (
-        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n",
-    )
-
-
 @pytest.mark.parametrize(
     ("asked", "takes_chunks", "leaves", "drains", "state"),
     [
@@ -71,14 +64,6 @@ def test_answer_in_parts_closes_the_connection_if_needed(
     assert outbox.state is state
 
 
-def test_large_parts_are_not_copied() -> None:
-    outbox, _ = make()
-    large = b"x" * 50_000
-    parts = outbox.answer(head(), 200, b"", (b"a", large, b"b", b"c"))
-    assert [len(part) for part in parts] == [len(parts[0]), 50_000, 2]
-    assert parts[1] is large
-
-
 def test_a_refusal_is_the_last_answer_and_has_retry_after() -> None:
     outbox, shared = make(Limits(linger_s=5.0))
     (answer,) = outbox.refusal(None, 503, "no room")
@@ -100,13 +85,6 @@ def test_unsent_bytes_of_all_connections_are_counted_together() -> None:
     first.lose()
     second.count_unsent(0)
     assert (first.state, shared.unsent_bytes) == (OutboxState.ENDED, 0)
-
-
-def test_nothing_follows_the_last_answer() -> None:
-    outbox, _ = make()
-    outbox.answer(head(CLOSE), 200, b"", ())
-    with pytest.raises(KeyError):
-        outbox.answer(head(), 200, b"", ())
 
 
 def test_every_state_of_the_table_is_reachable_and_the_end_is_final() -> None:

@@ -1,13 +1,8 @@
 """The receiving half alone: lists of bytes and events, cut at every position, without a loop or a transport."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from halimede.frontends.http.deadlines import ReceiveDeadlines
 from halimede.frontends.http.framing import Limits, Refusal
@@ -34,30 +29,6 @@ def feed(receiver: Receiver, data: bytes, now: float = 0.0) -> Iterator[Receiver
         yield receiver.received(size, now)
 
 
-@dataclass
-class Received:
-    """The requests of one connection, each answered when it is complete, and the status of the refusal that ended it."""
-
-    requests: list[tuple[bytes, bytes]] = field(default_factory=list)
-    refusal: int = 0
-
-
-def receive_all(pieces: Iterable[bytes]) -> Received:
-    receiver, received = make(), Received()
-    try:
-        for piece in pieces:
-            for event in feed(receiver, piece):
-                while event is ReceiverEvent.REQUEST:
-                    assert receiver.head is not None
-                    received.requests.append((receiver.head.target, bytes(receiver.take_body())))
-                    receiver.answered()
-                    event = receiver.go_on(0.0)  # noqa: PLW2901 -- the next request is in the kept bytes
-    except Refusal as refusal:
-        receiver.refuse()
-        received.refusal = refusal.status
-    return received
-
-
 @pytest.mark.parametrize(
     ("data", "events"),
     [
@@ -73,37 +44,6 @@ def test_events_of_received_bytes(data: bytes, events: list[ReceiverEvent | None
     assert list(feed(make(), data)) == events
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    messages=st.lists(st.sampled_from([GET, POST, CHUNKS, b"\r\n", REFUSED, b"junk\n"]), max_size=5),
-    cuts=st.lists(st.integers(0, 400), max_size=12),
-)
-def test_requests_and_refusals_do_not_depend_on_the_cuts(messages: list[bytes], cuts: list[int]) -> None:
-    data = b"".join(messages)
-    marks = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    pieces = [data[start:stop] for start, stop in pairwise(marks)]
-    assert receive_all(pieces) == receive_all([data])
-
-
-def test_three_requests_are_read_alike_at_every_cut() -> None:
-    data = POST + CHUNKS + GET
-    wanted = Received([(b"/b", b"hello"), (b"/c", b"hello"), (b"/a", b"")])
-    assert receive_all(data[at : at + 1] for at in range(len(data))) == wanted
-    for cut in range(len(data)):
-        assert receive_all([data[:cut], data[cut:]]) == wanted
-
-
-def test_next_request_is_not_read_before_the_answer() -> None:
-    receiver = make()
-    assert list(feed(receiver, GET + POST)) == [ReceiverEvent.REQUEST]
-    assert (receiver.state, receiver.kept_bytes) == (ReceiverState.WORKING, len(POST))
-    assert receiver.go_on(0.0) is None
-    receiver.answered()
-    assert receiver.go_on(0.0) is ReceiverEvent.REQUEST
-    assert receiver.take_body() == b"hello"
-    assert receiver.kept_bytes == 0
-
-
 def test_no_request_begins_while_the_receiver_is_paused() -> None:
     receiver = make()
     receiver.is_held_back = True
@@ -112,31 +52,6 @@ def test_no_request_begins_while_the_receiver_is_paused() -> None:
     receiver.is_held_back = False
     assert (receiver.is_full, receiver.can_go_on) == (False, True)
     assert receiver.go_on(0.0) is ReceiverEvent.REQUEST
-
-
-def test_body_of_known_length_is_received_into_its_final_buffer() -> None:
-    receiver = make()
-    list(feed(receiver, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"))
-    room = receiver.room()
-    assert len(room) == 100_000
-    assert list(feed(receiver, b"x" * 100_000)) == [ReceiverEvent.REQUEST]
-    assert np.shares_memory(np.frombuffer(receiver.take_body(), np.uint8), np.frombuffer(room, np.uint8))
-
-
-@pytest.mark.parametrize(
-    ("rest", "awaits"),
-    [
-        (b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n", True),
-        (b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\nx", False),
-        (b"Content-Length: 5\r\n\r\n", False),
-        (b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n", True),
-        (b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n5", False),
-    ],
-)
-def test_client_awaits_continue_until_its_body_begins(rest: bytes, awaits: bool) -> None:
-    receiver = make()
-    list(feed(receiver, b"POST / HTTP/1.1\r\nHost: x\r\n" + rest))
-    assert receiver.awaits_continue == awaits
 
 
 def test_after_a_refusal_input_is_discarded_up_to_the_limit() -> None:

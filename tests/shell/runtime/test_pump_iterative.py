@@ -12,40 +12,6 @@ def iterative(max_batch_size: int = 1) -> SequenceScheduler:
     return SequenceScheduler(oldest(max_batch_size=max_batch_size, iterative=True))
 
 
-def test_an_iterative_request_runs_until_its_model_ends_it() -> None:
-    async def scenario() -> None:
-        bench, worker = bench_of(iterative(4))
-        bench.submit(1, 2)
-        await bench.turn()
-        worker.finish(0)
-        assert (bench.answers, bench.pump.queued) == ([(2, "ok", True)], 1)
-        await bench.turn()
-        assert worker.given == [[1]]
-        worker.finish(0)
-        await bench.turn()
-        worker.finish()
-        assert bench.answers == [(2, "ok", True), (1, "ok", True)]
-        assert (bench.stats.success_count, bench.table.by_ticket) == (2, {})
-
-    run_on_loop(scenario)
-
-
-def test_a_request_is_a_start_only_in_its_first_execution() -> None:
-    async def scenario() -> None:
-        bench, worker = bench_of(iterative())
-        bench.submit(1)
-        await bench.turn()
-        for is_start in (True, False, False):
-            [[item]] = worker.batches
-            assert (item.request.sequence_id, item.request.sequence_start) == (1, is_start)
-            worker.finish(0)
-            await bench.turn()
-        worker.finish()
-        assert bench.answers == [(1, "ok", True)]
-
-    run_on_loop(scenario)
-
-
 def test_a_response_between_two_executions_reaches_the_client() -> None:
     async def scenario() -> None:
         bench, worker = bench_of(iterative())
@@ -72,19 +38,6 @@ def test_a_request_that_waits_for_its_next_execution_is_cancelled() -> None:
         assert (bench.answers, worker.given, worker.cancelled) == ([(1, ErrorCode.CANCELLED, True)], [], [1])
         bench.pump.on_event(ResponseSent(worker, 1, outputs(), False, times()))
         assert len(bench.answers) == 1
-
-    run_on_loop(scenario)
-
-
-def test_a_cancelled_iterative_request_is_not_executed_again() -> None:
-    async def scenario() -> None:
-        bench, worker = bench_of(iterative())
-        bench.submit(1)
-        await bench.turn()
-        bench.pump.cancel(1)
-        worker.finish(0)
-        await bench.turn()
-        assert (bench.answers, worker.given) == ([(1, ErrorCode.CANCELLED, True)], [])
 
     run_on_loop(scenario)
 

@@ -97,11 +97,17 @@ def test_typed_contents_without_elements_are_an_empty_tensor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("datatype", "value", "limits"), [("INT8", 300, "-128 to 127"), ("INT16", -40000, "-32768 to 32767")]
+    ("datatype", "value", "limits"),
+    [
+        ("INT8", 300, "-128 to 127"),
+        ("INT16", -40000, "-32768 to 32767"),
+        ("UINT8", 300, "0 to 255"),
+        ("UINT16", 65536, "0 to 65535"),
+    ],
 )
 def test_typed_integers_outside_their_datatype_are_not_wrapped(datatype: str, value: int, limits: str) -> None:
     message = asking(("a", datatype, [2]))
-    message.inputs[0].contents.int_contents.extend([1, value])
+    getattr(message.inputs[0].contents, TYPED[datatype][0]).extend([1, value])
     assert refusal(message) == invalid(
         f"value {value} of input tensor 'a' for model 'm' is outside the range of its datatype '{datatype}', {limits}"
     )
