@@ -222,6 +222,20 @@ def test_the_index_names_the_version_that_failed(stage: Stage) -> None:
     assert "because version 3 failed" in states[("third_fails", "2")][1]
 
 
+def test_a_model_in_two_repositories_is_not_served(start: Start, tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    add_scaled(first, "twice", 1)
+    add_scaled(second, "twice", 2)
+    add_scaled(second, "once", 3)
+    server = start(
+        "--model-repository", first, "--model-repository", second, "--exit-on-error=0", "--strict-readiness=0"
+    )
+    assert scaled(server, "once") == 3
+    text = "model appears in two or more repositories"
+    assert index(server)["twice", ""] == ("UNAVAILABLE", text)
+    wait_until(lambda: f"'twice': {text}: {first}/twice, {second}/twice" in server.log, "both paths in the log", server)
+
+
 def test_serving_one_file_without_repository_or_configuration(start: Start, tmp_path: Path) -> None:
     add_scaled(tmp_path, "x", 4)
     file = (tmp_path / "x" / "1" / "model.onnx").rename(tmp_path / "quad.onnx")
