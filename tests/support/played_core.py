@@ -4,22 +4,27 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
+from halimede.channel.child.channel import Channel
+from halimede.channel.child.memory import Memory
+from halimede.channel.frames import HEADER
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse, ServerMetadata
 from halimede.front_processes.asks import decode_ask, encode_told, encode_told_error
 from halimede.front_processes.core_life import CoreLife
+from halimede.front_processes.frames import ANSWERS, FRONT_FRAMES, INFERS, FrontFrame
+from halimede.front_processes.groups import decode_infers
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.memory import Memory
-from halimede.workers.frames.groups import decode_infers
-from halimede.workers.frames.kinds import ANSWERS, HEADER, INFERS, FrameKind
 from support.loop_thread import LoopThread
 
 LIMIT_SECS = 2.0
+
+
+_KINDS = {int(kind): kind for kind in FRONT_FRAMES}
 
 
 def view(name: str, version: str = "1") -> ModelView:
@@ -43,7 +48,7 @@ class PlayedCore:
         self._socket, front_end = socket.socketpair()
         self._socket.settimeout(20)
         self._unread = bytearray()
-        self._channel = Channel(front_end.detach())
+        self._channel = Channel(front_end.detach(), FRONT_FRAMES)
         self.thread.call(self._start)
 
     def _start(self) -> None:
@@ -63,11 +68,11 @@ class PlayedCore:
         self.thread.stop()
         self._channel.disconnect()
 
-    def frame(self) -> tuple[FrameKind, memoryview]:
+    def frame(self) -> tuple[IntEnum, memoryview]:
         """The next frame of the front end."""
         body = memoryview(self._read(HEADER.size))
         length, kind = HEADER.unpack(body)
-        return FrameKind(kind), memoryview(self._read(length))
+        return _KINDS[kind], memoryview(self._read(length))
 
     def _read(self, size: int) -> bytes:
         while len(self._unread) < size:
@@ -79,7 +84,7 @@ class PlayedCore:
     def asked(self) -> tuple[int, str, tuple[Any, ...]]:
         """The next frame, which is a question: number, method and arguments."""
         kind, body = self.frame()
-        assert kind is FrameKind.ASK
+        assert kind is FrontFrame.ASK
         return decode_ask(body)
 
     def requests(self) -> list[InferenceRequest]:

@@ -11,10 +11,11 @@ import pickle
 import struct
 from typing import Any
 
+from halimede.channel.frames import FrameError, encode_frame
 from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
 from halimede.facade.server import Server
+from halimede.front_processes.frames import FrontFrame
 from halimede.frontends.http.protocol import INTERNAL_ERROR
-from halimede.workers.frames.kinds import FrameError, FrameKind, encode_frame
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,9 @@ _TOLD = struct.Struct("<I?")
 
 def encode_ask(number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
     """An ASK frame. Arguments are what JSON has, without lists, and mappings to bytes."""
-    return encode_frame(FrameKind.ASK, _NUMBER.pack(number) + json.dumps([method, *arguments], default=_bytes).encode())
+    return encode_frame(
+        FrontFrame.ASK, _NUMBER.pack(number) + json.dumps([method, *arguments], default=_bytes).encode()
+    )
 
 
 def decode_ask(body: Buffer) -> tuple[int, str, tuple[Any, ...]]:
@@ -82,12 +85,12 @@ def _told(method: str, error: Exception) -> InferenceError:
 
 def encode_told(number: int, value: object) -> bytes:
     """A TOLD frame with a result."""
-    return encode_frame(FrameKind.TOLD, _TOLD.pack(number, True) + pickle.dumps(value))
+    return encode_frame(FrontFrame.TOLD, _TOLD.pack(number, True) + pickle.dumps(value))
 
 
 def encode_told_error(number: int, error: InferenceError) -> bytes:
     """A TOLD frame with an error."""
-    return encode_frame(FrameKind.TOLD, _TOLD.pack(number, False) + pickle.dumps((error.code.name, error.message)))
+    return encode_frame(FrontFrame.TOLD, _TOLD.pack(number, False) + pickle.dumps((error.code.name, error.message)))
 
 
 def decode_told(body: Buffer) -> tuple[int, bool, bytes]:

@@ -9,21 +9,22 @@ import pickle
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from enum import IntEnum
 from typing import Any
 
+from halimede.channel.frames import INLINE_BYTES, ChannelFrame, encode_frame
+from halimede.channel.server.channel import Channel
+from halimede.channel.server.memory import Memory
+from halimede.channel.server.starting import StartAnswer
+from halimede.channel.server.tasks import Tasks
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.types import InferenceError, InferenceResponse, Tensor
 from halimede.facade.server import Server
 from halimede.front_processes.asks import AT_ONCE, answer_later, answer_now, decode_ask
-from halimede.workers.frames.groups import decode_infers, encode_answers, wanted_bytes
-from halimede.workers.frames.kinds import FrameKind, encode_frame
-from halimede.workers.frames.tensors import INLINE_BYTES
-from halimede.workers.server.answers import AnswerSender
-from halimede.workers.server.channel import Channel
-from halimede.workers.server.inferences import Inference, Inferences
-from halimede.workers.server.memory import Memory
-from halimede.workers.server.starting import StartAnswer
-from halimede.workers.server.tasks import Tasks
+from halimede.front_processes.frames import FRONT_FRAMES, FrontFrame
+from halimede.front_processes.groups import decode_infers, encode_answers, wanted_bytes
+from halimede.workers.calls.answers import AnswerSender
+from halimede.workers.calls.inferences import Inference, Inferences
 
 
 class FrontLink:
@@ -42,7 +43,7 @@ class FrontLink:
         self._on_lost = on_lost
         self._loop = loop
         self._tasks = Tasks(loop)
-        self._channel = Channel(channel, self._on_channel_lost, loop)
+        self._channel = Channel(channel, FRONT_FRAMES, self._on_channel_lost, loop)
         self._memory = Memory(self._channel, self._tasks, loop, bounds=memory)
         self._large = AnswerSender(self._channel, self._memory, self._tasks, "a front-end process")
         self._in_flight = Inferences(self._channel, server.cancel, server.acknowledge, self._answer)
@@ -52,9 +53,9 @@ class FrontLink:
         self._drained: asyncio.Future[None] = loop.create_future()
         self._is_closed = False
         handle = self._channel.handle
-        handle(FrameKind.INFERS, self._on_infers)
-        handle(FrameKind.ASK, self._on_ask)
-        handle(FrameKind.DRAINED, self._on_drained)
+        handle(FrontFrame.INFERS, self._on_infers)
+        handle(FrontFrame.ASK, self._on_ask)
+        handle(FrontFrame.DRAINED, self._on_drained)
 
     def __repr__(self) -> str:
         return f"<FrontLink in_flight={len(self._in_flight)}>"
@@ -62,10 +63,10 @@ class FrontLink:
     async def start(self, order: object, descriptors: tuple[int, ...]) -> None:
         """Send the order to start, with descriptors, which are closed here; returns when the process serves.
         InferenceError if it fails; cancelled if it dies."""
-        self._channel.send(encode_frame(FrameKind.START, pickle.dumps(order)), descriptors)
+        self._channel.send(encode_frame(ChannelFrame.START, pickle.dumps(order)), descriptors)
         await self._started.wait()
 
-    def tell(self, kind: FrameKind) -> None:
+    def tell(self, kind: IntEnum) -> None:
         """Send LEAVE, DRAIN or REOPEN."""
         self._channel.send(encode_frame(kind))
 

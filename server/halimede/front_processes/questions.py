@@ -8,14 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from halimede.channel.child.channel import Channel
+from halimede.channel.child.reader import ServerGoneError
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.facade.lookup import ModelLookup
 from halimede.front_processes.asks import decode_told, encode_ask, error_of, result_of
+from halimede.front_processes.frames import FrontFrame
 from halimede.front_processes.page import Page
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.reader import ServerGoneError
-from halimede.workers.frames.kinds import FrameKind
 
 MAX_KNOWN_MODELS = 4096
 """Versions of models, and names that are asked for. Above it, all are asked again."""
@@ -39,7 +39,7 @@ class Questions:
         self._channel = channel
         self._asking: dict[int, OnTold] = {}
         self._asked = 0
-        channel.handle(FrameKind.TOLD, self._on_told)
+        channel.handle(FrontFrame.TOLD, self._on_told)
 
     def __repr__(self) -> str:
         return f"<Questions unanswered={len(self._asking)}>"

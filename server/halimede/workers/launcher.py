@@ -21,9 +21,9 @@ from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.hangs import STOPPED, ProcessKind, front_end_is_alive, zygote_is_alive
 from halimede.core.supervise import ProcessExit, StartFaultError, is_brief_fault
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.memory_group import own_groups
 from halimede.workers.child import bootstrap
 from halimede.workers.hangs import HangChecks, read_stat
-from halimede.workers.memory_group import own_groups
 from halimede.workers.zygote import DESCRIPTORS, MAX_COMMAND_BYTES, PRELOAD_VARIABLE
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halimede.channel.frames import FrameError
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.facade.server import Server
 from halimede.front_processes.asks import (
@@ -22,7 +23,7 @@ from halimede.front_processes.asks import (
     encode_told_error,
     result_of,
 )
-from halimede.workers.frames.kinds import FrameError, FrameKind
+from halimede.front_processes.frames import FrontFrame
 from support.frames import U32, body_of
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=9)
@@ -33,11 +34,11 @@ METHODS = st.sampled_from(["model", "load_model", "kv_cache"])
 
 
 def asked(number: int, method: str, arguments: tuple[Any, ...]) -> tuple[int, str, tuple[Any, ...]]:
-    return decode_ask(body_of(encode_ask(number, method, arguments), FrameKind.ASK))
+    return decode_ask(body_of(encode_ask(number, method, arguments), FrontFrame.ASK))
 
 
 def told(frame: bytes) -> tuple[int, Any]:
-    number, is_result, pickled = decode_told(body_of(frame, FrameKind.TOLD))
+    number, is_result, pickled = decode_told(body_of(frame, FrontFrame.TOLD))
     return number, result_of(is_result, pickled)
 
 

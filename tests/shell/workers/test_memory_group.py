@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from halimede.workers.memory_group import UNLIMITED, MemoryGroups, MemoryUse
+from halimede.memory_group import UNLIMITED, MemoryGroups, MemoryUse
 from support.forked import run_python
 from support.memory_group import joining, memory_group
 
@@ -105,8 +105,8 @@ def test_without_groups_nothing_is_limited(tmp_path: Path, cgroup: str):
 
 
 IN_A_GROUP = """
-from halimede.workers.memory_group import memory_bounds
-from halimede.workers.segments import make_segment
+from halimede.memory_group import memory_bounds
+from halimede.channel.segments import make_segment
 bounds = memory_bounds()
 print(bounds.total_bytes, bounds.at_most(1 << 30), bounds.has_free(1 << 20), bounds.has_free(64 << 20))
 print([make_segment(each << 20) is not None for each in (65, 16, 65)])
@@ -161,7 +161,7 @@ def test_groups_that_this_process_may_not_read_limit_nothing(tmp_path: Path):
     (tmp_path / "cgroup").chmod(0)
     program = f"""
 import os, pathlib
-from halimede.workers.memory_group import UNLIMITED, MemoryGroups
+from halimede.memory_group import UNLIMITED, MemoryGroups
 os.setuid(os.getuid() or 65534)
 groups = MemoryGroups(pathlib.Path("/proc"), pathlib.Path({str(tmp_path / "cgroup")!r}))
 assert (groups.limit_bytes, groups.read(), groups.has_free(1)) == (UNLIMITED, None, True)

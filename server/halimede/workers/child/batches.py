@@ -7,26 +7,23 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from enum import IntEnum
 
 from halimede.backends.hosting import RESCHEDULED, BatchReply, Rescheduled, Runner, WorkerSpec
+from halimede.channel.child.channel import Channel
+from halimede.channel.child.memory import Memory
+from halimede.channel.child.reader import ServerGoneError
+from halimede.channel.frames import ChannelFrame, encode_frame
+from halimede.channel.json_frames import encode_blocks
+from halimede.channel.segments import Block
 from halimede.core.spin import SpinPolicy
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.child.calls import batch_of_task
-from halimede.workers.child.channel import Channel
 from halimede.workers.child.host import WorkerHost
-from halimede.workers.child.memory import Memory
-from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.claim import Claim
 from halimede.workers.frames.answers import encode_done
 from halimede.workers.frames.batches import ExecuteFrame, batch_number, decode_execute
-from halimede.workers.frames.json_frames import encode_blocks
-from halimede.workers.frames.kinds import (
-    EXECUTE_NEXT,
-    FORGET,
-    FrameKind,
-    encode_frame,
-)
-from halimede.workers.segments import Block
+from halimede.workers.frames.kinds import EXECUTE_NEXT, FORGET, WorkerFrame
 
 CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
 
@@ -52,7 +49,7 @@ class BatchRunner:
         self._requests = host.requests
         self._spin = spin
         self._runner = runner
-        channel.handle(FrameKind.FORGET, self._on_forget)
+        channel.handle(WorkerFrame.FORGET, self._on_forget)
         self._ends_at_once = spec.decoupled and not runner.ends_late
         self._positions = {name: position for position, name in enumerate(outputs)}
         self._blocks: list[Block] = []
@@ -63,7 +60,7 @@ class BatchRunner:
         self._stopped: asyncio.Event = asyncio.Event()
         self._executing = 0
         """The tasks that execute batches on the loop."""
-        self._next: deque[tuple[FrameKind, memoryview]] = deque()
+        self._next: deque[tuple[IntEnum, memoryview]] = deque()
         """Batches that begin when no other one runs on the loop."""
 
     def run(self) -> None:
@@ -74,14 +71,14 @@ class BatchRunner:
             if self._memory.inbound.released:
                 self._host.give_back()
             kind, body = channel.receive()
-            if kind is FrameKind.EXECUTE or (kind in EXECUTE_NEXT and self._is_claimed(kind, body)):
+            if kind is WorkerFrame.EXECUTE or (kind in EXECUTE_NEXT and self._is_claimed(kind, body)):
                 gap_ns = time.monotonic_ns() - answered_ns
                 self._execute(body)
                 answered_ns = time.monotonic_ns()
                 channel.spins = self._spin.is_worth(gap_ns, self._last_size)
-            elif kind is FrameKind.ASK_READY:
+            elif kind is WorkerFrame.ASK_READY:
                 self._send_ready(asyncio.run(self._runner.is_ready()))
-            elif kind is FrameKind.STOP:
+            elif kind is ChannelFrame.STOP:
                 self._close()
                 return
             # An idle process must not keep the last batch alive.
@@ -100,14 +97,14 @@ class BatchRunner:
     def _on_work(self) -> None:
         while (work := self._channel.received()) is not None:
             kind, body = work
-            if kind is FrameKind.STOP:
+            if kind is ChannelFrame.STOP:
                 self._stopped.set()
                 return
             if kind in EXECUTE_NEXT:
                 self._next.append((kind, body))
                 if not self._executing:
                     self._begin_next()
-            elif kind is FrameKind.EXECUTE:
+            elif kind is WorkerFrame.EXECUTE:
                 self._begin(body)
             else:
                 self._run(self._ask_ready())
@@ -129,7 +126,7 @@ class BatchRunner:
                 self._begin(body)
                 return
 
-    def _is_claimed(self, kind: FrameKind, body: memoryview) -> bool:
+    def _is_claimed(self, kind: IntEnum, body: memoryview) -> bool:
         """Whether this process has the batch of an EXECUTE_NEXT, or the server has taken it back."""
         return self._claim.try_take(EXECUTE_NEXT.index(kind), batch_number(body))
 
@@ -151,12 +148,12 @@ class BatchRunner:
         self._send_ready(await self._runner.is_ready())
 
     def _send_ready(self, is_ready: bool) -> None:
-        self._channel.send(encode_frame(FrameKind.READY, bytes((is_ready,))))
+        self._channel.send(encode_frame(WorkerFrame.READY, bytes((is_ready,))))
 
     def _close(self) -> None:
         self._runner.close()
         self._host.give_back()
-        self._channel.send(encode_frame(FrameKind.STOPPED))
+        self._channel.send(encode_frame(WorkerFrame.STOPPED))
 
     def _decode(self, body: memoryview, blocks: list[Block]) -> tuple[ExecuteFrame, int]:
         """The batch, and the time when its execution begins."""
@@ -248,7 +245,7 @@ class BatchRunner:
                 channel.send(done)
                 return
             # Afterwards, because an answer may lie in one of them.
-            channel.send([done, encode_blocks(FrameKind.UNUSED, self._unused)])
+            channel.send([done, encode_blocks(ChannelFrame.UNUSED, self._unused)])
             self._unused = []
 
     def _remains(self) -> tuple[int, Sequence[Block]]:

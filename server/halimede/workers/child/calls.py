@@ -19,12 +19,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
+from enum import IntEnum
 
+from halimede.channel.child.channel import Channel
+from halimede.channel.child.reader import ServerGoneError
+from halimede.channel.frames import encode_frame
 from halimede.core.types import ErrorCode, InferenceError, InferenceRequest, InferenceResponse
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.reader import ServerGoneError
 from halimede.workers.frames.calls import decode_call_answer, encode_infer
-from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, FrameKind, encode_frame
+from halimede.workers.frames.kinds import CALL, MAX_CALLS, TAKEN, CallFrame
 from halimede.workers.frames.tensors import Locate, Place
 
 batch_of_task: ContextVar[int] = ContextVar("batch_of_task", default=0)
@@ -70,7 +72,7 @@ class _Record:
         self.answers: list[InferenceResponse] = []
         self.has_ended = False
         """The final answer has arrived."""
-        self.cancellation: FrameKind | None = None
+        self.cancellation: IntEnum | None = None
         self.is_dropped = False
         """The handle was collected: answers are dropped."""
         self.unacknowledged = 0
@@ -97,7 +99,7 @@ class Calls:
         self._waiting_for_room: list[_Waiter] = []
         self._forks = _forks
         self._is_gone = False
-        channel.handle(FrameKind.CALL_ANSWER, self._on_answer)
+        channel.handle(CallFrame.CALL_ANSWER, self._on_answer)
         channel.on_gone = self._on_gone
 
     def __repr__(self) -> str:
@@ -208,7 +210,7 @@ class Calls:
                 if acknowledges:
                     record.unacknowledged = 0
             if acknowledges:
-                self._channel.send(encode_frame(FrameKind.TAKEN, TAKEN.pack(record.number, count)))
+                self._channel.send(encode_frame(CallFrame.TAKEN, TAKEN.pack(record.number, count)))
         return response
 
     def cancel(self, record: _Record, *, reads_on: bool) -> None:
@@ -218,7 +220,7 @@ class Calls:
         if request is not None:
             self._end(record, InferenceError(ErrorCode.CANCELLED, "request was cancelled"))
             return
-        record.cancellation = FrameKind.ASK_CANCEL_CALL if reads_on else FrameKind.CANCEL_CALL
+        record.cancellation = CallFrame.ASK_CANCEL_CALL if reads_on else CallFrame.CANCEL_CALL
         self._send_cancellation(record)
 
     def _send_cancellation(self, record: _Record) -> None:
@@ -237,7 +239,7 @@ class Calls:
         record.is_dropped = True
         record.answers.clear()
         if record.number and not record.has_ended:
-            self._channel.send_later(encode_frame(FrameKind.CANCEL_CALL, CALL.pack(record.number)))
+            self._channel.send_later(encode_frame(CallFrame.CANCEL_CALL, CALL.pack(record.number)))
 
     def _on_answer(self, body: memoryview) -> None:
         # Decoded even if the call was dropped: the blocks are given back when their views are freed.

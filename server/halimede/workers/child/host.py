@@ -8,24 +8,17 @@ from collections.abc import Sequence
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply, WorkerSpec
 from halimede.backends.service_calls import ResultT_co, ServiceCall
+from halimede.channel.child.channel import Channel
+from halimede.channel.child.memory import Memory
+from halimede.channel.frames import ChannelFrame, encode_frame
+from halimede.channel.json_frames import encode_blocks
 from halimede.core.types import InferenceRequest
 from halimede.workers.child.calls import Calls, InferenceCall
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.memory import Memory
 from halimede.workers.child.requests import OpenRequests
 from halimede.workers.child.services import ServiceCalls
 from halimede.workers.child.states import States
 from halimede.workers.frames.answers import encode_response
-from halimede.workers.frames.json_frames import encode_blocks
-from halimede.workers.frames.kinds import (
-    LOG_LEVELS,
-    MAX_LINE_BYTES,
-    METRIC,
-    METRIC_OPERATIONS,
-    PLACE_END,
-    FrameKind,
-    encode_frame,
-)
+from halimede.workers.frames.kinds import LOG_LEVELS, MAX_LINE_BYTES, METRIC, METRIC_OPERATIONS, PLACE_END, WorkerFrame
 
 LINES_PER_SECOND = 500
 """Maximum log lines that are sent in a second, so that a model that logs more does not slow the server down."""
@@ -88,7 +81,7 @@ class WorkerHost:
         if place:
             message = f"{place}{PLACE_END}{message}"
         text = message.encode("utf-8", "replace")[:MAX_LINE_BYTES]
-        self._channel.send(encode_frame(FrameKind.LOG, bytes((LOG_LEVELS.index(level),)) + text))
+        self._channel.send(encode_frame(WorkerFrame.LOG, bytes((LOG_LEVELS.index(level),)) + text))
 
     def end(self, why: str) -> None:
         self.ending = why
@@ -107,11 +100,11 @@ class WorkerHost:
     def update_metric(self, metric: int, operation: str, value: float) -> None:
         # Sent at once, because a batch may run for minutes. The page shows it before the batch's answers.
         packed = METRIC.pack(metric, METRIC_OPERATIONS.index(operation), value)
-        self._channel.send(encode_frame(FrameKind.METRICS, packed))
+        self._channel.send(encode_frame(WorkerFrame.METRICS, packed))
 
     def give_back(self) -> None:
         """Report unused blocks to the server."""
         if self._memory.inbound.released:
             with self._memory.reporting:
                 if unused := self._memory.unused():
-                    self._channel.send(encode_blocks(FrameKind.UNUSED, unused))
+                    self._channel.send(encode_blocks(ChannelFrame.UNUSED, unused))

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from halimede.backends.hosting import HostedRequest
-from halimede.workers.child.channel import Channel
-from halimede.workers.frames.kinds import CREDIT, KEY, WINDOW_RESPONSES, FrameKind
+from halimede.channel.child.channel import Channel
+from halimede.workers.frames.kinds import CREDIT, KEY, WINDOW_RESPONSES, WorkerFrame
 
 _MAX_EARLY = 1024
 
@@ -55,9 +55,9 @@ class OpenRequests:
         """By seat, the key of the request that is executed again. It stays open: its model may respond to it any time.
         If another request comes to the seat, the server has ended it."""
         self._counting = threading.Lock()
-        channel.handle(FrameKind.CANCEL, self._on_cancel)
-        channel.handle(FrameKind.ASK_CANCEL, self._on_ask_cancel)
-        channel.handle(FrameKind.CREDIT, self._on_credit)
+        channel.handle(WorkerFrame.CANCEL, self._on_cancel)
+        channel.handle(WorkerFrame.ASK_CANCEL, self._on_ask_cancel)
+        channel.handle(WorkerFrame.CREDIT, self._on_credit)
 
     def add(self, requests: Iterable[HostedRequest], begun_ns: int) -> None:
         """The execution of these requests begins."""

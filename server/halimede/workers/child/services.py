@@ -7,9 +7,9 @@ import threading
 from typing import cast
 
 from halimede.backends.service_calls import ResultT_co, ServiceCall, ServiceResult
+from halimede.channel.child.channel import Channel
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.child.channel import Channel
-from halimede.workers.frames.kinds import MAX_CALLS, FrameKind
+from halimede.workers.frames.kinds import MAX_CALLS, CallFrame
 from halimede.workers.frames.services import decode_service_result, encode_service_call, service_call_frame
 
 
@@ -22,7 +22,7 @@ class ServiceCalls:
         self._open: set[int] = set()
         self._results: dict[int, ServiceResult | InferenceError] = {}
         self._lock = threading.Lock()
-        channel.handle(FrameKind.SERVICE_RESULT, self._on_result)
+        channel.handle(CallFrame.SERVICE_RESULT, self._on_result)
 
     def call(self, call: ServiceCall[ResultT_co]) -> ResultT_co:
         """Send a call and wait for its result. InferenceError.

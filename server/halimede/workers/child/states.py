@@ -10,9 +10,10 @@ Standard library only, for any CPython from 3.10 on.
 import threading
 
 from halimede.backends.service_calls import TakeState
-from halimede.workers.child.channel import Channel
+from halimede.channel.child.channel import Channel
+from halimede.channel.frames import encode_frame
 from halimede.workers.child.services import ServiceCalls
-from halimede.workers.frames.kinds import STATE_FREED, FrameKind, encode_frame
+from halimede.workers.frames.kinds import STATE_FREED, WorkerFrame
 
 STEP_BYTES = 64 << 10
 """A process with states has up to two steps more than it needs."""
@@ -55,4 +56,4 @@ class States:
                 unused = unused // STEP_BYTES * STEP_BYTES - STEP_BYTES
             self._share_bytes -= unused
         if unused:
-            self._channel.send(encode_frame(FrameKind.STATE_FREED, STATE_FREED.pack(unused)))
+            self._channel.send(encode_frame(WorkerFrame.STATE_FREED, STATE_FREED.pack(unused)))

@@ -13,7 +13,7 @@
 
 A frame is its length and kind, four bytes each, and a body. A body with tensors begins with their description: shapes
 and places. The bytes of tensors in the frame itself follow at multiples of 16 from the frame's start; those of other
-tensors lie in segments (`workers.segments`). Names of inputs and outputs are sent as positions in the configuration,
+tensors lie in segments (`channel.segments`). Names of inputs and outputs are sent as positions in the configuration,
 but those of calls, which belong to another model, as text. Control messages are JSON.
 
 The description of a frame is nearly always equal to that of an earlier frame. So the numbers that differ in every frame

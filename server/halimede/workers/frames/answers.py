@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from halimede.backends.hosting import Answer, BatchReply, Reply, Rescheduled
+from halimede.channel.frames import BLOCK, MAX_CONTROL_BYTES, MAX_TEXT_BYTES, FrameError
+from halimede.channel.json_frames import decode_blocks
 from halimede.core.types import Buffer, ErrorCode, InferenceError, ParameterValue
 from halimede.core.types.error import EndedSequenceError
-from halimede.workers.frames.json_frames import decode_blocks
 from halimede.workers.frames.kinds import (
-    BLOCK,
     DONE,
     ERROR_CODES,
     ERROR_NUMBERS,
     MAX_ANSWER_BYTES,
-    MAX_CONTROL_BYTES,
-    MAX_TEXT_BYTES,
     RESPONSE,
-    FrameError,
     describe_decode_error,
 )
 from halimede.workers.frames.tensors import (

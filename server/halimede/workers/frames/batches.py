@@ -4,8 +4,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from halimede.channel.frames import HEADER
 from halimede.core.types import Buffer
-from halimede.workers.frames.kinds import EXECUTE, HEADER
+from halimede.workers.frames.kinds import EXECUTE
 from halimede.workers.frames.requests import RequestReader, describe_request, join_requests
 from halimede.workers.frames.tensors import Locate, Place
 from halimede.workers.worker import BatchItem

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from halimede.channel.frames import HEADER, MAX_TEXT_BYTES, FrameError
 from halimede.core.types import (
     Buffer,
     DataType,
@@ -18,12 +19,9 @@ from halimede.workers.frames.kinds import (
     CALL_ANSWER,
     ERROR_CODES,
     ERROR_NUMBERS,
-    HEADER,
     INFER,
     MAX_ANSWER_BYTES,
     MAX_CALL_TENSORS,
-    MAX_TEXT_BYTES,
-    FrameError,
     describe_decode_error,
 )
 from halimede.workers.frames.requests import Described, RequestReader, describe_request

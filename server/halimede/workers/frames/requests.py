@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from halimede.channel.frames import INLINE_BYTES, FrameError
+from halimede.channel.json_frames import MAX_JSON_VALUES
 from halimede.core.types import Buffer, InferenceRequest, RequestForm
 from halimede.core.types.request import form_of
-from halimede.workers.frames.json_frames import MAX_JSON_VALUES
-from halimede.workers.frames.kinds import MAX_CALL_TENSORS, FrameError
+from halimede.workers.frames.kinds import MAX_CALL_TENSORS
 from halimede.workers.frames.tensors import (
-    INLINE_BYTES,
     PADDING,
     REMEMBERED,
     REMEMBERED_BYTES,

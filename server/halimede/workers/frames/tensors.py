@@ -4,12 +4,9 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from halimede.channel.frames import HEADER, INLINE_BYTES, FrameError
 from halimede.core.types import Buffer, DataType, Tensor
-from halimede.workers.frames.kinds import HEADER, FrameError
 from halimede.workers.frames.texts import encode_name
-
-INLINE_BYTES = 16 << 10
-"""Tensors up to this size are sent in the frame, which is cheaper than a block of shared memory."""
 
 MAX_DIMENSIONS = 255
 

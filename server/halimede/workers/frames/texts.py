@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 
+from halimede.channel.frames import MAX_TEXT_BYTES, FrameError
+from halimede.channel.json_frames import MAX_JSON_VALUES, decode_json
 from halimede.core.types import Buffer, ParameterValue
-from halimede.workers.frames.json_frames import MAX_JSON_VALUES, decode_json
-from halimede.workers.frames.kinds import MAX_TEXT_BYTES, FrameError
 
 NUMERIC = 0xFFFFFFFF
 """The length of a correlation that is a number."""

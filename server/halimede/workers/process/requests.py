@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from halimede.backends.hosting import Answer, WorkerSpec
+from halimede.channel.frames import FrameError
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import InferenceError
 from halimede.workers.frames.answers import Done, Response
-from halimede.workers.frames.kinds import WINDOW_RESPONSES, FrameError
+from halimede.workers.frames.kinds import WINDOW_RESPONSES
 from halimede.workers.process.limits import TimeLimits
 from halimede.workers.process.spinner import Spinner
 from halimede.workers.server.batches import SentBatch

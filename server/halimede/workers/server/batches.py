@@ -6,25 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from halimede.channel.frames import HEADER, FrameError, encode_frame
+from halimede.channel.segments import Block
+from halimede.channel.server.channel import Channel
+from halimede.channel.server.memory import COPIED_ON_LOOP_BYTES, Memory
+from halimede.channel.server.tasks import Tasks
 from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
 from halimede.workers.claim import Claim
 from halimede.workers.frames.answers import Done, Response, batch_of, check_length, decode_done, decode_response
 from halimede.workers.frames.batches import encode_execute
-from halimede.workers.frames.kinds import (
-    CREDIT,
-    DONE,
-    EXECUTE,
-    EXECUTE_NEXT,
-    HEADER,
-    KEY,
-    FrameError,
-    FrameKind,
-    encode_frame,
-)
-from halimede.workers.segments import Block
-from halimede.workers.server.channel import Channel
-from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES, Memory
-from halimede.workers.server.tasks import Tasks
+from halimede.workers.frames.kinds import CREDIT, DONE, EXECUTE, EXECUTE_NEXT, KEY, WorkerFrame
 from halimede.workers.worker import BatchItem
 
 log = logging.getLogger(__name__)
@@ -80,8 +71,8 @@ class SentBatches:
         self._loop = loop
         self._running: dict[int, SentBatch] = {}
         self._next = 1
-        channel.handle(FrameKind.DONE, self._on_done, self._check_partial)
-        channel.handle(FrameKind.RESPONSE, self._on_response, self._check_partial)
+        channel.handle(WorkerFrame.DONE, self._on_done, self._check_partial)
+        channel.handle(WorkerFrame.RESPONSE, self._on_response, self._check_partial)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -216,13 +207,13 @@ class SentBatches:
         self._loop.call_soon(self._owner.on_done, batch, done)
 
     def cancel(self, key: int) -> None:
-        self._channel.send(encode_frame(FrameKind.CANCEL, KEY.pack(key)))
+        self._channel.send(encode_frame(WorkerFrame.CANCEL, KEY.pack(key)))
 
     def ask_cancel(self, key: int) -> None:
-        self._channel.send(encode_frame(FrameKind.ASK_CANCEL, KEY.pack(key)))
+        self._channel.send(encode_frame(WorkerFrame.ASK_CANCEL, KEY.pack(key)))
 
     def acknowledge(self, key: int, responses: int) -> None:
-        self._channel.send(encode_frame(FrameKind.CREDIT, CREDIT.pack(key, responses)))
+        self._channel.send(encode_frame(WorkerFrame.CREDIT, CREDIT.pack(key, responses)))
 
     def _check_partial(self, kind: int, length: int, part: memoryview) -> bool:
         """See `channel.CheckPartial`."""

@@ -7,15 +7,16 @@ answering models wait for acknowledgements.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from halimede.channel.frames import FrameError, unpack
+from halimede.channel.server.channel import Channel
+from halimede.channel.server.memory import Memory
+from halimede.channel.server.tasks import Tasks
 from halimede.core.types import InferenceResponse
+from halimede.workers.calls.answers import AnswerSender
+from halimede.workers.calls.inferences import Inference, Inferences
 from halimede.workers.frames.calls import Infer, decode_infer
-from halimede.workers.frames.kinds import CALL, MAX_CALLS, FrameError, FrameKind, unpack
-from halimede.workers.server.answers import AnswerSender
+from halimede.workers.frames.kinds import CALL, MAX_CALLS, CallFrame
 from halimede.workers.server.batches import SentBatches
-from halimede.workers.server.channel import Channel
-from halimede.workers.server.inferences import Inference, Inferences
-from halimede.workers.server.memory import Memory
-from halimede.workers.server.tasks import Tasks
 from halimede.workers.worker import BatchItem
 
 OnResponse = Callable[[InferenceResponse], None]
@@ -59,8 +60,8 @@ class Calls:
         self._owner = owner
         self._in_flight = Inferences(channel, owner.on_cancel_call, owner.on_taken, self._answer)
         self._answers = AnswerSender(channel, memory, tasks, f"the process of model '{model}'")
-        channel.handle(FrameKind.INFER, self._on_infer)
-        channel.handle(FrameKind.ASK_CANCEL_CALL, self._on_ask_cancel)
+        channel.handle(CallFrame.INFER, self._on_infer)
+        channel.handle(CallFrame.ASK_CANCEL_CALL, self._on_ask_cancel)
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -92,7 +93,7 @@ class Calls:
         call.ticket = self._owner.on_infer(infer, None if batch is None else batch.items, call.answer)
 
     def _on_ask_cancel(self, body: memoryview) -> None:
-        (number,) = unpack(CALL, body, FrameKind.ASK_CANCEL_CALL)
+        (number,) = unpack(CALL, body, CallFrame.ASK_CANCEL_CALL)
         call = self._in_flight.get(number)
         if call is not None:
             self._owner.on_cancel_call(call.ticket, reads_on=True)

@@ -11,31 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from halimede.backends.hosting import WorkerSpec
+from halimede.channel.frames import ChannelFrame, FrameError, encode_frame, unexpected
+from halimede.channel.json_frames import json_frame
+from halimede.channel.server.channel import STALL_SECS, Channel
+from halimede.channel.server.memory import ARENA_BYTES, Memory
+from halimede.channel.server.starting import StartAnswer
+from halimede.channel.server.tasks import Tasks
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.workers.claim import Claim
-from halimede.workers.frames.json_frames import json_frame
-from halimede.workers.frames.kinds import (
-    METRIC,
-    METRIC_OPERATIONS,
-    PLACE_END,
-    FrameError,
-    FrameKind,
-    encode_frame,
-    unexpected,
-)
+from halimede.workers.frames.kinds import METRIC, METRIC_OPERATIONS, PLACE_END, WORKER_FRAMES, WorkerFrame
 from halimede.workers.output import log_line
 from halimede.workers.server.batches import BatchOwner, SentBatches
 from halimede.workers.server.calls import CallOwner, Calls
-from halimede.workers.server.channel import STALL_SECS, Channel
-from halimede.workers.server.memory import ARENA_BYTES, Memory
 from halimede.workers.server.services import ServiceCalls, ServiceOwner
-from halimede.workers.server.starting import StartAnswer
 from halimede.workers.server.states import States
-from halimede.workers.server.tasks import Tasks
 from halimede.workers.states import HeldStates
 
 MAX_LINES_PER_SECOND = 2_000
 """A worker that sends more log lines in a second is ended. `child.host` limits itself to a quarter of that."""
+
+METRICS_BYTES_PER_FRAME = 64
+"""Bytes of metric updates that take as much work as one frame: a METRICS frame may have thousands."""
 
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
@@ -82,7 +78,7 @@ class WorkerConnection:
         self._on_lost = on_lost
         self._loop = loop
         self._tasks = Tasks(loop)
-        self.channel = Channel(channel, self._on_channel_lost, loop, stall_secs)
+        self.channel = Channel(channel, WORKER_FRAMES, self._on_channel_lost, loop, stall_secs)
         self.memory = Memory(self.channel, self._tasks, loop, arena_bytes, memory)
         self.batches = SentBatches(
             self.channel, self.memory, self._tasks, spec.model, outputs, self._claim, owners.batches, loop
@@ -98,10 +94,10 @@ class WorkerConnection:
         self._lines_since = 0.0
         self._lines = 0
         handle = self.channel.handle
-        handle(FrameKind.STOPPED, self._on_stopped)
-        handle(FrameKind.READY, self._on_ready)
-        handle(FrameKind.LOG, self._on_log)
-        handle(FrameKind.METRICS, self._on_metrics)
+        handle(WorkerFrame.STOPPED, self._on_stopped)
+        handle(WorkerFrame.READY, self._on_ready)
+        handle(WorkerFrame.LOG, self._on_log)
+        handle(WorkerFrame.METRICS, self._on_metrics, bytes_per_frame=METRICS_BYTES_PER_FRAME)
 
     def __repr__(self) -> str:
         sent = f"{len(self.batches)} batches, {self.channel!r}"
@@ -127,26 +123,26 @@ class WorkerConnection:
 
     async def start(self, start: Mapping[str, Any]) -> Any:
         """Send START and wait for the worker's answer. InferenceError; cancelled if the worker is lost."""
-        self.channel.send(json_frame(FrameKind.START, start), self._claim.share())
+        self.channel.send(json_frame(ChannelFrame.START, start), self._claim.share())
         return await self._started.wait()
 
     async def stop(self) -> None:
         """Let the model finalize, and wait for that; cancelled if the worker is lost."""
-        self.channel.send(encode_frame(FrameKind.STOP))
+        self.channel.send(encode_frame(ChannelFrame.STOP))
         await self._ended
 
     def ask_ready(self) -> None:
         """`ModelOwner.on_ready` gets the answer, once no batch is running."""
-        self.channel.send(encode_frame(FrameKind.ASK_READY))
+        self.channel.send(encode_frame(WorkerFrame.ASK_READY))
 
     def _on_stopped(self, _: memoryview) -> None:
         if self._ended.done():
-            raise unexpected(FrameKind.STOPPED)
+            raise unexpected(WorkerFrame.STOPPED)
         self._ended.set_result(None)
 
     def _on_ready(self, body: memoryview) -> None:
         if len(body) != 1:
-            raise unexpected(FrameKind.READY)
+            raise unexpected(WorkerFrame.READY)
         self._owner.on_ready(bool(body[0]))
 
     def _on_log(self, body: memoryview) -> None:

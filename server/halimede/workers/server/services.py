@@ -4,12 +4,13 @@ import logging
 from typing import Protocol
 
 from halimede.backends.service_calls import ServiceCall, ServiceResult, TakeState
+from halimede.channel.frames import FrameError
+from halimede.channel.server.channel import Channel
+from halimede.channel.server.tasks import Tasks
 from halimede.core.types import ErrorCode, InferenceError, shortage_of
-from halimede.workers.frames.kinds import MAX_CALLS, FrameError, FrameKind
+from halimede.workers.frames.kinds import MAX_CALLS, CallFrame
 from halimede.workers.frames.services import decode_service_call, encode_service_result
-from halimede.workers.server.channel import Channel
 from halimede.workers.server.states import States
-from halimede.workers.server.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class ServiceCalls:
         self._owner = owner
         self._states = states
         self._running = 0
-        channel.handle(FrameKind.SERVICE_CALL, self._on_call)
+        channel.handle(CallFrame.SERVICE_CALL, self._on_call)
 
     def _on_call(self, body: memoryview) -> None:
         number, call = decode_service_call(body)

@@ -1,7 +1,8 @@
 """The server's end of the states of sequences that one process keeps."""
 
-from halimede.workers.frames.kinds import FORGET, STATE_FREED, FrameError, FrameKind, encode_frame, unpack
-from halimede.workers.server.channel import Channel
+from halimede.channel.frames import FrameError, encode_frame, unpack
+from halimede.channel.server.channel import Channel
+from halimede.workers.frames.kinds import FORGET, STATE_FREED, WorkerFrame
 from halimede.workers.states import HeldStates
 
 
@@ -12,7 +13,7 @@ class States:
         self._channel = channel
         self._account = states
         self._share_bytes = 0
-        channel.handle(FrameKind.STATE_FREED, self._on_freed)
+        channel.handle(WorkerFrame.STATE_FREED, self._on_freed)
 
     def try_take(self, size_bytes: int) -> bool:
         """Give the process more bytes."""
@@ -23,7 +24,7 @@ class States:
 
     def forget(self, seat: int) -> None:
         """Have the process drop the state of a seat."""
-        self._channel.send(encode_frame(FrameKind.FORGET, FORGET.pack(seat)))
+        self._channel.send(encode_frame(WorkerFrame.FORGET, FORGET.pack(seat)))
 
     def close(self) -> None:
         """The process has ended."""
@@ -31,7 +32,7 @@ class States:
         self._account.give_back(size)
 
     def _on_freed(self, body: memoryview) -> None:
-        (size,) = unpack(STATE_FREED, body, FrameKind.STATE_FREED)
+        (size,) = unpack(STATE_FREED, body, WorkerFrame.STATE_FREED)
         if size > self._share_bytes:
             raise FrameError(f"{size} bytes of states given back, of {self._share_bytes} that it has")
         self._share_bytes -= size

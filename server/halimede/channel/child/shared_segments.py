@@ -14,9 +14,9 @@ import os
 from collections import deque
 from collections.abc import Callable
 
+from halimede.channel.segments import Block, SegmentMap, address
 from halimede.core.shm.arena import ALIGNMENT
 from halimede.core.types import Buffer
-from halimede.workers.segments import Block, SegmentMap, address
 
 _PAGE = mmap.PAGESIZE
 _ENTRY_BYTES = 8

@@ -21,7 +21,7 @@ import numpy as np
 
 from halimede.core.shm.arena import Arena
 from halimede.core.types import Buffer
-from halimede.workers.memory_group import own_groups
+from halimede.memory_group import own_groups
 
 Block = tuple[int, int]
 """Segment and offset."""

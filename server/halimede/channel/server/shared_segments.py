@@ -16,10 +16,10 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
+from halimede.channel.frames import FIRST_SHARED, FrameError
+from halimede.channel.segments import Block, Lease, Segment, address
 from halimede.core.shm.arena import ALIGNMENT
 from halimede.core.types import Buffer
-from halimede.workers.frames.kinds import FIRST_SHARED, FrameError
-from halimede.workers.segments import Block, Lease, Segment, address
 
 MIN_SHARED_BYTES = 1 << 20
 """Smaller tensors are copied: below half of this size a copy costs less than the reader's check of its pages."""

@@ -6,9 +6,10 @@ ends the connection. An unknown number is not an error: the final answer and the
 
 from collections.abc import Callable, Iterator
 
+from halimede.channel.frames import FrameError, unpack
+from halimede.channel.server.channel import Channel
 from halimede.core.types import InferenceResponse
-from halimede.workers.frames.kinds import CALL, TAKEN, FrameError, FrameKind, unpack
-from halimede.workers.server.channel import Channel
+from halimede.workers.frames.kinds import CALL, TAKEN, CallFrame
 
 
 class Inference:
@@ -51,8 +52,8 @@ class Inferences:
         self._acknowledge = acknowledge
         self._send = send
         self._in_flight: dict[int, Inference] = {}
-        channel.handle(FrameKind.CANCEL_CALL, self._on_cancel)
-        channel.handle(FrameKind.TAKEN, self._on_taken)
+        channel.handle(CallFrame.CANCEL_CALL, self._on_cancel)
+        channel.handle(CallFrame.TAKEN, self._on_taken)
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -88,13 +89,13 @@ class Inferences:
         self._send(inference, response)
 
     def _on_cancel(self, body: memoryview) -> None:
-        (number,) = unpack(CALL, body, FrameKind.CANCEL_CALL)
+        (number,) = unpack(CALL, body, CallFrame.CANCEL_CALL)
         inference = self._in_flight.get(number)
         if inference is not None:
             self._cancel(inference.ticket)
 
     def _on_taken(self, body: memoryview) -> None:
-        number, responses = unpack(TAKEN, body, FrameKind.TAKEN)
+        number, responses = unpack(TAKEN, body, CallFrame.TAKEN)
         inference = self._in_flight.get(number)
         if inference is None:
             return

@@ -13,12 +13,13 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from functools import partial
 
+from halimede.channel.frames import HEADER, ChannelFrame, FrameError, FrameTable
+from halimede.channel.json_frames import encode_blocks
+from halimede.channel.segments import Block
 from halimede.core.types import Buffer
-from halimede.workers.frames.json_frames import encode_blocks
-from halimede.workers.frames.kinds import HEADER, LIMITS, METRICS, FrameError, FrameKind
-from halimede.workers.segments import Block
 
 MAX_UNCHECKED_BYTES = 1 << 20
 """The beginning of a frame larger than this is checked before the rest is received, if its kind has such a check."""
@@ -29,8 +30,8 @@ MAX_UNSENT_FRAMES = 16 << 10
 MAX_FRAMES_PER_TURN = 256
 """Frames of one worker that are handled before the loop gets its turn."""
 
-METRICS_BYTES_PER_FRAME = 64
-"""Bytes of metric updates that take as much work as one frame."""
+MAX_FRAME_BYTES = 1 << 32
+"""A body is shorter than this: its length has four bytes."""
 
 STALL_SECS = 10.0
 """How long a worker may send nothing while a frame is incomplete. One that is stopped between two frames is not
@@ -64,6 +65,7 @@ class Channel:
     def __init__(
         self,
         channel: socket.socket,
+        frames: FrameTable,
         on_lost: Callable[[str], None],
         loop: asyncio.AbstractEventLoop,
         stall_secs: float = STALL_SECS,
@@ -73,10 +75,11 @@ class Channel:
         self._socket.setblocking(False)
         self._descriptor = channel.fileno()
         self._buffer = _received.buffer
+        self._frames = frames
         self._on_lost = on_lost
         self._loop = loop
-        self._handlers: dict[int, tuple[int, Handler]] = {}
-        """By kind: the maximum size of the body, and its handler."""
+        self._handlers: dict[int, tuple[int, Handler, int]] = {}
+        """By kind: the maximum size of the body, its handler, and the bytes that take as much work as one frame."""
         self._checks: dict[int, CheckPartial] = {}
         """By kind, for those that have one."""
         self._is_checked = False
@@ -101,9 +104,19 @@ class Channel:
     def __repr__(self) -> str:
         return f"<Channel {len(self._unsent)} frames unsent, {len(self._partial)} bytes of a frame received>"
 
-    def handle(self, kind: FrameKind, handler: Handler, check_partial: CheckPartial | None = None) -> None:
-        """Register the handler for frames of this kind, and the check of large ones of which a part has arrived."""
-        self._handlers[kind] = LIMITS[kind], handler
+    def handle(
+        self,
+        kind: IntEnum,
+        handler: Handler,
+        check_partial: CheckPartial | None = None,
+        bytes_per_frame: int = MAX_FRAME_BYTES,
+    ) -> None:
+        """Register the handler for frames of this kind, and the check of large ones of which a part has arrived.
+        `bytes_per_frame` take as much work as one frame."""
+        limit = self._frames[kind]
+        if limit is None:
+            raise ValueError(f"only the server sends {kind.name}")
+        self._handlers[kind] = limit, handler, bytes_per_frame
         if check_partial is not None:
             self._checks[kind] = check_partial
 
@@ -160,7 +173,7 @@ class Channel:
         blocks = []
         while self.released:
             blocks.append(self.released.popleft())
-        self.send(encode_blocks(FrameKind.RELEASE, blocks))
+        self.send(encode_blocks(ChannelFrame.RELEASE, blocks))
 
     def _write(self) -> None:
         unsent = self._unsent
@@ -224,9 +237,9 @@ class Channel:
             self._take(buffer[:got], None)
             return
         # The usual case: one complete frame.
-        limit, handler = self._handlers.get(kind, _NO_HANDLER)
+        limit, handler, _ = self._handlers.get(kind, _NO_HANDLER)
         if length > limit:
-            raise _refusal(length, kind)
+            raise _refusal(self._frames, length, kind)
         handler(memoryview(bytes(buffer[HEADER.size : got])))
 
     def _take(self, data: memoryview, held: bytearray | None) -> None:
@@ -239,9 +252,9 @@ class Channel:
         self._progress += 1
         while end - at >= HEADER.size and handled < MAX_FRAMES_PER_TURN:
             length, kind = HEADER.unpack_from(data, at)
-            limit, handler = self._handlers.get(kind, _NO_HANDLER)
+            limit, handler, bytes_per_frame = self._handlers.get(kind, _NO_HANDLER)
             if length > limit:
-                raise _refusal(length, kind)
+                raise _refusal(self._frames, length, kind)
             stop = at + HEADER.size + length
             if stop > end:
                 if length > MAX_UNCHECKED_BYTES and kind in self._checks and not (self._is_checked and not at):
@@ -249,8 +262,7 @@ class Channel:
                 break
             # The answers are views of this copy. A large frame has its buffer to itself and is not copied.
             body = data[at + HEADER.size : stop]
-            # A METRICS frame may have thousands of updates, so it counts by its size.
-            at, handled = stop, handled + (1 if kind != METRICS else 1 + length // METRICS_BYTES_PER_FRAME)
+            at, handled = stop, handled + 1 + length // bytes_per_frame
             handler(body if held is not None and stop == end else memoryview(bytes(body)))
             if self.is_closed:
                 return
@@ -306,19 +318,17 @@ def _ignore(_: str) -> None:
     """No effect: the owner has closed the channel."""
 
 
-_NO_HANDLER: tuple[int, Handler] = -1, _accept
+_NO_HANDLER: tuple[int, Handler, int] = -1, _accept, MAX_FRAME_BYTES
 """The entry for kinds without a handler: every length is above the limit."""
 
 
-def _refusal(length: int, number: int) -> FrameError:
-    """The error for a frame of an unknown kind or above its limit."""
-    try:
-        kind = FrameKind(number)
-    except ValueError:
-        return FrameError(f"a frame of kind {number}")
-    if kind not in LIMITS:
-        return FrameError(f"a {kind.name} frame, which only the server sends")
-    return FrameError(f"a {kind.name} frame of {length} bytes")
+def _refusal(frames: FrameTable, length: int, number: int) -> FrameError:
+    """The error for a frame that the protocol does not have, that only the server sends, or above its limit."""
+    for kind, limit in frames.items():
+        if kind == number:
+            text = "frame, which only the server sends" if limit is None else f"frame of {length} bytes"
+            return FrameError(f"a {kind.name} {text}")
+    return FrameError(f"a frame of kind {number}")
 
 
 def _close(descriptors: Sequence[int]) -> None:

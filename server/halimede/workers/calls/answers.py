@@ -5,12 +5,12 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
+from halimede.channel.segments import Block
+from halimede.channel.server.channel import Channel
+from halimede.channel.server.memory import COPIED_ON_LOOP_BYTES, Memory
+from halimede.channel.server.tasks import Tasks
 from halimede.core.types import Buffer, ErrorCode, InferenceError, InferenceResponse, shortage_of
 from halimede.workers.frames.calls import encode_call_answer
-from halimede.workers.segments import Block
-from halimede.workers.server.channel import Channel
-from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES, Memory
-from halimede.workers.server.tasks import Tasks
 
 log = logging.getLogger(__name__)
 

@@ -12,29 +12,29 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-from halimede.core.accounts import UNBOUNDED, MemoryBounds
-from halimede.core.shm.arena import Arena
-from halimede.core.types import Buffer, ErrorCode, InferenceError, Tensor
-from halimede.workers.frames.json_frames import decode_blocks
-from halimede.workers.frames.kinds import (
+from halimede.channel.frames import (
     FIRST_SHARED,
     INBOUND,
+    INLINE_BYTES,
     MAPPED,
     MAX_BLOCKS,
     OUTBOUND,
     SEGMENT,
     SHARED,
     UNMAP,
+    ChannelFrame,
     FrameError,
-    FrameKind,
     encode_frame,
     unpack,
 )
-from halimede.workers.frames.tensors import INLINE_BYTES
-from halimede.workers.segments import Block, OwnArena, SegmentMap, has_memory, make_segment
-from halimede.workers.server.channel import Channel
-from halimede.workers.server.shared_segments import MIN_SHARED_BYTES, SharedSegments
-from halimede.workers.server.tasks import Tasks
+from halimede.channel.json_frames import decode_blocks
+from halimede.channel.segments import Block, OwnArena, SegmentMap, has_memory, make_segment
+from halimede.channel.server.channel import Channel
+from halimede.channel.server.shared_segments import MIN_SHARED_BYTES, SharedSegments
+from halimede.channel.server.tasks import Tasks
+from halimede.core.accounts import UNBOUNDED, MemoryBounds
+from halimede.core.shm.arena import Arena
+from halimede.core.types import Buffer, ErrorCode, InferenceError, Tensor
 
 ARENA_BYTES = 256 << 20
 """Maximum bytes of request tensors of one worker in shared memory. Further tensors are sent in frames."""
@@ -79,8 +79,8 @@ class Memory:
         # For the frame that is being encoded: its blocks, and the data to copy into them.
         self._placed: list[Block] = []
         self._copies: list[tuple[Block, Buffer]] = []
-        channel.handle(FrameKind.UNUSED, self._on_unused)
-        channel.handle(FrameKind.MAPPED, self._on_mapped)
+        channel.handle(ChannelFrame.UNUSED, self._on_unused)
+        channel.handle(ChannelFrame.MAPPED, self._on_mapped)
 
     def close(self) -> None:
         """Free shared blocks: the worker has ended."""
@@ -215,19 +215,19 @@ class Memory:
             os.close(worker_end)
             return False
         self._segments = number
-        self._channel.send(encode_frame(FrameKind.SEGMENT, SEGMENT.pack(number, arena)), (worker_end,))
+        self._channel.send(encode_frame(ChannelFrame.SEGMENT, SEGMENT.pack(number, arena)), (worker_end,))
         return True
 
     def _send_shared(self, number: int, descriptor: int) -> None:
         """See `shared_segments.SharedSegments`."""
-        self._channel.send(encode_frame(FrameKind.SEGMENT, SEGMENT.pack(number, SHARED)), (descriptor,))
+        self._channel.send(encode_frame(ChannelFrame.SEGMENT, SEGMENT.pack(number, SHARED)), (descriptor,))
 
     def _send_unmap(self, number: int) -> None:
         """See `shared_segments.SharedSegments`."""
-        self._channel.send(encode_frame(FrameKind.UNMAP, UNMAP.pack(number)))
+        self._channel.send(encode_frame(ChannelFrame.UNMAP, UNMAP.pack(number)))
 
     def _on_mapped(self, body: memoryview) -> None:
-        number, is_mapped = unpack(MAPPED, body, FrameKind.MAPPED)
+        number, is_mapped = unpack(MAPPED, body, ChannelFrame.MAPPED)
         self._shared.on_mapped(number, bool(is_mapped))
 
     def _on_unused(self, body: memoryview) -> None:

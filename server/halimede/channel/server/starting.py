@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
+from halimede.channel.frames import ChannelFrame, unexpected
+from halimede.channel.json_frames import decode_json, error_from_json
+from halimede.channel.server.channel import Channel
 from halimede.core.supervise import StartFaultError
-from halimede.workers.frames.json_frames import decode_json, error_from_json
-from halimede.workers.frames.kinds import FrameKind, unexpected
-from halimede.workers.server.channel import Channel
 
 
 class StartAnswer:
@@ -14,8 +14,8 @@ class StartAnswer:
 
     def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
         self._answer: asyncio.Future[Any] = loop.create_future()
-        channel.handle(FrameKind.STARTED, self._on_started)
-        channel.handle(FrameKind.FAILED, self._on_failed)
+        channel.handle(ChannelFrame.STARTED, self._on_started)
+        channel.handle(ChannelFrame.FAILED, self._on_failed)
 
     async def wait(self) -> Any:
         """What STARTED says. InferenceError for FAILED, StartFaultError if the machine is the cause; cancelled if the
@@ -28,12 +28,12 @@ class StartAnswer:
 
     def _on_started(self, body: memoryview) -> None:
         if self._answer.done():
-            raise unexpected(FrameKind.STARTED)
+            raise unexpected(ChannelFrame.STARTED)
         self._answer.set_result(decode_json(body))
 
     def _on_failed(self, body: memoryview) -> None:
         if self._answer.done():
-            raise unexpected(FrameKind.FAILED)
+            raise unexpected(ChannelFrame.FAILED)
         value = decode_json(body)
         error = error_from_json(value)
         if value.get("is_fault_of_machine") is True:

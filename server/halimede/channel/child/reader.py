@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from halimede.workers.frames.kinds import HEADER
+from halimede.channel.frames import HEADER
 
 _RECEIVE_BYTES = 256 << 10
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * 64)

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
+from halimede.channel.frames import BLOCK, MAX_BLOCKS, MAX_TEXT_BYTES, FrameError, encode_frame
 from halimede.core.types import Buffer, ErrorCode, InferenceError
-from halimede.workers.frames.kinds import BLOCK, MAX_BLOCKS, MAX_TEXT_BYTES, FrameError, FrameKind, encode_frame
 
 MAX_JSON_VALUES = 100_000
 """Maximum values in one frame, counted by separators, because parsing blocks the loop."""
 
 
-def json_frame(kind: FrameKind, value: Any) -> bytes:
+def json_frame(kind: IntEnum, value: Any) -> bytes:
     return encode_frame(kind, json.dumps(value).encode())
 
 
@@ -40,7 +41,7 @@ def error_from_json(value: Any) -> InferenceError:
         raise FrameError(f"an invalid error: {value!r:.100}") from error
 
 
-def encode_blocks(kind: FrameKind, blocks: Sequence[tuple[int, int]]) -> bytes:
+def encode_blocks(kind: IntEnum, blocks: Sequence[tuple[int, int]]) -> bytes:
     return encode_frame(kind, b"".join([BLOCK.pack(*block) for block in blocks]))
 
 

@@ -19,15 +19,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from enum import IntEnum
 
+from halimede.channel.child.reader import FrameReader, ServerGoneError
+from halimede.channel.child.writer import LoopWriter
+from halimede.channel.frames import ChannelFrame, FrameTable
 from halimede.core.spin import SPIN_NS
 from halimede.core.types import Buffer
-from halimede.workers.child.reader import FrameReader, ServerGoneError
-from halimede.workers.child.writer import LoopWriter
-from halimede.workers.frames.kinds import EXECUTE, FrameKind
-
-_KINDS = {kind.value: kind for kind in FrameKind}
-_EXECUTE = FrameKind.EXECUTE
 
 Handler = Callable[[memoryview], None]
 """Gets the body of a frame, on the thread that reads."""
@@ -36,14 +34,15 @@ Handler = Callable[[memoryview], None]
 class Channel:
     """Frames in both directions. Thread-safe."""
 
-    def __init__(self, descriptor: int) -> None:
-        """Takes over the descriptor."""
+    def __init__(self, descriptor: int, frames: FrameTable) -> None:
+        """Takes over the descriptor. `frames` are those of the protocol."""
+        self._kinds = {int(kind): kind for kind in frames}
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(True)
         self._write: Callable[[Buffer], None] = self._socket.sendall
         self._reader = FrameReader(self._socket, self._dispatch)
         self._handlers: dict[int, Handler] = {}
-        self._inbox: deque[tuple[FrameKind, memoryview]] = deque()
+        self._inbox: deque[tuple[IntEnum, memoryview]] = deque()
         self._reading = threading.Lock()
         self._writing = threading.Lock()
         self._news = threading.Condition()
@@ -61,7 +60,7 @@ class Channel:
         self.spins = False
         """Whether `receive` spins for the next frame before it blocks."""
 
-    def handle(self, kind: FrameKind, handler: Handler) -> None:
+    def handle(self, kind: IntEnum, handler: Handler) -> None:
         """Pass frames of this kind to the handler. All other frames are work: see `receive`."""
         self._handlers[int(kind)] = handler
 
@@ -74,8 +73,8 @@ class Channel:
         this process has too many open files."""
         return self._reader.descriptors.popleft() if self._reader.descriptors else None
 
-    def receive(self) -> tuple[FrameKind, memoryview]:
-        """Wait for the next frame of work: EXECUTE, EXECUTE_NEXT_0 or _1, ASK_READY, STOP or START. ServerGoneError."""
+    def receive(self) -> tuple[IntEnum, memoryview]:
+        """Wait for the next frame of work: one whose kind has no handler. ServerGoneError."""
         inbox = self._inbox
         while not inbox:
             if self._reading.acquire(blocking=False):
@@ -100,7 +99,7 @@ class Channel:
             os.sched_yield()
             self._reader.read(socket.MSG_DONTWAIT)
 
-    def received(self) -> tuple[FrameKind, memoryview] | None:
+    def received(self) -> tuple[IntEnum, memoryview] | None:
         """What `receive` would return without waiting."""
         return self._inbox.popleft() if self._inbox else None
 
@@ -236,7 +235,7 @@ class Channel:
                 # The loop would only log an exception raised here, and would call this method again at once.
                 if self._loop is not None:
                     self._loop.remove_reader(self._socket.fileno())
-                self._inbox.append((FrameKind.STOP, memoryview(b"")))
+                self._inbox.append((ChannelFrame.STOP, memoryview(b"")))
                 self.on_gone()
             finally:
                 self._reading.release()
@@ -247,12 +246,9 @@ class Channel:
             self._on_work()
 
     def _dispatch(self, number: int, body: memoryview) -> None:
-        if number == EXECUTE:
-            self._inbox.append((_EXECUTE, body))
-            return
         handler = self._handlers.get(number)
         if handler is None:
-            self._inbox.append((_KINDS[number], body))
+            self._inbox.append((self._kinds[number], body))
         else:
             handler(body)
 

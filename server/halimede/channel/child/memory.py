@@ -7,12 +7,12 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 
+from halimede.channel.child.channel import Channel
+from halimede.channel.child.shared_segments import SharedSegments
+from halimede.channel.frames import FIRST_SHARED, INBOUND, MAPPED, SEGMENT, SHARED, UNMAP, ChannelFrame, encode_frame
+from halimede.channel.json_frames import decode_blocks
+from halimede.channel.segments import Block, OwnArena, SegmentMap
 from halimede.core.types import Buffer
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.shared_segments import SharedSegments
-from halimede.workers.frames.json_frames import decode_blocks
-from halimede.workers.frames.kinds import FIRST_SHARED, INBOUND, MAPPED, SEGMENT, SHARED, UNMAP, FrameKind, encode_frame
-from halimede.workers.segments import Block, OwnArena, SegmentMap
 
 ARENA_BYTES = 256 << 20
 """Maximum bytes of answers in shared memory. Further answers are sent in frames."""
@@ -35,9 +35,9 @@ class Memory:
         """Blocks of the server and of other workers that are in use here; True once the block is reported as retained
         beyond its batch."""
         self._lock = threading.Lock()
-        channel.handle(FrameKind.SEGMENT, self._on_segment)
-        channel.handle(FrameKind.UNMAP, self._on_unmap)
-        channel.handle(FrameKind.RELEASE, self._on_release)
+        channel.handle(ChannelFrame.SEGMENT, self._on_segment)
+        channel.handle(ChannelFrame.UNMAP, self._on_unmap)
+        channel.handle(ChannelFrame.RELEASE, self._on_release)
 
     def _on_segment(self, body: memoryview) -> None:
         number, arena = SEGMENT.unpack(body)
@@ -54,7 +54,7 @@ class Memory:
                 self.outbound.add(number, descriptor)
 
     def _send_mapped(self, is_mapped: bool, number: int) -> None:
-        self._channel.send_later(encode_frame(FrameKind.MAPPED, MAPPED.pack(number, is_mapped)))
+        self._channel.send_later(encode_frame(ChannelFrame.MAPPED, MAPPED.pack(number, is_mapped)))
 
     def _on_unmap(self, body: memoryview) -> None:
         self.shared.unmap(*UNMAP.unpack(body))
