@@ -24,7 +24,7 @@ from tritonclient.utils import InferenceServerException
 
 from support.calls import metric
 from support.models import write_config
-from support.server import RunningServer, start_server
+from support.server import RunningServer, start_server, wait_until
 
 VALUES = [0, 11, 7, 5, 3, 2, 0, 1]
 SUMS = np.cumsum(VALUES).tolist()
@@ -268,7 +268,10 @@ def test_a_decoupled_model_is_executed_until_its_last_response(server: RunningSe
 
     assert run(3) == [(2, False), (1, False), (0, True)]
     assert run(1) == [(0, True)]
-    assert metric(server, "nv_inference_exec_count", "countdown") == 4
+    # An execution is counted when it ends, which is after its answers.
+    wait_until(
+        lambda: metric(server, "nv_inference_exec_count", "countdown") == 4, "the last execution to be counted", server
+    )
     assert metric(server, "nv_inference_count", "countdown") == 2
 
 
