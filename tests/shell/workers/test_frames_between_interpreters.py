@@ -82,6 +82,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from halimede.backends.hosting import Answer
 from halimede.core.types import ErrorCode, InferenceError, Tensor
+from halimede.channel.frames import HEADER
 import halimede.workers.child.main, halimede.backends.python.runner
 from halimede.workers.frames.answers import encode_done
 from halimede.workers.frames.batches import decode_execute
@@ -150,6 +151,7 @@ def test_another_interpreter_reads_and_writes_the_same_frames(version: str | Non
 OTHER_CALLER = """
 import sys
 sys.path.insert(0, sys.argv[1])
+from halimede.channel.frames import HEADER
 from halimede.core.types import InferenceRequest
 from halimede.workers.frames.calls import decode_call_answer, encode_infer
 
