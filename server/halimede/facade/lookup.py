@@ -22,7 +22,7 @@ class ModelLookup:
         return f"<ModelLookup waiting={len(self._waiting)}>"
 
     def wait(self, on_found: OnFound) -> Callable[[], None]:
-        """Call `on_found` later, with the view or with why there is none. Returns what ends this wait: after a call of
+        """Call `on_found` later, with the view or with the error. Returns a function that ends this wait: after a call of
         it nothing is called, and nothing kept. `on_found` must not raise."""
         self._next = number = self._next + 1
         self._waiting[number] = on_found
