@@ -17,6 +17,7 @@ from halimede.core.config.write import to_json
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import DataType, InferenceRequest, Tensor
+from halimede.core.types.request import form_of
 from halimede.runtime.services import ModelServices
 from halimede.workers.launcher import Launcher
 from halimede.workers.process.program import Program
@@ -81,12 +82,14 @@ async def _hops(folder: str, program: str, size_bytes: int, hops: int) -> list[f
         HeldStates(),
     ).start()
     data = bytes(size_bytes)
+    # Front ends know the form of such requests.
+    form = form_of("ident", "", (("IN", DataType.FP32, (1, size_bytes // 4)),), ())
 
     async def hop(key: int) -> None:
         nonlocal answered
         answered = loop.create_future()
         tensor = Tensor("IN", DataType.FP32, (1, size_bytes // 4), data)
-        worker.execute([BatchItem(key, InferenceRequest("ident", inputs=[tensor]), 1, False)])
+        worker.execute([BatchItem(key, InferenceRequest.of(form, "", [tensor], {}), 1, False)])
         done = await answered
         if not isinstance(done, BatchDone) or done.failed:
             raise RuntimeError(f"the worker sent {done!r}")

@@ -69,7 +69,7 @@ class Subject:
         return next((each for each in found if text_at(each, "metadata", "name") == name), None)
 
     def replicas(self, workload: Workload) -> Replicas:
-        """Who sets the Deployment's replicas, and how many. workload: of the spec."""
+        """The number of replicas of the Deployment, and which part sets it. `workload` is that of the spec."""
         return replicas_of(workload, self.deployment, bool(scalers_in(self.snapshot)))
 
     @cached_property

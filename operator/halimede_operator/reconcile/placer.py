@@ -194,8 +194,8 @@ class Placer:
         return await self._decide(snapshot, with_others)
 
     async def _decide(self, snapshot: Snapshot, decide: Callable[[Ledger | None], T]) -> T:
-        """Call `decide` with the newest ledger; None if there is none. If several decisions wait for the ledger, the
-        oldest object's is made first."""
+        """Call `decide` with the newest ledger, or with None before the first one. Decisions that wait for a ledger are
+        made in the order of the age of their objects, the oldest first."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def make(ledger: Ledger | None) -> None:

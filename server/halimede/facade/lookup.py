@@ -22,8 +22,10 @@ class ModelLookup:
         return f"<ModelLookup waiting={len(self._waiting)}>"
 
     def wait(self, on_found: OnFound) -> Callable[[], None]:
-        """Call `on_found` later, with the view or with why there is none. Returns what ends this wait: after a call of
-        it nothing is called, and nothing kept. `on_found` must not raise."""
+        """Call `on_found` later, with the view or with the error. It must not raise.
+
+        Returns a function that ends this wait: `on_found` is then not called, and not kept.
+        """
         self._next = number = self._next + 1
         self._waiting[number] = on_found
         return partial(self._leave, number)

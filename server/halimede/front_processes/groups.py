@@ -16,7 +16,7 @@ from halimede.core.types import Buffer, InferenceRequest, InferenceResponse
 from halimede.front_processes.frames import ANSWERS, INFERS
 from halimede.workers.frames.calls import answer_form, describe_answer, describe_call, known_answer_form, make_answer
 from halimede.workers.frames.kinds import MAX_CLIENT_TEXT_BYTES, describe_decode_error
-from halimede.workers.frames.requests import Described, RequestReader, join_requests
+from halimede.workers.frames.requests import Described, encode_requests, read_requests
 from halimede.workers.frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Place, data_start
 
 _WANTED = struct.Struct("<Q")
@@ -80,16 +80,13 @@ def encode_infers(
 ) -> Buffer:
     """An INFERS frame of numbered requests. `wanted` as in `calls.encode_infer`. `on_error` gets the number of each
     request that cannot be sent, which the frame then lacks."""
-
-    def described() -> Iterator[tuple[int, int, int, Described]]:
-        for number, request in requests:
-            try:
-                yield number, 0, 0, describe_call(request, place, MAX_CLIENT_TEXT_BYTES)
-            except (ValueError, struct.error) as error:
-                on_error(number, error)
-
-    parts, end = join_requests(described(), _WANTED.size)
-    return b"".join((HEADER.pack(end, INFERS), _WANTED.pack(wanted()), *parts))
+    described: list[tuple[int, int, int, Described]] = []
+    for number, request in requests:
+        try:
+            described.append((number, 0, 0, describe_call(request, place, MAX_CLIENT_TEXT_BYTES)))
+        except (ValueError, struct.error) as error:
+            on_error(number, error)
+    return encode_requests(INFERS, wanted(), described)
 
 
 def wanted_bytes(body: memoryview) -> int:
@@ -104,7 +101,7 @@ def wanted_bytes(body: memoryview) -> int:
 def decode_infers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceRequest]]:
     """The numbers and requests of an INFERS frame. FrameError. Tensors in the frame are views of `body`."""
     try:
-        for number, _, _, request in RequestReader(body, locate, MAX_CLIENT_TEXT_BYTES).requests(_WANTED.size):
+        for number, _, _, request in read_requests(body, locate, MAX_CLIENT_TEXT_BYTES):
             yield number, request
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFERS: {describe_decode_error(error)}") from error

@@ -16,7 +16,7 @@ OnError = Callable[[InferenceError], None]
 
 
 def find_model(server: Server, client: Waiting, name: str, version: str, use: Use, on_error: OnError) -> None:
-    """Call `use` with the model's view, now or later. `on_error` gets why there is none, and what `use` raises."""
+    """Call `use` with the view of the model, now or later. `on_error` gets the error of the search or of `use`."""
     try:
         found = server.model(name, version)
         if isinstance(found, ModelLookup):

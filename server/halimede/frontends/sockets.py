@@ -53,7 +53,7 @@ def bound_port(sockets: Sequence[socket.socket]) -> int:
 
 
 def release(sockets: Sequence[socket.socket]) -> None:
-    """Close sockets that `bind` made and nobody serves, and remove their files."""
+    """Close sockets of `bind` that no server has taken, and remove their files."""
     for sock in sockets:
         if (file := SocketFile.of(sock)) is not None:
             file.remove()

@@ -258,7 +258,7 @@ def _too_few(demand: Demand, ledger: Ledger) -> str:
 
 
 def _held_misfits(demand: Demand, ledger: Ledger) -> str:
-    """Why devices that others hold would not fit even if they were free; "" if there are none."""
+    """The reason that devices in use by other pods would not fit if they were free; "" without such devices."""
     found = (
         f"{device.text} on node {node.name}, {why}"
         for node in ledger.nodes

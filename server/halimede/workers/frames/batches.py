@@ -4,14 +4,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from halimede.channel.frames import HEADER
 from halimede.core.types import Buffer
 from halimede.workers.frames.kinds import EXECUTE
-from halimede.workers.frames.requests import RequestReader, describe_request, join_requests
+from halimede.workers.frames.requests import describe_request, encode_requests, read_requests
 from halimede.workers.frames.tensors import Locate, Place
 from halimede.workers.worker import BatchItem
 
-_BATCH = struct.Struct("<I")
+_BATCH = struct.Struct("<Q")
 _ANY_BYTES = 0xFFFFFFFF
 """Texts of clients are as long as the protocols of the clients allow."""
 
@@ -19,8 +18,7 @@ _ANY_BYTES = 0xFFFFFFFF
 def encode_execute(batch: int, items: Sequence[BatchItem], place: Place, kind: int = EXECUTE) -> Buffer:
     """A frame of this kind, EXECUTE or one of EXECUTE_NEXT."""
     described = [(each.key, each.rows, each.seat, describe_request(each.request, place, _ANY_BYTES)) for each in items]
-    parts, end = join_requests(described, _BATCH.size)
-    return b"".join((HEADER.pack(end, kind), _BATCH.pack(batch), *parts))
+    return encode_requests(kind, batch, described)
 
 
 @dataclass(slots=True)
@@ -43,7 +41,7 @@ def decode_execute(body: memoryview, all_outputs: int, locate: Locate) -> Execut
     `all_outputs` is how many outputs the model has. Requests that name them all name none.
     """
     items = []
-    for key, rows, seat, request in RequestReader(body, locate, _ANY_BYTES, all_outputs).requests(_BATCH.size):
+    for key, rows, seat, request in read_requests(body, locate, _ANY_BYTES, all_outputs):
         items.append(BatchItem(key, request, rows, False, seat=seat))
     (batch,) = _BATCH.unpack_from(body)
     return ExecuteFrame(batch, items)

@@ -24,7 +24,7 @@ from halimede.workers.frames.kinds import (
     MAX_CALL_TENSORS,
     describe_decode_error,
 )
-from halimede.workers.frames.requests import Described, RequestReader, describe_request
+from halimede.workers.frames.requests import Described, describe_request, read_form, read_request
 from halimede.workers.frames.tensors import (
     PADDING,
     REMEMBERED,
@@ -101,9 +101,9 @@ def decode_infer(body: memoryview, locate: Locate) -> Infer:
         end = own_at + own_length
         if end > len(body):
             raise FrameError("INFER: a description that ends too early")
-        reader = RequestReader(body, locate, MAX_TEXT_BYTES)
-        known = reader.form(body[_INFER_OWN.size : own_at])
-        request = reader.request(known, data_start(end), body[own_at:end])
+        form, tensors = read_form(bytes(body[_INFER_OWN.size : own_at]), None)
+        inputs = make_tensors(tensors, body, data_start(end), locate, may_change=True)
+        request = read_request(form, inputs, body[own_at:end], MAX_TEXT_BYTES)
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFER: {describe_decode_error(error)}") from error
     return Infer(number, batch, request, wanted_bytes)

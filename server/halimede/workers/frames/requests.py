@@ -1,20 +1,21 @@
 """Requests in a frame: the form, which repeats, and what each request has of its own.
 
-Most requests have nothing of their own: their tensors are sent in the frame, one after the other, with the sizes that
-the form gives. Others have an id, a sequence, parameters, or tensors elsewhere or of other sizes.
+Most tensors are sent in the frame, one after the other, with the sizes of their shapes. If those of a request are
+elsewhere or of other sizes, their places follow its form: the same places come again and again too. Most requests have
+nothing of their own; others have an id, a sequence or parameters.
 
 Standard library and numpy only, for any CPython from 3.10 on.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from halimede.channel.frames import INLINE_BYTES, FrameError
+from halimede.channel.frames import HEADER, INLINE_BYTES, FrameError
 from halimede.channel.json_frames import MAX_JSON_VALUES
-from halimede.core.types import Buffer, InferenceRequest, RequestForm
+from halimede.core.types import Buffer, InferenceRequest, RequestForm, Tensor
 from halimede.core.types.request import form_of
 from halimede.workers.frames.kinds import MAX_CALL_TENSORS
 from halimede.workers.frames.tensors import (
@@ -31,24 +32,25 @@ from halimede.workers.frames.tensors import (
 )
 from halimede.workers.frames.texts import NUMERIC, checked_text, decode_parameters, encode_name, encode_parameters
 
-# timeout, priority, whether one answer is wanted, number of outputs, of inputs.
-_FORM = struct.Struct("<QQBHH")
+# Flags, timeout, priority, number of outputs, of inputs. The names of the model, its version and the outputs and the
+# descriptions of the inputs follow, then the places.
+_FORM = struct.Struct("<BQQHH")
+_WANTS_ONE, _PLACES = 1, 2
 _NAME = struct.Struct("<H")
-# START, END and whether places follow; the number of the sequence, length of a text in its place (NUMERIC if it has
-# none), of id, of parameters. Then these texts, and the places.
+# START and END; the number of the sequence, length of a text in its place (NUMERIC if it has none), of id, of
+# parameters. Then these texts.
 _OWN = struct.Struct("<BQIII")
-_START, _END, _PLACES = 1, 2, 4
-_NOTHING_OWN = _OWN.pack(0, 0, NUMERIC, 0, 0)
+_START, _END = 1, 2
+_FLAGS = tuple([bytes((flags,)) for flags in range(4)])
 # Of an input: segment (0 for the frame itself), offset, length.
 _PLACE = struct.Struct("<HQQ")
 
 # Three numbers, lengths of the form (0: that of the request before) and of what the request has of its own, and of its
 # data in the frame.
 _ENTRY_LAYOUT = "QIIIIQ"
-_ENTRY_FIELDS = len(_ENTRY_LAYOUT)
 _ENTRY = struct.Struct("<" + _ENTRY_LAYOUT)
-# The number of requests; lengths of all forms, and of all that requests have of their own.
-_LIST = struct.Struct("<III")
+# The frame's number, the number of requests; lengths of all forms, and of all that requests have of their own.
+_LIST = struct.Struct("<QIII")
 
 Described = tuple[bytes, bytes, list[Buffer], int]
 """The form, what the request has of its own, the bytes that are sent in the frame, and how many these are."""
@@ -56,10 +58,11 @@ Described = tuple[bytes, bytes, list[Buffer], int]
 
 @dataclass(slots=True)
 class _Described:
-    """A form in a frame; the usual sizes of its inputs, each with its padding, and of all. A size is -1 if these bytes
-    are too many for the frame."""
+    """A form in a frame, and the same with places; the usual sizes of its inputs, each with its padding, and of all. A
+    size is -1 if these bytes are too many for the frame."""
 
     text: bytes
+    placed_text: bytes
     sizes: list[tuple[int, bytes]]
     size: int
 
@@ -77,7 +80,7 @@ def describe_request(request: InferenceRequest, place: Place, most: int) -> Desc
     for tensor, (size, padding) in zip(request.inputs, known.sizes):  # noqa: B905  the argument costs as much as a turn
         payload = tensor.data
         if len(payload) != size:
-            return known.text, *_place_tensors(request, own or _NOTHING_OWN, place)
+            return _place_tensors(request, known, own, place)
         data.append(payload)
         if padding:
             data.append(padding)
@@ -88,14 +91,18 @@ def _describe_form(form: RequestForm) -> _Described:
     names = map(encode_name, (form.model_name, form.model_version, *form.outputs))
     text = b"".join(
         (
-            _FORM.pack(form.timeout_us, form.priority, form.wants_one, len(form.outputs), len(form.inputs)),
+            _FORM.pack(
+                form.wants_one * _WANTS_ONE, form.timeout_us, form.priority, len(form.outputs), len(form.inputs)
+            ),
             *[_NAME.pack(len(name)) + name for name in names],
             *[describe_tensor(*each, 0, 0, 0) for each in form.inputs],
         )
     )
     places = _usual_places(form)
     sizes = [(size if size <= INLINE_BYTES else -1, PADDING[-size & 15]) for _, _, size in places]
-    return _Described(text, sizes, sum([size + (-size & 15) for _, _, size in places]))
+    return _Described(
+        text, _FLAGS[text[0] | _PLACES] + text[1:], sizes, sum([size + (-size & 15) for _, _, size in places])
+    )
 
 
 def _usual_places(form: RequestForm) -> list[tuple[int, int, int]]:
@@ -119,8 +126,8 @@ def _describe_own(request: InferenceRequest, most: int) -> bytes:
     return b"".join((own, text, request_id, parameters))
 
 
-def _place_tensors(request: InferenceRequest, own: bytes, place: Place) -> tuple[bytes, list[Buffer], int]:
-    """As `describe_request`, without the form, for tensors that are not at their usual places."""
+def _place_tensors(request: InferenceRequest, known: _Described, own: bytes, place: Place) -> Described:
+    """As `describe_request`, for tensors that are not at their usual places."""
     data: list[Buffer] = []
     places: list[bytes] = []
     at = 0
@@ -132,14 +139,15 @@ def _place_tensors(request: InferenceRequest, own: bytes, place: Place) -> tuple
         if put is None:
             data += (payload, PADDING[-size & 15])
             at += size + (-size & 15)
-    return b"".join((bytes((own[0] | _PLACES,)), own[1:], *places)), data, at
+    return known.placed_text + b"".join(places), own, data, at
 
 
-def join_requests(described: Iterable[tuple[int, int, int, Described]], start: int) -> tuple[list[Buffer], int]:
-    """The requests of a frame, each with three numbers, and where they end. `start`: where they begin in the body.
+def encode_requests(kind: int, number: int, described: Sequence[tuple[int, int, int, Described]]) -> Buffer:
+    """A frame of this kind with a number of 64 bits, and requests, each with three numbers.
 
-    A form is sent once for all requests that follow each other. Equal descriptions are mostly the same object.
+    A form is sent once for all requests that follow each other. Equal forms are mostly the same object.
     """
+    count = len(described)
     entries: list[int] = []
     forms: list[bytes] = []
     owns: list[bytes] = []
@@ -147,105 +155,104 @@ def join_requests(described: Iterable[tuple[int, int, int, Described]], start: i
     last: bytes | None = None
     total = forms_length = owns_length = 0
     for key, rows, seat, (form, own, parts, size) in described:
-        if form is last or form == last:
-            entries += (key, rows, seat, 0, len(own), size)
-        else:
-            entries += (key, rows, seat, len(form), len(own), size)
+        form_length = 0
+        if form is not last and form != last:
+            form_length = len(form)
             forms.append(form)
-            forms_length += len(form)
+            forms_length += form_length
             last = form
+        entries += key, rows, seat, form_length, len(own), size
         if own:
             owns.append(own)
             owns_length += len(own)
         data += parts
         total += size
-    count = len(entries) // _ENTRY_FIELDS
-    head = _entries(count)
-    end = start + head.size + forms_length + owns_length
+    head = _head(count)
+    end = head.size - HEADER.size + forms_length + owns_length
     base = data_start(end)
-    packed = head.pack(count, forms_length, owns_length, *entries)
-    return [packed, *forms, *owns, PADDING[base - end], *data], base + total
+    packed = head.pack(base + total, kind, number, count, forms_length, owns_length, *entries)
+    return b"".join((packed, *forms, *owns, PADDING[base - end], *data))
 
 
 @lru_cache(256)
-def _entries(count: int) -> struct.Struct:
-    return struct.Struct("<III" + _ENTRY_LAYOUT * count)
+def _head(count: int) -> struct.Struct:
+    """All before the forms."""
+    return struct.Struct("<IIQIII" + _ENTRY_LAYOUT * count)
 
 
 KnownForm = tuple[RequestForm, Sequence[TensorForm]]
-"""A form, and its inputs at their usual places."""
+"""A form, and its inputs with their places."""
 
 
-@dataclass(slots=True)
-class RequestReader:
-    """Reads the requests of a frame, whose tensors are in its body, or where `locate` finds them.
+def read_requests(
+    body: memoryview, locate: Locate, most: int, all_outputs: int | None = None
+) -> Iterator[tuple[int, int, int, InferenceRequest]]:
+    """The requests of a frame that `encode_requests` has made, each with its numbers. FrameError, struct.error,
+    ValueError, KeyError, IndexError.
 
-    `most` is the maximum bytes of each text. `all_outputs` is how many outputs the model has: a request that names as
-    many then names none. It is None if the sender is not trusted, and no request is checked yet. All methods raise
-    FrameError, struct.error, ValueError, KeyError and IndexError.
+    Their tensors are in the body, or where `locate` finds them. `most` is the maximum bytes of each text. `all_outputs`
+    is how many outputs the model has: a request that names as many then names none. It is None if the sender is not
+    trusted, and no request is checked yet.
     """
-
-    body: memoryview
-    locate: Locate
-    most: int
-    all_outputs: int | None = None
-
-    def requests(self, at: int) -> Iterator[tuple[int, int, int, InferenceRequest]]:
-        """The requests of a frame, which begin at `at`, each with its numbers."""
-        body = self.body
-        count, forms_length, owns_length = _LIST.unpack_from(body, at)
-        at += _LIST.size
-        form_at = at + count * _ENTRY.size
-        own_at = form_at + forms_length
-        end = own_at + owns_length
-        if end > len(body):
-            raise FrameError(f"{count} requests that end too early")
-        base = data_start(end)
-        known: KnownForm | None = None
-        for key, rows, seat, form_length, own_length, size in _ENTRY.iter_unpack(body[at:form_at]):
-            if form_length or known is None:
-                known = self.form(body[form_at : form_at + form_length])
-                form_at += form_length
-            yield key, rows, seat, self.request(known, base, body[own_at : own_at + own_length] if own_length else b"")
-            own_at += own_length
-            base += size
-
-    def form(self, described: Buffer) -> KnownForm:
-        text = bytes(described)
-        return (_known_form if len(text) <= REMEMBERED_BYTES else _read_form)(text, self.all_outputs)
-
-    def request(self, known: KnownForm, base: int, own: Buffer) -> InferenceRequest:
-        """The request whose tensors are from `base` on. `own` is empty if it has nothing of its own."""
+    _, count, forms_length, owns_length = _LIST.unpack_from(body)
+    form_at = _LIST.size + count * _ENTRY.size
+    own_at = form_at + forms_length
+    end = own_at + owns_length
+    if end > len(body):
+        raise FrameError(f"{count} requests that end too early")
+    base = data_start(end)
+    may_change = all_outputs is None
+    known: KnownForm | None = None
+    for key, rows, seat, form_length, own_length, size in _ENTRY.iter_unpack(body[_LIST.size : form_at]):
+        if form_length or known is None:
+            known = read_form(bytes(body[form_at : form_at + form_length]), all_outputs)
+            form_at += form_length
         form, tensors = known
-        if not own:
-            made = make_tensors(tensors, self.body, base, self.locate, self.all_outputs is None)
-            return InferenceRequest.of(form, "", made, {})
-        flags, number, text_length, id_length, parameters_length = _OWN.unpack_from(own)
-        has_text = text_length != NUMERIC
-        if (texts := has_text * text_length + id_length + parameters_length) > 3 * self.most:
-            raise FrameError(f"{texts} bytes of text")
-        at = _OWN.size
-        if has_text:
-            number = str(own[at : at + text_length], "utf-8")
-            at += text_length
-        request_id = str(own[at : at + id_length], "utf-8")
-        at += id_length
-        encoded = own[at : at + parameters_length]
-        at += parameters_length
-        if at > len(own):
-            raise FrameError("a description that ends too early")
-        if flags & _PLACES:
-            places = _PLACE.iter_unpack(own[at:])
-            tensors = [(*each, *placed) for each, placed in zip(form.inputs, places, strict=True)]
-        # As many values as bytes have room for: a front end has parsed them already.
-        parameters = decode_parameters(encoded, max(MAX_JSON_VALUES, self.most)) if parameters_length else {}
-        made = make_tensors(tensors, self.body, base, self.locate, self.all_outputs is None)
-        starts, ends = flags & _START != 0, flags & _END != 0
-        return InferenceRequest.of(form, request_id, made, parameters, number, starts, ends)
+        inputs = make_tensors(tensors, body, base, locate, may_change)
+        if own_length:
+            request = read_request(form, inputs, body[own_at : own_at + own_length], most)
+            own_at += own_length
+        else:
+            request = InferenceRequest.of(form, "", inputs, {})
+        yield key, rows, seat, request
+        base += size
+
+
+def read_request(form: RequestForm, inputs: list[Tensor], own: memoryview, most: int) -> InferenceRequest:
+    """The request of this form, and what it has of its own. `most` and errors as in `read_requests`."""
+    if not own:
+        return InferenceRequest.of(form, "", inputs, {})
+    flags, number, text_length, id_length, parameters_length = _OWN.unpack_from(own)
+    has_text = text_length != NUMERIC
+    if (texts := has_text * text_length + id_length + parameters_length) > 3 * most:
+        raise FrameError(f"{texts} bytes of text")
+    at = _OWN.size
+    if has_text:
+        number = str(own[at : at + text_length], "utf-8")
+        at += text_length
+    request_id = str(own[at : at + id_length], "utf-8")
+    at += id_length
+    encoded = own[at : at + parameters_length]
+    at += parameters_length
+    if at > len(own):
+        raise FrameError("a description that ends too early")
+    # As many values as bytes have room for: a front end has parsed them already.
+    parameters = decode_parameters(encoded, max(MAX_JSON_VALUES, most)) if parameters_length else {}
+    return InferenceRequest.of(form, request_id, inputs, parameters, number, flags & _START != 0, flags & _END != 0)
+
+
+def read_form(described: bytes, all_outputs: int | None) -> KnownForm:
+    """A form. `all_outputs` and errors as in `read_requests`."""
+    return (_known_form if len(described) <= REMEMBERED_BYTES else _read_form)(described, all_outputs)
 
 
 def _read_form(described: bytes, all_outputs: int | None) -> KnownForm:
-    timeout_us, priority, wants_one, n_outputs, n_inputs = _FORM.unpack_from(described)
+    flags, timeout_us, priority, n_outputs, n_inputs = _FORM.unpack_from(described)
+    if flags & _PLACES:
+        places_at = len(described) - n_inputs * _PLACE.size
+        form, _ = read_form(_FLAGS[flags & _WANTS_ONE] + described[1:places_at], all_outputs)
+        places = _PLACE.iter_unpack(described[places_at:])
+        return form, [(*each, *placed) for each, placed in zip(form.inputs, places, strict=True)]
     if all_outputs is None and max(n_inputs, n_outputs) > MAX_CALL_TENSORS:
         raise FrameError(f"{n_inputs} inputs and {n_outputs} outputs")
     at = _FORM.size
@@ -262,7 +269,7 @@ def _read_form(described: bytes, all_outputs: int | None) -> KnownForm:
         raise FrameError("a description that ends too early")
     inputs = tuple([(name, datatype, shape) for name, datatype, shape, *_ in tensors])
     wanted = () if n_outputs == all_outputs else tuple(outputs)
-    form = form_of(model_name, model_version, inputs, wanted, priority, timeout_us, bool(wants_one))
+    form = form_of(model_name, model_version, inputs, wanted, priority, timeout_us, flags & _WANTS_ONE != 0)
     return form, [(*each, *placed) for each, placed in zip(inputs, _usual_places(form), strict=True)]
 
 
