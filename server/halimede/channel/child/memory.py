@@ -98,8 +98,8 @@ class Memory:
             self._retained[block] = True
         return retained
 
-    def place(self, data: Buffer) -> Block | None:
-        """The block with an output's bytes: their own place if they lie in shared memory, else a copy."""
+    def store(self, data: Buffer) -> Block | None:
+        """The block with an output's bytes: their own if they lie in shared memory, else a copy."""
         where = self.inbound.find(data) or self.shared.find_unwritten(data)
         if where is not None:
             return where

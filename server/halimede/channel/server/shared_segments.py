@@ -2,7 +2,7 @@
 
 1. The first time that bytes of another worker's segment (its owner's) go to the reader, the server sends the reader a
    read-only descriptor of the segment, and a copy of the bytes.
-2. The reader reports whether it has mapped the segment. If it has, the server sends places in it instead of copies,
+2. The reader reports whether it has mapped the segment. If it has, the server sends blocks of it instead of copies,
    until the reader reports that its model has written to the segment.
 3. The server holds a view of the bytes until the reader gives the block back, so that the owner cannot reuse them.
 4. When the last view of a segment is gone, the server has the reader unmap it.
@@ -59,7 +59,7 @@ class SharedSegments:
         return found is not None and self._block(found, len(data), address(data)) is not None
 
     def share(self, data: Buffer) -> Block | None:
-        """The place of these bytes for the reader, valid until it gives the block back; None if they must be copied."""
+        """The block of these bytes for the reader, valid until it gives the block back; None if they must be copied."""
         lease = _lease_of(data)
         if lease is None:
             return None

@@ -12,7 +12,7 @@
 | `tensors`, `texts` | parts of the descriptions of batches, answers and calls |
 
 A frame is its length and kind, four bytes each, and a body. A body with tensors begins with their description: shapes
-and places. The bytes of tensors in the frame itself follow at multiples of 16 from the frame's start; those of other
+and locations. The bytes of tensors in the frame itself follow at multiples of 16 from the frame's start; those of other
 tensors lie in segments (`channel.segments`). Names of inputs and outputs are sent as positions in the configuration,
 but those of calls, which belong to another model, as text. Control messages are JSON.
 

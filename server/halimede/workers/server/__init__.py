@@ -12,7 +12,7 @@
 | `answers` | their answers |
 | `services` | other requests of the model's code to the server |
 
-What a worker sends is not trusted. A frame that cannot be read, a place that is not the worker's, an answer that was
+What a worker sends is not trusted. A frame that cannot be read, a location that is not the worker's, an answer that was
 not requested, or more of anything than a correct worker sends is a FrameError: the connection ends, and the process is
 killed.
 """
