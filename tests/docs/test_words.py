@@ -15,7 +15,23 @@ TOKEN = re.compile(
 """A text, a comment, or a name, which is the group."""
 PART = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 REPLACED = frozenset(
-    ["barred", "lend", "lent", "offer", "offered", "offers", "overtaken", "place", "places", "reclaim", "rested", "resting", "seat", "seated", "seats"]
+    [
+        "barred",
+        "lend",
+        "lent",
+        "offer",
+        "offered",
+        "offers",
+        "overtaken",
+        "place",
+        "places",
+        "reclaim",
+        "rested",
+        "resting",
+        "seat",
+        "seated",
+        "seats",
+    ]
 )
 IN_PLACE = re.compile(r"(?<![a-z])in_?place", re.IGNORECASE)
 
