@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from fuzz.asks_target import asks
 from fuzz.http2_target import http2_frames
 from fuzz.model_file_target import model_file
 from halimede.backends.hosting import Answer, Reply, WorkerSpec
@@ -485,6 +486,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
         *(http_framing, http2_frames, json_to_tensor, generate_to_tensor, pbtxt, config_yaml, grpc_contents),
-        *(worker_frames, model_file, tensorflow_files),
+        *(worker_frames, asks, model_file, tensorflow_files),
     )
 }

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import os
-import pickle
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from halimede.front_processes.frames import FRONT_FRAMES, FrontFrame
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
 from halimede.front_processes.services import make_servers
+from halimede.front_processes.values import decode
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
 from halimede.log import configure, dropped_lines, reopen, shutdown
@@ -70,7 +70,7 @@ def main(descriptor: int) -> int:
         return 0
     if kind is not ChannelFrame.START:
         raise RuntimeError(f"the first frame is {kind.name}, not START")
-    order: Order = pickle.loads(body)  # noqa: S301 -- the core made it
+    order: Order = decode(Order, bytes(body))
     try:
         code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(order, channel, memory))
     except (InferenceError, OSError) as error:

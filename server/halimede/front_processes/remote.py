@@ -23,6 +23,7 @@ from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
 from halimede.facade.lookup import ModelLookup
 from halimede.facade.server import LoadParameter, OnResponse
+from halimede.front_processes import asks
 from halimede.front_processes.core_life import CoreLife
 from halimede.front_processes.groups import decode_answers
 from halimede.front_processes.outgoing import Outgoing
@@ -82,29 +83,25 @@ class RemoteServer:
         return self._models.find(name, version)
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
-        return bool(await self._questions.ask("is_model_ready", name, version))
+        return await self._questions.ask(asks.IS_MODEL_READY, name, version)
 
     async def kv_cache(self, model: str) -> KvCache | None:
-        cache: KvCache | None = await self._questions.ask("kv_cache", model)
-        return cache
+        return await self._questions.ask(asks.KV_CACHE, model)
 
     async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        statistics: Sequence[ModelStatistics] = await self._questions.ask("statistics", name, version)
-        return statistics
+        return await self._questions.ask(asks.STATISTICS, name, version)
 
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
-        index: Sequence[ModelIndexEntry] = await self._questions.ask("repository_index", ready_only)
-        return index
+        return await self._questions.ask(asks.REPOSITORY_INDEX, ready_only)
 
     async def devices(self) -> DeviceReport:
-        report: DeviceReport = await self._questions.ask("devices")
-        return report
+        return await self._questions.ask(asks.DEVICES)
 
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        await self._questions.ask("load_model", name, dict(parameters))
+        await self._questions.ask(asks.LOAD_MODEL, name, parameters)
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        await self._questions.ask("unload_model", name, unload_dependents)
+        await self._questions.ask(asks.UNLOAD_MODEL, name, unload_dependents)
 
     # Inferences.
 
