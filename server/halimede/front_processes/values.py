@@ -51,7 +51,7 @@ def decode(hint: Any, document: bytes) -> Any:
     try:
         return _codec(hint).read(json.loads(document))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise ValueError(f"JSON of another type: {error}") from error
+        raise ValueError(f"JSON of another type: {error!s:.200}") from error
 
 
 def _plain(*kinds: type) -> _Codec:
