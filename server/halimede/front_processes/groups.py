@@ -98,11 +98,11 @@ def wanted_bytes(body: memoryview) -> int:
     return int(wanted)
 
 
-def decode_infers(body: memoryview, locate: Locate) -> Iterator[tuple[int, InferenceRequest]]:
+def decode_infers(body: memoryview, locate: Locate) -> Sequence[tuple[int, InferenceRequest]]:
     """The numbers and requests of an INFERS frame. FrameError. Tensors in the frame are views of `body`."""
     try:
-        for number, _, _, request in read_requests(body, locate, MAX_CLIENT_TEXT_BYTES):
-            yield number, request
+        found = read_requests(body, locate, MAX_CLIENT_TEXT_BYTES)
+        return [(number, request) for number, _, _, request in found]
     except (struct.error, ValueError, IndexError, KeyError) as error:
         raise FrameError(f"INFERS: {describe_decode_error(error)}") from error
 

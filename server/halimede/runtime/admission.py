@@ -64,9 +64,10 @@ class Admission:
             error = InferenceError(ErrorCode.INVALID_ARG, TOO_DEEP % clip(request.model_name))
             on_response(InferenceResponse(request.model_name, "", request.id, error=error))
             return ticket
+        form = request.form
         try:
-            model = self._find(request.model_name, request.model_version, is_inside=caller is not None)
-            if request.form.wants_one and model.stats.decoupled:
+            model = self._find(form.model_name, form.model_version, is_inside=caller is not None)
+            if form.wants_one and model.stats.decoupled:
                 raise InferenceError(ErrorCode.INTERNAL, DECOUPLED_EXEC % model.name)
             checked = model.checker.check(request)
         except InferenceError as error:

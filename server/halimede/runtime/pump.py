@@ -125,7 +125,7 @@ class Pump:
             request.sequence_id, request.sequence_start, request.sequence_end = flight.key, True, False
         if self.requests.count == 1:
             # Alone in the model: no other request exists to share a batch with.
-            slot = scheduler.try_start(flight.rows, flight.request.timeout_us)
+            slot = scheduler.try_start(flight.rows, flight.request.form.timeout_us)
             if slot is not None:
                 self._execute(slot, [flight], flight.queued_ns)
                 return
@@ -371,7 +371,7 @@ def _pending(flight: InFlight, compatible: Hashable) -> Pending:
         flight.size_bytes,
         compatible,
         request.form.priority,
-        request.timeout_us,
+        request.form.timeout_us,
         request.sequence_id,
         request.sequence_start,
         request.sequence_end,

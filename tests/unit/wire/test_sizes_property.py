@@ -76,7 +76,9 @@ class Model:
             rest = shape
         if len(rest) != len(self.dims) or any(want not in (-1, got) for want, got in zip(self.dims, rest, strict=True)):
             return False
-        return min(shape, default=0) >= 0 and self.least_bytes([dim or 1 for dim in shape]) <= LARGEST_TENSOR
+        # numpy's arrays refer to elements of BYTES with 8 bytes each.
+        item_bytes = ITEM_BYTES.get(self.datatype, 8)
+        return min(shape, default=0) >= 0 and prod(dim or 1 for dim in shape) * item_bytes <= LARGEST_TENSOR
 
     def least_bytes(self, shape: Sequence[int]) -> int:
         return prod(shape) * ITEM_BYTES.get(self.datatype, 4)
@@ -149,6 +151,7 @@ def http_taken(model: Model, document: dict[str, object], tail: bytes | None) ->
 @given(asked())
 @example((Model("FP32", (-1,), 0), (2**63 - 1,) * 100_000, 1))
 @example((Model("FP32", (-1,), 0), (1,) * 100_000, 1))
+@example((Model("BYTES", (-1, -1), 0), (0, 2**60), 0))
 def test_json_is_accepted_exactly_when_the_shape_has_as_many_elements(case: tuple[Model, tuple[int, ...], int]) -> None:
     model, shape, elements = case
     element: object = {"BYTES": "ab", "BOOL": True}.get(model.datatype, 1)
@@ -164,6 +167,7 @@ def test_json_is_accepted_exactly_when_the_shape_has_as_many_elements(case: tupl
 @example(case=(Model("FP32", (-1,), 0), (2**62,), 0), declared=2**64, missing=0)
 @example(case=(Model("FP32", (-1, -1), 0), (2**32, 2**32), 0), declared=0, missing=0)
 @example(case=(Model("FP64", (-1,), 0), (2**61,), 0), declared=0, missing=0)
+@example(case=(Model("BYTES", (-1, -1), 0), (0, 2**60), 0), declared=0, missing=0)
 def test_binary_data_is_accepted_exactly_when_all_sizes_are_equal(
     case: tuple[Model, tuple[int, ...], int], declared: int | None, missing: int
 ) -> None:

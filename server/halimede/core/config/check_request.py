@@ -23,7 +23,8 @@ from halimede.core.types.error import clip, of_request
 from halimede.core.types.request import InputForm
 
 MAX_TENSOR_BYTES = 2**63 - 1
-"""The largest addressable tensor; numpy refuses a larger shape even if a zero dimension makes it empty."""
+"""The largest addressable tensor; numpy refuses a larger shape even if a zero dimension makes it empty. Elements of
+BYTES count as the references that numpy's arrays have of them."""
 
 # Tensors with at most this many elements are addressable with every datatype.
 _SAFE_ELEMENTS = MAX_TENSOR_BYTES // 8
@@ -330,7 +331,7 @@ class RequestChecker:
         elements = prod(shape)
         # The byte count of an empty tensor does not limit its other dimensions, so check them here.
         if not 0 < elements <= _SAFE_ELEMENTS:
-            if prod(dim or 1 for dim in shape) * (datatype.itemsize or 4) > MAX_TENSOR_BYTES:
+            if prod(dim or 1 for dim in shape) * datatype.dtype.itemsize > MAX_TENSOR_BYTES:
                 raise _invalid(
                     request.id,
                     f"input '{clip(tensor.name)}' has too many elements for model '{self._model}', got shape "

@@ -92,8 +92,8 @@ class InferMessage:
     def of_call(cls, call: InferCall) -> Self:
         """A message that is decoded already."""
         self = cls.__new__(cls)
-        request = call.request
-        self.model_name, self.model_version, self.id = request.model_name, request.model_version, request.id
+        form = call.request.form
+        self.model_name, self.model_version, self.id = form.model_name, form.model_version, call.request.id
         self.in_steps = False
         self._call = call
         return self

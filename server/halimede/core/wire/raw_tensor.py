@@ -14,7 +14,7 @@ LENGTH_BYTES = 4
 
 def element_count(name: str, datatype: DataType, shape: tuple[int, ...], model: str) -> int:
     """The number of elements of input `name`, whose shape has no negatives; INVALID_ARG if it is not addressable."""
-    limit = MAX_TENSOR_BYTES // (datatype.itemsize or LENGTH_BYTES)
+    limit = MAX_TENSOR_BYTES // datatype.dtype.itemsize
     addressed = 1
     for dim in shape:
         # numpy refuses such shapes even if a zero dimension makes them empty.

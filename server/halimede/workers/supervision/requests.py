@@ -220,7 +220,7 @@ class Requests:
     def _checked(self, item: BatchItem, reply: Answer) -> Outputs | InferenceError:
         checker = self._checker
         try:
-            return checker.check(reply.outputs, item.request.outputs, item.rows if self._has_rows else None)
+            return checker.check(reply.outputs, item.request.form.outputs, item.rows if self._has_rows else None)
         except InferenceError as error:
             return error.with_traceback(None)
         finally:
