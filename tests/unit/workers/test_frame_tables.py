@@ -21,3 +21,9 @@ def test_a_frame_of_the_process_has_a_limit_and_one_of_the_server_has_none(frame
     assert {kind.name: kind.limit is not None for kind in frames.values()} == {
         kind.name: number >= FIRST_OF_THE_PROCESS for number, kind in frames.items()
     }
+
+
+def test_the_protocols_share_the_channel_and_answers_of_inferences():
+    shared = {InferenceFrame.CALL_ANSWER, InferenceFrame.CANCEL_CALL, InferenceFrame.TAKEN}
+
+    assert set(WORKER_FRAMES.values()) & set(FRONT_FRAMES.values()) == {*ChannelFrame} | shared
