@@ -32,11 +32,11 @@ from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.protocol import HttpConnection
 from halimede.frontends.port import PortLimits
+from halimede.inference_frames.calls import Infer
+from halimede.workers.connection.batches import SentBatch
+from halimede.workers.connection.worker_connection import Owners
+from halimede.workers.connection.worker_connection import WorkerConnection as Channel
 from halimede.workers.frames.answers import Done, Response
-from halimede.workers.frames.calls import Infer
-from halimede.workers.server.batches import SentBatch
-from halimede.workers.server.connection import Owners
-from halimede.workers.server.connection import WorkerConnection as Channel
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem
 

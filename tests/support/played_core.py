@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.memory import Memory
 from halimede.channel.frames import HEADER
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse, ServerMetadata
@@ -22,9 +22,6 @@ from halimede.front_processes.remote import RemoteServer
 from support.loop_thread import LoopThread
 
 LIMIT_SECS = 2.0
-
-
-_KINDS = {int(kind): kind for kind in FRONT_FRAMES}
 
 
 def view(name: str, version: str = "1") -> ModelView:
@@ -72,7 +69,7 @@ class PlayedCore:
         """The next frame of the front end."""
         body = memoryview(self._read(HEADER.size))
         length, kind = HEADER.unpack(body)
-        return _KINDS[kind], memoryview(self._read(length))
+        return FRONT_FRAMES[kind], memoryview(self._read(length))
 
     def _read(self, size: int) -> bytes:
         while len(self._unread) < size:

@@ -19,6 +19,6 @@
 | `main` | front end | the program |
 
 The core binds the ports and passes the listening sockets on; each process accepts from them. The channel and the shared
-memory are those of worker processes (`workers.frames`, `channel.segments`). A front end that dies costs its own
+memory are those of worker processes (`inference_frames`, `channel.segments`). A front end that dies costs its own
 connections, and is started again.
 """

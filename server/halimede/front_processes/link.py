@@ -12,18 +12,18 @@ from enum import IntEnum
 from typing import Any
 
 from halimede.channel.frames import INLINE_BYTES, ChannelFrame, encode_frame
-from halimede.channel.server.channel import Channel
-from halimede.channel.server.memory import Memory
-from halimede.channel.server.starting import StartAnswer
-from halimede.channel.server.tasks import Tasks
+from halimede.channel.server_end.channel import Channel
+from halimede.channel.server_end.memory import Memory
+from halimede.channel.server_end.starting import StartAnswer
+from halimede.channel.server_end.tasks import Tasks
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.types import InferenceError, InferenceResponse, Tensor
 from halimede.facade.server import Server
 from halimede.front_processes.asks import AnyQuestion, answer, decode_ask
 from halimede.front_processes.frames import FRONT_FRAMES, FrontFrame
 from halimede.front_processes.groups import decode_infers, encode_answers, wanted_bytes
-from halimede.workers.calls.answers import AnswerSender
-from halimede.workers.calls.inferences import Inference, Inferences
+from halimede.inference_frames.answers import AnswerSender
+from halimede.inference_frames.inferences import Inference, Inferences
 
 
 class FrontLink:

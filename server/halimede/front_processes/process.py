@@ -10,15 +10,15 @@ from functools import partial
 
 from halimede.core.supervise import describe_exit
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import describe
 from halimede.facade.server import Server
 from halimede.front_processes.frames import FrontFrame
 from halimede.front_processes.link import FrontLink
 from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
 from halimede.front_processes.values import encode
-from halimede.workers.instance import describe
-from halimede.workers.launcher import Launcher, WorkerProcess
-from halimede.workers.output import OutputReader
+from halimede.processes.launcher import Launcher, WorkerProcess
+from halimede.processes.output import OutputReader
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.reader import ServerGoneError
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.reader import ServerGoneError
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.facade.lookup import ModelLookup

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.memory import Memory
 from halimede.channel.frames import encode_frame
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import (
     DeviceReport,
@@ -29,8 +29,8 @@ from halimede.front_processes.groups import decode_answers
 from halimede.front_processes.outgoing import Outgoing
 from halimede.front_processes.page import Page
 from halimede.front_processes.questions import KnownModels, Questions
-from halimede.workers.frames.calls import decode_call_answer
-from halimede.workers.frames.kinds import CALL, TAKEN, CallFrame
+from halimede.inference_frames.calls import decode_call_answer
+from halimede.inference_frames.kinds import CALL, TAKEN, InferenceFrame
 
 _MAX_NUMBER = (1 << 32) - 1
 _CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
@@ -118,10 +118,10 @@ class RemoteServer:
         if self._outgoing.try_take_back(ticket):
             self._take(ticket, InferenceResponse("", "", error=_CANCELLED))
         else:
-            self._send_about(ticket, encode_frame(CallFrame.CANCEL_CALL, CALL.pack(ticket)))
+            self._send_about(ticket, encode_frame(InferenceFrame.CANCEL_CALL, CALL.pack(ticket)))
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
-        self._send_about(ticket, encode_frame(CallFrame.TAKEN, TAKEN.pack(ticket, responses)))
+        self._send_about(ticket, encode_frame(InferenceFrame.TAKEN, TAKEN.pack(ticket, responses)))
 
     def _send_about(self, number: int, frame: bytes) -> None:
         if number in self._waiting:
