@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +16,24 @@ import numpy as np
 
 from halimede.backends.hosting import Answer, Host, HostedRequest, Reply, Runner, WorkerSpec
 from halimede.backends.service_calls import MetricValue, ServiceCall, ServiceResult
+from halimede.channel.frames import HEADER, SEGMENT, SHARED, ChannelFrame
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
+from halimede.channel.process_end.reader import ServerGoneError
+from halimede.channel.segments import SegmentMap
+from halimede.channel.server_end.channel import STALL_SECS
+from halimede.channel.server_end.memory import ARENA_BYTES
 from halimede.core.spin import SpinPolicy
 from halimede.core.types import Buffer, DataType, InferenceRequest, InferenceResponse, Tensor
-from halimede.workers.child.batches import BatchRunner
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.host import WorkerHost
-from halimede.workers.child.memory import Memory
-from halimede.workers.child.reader import ServerGoneError
+from halimede.inference_frames.calls import Infer
 from halimede.workers.claim import DESCRIPTORS, Claim
+from halimede.workers.connection.batches import SentBatch
+from halimede.workers.connection.worker_connection import Owners, WorkerConnection
 from halimede.workers.frames.answers import Done, Response, encode_done, encode_response
 from halimede.workers.frames.batches import ExecuteFrame, decode_execute
-from halimede.workers.frames.calls import Infer
-from halimede.workers.frames.kinds import HEADER, SEGMENT, SHARED, FrameKind
-from halimede.workers.segments import SegmentMap
-from halimede.workers.server.batches import SentBatch
-from halimede.workers.server.channel import STALL_SECS
-from halimede.workers.server.connection import Owners, WorkerConnection
-from halimede.workers.server.memory import ARENA_BYTES
+from halimede.workers.frames.kinds import WORKER_FRAMES, WorkerFrame
+from halimede.workers.host.batches import BatchRunner
+from halimede.workers.host.worker_host import WorkerHost
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem
 from support.processes import open_files
@@ -180,7 +182,7 @@ class Stage:
         with suppress(BrokenPipeError, ConnectionResetError):
             await asyncio.wait_for(self.loop.sock_sendall(self.worker_end, data), LIMIT_S)
 
-    async def receive(self) -> tuple[FrameKind, memoryview]:
+    async def receive(self) -> tuple[IntEnum, memoryview]:
         """The server's next frame. Maps the segments that are sent before it, and records those that are shared."""
         while True:
             while len(self._received) < HEADER.size:
@@ -190,11 +192,11 @@ class Stage:
                 await self._receive()
             body = bytes(self._received[HEADER.size : HEADER.size + length])
             del self._received[: HEADER.size + length]
-            if number == FrameKind.START:
+            if number == ChannelFrame.START:
                 for _ in range(DESCRIPTORS):
                     os.close(self._descriptors.pop(0))
-            if number != FrameKind.SEGMENT:
-                return FrameKind(number), memoryview(body)
+            if number != ChannelFrame.SEGMENT:
+                return WORKER_FRAMES[number], memoryview(body)
             segment, arena = SEGMENT.unpack(body)
             descriptor = self._descriptors.pop(0)
             if arena == SHARED:
@@ -220,7 +222,7 @@ class Stage:
 
     async def receive_batch(self) -> ExecuteFrame:
         kind, body = await self.receive()
-        assert kind is FrameKind.EXECUTE
+        assert kind is WorkerFrame.EXECUTE
 
         def locate(segment: int, offset: int, size: int) -> Buffer:
             return self.segments.lease((segment, offset), offset, size)
@@ -346,7 +348,7 @@ class HonestWorker(threading.Thread):
         self._claim = claim or Claim()
         self._make = runner
         self._spec = replace(SPEC, decoupled=decoupled)
-        self.channel = Channel(descriptor)
+        self.channel = Channel(descriptor, WORKER_FRAMES)
         self.memory = Memory(self.channel)
         self.host = WorkerHost(self.channel, self.memory, self._spec, OUTPUTS)
         self.failure: BaseException | None = None

@@ -3,22 +3,18 @@
 import socket
 import threading
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any
 
 from halimede.backends.service_calls import MetricValue
+from halimede.channel.frames import HEADER, encode_frame
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
 from halimede.core.types import InferenceError
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.memory import Memory
-from halimede.workers.child.requests import OpenRequest, OpenRequests
-from halimede.workers.child.services import ServiceCalls
-from halimede.workers.frames.kinds import (
-    CREDIT,
-    HEADER,
-    KEY,
-    FrameKind,
-    encode_frame,
-)
+from halimede.workers.frames.kinds import CREDIT, KEY, WORKER_FRAMES, WorkerFrame
 from halimede.workers.frames.services import decode_service_call, encode_service_result
+from halimede.workers.host.requests import OpenRequest, OpenRequests
+from halimede.workers.host.services import ServiceCalls
 
 LIMIT_S = 30.0
 
@@ -30,30 +26,30 @@ class Server:
         self.socket, worker_end = socket.socketpair()
         self.socket.settimeout(LIMIT_S)
         self._saying = threading.Lock()
-        self.channel = Channel(worker_end.detach())
+        self.channel = Channel(worker_end.detach(), WORKER_FRAMES)
         self.memory = Memory(self.channel)
         self.requests = OpenRequests(self.channel)
         self.services = ServiceCalls(self.channel)
         self._file = self.socket.makefile("rb")
 
-    def send(self, kind: FrameKind, body: bytes = b"") -> None:
+    def send(self, kind: IntEnum, body: bytes = b"") -> None:
         with self._saying:
             self.socket.sendall(encode_frame(kind, body))
 
     def cancel(self, key: int) -> None:
-        self.send(FrameKind.CANCEL, KEY.pack(key))
+        self.send(WorkerFrame.CANCEL, KEY.pack(key))
 
     def credit(self, key: int, count: int) -> None:
-        self.send(FrameKind.CREDIT, CREDIT.pack(key, count))
+        self.send(WorkerFrame.CREDIT, CREDIT.pack(key, count))
 
-    def receive(self) -> tuple[FrameKind, bytes]:
+    def receive(self) -> tuple[IntEnum, bytes]:
         length, number = HEADER.unpack(self._file.read(HEADER.size))
-        return FrameKind(number), self._file.read(length)
+        return WORKER_FRAMES[number], self._file.read(length)
 
     def answer_call(self, error: InferenceError | None = None) -> None:
         """Answer the next call with the number of its metric."""
         kind, body = self.receive()
-        assert kind is FrameKind.SERVICE_CALL
+        assert kind is WorkerFrame.SERVICE_CALL
         self.answer(body, error)
 
     def answer(self, body: bytes, error: InferenceError | None = None) -> None:

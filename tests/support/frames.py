@@ -1,11 +1,13 @@
 """Requests and answers of all kinds for tests of the worker channel's codec, and a fake shared memory."""
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 from hypothesis import strategies as st
 
 from halimede.backends.hosting import RESCHEDULED, Answer, BatchReply, Reply
+from halimede.channel.frames import HEADER, INLINE_BYTES
 from halimede.core.types import (
     Buffer,
     DataType,
@@ -20,8 +22,7 @@ from halimede.workers.frames.answers import (
     decode_done,
     encode_done,
 )
-from halimede.workers.frames.kinds import HEADER, FrameKind
-from halimede.workers.frames.tensors import INLINE_BYTES
+from halimede.workers.frames.kinds import WorkerFrame
 from halimede.workers.worker import BatchItem
 
 INPUTS = ("in", "zweiter ✓", *(f"x{at}" for at in range(300)))
@@ -51,7 +52,7 @@ class Shelf:
         return memoryview(data)
 
 
-def body_of(frame: Buffer, kind: FrameKind) -> memoryview:
+def body_of(frame: Buffer, kind: IntEnum) -> memoryview:
     length, number = HEADER.unpack_from(frame)
     assert (length, number) == (len(frame) - HEADER.size, kind)
     return memoryview(bytes(frame))[HEADER.size :]
@@ -151,7 +152,7 @@ def done_frame(replies: list[BatchReply], shelf: Shelf | None = None) -> Buffer:
 
 
 def decoded(frame: Buffer, shelf: Shelf | None = None) -> Done:
-    return decode_done(body_of(frame, FrameKind.DONE), OUTPUTS, (shelf or Shelf(False)).locate)
+    return decode_done(body_of(frame, WorkerFrame.DONE), OUTPUTS, (shelf or Shelf(False)).locate)
 
 
 def out(size: int = 4, name: str = "out") -> Tensor:

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import os
-import pickle
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -13,27 +12,30 @@ from dataclasses import dataclass, replace
 
 import uvloop
 
+from halimede.channel.frames import ChannelFrame, encode_frame
+from halimede.channel.json_frames import error_json, json_frame
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
+from halimede.channel.process_end.reader import ServerGoneError
+from halimede.channel.process_end.stop_signals import ignore_stop_signals
 from halimede.core.accounts import FRONT_END_COPIES
 from halimede.core.hangs import BEAT_SECS
 from halimede.core.observe.start_summary import GRPC, HTTP
 from halimede.core.types import ErrorCode, InferenceError, ServerMetadata
 from halimede.front_processes.core_life import CoreLife
+from halimede.front_processes.frames import FRONT_FRAMES, FrontFrame
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
 from halimede.front_processes.services import make_servers
+from halimede.front_processes.values import decode
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
+from halimede.inference_frames.kinds import InferenceFrame
 from halimede.log import configure, dropped_lines, reopen, shutdown
+from halimede.memory_group import memory_bounds
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.settings import Settings
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.main import ignore_stop_signals
-from halimede.workers.child.memory import Memory
-from halimede.workers.child.reader import ServerGoneError
-from halimede.workers.frames.json_frames import error_json, json_frame
-from halimede.workers.frames.kinds import FrameKind, encode_frame
-from halimede.workers.memory_group import memory_bounds
 
 log = logging.getLogger(__name__)
 
@@ -60,20 +62,20 @@ def preload() -> None:
 def main(descriptor: int) -> int:
     """Serve until the core closes the channel. Returns the process's exit code."""
     ignore_stop_signals()
-    channel = Channel(descriptor)
+    channel = Channel(descriptor, FRONT_FRAMES)
     memory = Memory(channel)
     try:
         kind, body = channel.receive()
     except ServerGoneError:
         return 0
-    if kind is not FrameKind.START:
+    if kind is not ChannelFrame.START:
         raise RuntimeError(f"the first frame is {kind.name}, not START")
-    order: Order = pickle.loads(body)  # noqa: S301 -- the core made it
+    order: Order = decode(Order, bytes(body))
     try:
         code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(order, channel, memory))
     except (InferenceError, OSError) as error:
         failure = error if isinstance(error, InferenceError) else InferenceError(ErrorCode.INTERNAL, str(error))
-        channel.send(json_frame(FrameKind.FAILED, error_json(failure)))
+        channel.send(json_frame(ChannelFrame.FAILED, error_json(failure)))
         code = 1
     except ServerGoneError:
         code = 0
@@ -143,7 +145,7 @@ class _FrontEnd:
         # Objects of the start live as long as the process: the collector need not traverse them.
         gc.freeze()
         self._channel.read_on_loop(self._loop, self._perform)
-        self._channel.send(json_frame(FrameKind.STARTED, {}))
+        self._channel.send(json_frame(ChannelFrame.STARTED, {}))
         # Frames that came with the order.
         self._perform()
         while not self._ended.is_set():
@@ -162,22 +164,22 @@ class _FrontEnd:
         server = self._server
         while (work := self._channel.received()) is not None:
             kind, body = work
-            if kind is FrameKind.ANSWERS:
+            if kind is FrontFrame.ANSWERS:
                 server.on_answers(body)
-            elif kind is FrameKind.CALL_ANSWER:
+            elif kind is InferenceFrame.CALL_ANSWER:
                 server.on_answer(body)
-            elif kind is FrameKind.LEAVE:
+            elif kind is FrontFrame.LEAVE:
                 for service in self._services:
                     service.send_away()
-            elif kind is FrameKind.DRAIN:
+            elif kind is FrontFrame.DRAIN:
                 self._draining = self._loop.create_task(self._drain())
-            elif kind is FrameKind.REOPEN:
+            elif kind is FrontFrame.REOPEN:
                 reopen()
-            elif kind is FrameKind.STOP:
+            elif kind is ChannelFrame.STOP:
                 self._ended.set()
                 return
 
     async def _drain(self) -> None:
         await asyncio.gather(*(service.drain() for service in self._services))
         with suppress(ServerGoneError):
-            self._channel.send(encode_frame(FrameKind.DRAINED))
+            self._channel.send(encode_frame(FrontFrame.DRAINED))

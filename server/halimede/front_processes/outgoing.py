@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from halimede.channel.frames import ChannelFrame
+from halimede.channel.json_frames import encode_blocks
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
+from halimede.channel.process_end.reader import ServerGoneError
+from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES
 from halimede.core.types import Buffer, InferenceRequest
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.memory import Memory
-from halimede.workers.child.reader import ServerGoneError
-from halimede.workers.frames.groups import encode_infers
-from halimede.workers.frames.json_frames import encode_blocks
-from halimede.workers.frames.kinds import FrameKind
-from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES
+from halimede.front_processes.groups import encode_infers
 
 UNUSED_S = 0.05
 """How soon the core learns that memory of answers is free, if no other request tells it before."""
@@ -131,7 +131,7 @@ class Outgoing:
         with memory.reporting:
             unused = memory.unused()
             if unused:
-                self._send(encode_blocks(FrameKind.UNUSED, unused))
+                self._send(encode_blocks(ChannelFrame.UNUSED, unused))
 
     def report_unused_soon(self) -> None:
         """Tell the core which memory of answers is free, unless a request tells it before."""

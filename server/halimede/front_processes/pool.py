@@ -10,14 +10,14 @@ from halimede.backends.cores import available_cores
 from halimede.core.hangs import BEAT_SECS
 from halimede.core.observe.start_summary import GRPC, HTTP
 from halimede.facade.server import Server
+from halimede.front_processes.frames import FrontFrame
 from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
 from halimede.front_processes.process import FrontProcess
 from halimede.front_processes.services import bind_port
 from halimede.frontends.sockets import SocketFile
+from halimede.processes.launcher import Launcher
 from halimede.settings import Settings
-from halimede.workers.frames.kinds import FrameKind
-from halimede.workers.launcher import Launcher
 
 
 def processes_for(cores: int) -> int:
@@ -86,7 +86,7 @@ class FrontProcesses:
 
     def reopen_log(self) -> None:
         for process in self._processes:
-            process.tell(FrameKind.REOPEN)
+            process.tell(FrontFrame.REOPEN)
 
     def send_away(self) -> None:
         for process in self._processes:
@@ -96,7 +96,7 @@ class FrontProcesses:
         """Close the ports, and return when all requests are answered and all connections closed."""
         for process in self._processes:
             process.stop_keeping()
-            process.tell(FrameKind.DRAIN)
+            process.tell(FrontFrame.DRAIN)
         self._close_sockets()
         await asyncio.gather(*(process.drained() for process in self._processes))
 

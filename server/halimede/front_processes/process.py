@@ -5,18 +5,20 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
+from enum import IntEnum
 from functools import partial
 
 from halimede.core.supervise import describe_exit
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import describe
 from halimede.facade.server import Server
+from halimede.front_processes.frames import FrontFrame
 from halimede.front_processes.link import FrontLink
 from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
-from halimede.workers.frames.kinds import FrameKind
-from halimede.workers.instance import describe
-from halimede.workers.launcher import Launcher, WorkerProcess
-from halimede.workers.output import OutputReader
+from halimede.front_processes.values import encode
+from halimede.processes.launcher import Launcher, WorkerProcess
+from halimede.processes.output import OutputReader
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +74,9 @@ class FrontProcess:
     def send_away(self) -> None:
         """Continue to serve, while clients are asked to connect elsewhere; also after a restart."""
         self._is_leaving = True
-        self.tell(FrameKind.LEAVE)
+        self.tell(FrontFrame.LEAVE)
 
-    def tell(self, kind: FrameKind) -> None:
+    def tell(self, kind: IntEnum) -> None:
         """Send LEAVE, DRAIN or REOPEN, if there is a process."""
         if self.link is not None:
             self.link.tell(kind)
@@ -105,7 +107,7 @@ class FrontProcess:
         self._output = OutputReader(process.output, "front end", about, self._loop)
         self.link = FrontLink(process.channel, self._server, self._on_lost, self._loop, self._launcher.memory)
         try:
-            await self.link.start(self._order, _duplicates(self._descriptors))
+            await self.link.start(encode(Order, self._order), _duplicates(self._descriptors))
         except asyncio.CancelledError:
             if not self._lost.is_set():
                 raise
@@ -120,7 +122,7 @@ class FrontProcess:
             await self._end()
             raise
         if self._is_leaving:
-            self.tell(FrameKind.LEAVE)
+            self.tell(FrontFrame.LEAVE)
 
     def _on_lost(self, _reason: str) -> None:
         self._lost.set()

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from halimede.core.inventory import Inventory
 from halimede.core.observe.samples import GpuSample, SystemSample
 from halimede.core.types import DeviceMemory
+from halimede.memory_group import UNLIMITED, MemoryGroups
 from halimede.runtime.gpm import SliceUtilization
-from halimede.workers.memory_group import UNLIMITED, MemoryGroups
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
-from halimede.workers.segments import make_segment
+from halimede.channel.segments import make_segment
 
 TOKENS = 2
 DESCRIPTORS = TOKENS + 1

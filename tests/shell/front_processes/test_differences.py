@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
 from halimede.core.types import InferenceError, InferenceRequest, ServerMetadata
 from halimede.front_processes.core_life import CoreLife
+from halimede.front_processes.frames import FRONT_FRAMES
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
 from halimede.log import LogOutput
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.memory import Memory
 from support.background import in_background
 from support.models import add_identity
 from support.served import add_python
@@ -57,7 +58,7 @@ def test_a_front_end_whose_core_has_ended_logs_no_fault() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: faults.append(context))
         core, front_end = socket.socketpair()
-        channel = Channel(front_end.detach())
+        channel = Channel(front_end.detach(), FRONT_FRAMES)
         descriptor = Page.create(1)
         page = Page(descriptor, 1)
         os.close(descriptor)

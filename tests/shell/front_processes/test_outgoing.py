@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES
 from halimede.core.types import DataType, ErrorCode, InferenceRequest, InferenceResponse, Tensor
-from halimede.workers.frames.kinds import FrameKind
-from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES
+from halimede.front_processes.frames import FrontFrame
+from halimede.inference_frames.kinds import InferenceFrame
 from support.loop_thread import LOOPS, LoopThread
 from support.played_core import PlayedCore
 
@@ -51,10 +52,10 @@ def test_what_else_the_core_is_asked_follows_whole(core: PlayedCore):
     core.thread.call(lambda: core.server.model("m"))
 
     kinds = []
-    while FrameKind.ASK not in kinds:
+    while FrontFrame.ASK not in kinds:
         kinds.append(core.frame()[0])
 
-    assert set(kinds) == {FrameKind.INFERS, FrameKind.ASK}
+    assert set(kinds) == {FrontFrame.INFERS, FrontFrame.ASK}
 
 
 def test_a_request_that_waits_is_taken_back_when_it_is_cancelled(core: PlayedCore):
@@ -69,10 +70,10 @@ def test_a_request_that_waits_is_taken_back_when_it_is_cancelled(core: PlayedCor
     cancelled = 0
     while len(seen) < MANY - taken_back or cancelled < MANY - taken_back - 1:
         kind, body = core.frame()
-        if kind is FrameKind.INFERS:
+        if kind is FrontFrame.INFERS:
             seen += [request.id for request in core.decoded(body)]
         else:
-            assert kind is FrameKind.CANCEL_CALL
+            assert kind is InferenceFrame.CANCEL_CALL
             cancelled += 1
     assert seen == [str(number) for number in range(MANY - taken_back)]
     assert "in_flight=" + str(MANY - taken_back) in repr(core.server)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halimede.backends.hosting import RESCHEDULED, Answer, BatchReply, Reply, Rescheduled
+from halimede.channel.frames import FrameError
+from halimede.channel.json_frames import decode_json, error_from_json, error_json
 from halimede.core.types import (
     DataType,
     ErrorCode,
@@ -18,6 +20,8 @@ from halimede.core.types import (
     InferenceRequest,
     Tensor,
 )
+from halimede.inference_frames.calls import decode_infer, encode_infer
+from halimede.inference_frames.kinds import InferenceFrame
 from halimede.workers.frames.answers import (
     Response,
     decode_done,
@@ -25,9 +29,7 @@ from halimede.workers.frames.answers import (
     encode_done,
     encode_response,
 )
-from halimede.workers.frames.calls import decode_infer, encode_infer
-from halimede.workers.frames.json_frames import decode_json, error_from_json, error_json
-from halimede.workers.frames.kinds import FrameError, FrameKind
+from halimede.workers.frames.kinds import WorkerFrame
 from support.frames import OUT, OUTPUTS, Shelf, body_of, decoded, done_frame, done_of, out
 
 REPLIES_TO_BREAK: list[BatchReply] = [
@@ -65,22 +67,22 @@ def bodies() -> list[tuple[str, bytes, Shelf]]:
     for placed in (False, True):
         shelf = Shelf(placed)
         done = encode_done(1, list(REPLIES_TO_BREAK), True, (1, 2, 3), OUT, shelf.place, lambda: (9, [(1, 64), (2, 0)]))
-        found.append(("done", bytes(body_of(done, FrameKind.DONE)), shelf))
+        found.append(("done", bytes(body_of(done, WorkerFrame.DONE)), shelf))
         for reply in REPLIES_TO_BREAK:
             if isinstance(reply, Rescheduled):
                 continue
             response = encode_response(3, reply, False, (8, 9), OUT, shelf.place)
-            found.append(("response", bytes(body_of(response, FrameKind.RESPONSE)), shelf))
+            found.append(("response", bytes(body_of(response, WorkerFrame.RESPONSE)), shelf))
         infer = encode_infer(7, 1, CALL_TO_BREAK, shelf.place, lambda: 5)
-        found.append(("infer", bytes(body_of(infer, FrameKind.INFER)), shelf))
+        found.append(("infer", bytes(body_of(infer, InferenceFrame.INFER)), shelf))
     return found
 
 
 def test_a_response_cannot_ask_for_another_execution() -> None:
-    done = bytes(body_of(done_frame([RESCHEDULED]), FrameKind.DONE))
+    done = bytes(body_of(done_frame([RESCHEDULED]), WorkerFrame.DONE))
     assert list(done_of(done, Shelf(False)).again) == [0]
     # A reply is described by 8 bytes, at the same place in its frame's description.
-    opened = bytes(body_of(encode_response(3, None, False, (8, 9), OUT, Shelf(False).place), FrameKind.RESPONSE))
+    opened = bytes(body_of(encode_response(3, None, False, (8, 9), OUT, Shelf(False).place), WorkerFrame.RESPONSE))
     kind = struct.pack("<BBHI", 2, 0, 0, 0)
     assert opened.count(kind) == 1
     with pytest.raises(FrameError, match="RESPONSE: another execution"):
@@ -91,7 +93,7 @@ def test_a_response_cannot_ask_for_another_execution() -> None:
 def test_only_an_answer_has_outputs(kind: int) -> None:
     """The description of the output, which has the size of three blocks, must not be taken for blocks."""
     answer = Answer([out(4)])
-    done = bytes(body_of(done_frame([answer]), FrameKind.DONE))
+    done = bytes(body_of(done_frame([answer]), WorkerFrame.DONE))
     at = struct.calcsize("<IIH")
     assert list(done_of(done, Shelf(False)).replies) == [answer]
     with pytest.raises(FrameError, match=f"a reply of kind {kind} with 1 outputs"):

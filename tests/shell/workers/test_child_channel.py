@@ -10,31 +10,24 @@ from typing import Any
 import pytest
 
 from halimede.backends.service_calls import LoadModel, MetricValue
+from halimede.channel.frames import MAX_CONTROL_BYTES, OUTBOUND, SEGMENT, ChannelFrame, encode_frame
+from halimede.channel.json_frames import encode_blocks
+from halimede.channel.process_end.reader import ServerGoneError
+from halimede.channel.segments import make_segment
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.child.reader import ServerGoneError
-from halimede.workers.child.requests import WINDOW_BYTES
-from halimede.workers.frames.json_frames import encode_blocks
-from halimede.workers.frames.kinds import (
-    KEY,
-    MAX_CONTROL_BYTES,
-    OUTBOUND,
-    SEGMENT,
-    WINDOW_RESPONSES,
-    FrameKind,
-    encode_frame,
-)
-from halimede.workers.segments import make_segment
+from halimede.workers.frames.kinds import KEY, WINDOW_RESPONSES, WorkerFrame
+from halimede.workers.host.requests import WINDOW_BYTES
 from support.child_channel import Follower, Server, open_request
 
 
 def test_work_of_any_size_arrives_complete_and_in_order(server: Server):
     sizes = [0, 1, 100, 200_000, 3, 131_065, 131_064, 131_063, 5_000_000, 262_136, 262_137, 0, 70_000] * 3
     bodies = [random.Random(at).randbytes(size) for at, size in enumerate(sizes)]
-    sending = Follower(lambda: [server.send(FrameKind.EXECUTE, body) for body in bodies])
+    sending = Follower(lambda: [server.send(WorkerFrame.EXECUTE, body) for body in bodies])
 
     for body in bodies:
         kind, got = server.channel.receive()
-        assert kind is FrameKind.EXECUTE
+        assert kind is WorkerFrame.EXECUTE
         assert got == body
         assert not got.readonly
     sending.ended()
@@ -43,9 +36,9 @@ def test_work_of_any_size_arrives_complete_and_in_order(server: Server):
 
 def test_work_may_arrive_byte_by_byte(server: Server):
     stream = (
-        encode_frame(FrameKind.EXECUTE, b"one")
-        + encode_frame(FrameKind.ASK_READY)
-        + encode_frame(FrameKind.EXECUTE, b"two")
+        encode_frame(WorkerFrame.EXECUTE, b"one")
+        + encode_frame(WorkerFrame.ASK_READY)
+        + encode_frame(WorkerFrame.EXECUTE, b"two")
     )
 
     def drip() -> None:
@@ -55,17 +48,17 @@ def test_work_may_arrive_byte_by_byte(server: Server):
     dripping = Follower(drip)
 
     assert [server.channel.receive() for _ in range(3)] == [
-        (FrameKind.EXECUTE, b"one"),
-        (FrameKind.ASK_READY, b""),
-        (FrameKind.EXECUTE, b"two"),
+        (WorkerFrame.EXECUTE, b"one"),
+        (WorkerFrame.ASK_READY, b""),
+        (WorkerFrame.EXECUTE, b"two"),
     ]
     dripping.ended()
 
 
 def test_later_work_does_not_change_earlier_work(server: Server):
-    server.send(FrameKind.EXECUTE, b"first")
+    server.send(WorkerFrame.EXECUTE, b"first")
     _, first = server.channel.receive()
-    server.send(FrameKind.EXECUTE, b"second")
+    server.send(WorkerFrame.EXECUTE, b"second")
     server.channel.receive()
     assert first == b"first"
     first[:] = b"mine!"
@@ -75,11 +68,11 @@ def test_a_segment_arrives_with_its_descriptor(server: Server):
     for number in range(1, 12):
         descriptor = make_segment(4096)
         assert descriptor is not None
-        frame = encode_frame(FrameKind.SEGMENT, SEGMENT.pack(number, number % 2))
+        frame = encode_frame(ChannelFrame.SEGMENT, SEGMENT.pack(number, number % 2))
         # Around it, so that reads may end anywhere.
-        server.send(FrameKind.CANCEL, KEY.pack(9))
+        server.send(WorkerFrame.CANCEL, KEY.pack(9))
         socket.send_fds(server.socket, [frame[:3]], [descriptor])
-        server.socket.sendall(frame[3:] + encode_frame(FrameKind.EXECUTE, b"x" * (number * 3_000)))
+        server.socket.sendall(frame[3:] + encode_frame(WorkerFrame.EXECUTE, b"x" * (number * 3_000)))
         os.close(descriptor)
         server.channel.receive()
 
@@ -90,7 +83,7 @@ def test_a_segment_arrives_with_its_descriptor(server: Server):
 def test_many_descriptors_arrive_with_one_frame(server: Server):
     """Those of a front-end process: the log, the page and all listening sockets."""
     descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(40)]
-    socket.send_fds(server.socket, [encode_frame(FrameKind.START)], descriptors)
+    socket.send_fds(server.socket, [encode_frame(ChannelFrame.START)], descriptors)
     server.channel.receive()
     arrived = [server.channel.take_descriptor() for _ in descriptors]
     for each in descriptors + [each for each in arrived if each is not None]:
@@ -108,13 +101,13 @@ def test_a_cancel_is_seen_while_the_main_thread_executes(server: Server):
 
 
 def test_a_cancel_that_arrives_with_its_batch_is_kept(server: Server):
-    server.socket.sendall(encode_frame(FrameKind.EXECUTE, b"batch") + encode_frame(FrameKind.CANCEL, KEY.pack(5)))
+    server.socket.sendall(encode_frame(WorkerFrame.EXECUTE, b"batch") + encode_frame(WorkerFrame.CANCEL, KEY.pack(5)))
     server.channel.receive()
     assert 5 in server.requests.cancelled_early
 
 
 def test_cancels_of_ended_requests_are_not_kept_forever(server: Server):
-    sending = Follower(lambda: [server.cancel(key) for key in range(5_000)] and server.send(FrameKind.EXECUTE))
+    sending = Follower(lambda: [server.cancel(key) for key in range(5_000)] and server.send(WorkerFrame.EXECUTE))
     server.channel.receive()
     sending.ended()
     assert len(server.requests.cancelled_early) <= 1024
@@ -134,8 +127,8 @@ def test_a_thread_waits_for_credit(server: Server, is_receiving: bool):
 
     assert waiting.ended() is True
     if receiving is not None:
-        server.send(FrameKind.EXECUTE, b"work")
-        assert receiving.ended() == (FrameKind.EXECUTE, b"work")
+        server.send(WorkerFrame.EXECUTE, b"work")
+        assert receiving.ended() == (WorkerFrame.EXECUTE, b"work")
 
 
 def test_work_that_a_waiting_thread_reads_reaches_the_main_thread(server: Server):
@@ -146,13 +139,13 @@ def test_work_that_a_waiting_thread_reads_reaches_the_main_thread(server: Server
     receiving = Follower(server.channel.receive)
 
     for at in range(200):
-        server.send(FrameKind.EXECUTE, b"%d" % at)
-        assert receiving.ended() == (FrameKind.EXECUTE, b"%d" % at)
+        server.send(WorkerFrame.EXECUTE, b"%d" % at)
+        assert receiving.ended() == (WorkerFrame.EXECUTE, b"%d" % at)
         receiving = Follower(server.channel.receive)
 
     server.credit(1, 5)
     assert waiting.ended() is True
-    server.send(FrameKind.STOP)
+    server.send(ChannelFrame.STOP)
     receiving.ended()
 
 
@@ -230,17 +223,17 @@ def test_a_call_that_is_too_large_is_the_models_error(server: Server):
 def test_unused_blocks_are_reported(server: Server):
     descriptor = make_segment(4096)
     assert descriptor is not None
-    socket.send_fds(server.socket, [encode_frame(FrameKind.SEGMENT, SEGMENT.pack(1, OUTBOUND))], [descriptor])
+    socket.send_fds(server.socket, [encode_frame(ChannelFrame.SEGMENT, SEGMENT.pack(1, OUTBOUND))], [descriptor])
     os.close(descriptor)
-    server.send(FrameKind.EXECUTE)
+    server.send(WorkerFrame.EXECUTE)
     server.channel.receive()
     free_bytes = server.memory.outbound.blocks.free_bytes
     block = server.memory.place(bytes(100))
     assert block is not None
     assert server.memory.outbound.blocks.free_bytes < free_bytes
 
-    server.socket.sendall(encode_blocks(FrameKind.RELEASE, [block]))
-    server.send(FrameKind.STOP)
+    server.socket.sendall(encode_blocks(ChannelFrame.RELEASE, [block]))
+    server.send(ChannelFrame.STOP)
     server.channel.receive()
 
     assert server.memory.outbound.blocks.free_bytes == free_bytes

@@ -8,23 +8,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from typing import Any
 
 import pytest
 
 from halimede.backends.service_calls import MetricValue
-from halimede.workers.child.reader import ServerGoneError
-from halimede.workers.frames.kinds import (
-    CREDIT,
-    WINDOW_RESPONSES,
-    FrameKind,
-    encode_frame,
-)
+from halimede.channel.frames import ChannelFrame, encode_frame
+from halimede.channel.process_end.reader import ServerGoneError
+from halimede.workers.frames.kinds import CREDIT, WINDOW_RESPONSES, WorkerFrame
 from support.child_channel import LIMIT_S, Follower, Server, open_request
 
 
 def on_loop(
-    server: Server, work: Callable[[asyncio.AbstractEventLoop], Any], until: FrameKind = FrameKind.STOP
+    server: Server, work: Callable[[asyncio.AbstractEventLoop], Any], until: IntEnum = ChannelFrame.STOP
 ) -> list[bytes]:
     """The work that arrives until STOP, while `work` runs on another thread."""
     taken: list[bytes] = []
@@ -53,8 +50,8 @@ def on_loop(
 def test_a_loop_gets_its_work(server: Server):
     def work(_: Any) -> None:
         for at in range(300):
-            server.send(FrameKind.EXECUTE, b"%d" % at)
-        server.send(FrameKind.STOP)
+            server.send(WorkerFrame.EXECUTE, b"%d" % at)
+        server.send(ChannelFrame.STOP)
 
     assert on_loop(server, work) == [b"%d" % at for at in range(300)]
 
@@ -69,11 +66,11 @@ def test_threads_wait_call_and_read_while_a_loop_runs(server: Server):
         calling = [Follower(lambda at=at: server.services.call(MetricValue(at))) for at in range(5)]
         for at in range(5):
             server.answer_call()
-            server.send(FrameKind.EXECUTE, b"%d" % at)
+            server.send(WorkerFrame.EXECUTE, b"%d" % at)
         server.credit(1, 3)
         assert waiting.ended() is True
         assert [each.ended() for each in calling] == list(range(5))
-        server.send(FrameKind.STOP)
+        server.send(ChannelFrame.STOP)
 
     assert on_loop(server, work) == [b"%d" % at for at in range(5)]
 
@@ -89,7 +86,7 @@ def test_a_thread_is_served_while_the_loop_is_blocked(server: Server):
         server.answer_call()
         assert calling.ended() == 1
         let_go.set()
-        server.send(FrameKind.STOP)
+        server.send(ChannelFrame.STOP)
 
     on_loop(server, work)
 
@@ -108,9 +105,9 @@ def test_a_loop_gets_stop_when_the_server_closes_the_channel(server: Server):
 
 
 def test_threads_may_call_when_the_loop_has_ended(server: Server):
-    on_loop(server, lambda _: server.send(FrameKind.STOP))
+    on_loop(server, lambda _: server.send(ChannelFrame.STOP))
     calling = Follower(lambda: server.services.call(MetricValue(1)))
-    server.send(FrameKind.EXECUTE, b"late")
+    server.send(WorkerFrame.EXECUTE, b"late")
     server.answer_call()
     assert calling.ended() == 1
 
@@ -126,7 +123,7 @@ def quick_switches() -> Iterator[None]:
 @pytest.mark.usefixtures("quick_switches")
 def test_concurrent_counts_and_credits_add_up(server: Server):
     request = open_request(server)
-    paid = encode_frame(FrameKind.CREDIT, CREDIT.pack(1, 20)) * 50
+    paid = encode_frame(WorkerFrame.CREDIT, CREDIT.pack(1, 20)) * 50
 
     def count() -> None:
         for _ in range(50_000):
@@ -157,7 +154,10 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
             size = at * 37 % 1_000
             server.requests.count(key, size)
             channel.send(
-                [encode_frame(FrameKind.METRICS, b""), encode_frame(FrameKind.RESPONSE, struct.pack("<QI", key, size))]
+                [
+                    encode_frame(WorkerFrame.METRICS, b""),
+                    encode_frame(WorkerFrame.RESPONSE, struct.pack("<QI", key, size)),
+                ]
             )
         return responses
 
@@ -175,7 +175,7 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
 
     def receive() -> list[bytes]:
         got = []
-        while (work := channel.receive())[0] is FrameKind.EXECUTE:
+        while (work := channel.receive())[0] is WorkerFrame.EXECUTE:
             got.append(bytes(work[1]))
             if len(got) % 7 == 0:
                 time.sleep(0.0005)  # it executes
@@ -183,14 +183,14 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
 
     receiving = Follower(receive)
     bodies = [chance.randbytes(chance.choice([0, 10, 1_000, 100_000, 400_000])) for _ in range(batches)]
-    feeding = Follower(lambda: [server.send(FrameKind.EXECUTE, body) for body in bodies])
+    feeding = Follower(lambda: [server.send(WorkerFrame.EXECUTE, body) for body in bodies])
 
     sent = dict.fromkeys(keys, 0)
     unpaid = dict.fromkeys(keys, 0)
     answered = 0
     while answered < 3 * calls or sum(sent.values()) < responses * len(keys):
         kind, body = server.receive()
-        if kind is FrameKind.RESPONSE:
+        if kind is WorkerFrame.RESPONSE:
             key, _ = struct.unpack("<QI", body)
             sent[key] += 1
             unpaid[key] += 1
@@ -198,13 +198,13 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
             if chance.random() < 0.3 or unpaid[key] == WINDOW_RESPONSES:
                 server.credit(key, unpaid[key])
                 unpaid[key] = 0
-        elif kind is FrameKind.SERVICE_CALL:
+        elif kind is WorkerFrame.SERVICE_CALL:
             server.answer(body)
             answered += 1
     for key in keys:
         server.credit(key, unpaid[key])
     feeding.ended()
-    server.send(FrameKind.STOP)
+    server.send(ChannelFrame.STOP)
 
     assert receiving.ended() == bodies
     results = [thread.ended() for thread in threads]

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from halimede.channel.process_end.channel import Channel
 from halimede.core.types import InferenceRequest
-from halimede.workers.child.channel import Channel
-from halimede.workers.child.requests import OpenRequests
-from halimede.workers.frames.kinds import KEY, FrameKind
+from halimede.workers.frames.kinds import KEY, WORKER_FRAMES, WorkerFrame
+from halimede.workers.host.requests import OpenRequests
 from halimede.workers.worker import BatchItem
 from support.child_channel import Server
 
@@ -16,7 +16,7 @@ from support.child_channel import Server
 @pytest.fixture
 def requests() -> Iterator[OpenRequests]:
     server, worker = socket.socketpair()
-    channel = Channel(worker.detach())
+    channel = Channel(worker.detach(), WORKER_FRAMES)
     yield OpenRequests(channel)
     channel.disconnect()
     server.close()
@@ -42,12 +42,12 @@ def test_answers_are_sent_while_the_client_of_a_cancelled_request_reads_on(serve
     requests = server.requests
     if not is_early:
         requests.add([item(1)], begun_ns=5)
-    server.send(FrameKind.ASK_CANCEL, KEY.pack(1))
+    server.send(WorkerFrame.ASK_CANCEL, KEY.pack(1))
     server.channel.poll()
     requests.add([item(1)] if is_early else [], begun_ns=5)
     assert (requests.is_cancelled(1), requests.wait_for_room(1)) == (True, True)
     server.cancel(1)
-    server.send(FrameKind.ASK_CANCEL, KEY.pack(1))
+    server.send(WorkerFrame.ASK_CANCEL, KEY.pack(1))
     server.channel.poll()
     assert (requests.is_cancelled(1), requests.wait_for_room(1)) == (True, False)
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply
+from halimede.channel.frames import encode_frame
+from halimede.channel.server_end.memory import ARENA_BYTES, COPIED_ON_LOOP_BYTES
 from halimede.core.types import ErrorCode, InferenceError, Tensor
-from halimede.workers.frames.kinds import METRIC, FrameKind, encode_frame
-from halimede.workers.server.memory import ARENA_BYTES, COPIED_ON_LOOP_BYTES
+from halimede.workers.frames.kinds import METRIC, WorkerFrame
 from support.channel import (
     LIMIT_S,
     HonestWorker,
@@ -270,8 +271,8 @@ def test_a_frame_that_finds_no_memory_ends_the_worker(count: int):
 
     async def main() -> None:
         async with stage() as each:
-            each.connection.channel.handle(FrameKind.READY, fail)
-            await each.send(encode_frame(FrameKind.READY, b"\1") * count)
+            each.connection.channel.handle(WorkerFrame.READY, fail)
+            await each.send(encode_frame(WorkerFrame.READY, b"\1") * count)
             assert await each.until_lost() == "the server has not enough memory for what it sent"
 
     asyncio.run(main())
@@ -316,11 +317,11 @@ def test_frames_may_arrive_byte_by_byte():
             batch = (await each.receive_batch()).batch
             stream = b"".join(
                 (
-                    encode_frame(FrameKind.METRICS, METRIC.pack(1, 0, 2.5)),
-                    encode_frame(FrameKind.LOG, b"\2hello"),
+                    encode_frame(WorkerFrame.METRICS, METRIC.pack(1, 0, 2.5)),
+                    encode_frame(WorkerFrame.LOG, b"\2hello"),
                     bytes(response_frame(1, Answer([tensor("out", 50)]))),
                     bytes(done_frame(batch, [Answer([tensor("out", 100)])])),
-                    encode_frame(FrameKind.READY, b"\1"),
+                    encode_frame(WorkerFrame.READY, b"\1"),
                 )
             )
             for at in range(len(stream)):
@@ -339,7 +340,7 @@ def test_frames_may_arrive_byte_by_byte():
 def test_thousands_of_frames_at_once_are_handled_in_turns():
     async def main() -> None:
         async with stage() as each:
-            await each.send(encode_frame(FrameKind.READY, b"\1") * 20_000 + encode_frame(FrameKind.READY, b"\0"))
+            await each.send(encode_frame(WorkerFrame.READY, b"\1") * 20_000 + encode_frame(WorkerFrame.READY, b"\0"))
             await each.until(lambda: len(each.heard.ready) == 20_001, "all frames")
             assert each.heard.ready[-1] is False
             assert each.lost == []
@@ -352,7 +353,7 @@ def test_frames_before_the_end_of_a_worker_are_handled():
         async with stage() as each:
             each.connection.batches.execute([item(1, 10)], 0)
             batch = (await each.receive_batch()).batch
-            await each.send(encode_frame(FrameKind.READY, b"\1") * 1_000 + bytes(done_frame(batch, [Answer([])])))
+            await each.send(encode_frame(WorkerFrame.READY, b"\1") * 1_000 + bytes(done_frame(batch, [Answer([])])))
             each.worker_end.close()
             assert await each.until_lost() == "it closed its channel"
             assert len(each.heard.ready) == 1_000
@@ -418,7 +419,7 @@ def test_descriptors_that_a_worker_sends_are_dropped():
     async def main() -> None:
         async with stage() as each:
             read, write = os.pipe()
-            frame = encode_frame(FrameKind.READY, b"\1")
+            frame = encode_frame(WorkerFrame.READY, b"\1")
             for _ in range(20):
                 socket.send_fds(each.worker_end, [frame], [read, write])
             os.close(read)

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from halimede.backends.service_calls import MetricValue, ServiceCall, ServiceResult
+from halimede.channel.frames import encode_frame
+from halimede.channel.server_end.memory import ARENA_BYTES
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.frames.kinds import METRIC, FrameKind, encode_frame
-from halimede.workers.server.memory import ARENA_BYTES
+from halimede.workers.frames.kinds import METRIC, WorkerFrame
 from support.channel import (
     Stage,
     stage,
@@ -21,8 +22,8 @@ def test_log_lines_of_a_worker_have_the_models_name(caplog: pytest.LogCaptureFix
     async def main() -> None:
         async with stage() as each:
             for level in range(4):
-                await each.send(encode_frame(FrameKind.LOG, bytes((level,)) + f"line {level} ü".encode() + b"\xff"))
-            await each.send(encode_frame(FrameKind.READY, b"\1"))
+                await each.send(encode_frame(WorkerFrame.LOG, bytes((level,)) + f"line {level} ü".encode() + b"\xff"))
+            await each.send(encode_frame(WorkerFrame.READY, b"\1"))
             await each.until(lambda: each.heard.ready, "the frames")
 
     with caplog.at_level(logging.DEBUG):
@@ -66,7 +67,7 @@ def test_connections_on_different_loops_do_not_mix() -> None:
         try:
             updates = METRIC.pack(number, 0, 1.0) * updates_per_frame
             for _ in range(frame_count):
-                await each.send(encode_frame(FrameKind.METRICS, updates))
+                await each.send(encode_frame(WorkerFrame.METRICS, updates))
             wanted = frame_count * updates_per_frame
             await each.until(lambda: each.lost or len(each.heard.metrics) >= wanted, "the updates")
             assert each.lost == []

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halimede.backends.hosting import RESCHEDULED, Answer, BatchReply, Reply
+from halimede.channel.frames import MAX_TEXT_BYTES
 from halimede.core.types import (
     DataType,
     ErrorCode,
@@ -17,6 +18,8 @@ from halimede.core.types import (
     InferenceResponse,
     Tensor,
 )
+from halimede.inference_frames.calls import decode_call_answer, decode_infer, encode_call_answer, encode_infer
+from halimede.inference_frames.kinds import MAX_ANSWER_BYTES, InferenceFrame
 from halimede.workers.frames.answers import (
     batch_of,
     decode_done,
@@ -25,8 +28,7 @@ from halimede.workers.frames.answers import (
     encode_response,
 )
 from halimede.workers.frames.batches import decode_execute, encode_execute
-from halimede.workers.frames.calls import decode_call_answer, decode_infer, encode_call_answer, encode_infer
-from halimede.workers.frames.kinds import MAX_ANSWER_BYTES, MAX_TEXT_BYTES, FrameKind
+from halimede.workers.frames.kinds import WorkerFrame
 from halimede.workers.worker import BatchItem
 from support.frames import (
     BATCH_REPLIES,
@@ -56,7 +58,7 @@ def test_a_batch_arrives_as_it_was_sent(items: list[BatchItem], batch: int, plac
     shelf = Shelf(placed)
     frame = encode_execute(batch, items, shelf.place)
 
-    got = decode_execute(body_of(frame, FrameKind.EXECUTE), len(OUTPUTS), shelf.locate)
+    got = decode_execute(body_of(frame, WorkerFrame.EXECUTE), len(OUTPUTS), shelf.locate)
 
     assert got.batch == batch
     assert len(got.items) == len(items)
@@ -80,9 +82,9 @@ def test_answers_arrive_as_they_were_sent(
     frame = encode_done(7, replies, failed, times, OUT, shelf.place, lambda: (wanted, retained))
     assert replies == [], "what lies in shared memory is not held any more"
 
-    done = decode_done(body_of(frame, FrameKind.DONE), OUTPUTS, shelf.locate)
+    done = decode_done(body_of(frame, WorkerFrame.DONE), OUTPUTS, shelf.locate)
 
-    assert batch_of(body_of(frame, FrameKind.DONE)) == (7, len(sent))
+    assert batch_of(body_of(frame, WorkerFrame.DONE)) == (7, len(sent))
     assert (done.batch, done.failed, done.times, done.wanted_bytes) == (7, failed, times, wanted)
     assert done.retained == retained
     assert list(done.again) == [at for at, reply in enumerate(sent) if reply is RESCHEDULED]
@@ -96,7 +98,7 @@ def test_a_response_arrives_as_it_was_sent(key: int, reply: Reply, final: bool, 
     shelf = Shelf(placed)
     frame = encode_response(key, reply, final, times, OUT, shelf.place)
 
-    response = decode_response(body_of(frame, FrameKind.RESPONSE), OUTPUTS, shelf.locate)
+    response = decode_response(body_of(frame, WorkerFrame.RESPONSE), OUTPUTS, shelf.locate)
 
     assert (response.key, response.final, response.times) == (key, final, times)
     check_same(response.reply, reply)
@@ -111,7 +113,7 @@ def test_a_call_arrives_as_it_was_sent(number: int, batch: int, call: InferenceR
     shelf = Shelf(placed)
     frame = encode_infer(number, batch, call, shelf.place, lambda: wanted)
 
-    got = decode_infer(body_of(frame, FrameKind.INFER), shelf.locate)
+    got = decode_infer(body_of(frame, InferenceFrame.INFER), shelf.locate)
 
     assert (got.number, got.batch, got.wanted_bytes) == (number, batch, wanted)
     assert plain(got.request.inputs) == plain(call.inputs)
@@ -125,7 +127,7 @@ def test_a_call_arrives_as_it_was_sent(number: int, batch: int, call: InferenceR
 def test_an_answer_to_a_call_arrives_as_it_was_sent(number: int, answer: InferenceResponse, placed: bool):
     shelf = Shelf(placed)
     frame = encode_call_answer(number, answer, shelf.place)
-    body = body_of(frame, FrameKind.CALL_ANSWER)
+    body = body_of(frame, InferenceFrame.CALL_ANSWER)
 
     call, got = decode_call_answer(body, shelf.locate)
 
@@ -165,7 +167,7 @@ def test_lone_surrogates_in_a_call_are_replaced():
     call = InferenceRequest("m\ud800", id="\udfff", outputs=("y\ud800",), parameters={"k\ud800": "v"})
     frame = encode_infer(1, 0, call, Shelf(False).place, lambda: 0)
 
-    got = decode_infer(body_of(frame, FrameKind.INFER), Shelf(False).locate).request
+    got = decode_infer(body_of(frame, InferenceFrame.INFER), Shelf(False).locate).request
 
     assert (got.model_name, got.id, got.outputs, got.parameters) == ("m?", "?", ("y?",), {"k?": "v"})
 
@@ -186,7 +188,7 @@ def test_lone_surrogates_in_a_call_are_replaced():
 def test_long_fields_of_clients_do_not_break_the_channel(item: BatchItem):
     frame = encode_execute(1, [item], Shelf(False).place)
 
-    got = decode_execute(body_of(frame, FrameKind.EXECUTE), len(OUTPUTS), Shelf(False).locate)
+    got = decode_execute(body_of(frame, WorkerFrame.EXECUTE), len(OUTPUTS), Shelf(False).locate)
 
     assert [each.request for each in got.items] == [item.request]
 
@@ -195,7 +197,7 @@ def test_lone_surrogates_of_a_client_are_replaced():
     item = request(id="a\ud800b", sequence_id="\udfff", parameters={"k\ud800": "v"})
     frame = encode_execute(1, [item], Shelf(False).place)
 
-    got = decode_execute(body_of(frame, FrameKind.EXECUTE), len(OUTPUTS), Shelf(False).locate)
+    got = decode_execute(body_of(frame, WorkerFrame.EXECUTE), len(OUTPUTS), Shelf(False).locate)
 
     assert got.items[0].request.id == "a?b"
     assert got.items[0].request.sequence_id == "?"
@@ -204,7 +206,7 @@ def test_lone_surrogates_of_a_client_are_replaced():
 def test_tensors_in_a_frame_are_aligned():
     tensors = [out(size, name) for size, name in zip((1, 17, 33), OUTPUTS, strict=True)]
     frame = done_frame([Answer(tensors), Answer(tensors, {"a": 1})])
-    body = body_of(frame, FrameKind.DONE)
+    body = body_of(frame, WorkerFrame.DONE)
     whole = body.obj
     assert isinstance(whole, bytes)
     marked = bytearray(len(frame))

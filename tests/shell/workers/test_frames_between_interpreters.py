@@ -18,12 +18,13 @@ from halimede.core.types import (
     InferenceResponse,
     Tensor,
 )
+from halimede.inference_frames.calls import decode_infer, encode_call_answer
+from halimede.inference_frames.kinds import InferenceFrame
 from halimede.workers.frames.answers import (
     decode_done,
 )
 from halimede.workers.frames.batches import encode_execute
-from halimede.workers.frames.calls import decode_infer, encode_call_answer
-from halimede.workers.frames.kinds import FrameKind
+from halimede.workers.frames.kinds import WorkerFrame
 from halimede.workers.worker import BatchItem
 from support.frames import TYPES, Shelf, body_of, plain
 
@@ -31,13 +32,13 @@ SERVER = Path(halimede.workers.__file__).parents[2]
 
 
 MODULES = [
-    "halimede.workers.child.main",
-    "halimede.workers.child.channel",
-    "halimede.workers.child.calls",
+    "halimede.workers.host.main",
+    "halimede.channel.process_end.channel",
+    "halimede.workers.host.calls",
     "halimede.workers.frames.batches",
     "halimede.workers.frames.answers",
-    "halimede.workers.frames.calls",
-    "halimede.workers.segments",
+    "halimede.inference_frames.calls",
+    "halimede.channel.segments",
     "halimede.backends.python.runner",
 ]
 
@@ -82,10 +83,10 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from halimede.backends.hosting import Answer
 from halimede.core.types import ErrorCode, InferenceError, Tensor
-import halimede.workers.child.main, halimede.backends.python.runner
+from halimede.channel.frames import HEADER
+import halimede.workers.host.main, halimede.backends.python.runner
 from halimede.workers.frames.answers import encode_done
 from halimede.workers.frames.batches import decode_execute
-from halimede.workers.frames.kinds import HEADER
 
 data = sys.stdin.buffer.read()
 body = memoryview(data)[HEADER.size:]
@@ -136,7 +137,7 @@ def test_another_interpreter_reads_and_writes_the_same_frames(version: str | Non
     )
 
     assert ran.returncode == 0, ran.stderr.decode()
-    done = decode_done(body_of(ran.stdout, FrameKind.DONE), ("out",), Shelf(False).locate)
+    done = decode_done(body_of(ran.stdout, WorkerFrame.DONE), ("out",), Shelf(False).locate)
     assert (done.batch, done.failed, done.times, done.wanted_bytes) == (3, True, (1, 2, 3), 5)
     assert done.retained == [(1, 64)]
     for item, reply in zip(items, done.replies[:-2], strict=True):
@@ -151,9 +152,9 @@ def test_another_interpreter_reads_and_writes_the_same_frames(version: str | Non
 OTHER_CALLER = """
 import sys
 sys.path.insert(0, sys.argv[1])
+from halimede.channel.frames import HEADER
 from halimede.core.types import InferenceRequest
-from halimede.workers.frames.calls import decode_call_answer, encode_infer
-from halimede.workers.frames.kinds import HEADER
+from halimede.inference_frames.calls import decode_call_answer, encode_infer
 
 data = sys.stdin.buffer.read()
 _, response = decode_call_answer(memoryview(data)[HEADER.size:], None)
@@ -175,7 +176,7 @@ def test_another_interpreter_calls_in_the_same_frames(version: str | None):
     )
 
     assert ran.returncode == 0, ran.stderr.decode()
-    got = decode_infer(body_of(ran.stdout, FrameKind.INFER), Shelf(False).locate)
+    got = decode_infer(body_of(ran.stdout, InferenceFrame.INFER), Shelf(False).locate)
     assert (got.number, got.batch, got.wanted_bytes) == (9, 4, 5)
     assert plain(got.request.inputs) == plain(outputs)
     assert got.request == InferenceRequest(

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halimede.channel.frames import INLINE_BYTES, FrameError
 from halimede.core.types import DataType, InferenceRequest, InferenceResponse, Tensor
-from halimede.workers.frames.groups import (
+from halimede.front_processes.frames import FrontFrame
+from halimede.front_processes.groups import (
     decode_answers,
     decode_infers,
     encode_answers,
     encode_infers,
     wanted_bytes,
 )
-from halimede.workers.frames.kinds import MAX_CLIENT_TEXT_BYTES, FrameError, FrameKind
-from halimede.workers.frames.tensors import INLINE_BYTES
+from halimede.inference_frames.kinds import MAX_CLIENT_TEXT_BYTES
 from support.frames import CALL_ANSWERS, CALLS, PLACED, U32, U64, Shelf, body_of, plain
 
 Numbered = list[tuple[int, InferenceRequest]]
@@ -36,7 +37,7 @@ def refuse(number: int, error: Exception) -> None:
 def infers(requests: Numbered, shelf: Shelf | None = None, wanted: int = 0) -> memoryview:
     """The body of the frame."""
     frame = encode_infers(requests, (shelf or Shelf(False)).place, lambda: wanted, refuse)
-    return body_of(frame, FrameKind.INFERS)
+    return body_of(frame, FrontFrame.INFERS)
 
 
 def read(body: memoryview, shelf: Shelf | None = None) -> Numbered:
@@ -70,7 +71,7 @@ def test_requests_arrive_as_they_were_sent(requests: Numbered, wanted: int, plac
 @settings(max_examples=60, deadline=None)
 def test_answers_arrive_as_they_were_sent(answers: list[tuple[int, InferenceResponse]], placed: bool):
     shelf = Shelf(placed)
-    body = body_of(encode_answers(answers, shelf.place), FrameKind.ANSWERS)
+    body = body_of(encode_answers(answers, shelf.place), FrontFrame.ANSWERS)
 
     check_equal(list(decode_answers(body, shelf.locate)), answers, "outputs")
 
@@ -125,7 +126,7 @@ def test_a_request_that_cannot_be_sent_is_reported_alone(requests: Numbered, pla
     frame = encode_infers(sent, shelf.place, lambda: 0, lambda number, error: failed.append((number, str(error))))
 
     assert failed == [(number, "input 'x' has no datatype") for number, request in sent if request is bad]
-    check_equal(read(body_of(frame, FrameKind.INFERS)), [one for one in sent if one[1] is not bad], "inputs")
+    check_equal(read(body_of(frame, FrontFrame.INFERS)), [one for one in sent if one[1] is not bad], "inputs")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_each_field_beyond_its_limit_is_reported(fields: dict[str, Any]):
     frame = encode_infers(requests, Shelf(False).place, lambda: 0, lambda number, _: failed.append(number))
 
     assert failed == [2]
-    check_equal(read(body_of(frame, FrameKind.INFERS)), [requests[0], requests[2]], "inputs")
+    check_equal(read(body_of(frame, FrontFrame.INFERS)), [requests[0], requests[2]], "inputs")
 
 
 def test_long_texts_of_clients_arrive():
@@ -157,13 +158,13 @@ def test_long_texts_of_clients_arrive():
     answers = [(2, InferenceResponse("m", "1", long, parameters={"k": long}))]
 
     check_equal(read(infers(requests)), requests, "inputs")
-    body = body_of(encode_answers(answers, Shelf(False).place), FrameKind.ANSWERS)
+    body = body_of(encode_answers(answers, Shelf(False).place), FrontFrame.ANSWERS)
     check_equal(list(decode_answers(body, Shelf(False).locate)), answers, "outputs")
 
 
 def test_only_requests_that_were_not_sent_leave_an_empty_frame():
     frame = encode_infers([(1, small(1, sequence_id=-1))], Shelf(False).place, lambda: 5, lambda *_: None)
-    body = body_of(frame, FrameKind.INFERS)
+    body = body_of(frame, FrontFrame.INFERS)
 
     assert (wanted_bytes(body), read(body)) == (5, [])
 

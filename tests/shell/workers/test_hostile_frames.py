@@ -18,17 +18,11 @@ from halimede.backends.service_calls import (
     NewMetricFamily,
     UnloadModel,
 )
-from halimede.workers.frames.kinds import (
-    BLOCK,
-    CALL,
-    FIRST_SHARED,
-    LIMITS,
-    MAPPED,
-    MAX_CALLS,
-    METRIC,
-    FrameKind,
-)
-from halimede.workers.server.connection import MAX_LINES_PER_SECOND
+from halimede.channel.frames import BLOCK, FIRST_SHARED, MAPPED, ChannelFrame
+from halimede.front_processes.frames import FrontFrame
+from halimede.inference_frames.kinds import CALL, InferenceFrame
+from halimede.workers.connection.worker_connection import MAX_LINES_PER_SECOND
+from halimede.workers.frames.kinds import MAX_CALLS, METRIC, WORKER_FRAMES, WorkerFrame
 from support.channel import Stage, done_frame, item, response_frame, stage, tensor
 from support.hostile import (
     KIB,
@@ -52,24 +46,25 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "a huge kind": (raw(0xFFFFFFFF), "a frame of kind 4294967295"),
     **{
         f"the server's {kind.name}": (raw(kind, b"x" * 20), f"a {kind.name} frame, which only the server sends")
-        for kind in FrameKind
-        if kind < FrameKind.STARTED
+        for kind in WORKER_FRAMES.values()
+        if kind.limit is None
     },
     **{
-        f"a long {kind.name}": (raw(kind, b"", LIMITS[kind] + 1), f"a {kind.name} frame of [0-9]+ bytes")
-        for kind in FrameKind
-        if kind >= FrameKind.STARTED
+        f"a long {kind.name}": (raw(kind, b"", kind.limit + 1), f"a {kind.name} frame of [0-9]+ bytes")
+        for kind in WORKER_FRAMES.values()
+        if kind.limit is not None
     },
-    "4 GiB": (raw(FrameKind.DONE, b"", 0xFFFFFFFF), "a DONE frame of 4294967295 bytes"),
+    "a frame of front ends": (raw(FrontFrame.INFERS), "a frame of kind 46"),
+    "4 GiB": (raw(WorkerFrame.DONE, b"", 0xFFFFFFFF), "a DONE frame of 4294967295 bytes"),
     "an end of nothing": (bytes(done_frame(1, [])), "an end of batch 1 with 0 answers, which it was not asked for"),
     "a large end of nothing": (
-        raw(FrameKind.DONE, struct.pack("<IIH", 10, 9, 1) + bytes(1_000), 1 << 30),
+        raw(WorkerFrame.DONE, struct.pack("<IIH", 10, 9, 1) + bytes(1_000), 1 << 30),
         "an end of batch 9 with 1 answers, which it was not asked for",
     ),
-    "an empty end": (raw(FrameKind.DONE), "DONE: 0 bytes"),
-    "an empty response": (raw(FrameKind.RESPONSE), "RESPONSE: a description that ends too early"),
+    "an empty end": (raw(WorkerFrame.DONE), "DONE: 0 bytes"),
+    "an empty response": (raw(WorkerFrame.RESPONSE), "RESPONSE: a description that ends too early"),
     "a response of no kind": (
-        raw(FrameKind.RESPONSE, struct.pack("<IQBQQ", 8, 1, 0, 0, 0) + struct.pack("<BBHI", 9, 0, 0, 0)),
+        raw(WorkerFrame.RESPONSE, struct.pack("<IQBQQ", 8, 1, 0, 0, 0) + struct.pack("<BBHI", 9, 0, 0, 0)),
         "a reply of kind 9",
     ),
     "a response elsewhere": (
@@ -80,28 +75,28 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         bytes(response_frame(1, Answer([tensor("out", 100 * KIB)]), place=lambda _: (65535, 2**64 - 1))),
         "of segment 65535, which it was not given",
     ),
-    "a second STARTED": (raw(FrameKind.STARTED, b"{}") * 2, "an unexpected STARTED frame"),
+    "a second STARTED": (raw(ChannelFrame.STARTED, b"{}") * 2, "an unexpected STARTED frame"),
     "a failure after the start": (
-        raw(FrameKind.STARTED, b"{}") + raw(FrameKind.FAILED, b'{"code":"INTERNAL","message":"m"}'),
+        raw(ChannelFrame.STARTED, b"{}") + raw(ChannelFrame.FAILED, b'{"code":"INTERNAL","message":"m"}'),
         "an unexpected FAILED frame",
     ),
-    "a start with invalid JSON": (raw(FrameKind.STARTED, b"{'a'}"), "invalid JSON"),
-    "a start of a million brackets": (raw(FrameKind.STARTED, deep_json(b"")), "JSON of more than"),
-    "a start of 50,000 brackets": (raw(FrameKind.STARTED, b"[" * 50_000), "invalid JSON"),
-    "a failure without a text": (raw(FrameKind.FAILED, b'{"code":"INTERNAL"}'), "an invalid error: {'code': 'INTERNAL'}"),
-    "a failure with an unknown code": (raw(FrameKind.FAILED, b'{"code":"OOPS","message":""}'), "an invalid error"),
-    "a failure that is a list": (raw(FrameKind.FAILED, b"[]"), "an invalid error"),
-    "an end twice": (raw(FrameKind.STOPPED) * 2, "an unexpected STOPPED frame"),
-    "readiness without a value": (raw(FrameKind.READY), "an unexpected READY frame"),
-    "a line without a level": (raw(FrameKind.LOG), "a log line without a valid level"),
-    "a line of level 4": (raw(FrameKind.LOG, b"\4hello"), "a log line without a valid level"),
-    "half a metric": (raw(FrameKind.METRICS, bytes(20)), "metrics of 20 bytes"),
-    "an unknown metric operation": (raw(FrameKind.METRICS, METRIC.pack(1, 3, 1.0)), "metric operation 3"),
-    "half a block": (raw(FrameKind.UNUSED, bytes(7)), "a list of blocks of 7 bytes"),
-    "a block that it does not hold": (raw(FrameKind.UNUSED, BLOCK.pack(1, 0)), "a block that it did not hold"),
-    "a call without a number": (raw(FrameKind.SERVICE_CALL, b"abc"), "SERVICE_CALL: a description that ends too early"),
-    "a call of nothing": (raw(FrameKind.SERVICE_CALL, bytes(4)), "SERVICE_CALL: a description that ends too early"),
-    "a call that does not exist": (raw(FrameKind.SERVICE_CALL, CALL.pack(1) + b"\xff"), "call 255, which does not exist"),
+    "a start with invalid JSON": (raw(ChannelFrame.STARTED, b"{'a'}"), "invalid JSON"),
+    "a start of a million brackets": (raw(ChannelFrame.STARTED, deep_json(b"")), "JSON of more than"),
+    "a start of 50,000 brackets": (raw(ChannelFrame.STARTED, b"[" * 50_000), "invalid JSON"),
+    "a failure without a text": (raw(ChannelFrame.FAILED, b'{"code":"INTERNAL"}'), "an invalid error: {'code': 'INTERNAL'}"),
+    "a failure with an unknown code": (raw(ChannelFrame.FAILED, b'{"code":"OOPS","message":""}'), "an invalid error"),
+    "a failure that is a list": (raw(ChannelFrame.FAILED, b"[]"), "an invalid error"),
+    "an end twice": (raw(WorkerFrame.STOPPED) * 2, "an unexpected STOPPED frame"),
+    "readiness without a value": (raw(WorkerFrame.READY), "an unexpected READY frame"),
+    "a line without a level": (raw(WorkerFrame.LOG), "a log line without a valid level"),
+    "a line of level 4": (raw(WorkerFrame.LOG, b"\4hello"), "a log line without a valid level"),
+    "half a metric": (raw(WorkerFrame.METRICS, bytes(20)), "metrics of 20 bytes"),
+    "an unknown metric operation": (raw(WorkerFrame.METRICS, METRIC.pack(1, 3, 1.0)), "metric operation 3"),
+    "half a block": (raw(ChannelFrame.UNUSED, bytes(7)), "a list of blocks of 7 bytes"),
+    "a block that it does not hold": (raw(ChannelFrame.UNUSED, BLOCK.pack(1, 0)), "a block that it did not hold"),
+    "a call without a number": (raw(WorkerFrame.SERVICE_CALL, b"abc"), "SERVICE_CALL: a description that ends too early"),
+    "a call of nothing": (raw(WorkerFrame.SERVICE_CALL, bytes(4)), "SERVICE_CALL: a description that ends too early"),
+    "a call that does not exist": (raw(WorkerFrame.SERVICE_CALL, CALL.pack(1) + b"\xff"), "call 255, which does not exist"),
     "a call without its last field": (
         service(MetricValue(1), lambda body: body[:-1]), "SERVICE_CALL: a description that ends too early"
     ),
@@ -128,7 +123,7 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         b"".join(service(MetricValue(1)) for _ in range(MAX_CALLS * 8)),
         f"more than {MAX_CALLS} calls at a time",
     ),
-    "an empty inference": (raw(FrameKind.INFER), "INFER: a description that ends too early"),
+    "an empty inference": (raw(InferenceFrame.INFER), "INFER: a description that ends too early"),
     "an inference elsewhere": (
         infer(1, 100 * KIB, place=lambda _: (1, 0)),
         "INFER: bytes 0 to 102400 of segment 1, which it was not given",
@@ -138,21 +133,21 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         b"".join(infer(at, 1_000) for at in range(MAX_CALLS * 8)),
         f"more than {MAX_CALLS} inferences at a time",
     ),
-    "half a number of a call to cancel": (raw(FrameKind.CANCEL_CALL, bytes(3)), "an unexpected CANCEL_CALL frame"),
+    "half a number of a call to cancel": (raw(InferenceFrame.CANCEL_CALL, bytes(3)), "an unexpected CANCEL_CALL frame"),
     "half a number of a call that may stop": (
-        raw(FrameKind.ASK_CANCEL_CALL, bytes(3)), "an unexpected ASK_CANCEL_CALL frame"
+        raw(InferenceFrame.ASK_CANCEL_CALL, bytes(3)), "an unexpected ASK_CANCEL_CALL frame"
     ),
-    "answers taken without a number": (raw(FrameKind.TAKEN, bytes(7)), "an unexpected TAKEN frame"),
+    "answers taken without a number": (raw(InferenceFrame.TAKEN, bytes(7)), "an unexpected TAKEN frame"),
     "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
-    "half an answer about a segment": (raw(FrameKind.MAPPED, bytes(2)), "an unexpected MAPPED frame"),
+    "half an answer about a segment": (raw(ChannelFrame.MAPPED, bytes(2)), "an unexpected MAPPED frame"),
     "an answer about a segment that it was not sent": (
-        raw(FrameKind.MAPPED, MAPPED.pack(FIRST_SHARED, True)), "an answer about segment 32768, which was not sent to it"
+        raw(ChannelFrame.MAPPED, MAPPED.pack(FIRST_SHARED, True)), "an answer about segment 32768, which was not sent to it"
     ),
     "an answer about a segment of its own": (
-        raw(FrameKind.MAPPED, MAPPED.pack(1, False)), "an answer about segment 1, which was not sent to it"
+        raw(ChannelFrame.MAPPED, MAPPED.pack(1, False)), "an answer about segment 1, which was not sent to it"
     ),
     "lines in a flood": (
-        raw(FrameKind.LOG, b"\3" + b"x" * 100) * (MAX_LINES_PER_SECOND * 3),
+        raw(WorkerFrame.LOG, b"\3" + b"x" * 100) * (MAX_LINES_PER_SECOND * 3),
         f"more than {MAX_LINES_PER_SECOND} log lines in a second",
     ),
 }  # fmt: skip
@@ -206,7 +201,7 @@ async def before_it_is_sent(each: Stage) -> bytes:
 
 async def many_outputs(each: Stage) -> bytes:
     body = struct.pack("<IIH", 1 << 20, await executed(each, 10), 1) + struct.pack("<BBHI", 0, 0, 65_535, 0)
-    return raw(FrameKind.DONE, body + bytes(1 << 20))
+    return raw(WorkerFrame.DONE, body + bytes(1 << 20))
 
 
 async def many_blocks(each: Stage) -> bytes:
@@ -217,7 +212,7 @@ async def many_blocks(each: Stage) -> bytes:
 async def a_bomb_in_parameters(each: Stage) -> bytes:
     text = b'{"a":' * 10_000
     reply = struct.pack("<BBHI", 0, 0, 0, len(text)) + text
-    return raw(FrameKind.DONE, struct.pack("<IIH", len(reply) + 33, await executed(each, 10), 1) + reply + bytes(64))
+    return raw(WorkerFrame.DONE, struct.pack("<IIH", len(reply) + 33, await executed(each, 10), 1) + reply + bytes(64))
 
 
 async def bytes_beyond_its_block(each: Stage) -> bytes:
@@ -249,13 +244,13 @@ async def a_block_of_another_batch(each: Stage) -> bytes:
 
 async def a_block_given_back_twice(each: Stage) -> bytes:
     batch = await executed(each, 100 * KIB)
-    unused = raw(FrameKind.UNUSED, BLOCK.pack(1, 0))
+    unused = raw(ChannelFrame.UNUSED, BLOCK.pack(1, 0))
     return bytes(done_frame(batch, [Answer([])], retained=[(1, 0)])) + unused * 2
 
 
 async def a_block_given_back_that_was_not_retained(each: Stage) -> bytes:
     batch = await executed(each, 100 * KIB)
-    return bytes(done_frame(batch, [Answer([])])) + raw(FrameKind.UNUSED, BLOCK.pack(1, 0))
+    return bytes(done_frame(batch, [Answer([])])) + raw(ChannelFrame.UNUSED, BLOCK.pack(1, 0))
 
 
 async def bytes_given_back(each: Stage) -> bytes:
@@ -292,7 +287,7 @@ async def an_answers_block_twice(each: Stage) -> bytes:
     await each.until(lambda: each.heard.asked, "the inference")
     each.heard.asked[0].answer(tensor("y", 100 * KIB))
     await each.receive()
-    return raw(FrameKind.UNUSED, BLOCK.pack(1, 0)) * 2
+    return raw(ChannelFrame.UNUSED, BLOCK.pack(1, 0)) * 2
 
 
 WITH_A_BATCH: dict[str, tuple[Hostile, str]] = {

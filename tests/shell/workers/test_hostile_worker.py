@@ -15,15 +15,12 @@ from halimede.backends.hosting import Answer, Reply
 from halimede.backends.service_calls import (
     IsModelReady,
 )
+from halimede.channel.frames import BLOCK, MAX_BLOCKS, MAX_TEXT_BYTES, ChannelFrame
+from halimede.channel.server_end.channel import MAX_UNSENT_FRAMES
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
-from halimede.workers.frames.calls import decode_call_answer
-from halimede.workers.frames.kinds import (
-    BLOCK,
-    MAX_BLOCKS,
-    MAX_TEXT_BYTES,
-    FrameKind,
-)
-from halimede.workers.server.channel import MAX_UNSENT_FRAMES
+from halimede.inference_frames.calls import decode_call_answer
+from halimede.inference_frames.kinds import InferenceFrame
+from halimede.workers.frames.kinds import WorkerFrame
 from support.channel import Stage, done_frame, mappings, response_frame, stage, tensor
 from support.hostile import KIB, MIB, check_reason, executed, infer, raw, send, service, taken, uncalled
 
@@ -32,7 +29,7 @@ def test_reading_stops_at_the_first_invalid_header():
     """An announced size of 1 GiB reserves no memory before the frame is checked."""
     streams = {
         "garbage": b"\xff" * (256 * MIB),
-        "an end of nothing": raw(FrameKind.DONE, struct.pack("<IIH", 10, 9, 1), 1 << 30) + bytes(256 * MIB),
+        "an end of nothing": raw(WorkerFrame.DONE, struct.pack("<IIH", 10, 9, 1), 1 << 30) + bytes(256 * MIB),
     }
 
     async def main(stream: bytes) -> None:
@@ -124,7 +121,7 @@ def test_answers_to_a_worker_that_does_not_read_become_errors():
             errors = []
             for _ in range(100):
                 kind, body = await each.receive()
-                assert kind is FrameKind.CALL_ANSWER
+                assert kind is InferenceFrame.CALL_ANSWER
                 _, response = decode_call_answer(body, each.segments.lease)  # type: ignore[arg-type]
                 errors.append(response.error)
             assert errors.count(None) < 10
@@ -210,7 +207,7 @@ def test_answers_in_an_inputs_block_keep_the_block():
             places = iter([(1, 0), (1, 512)])
             await each.send(done_frame(batch, answer, place=lambda _: next(places), retained=[(1, 0)]))
             await each.send(response_frame(1, Answer([tensor("out", 90 * KIB)]), place=lambda _: (1, 64)))
-            await each.send(raw(FrameKind.UNUSED, BLOCK.pack(1, 0)))
+            await each.send(raw(ChannelFrame.UNUSED, BLOCK.pack(1, 0)))
             await each.until(lambda: each.heard.responses, "both")
             each.heard.done.clear()
             await executed(each, 20 * KIB)
@@ -228,7 +225,7 @@ def test_the_error_of_a_failed_start_is_bounded():
     async def main() -> None:
         async with stage() as each:
             await each.send(
-                raw(FrameKind.FAILED, json.dumps({"code": "NOT_FOUND", "message": "x" * 9_000_000}).encode())
+                raw(ChannelFrame.FAILED, json.dumps({"code": "NOT_FOUND", "message": "x" * 9_000_000}).encode())
             )
             with pytest.raises(InferenceError) as caught:
                 await each.connection.start({})
@@ -242,7 +239,7 @@ def test_an_owner_that_closes_in_a_callback_gets_no_more_events():
         async with stage() as each:
             batch = await executed(each, 10)
             each.heard.on_end = lambda *_: each.connection.close()
-            await each.send(bytes(done_frame(batch, [Answer([])])) + raw(FrameKind.READY, b"\1") + b"garbage!")
+            await each.send(bytes(done_frame(batch, [Answer([])])) + raw(WorkerFrame.READY, b"\1") + b"garbage!")
             await each.until(lambda: each.heard.done, "the end of the batch")
             for _ in range(5):
                 await asyncio.sleep(0)

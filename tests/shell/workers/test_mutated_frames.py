@@ -7,13 +7,15 @@ import asyncio
 import struct
 import tracemalloc
 from collections.abc import Callable
+from enum import IntEnum
 
 import pytest
 
 from halimede.backends.hosting import Answer, Reply
 from halimede.backends.service_calls import TakeState
+from halimede.channel.frames import HEADER, ChannelFrame, FrameKind
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.frames.kinds import HEADER, LIMITS, FrameKind
+from halimede.workers.frames.kinds import WORKER_FRAMES, WorkerFrame
 from halimede.workers.frames.services import encode_service_call
 from support.channel import Stage, done_frame, leaving_nothing, one_of_several, response_frame, stage, tensor
 from support.hostile import KIB, MIB, check_reason, executed, infer, raw, taken
@@ -57,16 +59,16 @@ def test_an_answer_with_one_wrong_byte_ends_its_batch(reply: Reply) -> None:
 
 OTHERS: dict[str, bytes] = {
     "a response": bytes(response_frame(1, ANSWER)),
-    "a line": raw(FrameKind.LOG, b"\1hello"),
-    "metrics": raw(FrameKind.METRICS, bytes(13)),
-    "blocks": raw(FrameKind.UNUSED, bytes(10)),
-    "readiness": raw(FrameKind.READY, b"\1"),
-    "a service call": raw(FrameKind.SERVICE_CALL, bytes(4) + encode_service_call(TakeState(100))),
+    "a line": raw(WorkerFrame.LOG, b"\1hello"),
+    "metrics": raw(WorkerFrame.METRICS, bytes(13)),
+    "blocks": raw(ChannelFrame.UNUSED, bytes(10)),
+    "readiness": raw(WorkerFrame.READY, b"\1"),
+    "a service call": raw(WorkerFrame.SERVICE_CALL, bytes(4) + encode_service_call(TakeState(100))),
     "an inference": infer(1, 8),
     "answers that were taken": infer(1, 8) + taken(1, 0),
-    "a segment": raw(FrameKind.MAPPED, bytes(3)),
-    "states": raw(FrameKind.STATE_FREED, bytes(8)),
-    "a start": raw(FrameKind.STARTED, b"{}"),
+    "a segment": raw(ChannelFrame.MAPPED, bytes(3)),
+    "states": raw(WorkerFrame.STATE_FREED, bytes(8)),
+    "a start": raw(ChannelFrame.STARTED, b"{}"),
 }
 
 
@@ -87,17 +89,12 @@ def test_other_frames_with_one_wrong_byte_do_not_keep_an_answer_back(frame: byte
     asyncio.run(main())
 
 
-OF_FRONT_ENDS = (FrameKind.INFERS, FrameKind.ASK, FrameKind.DRAINED)
-
-
-@pytest.mark.parametrize(
-    "kind", [kind for kind in LIMITS if LIMITS[kind] and kind not in OF_FRONT_ENDS], ids=lambda kind: kind.name
-)
+@pytest.mark.parametrize("kind", [kind for kind in WORKER_FRAMES.values() if kind.limit], ids=lambda kind: kind.name)
 def test_a_worker_that_stops_within_a_frame_is_ended(kind: FrameKind) -> None:
     async def main() -> None:
         async with stage(stall_secs=STALL_SECS) as each:
             await executed(each, 10)
-            await each.send(raw(kind, b"", LIMITS[kind]))
+            await each.send(raw(kind, b"", kind.limit or 0))
             check_reason(await each.until_lost(), "8 bytes of a longer frame, and nothing for some time")
 
     asyncio.run(main())
@@ -126,7 +123,7 @@ def test_a_frame_may_arrive_slowly_but_must_not_stop() -> None:
                     loop.moved_s += 2400
                     await asyncio.sleep(0.002)
             assert (len(each.heard.done), each.lost) == (2, [])
-            await each.send(raw(FrameKind.READY, b"", 1))
+            await each.send(raw(WorkerFrame.READY, b"", 1))
             await asyncio.sleep(0.002)
             loop.moved_s += 3601
             await asyncio.sleep(0.002)
@@ -137,25 +134,25 @@ def test_a_frame_may_arrive_slowly_but_must_not_stop() -> None:
         runner.run(main())
 
 
-def announced(kind: FrameKind, frame: bytes, length: int) -> bytes:
+def announced(kind: IntEnum, frame: bytes, length: int) -> bytes:
     return raw(kind, frame[HEADER.size :], length)
 
 
 LARGE: dict[str, tuple[Callable[[int], bytes], str]] = {
     "an answer of 1 GiB": (
-        lambda batch: announced(FrameKind.DONE, bytes(done_frame(batch, [ANSWER])), 1 << 30),
+        lambda batch: announced(WorkerFrame.DONE, bytes(done_frame(batch, [ANSWER])), 1 << 30),
         "a frame of 1073741824 bytes, of which 120 are described",
     ),
     "a response of 1 GiB": (
-        lambda _: announced(FrameKind.RESPONSE, bytes(response_frame(1, ANSWER)), 1 << 30),
+        lambda _: announced(WorkerFrame.RESPONSE, bytes(response_frame(1, ANSWER)), 1 << 30),
         "a frame of 1073741824 bytes, of which 104 are described",
     ),
     "a description of 1 GiB": (
-        lambda batch: raw(FrameKind.DONE, struct.pack("<IIH", 1 << 30, batch, 1) + bytes(100), 1 << 30),
+        lambda batch: raw(WorkerFrame.DONE, struct.pack("<IIH", 1 << 30, batch, 1) + bytes(100), 1 << 30),
         "a description of 1073741824 bytes",
     ),
     "a description of nothing": (
-        lambda batch: raw(FrameKind.DONE, struct.pack("<IIH", 40, batch, 1) + b"\xff" * 100, 1 << 30),
+        lambda batch: raw(WorkerFrame.DONE, struct.pack("<IIH", 40, batch, 1) + b"\xff" * 100, 1 << 30),
         "a large answer: a description that ends too early",
     ),
 }
@@ -182,7 +179,7 @@ def test_an_announced_length_takes_no_memory() -> None:
             large = tensor("out", 32 * MIB)
             frame = bytes(done_frame(await executed(each, 10), [Answer([large])]))
             tracemalloc.start()
-            await each.send(raw(FrameKind.READY, b"\1") + frame[: 2 * KIB])
+            await each.send(raw(WorkerFrame.READY, b"\1") + frame[: 2 * KIB])
             await each.until(lambda: each.heard.ready, "the beginning")
             _, peak = tracemalloc.get_traced_memory()
             tracemalloc.stop()

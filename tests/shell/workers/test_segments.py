@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halimede.workers.segments import Lease, OwnArena, SegmentMap, make_segment
+from halimede.channel.segments import Lease, OwnArena, SegmentMap, make_segment
 from support.forked import run_python
 from support.processes import holding_no_more, open_files
 
@@ -235,7 +235,7 @@ def test_a_descriptor_that_cannot_be_mapped_is_closed(monkeypatch: pytest.Monkey
 
 LIMITED = """
 import os, resource
-from halimede.workers.segments import make_segment
+from halimede.channel.segments import make_segment
 before = len(os.listdir("/proc/self/fd"))
 resource.setrlimit(resource.{limit}, ({soft}, resource.RLIM_INFINITY if {soft} > 1000 else {soft}))
 made = [make_segment(4 << 20) for _ in range(3)]
@@ -259,7 +259,7 @@ def test_no_segment_is_made_if_the_system_refuses(limit: str, soft: int):
 
 TOO_MUCH = """
 import os, resource
-from halimede.workers.segments import make_segment
+from halimede.channel.segments import make_segment
 # If it is not refused, this ends before it takes memory that other processes need.
 with open("/proc/self/oom_score_adj", "w") as file:
     file.write("1000")
@@ -279,7 +279,7 @@ def test_a_segment_may_be_made_but_not_mapped():
     """A segment counts towards the process's limit only when it is mapped; then the server works without it."""
     code = (
         "import resource\n"
-        "from halimede.workers.segments import SegmentMap, make_segment\n"
+        "from halimede.channel.segments import SegmentMap, make_segment\n"
         "descriptor = make_segment(64 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))\n"
         "try:\n    SegmentMap().map(1, descriptor)\nexcept OSError as error:\n    print(type(error).__name__)\n"

@@ -13,10 +13,11 @@ import numpy as np
 
 from halimede.backends.api import RunContext
 from halimede.backends.service_calls import TakeState
+from halimede.channel.frames import encode_frame
 from halimede.core.schedule.sequences.policy import sequence_policy
 from halimede.core.schedule.sequences.scheduler import SequenceScheduler
 from halimede.core.types import Placement
-from halimede.workers.frames.kinds import STATE_FREED, FrameKind, encode_frame
+from halimede.workers.frames.kinds import STATE_FREED, WorkerFrame
 from halimede.workers.frames.services import decode_service_result, encode_service_call, service_call_frame
 from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker
@@ -215,7 +216,7 @@ def test_a_process_that_frees_more_than_it_has_is_lost() -> None:
             await each.send(service_call_frame(1, encode_service_call(TakeState(100))))
             assert decode_service_result((await each.receive())[1]) == (1, True)
             assert each.states.account.held_bytes == 100
-            await each.send(encode_frame(FrameKind.STATE_FREED, STATE_FREED.pack(101)))
+            await each.send(encode_frame(WorkerFrame.STATE_FREED, STATE_FREED.pack(101)))
             assert await each.until_lost() == "it sent garbage: 101 bytes of states given back, of 100 that it has"
             assert each.states.account.held_bytes == 0
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from halimede.backends.hosting import Answer
+from halimede.channel.frames import FIRST_SHARED, MAPPED, SEGMENT, SHARED, UNMAP, ChannelFrame, encode_frame
+from halimede.channel.segments import SegmentMap, make_segment
+from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES
+from halimede.channel.server_end.shared_segments import MAX_SEGMENTS, MIN_SHARED_BYTES, SharedSegments
 from halimede.core.types import DataType, InferenceRequest, Tensor
 from halimede.workers.frames.batches import decode_execute
-from halimede.workers.frames.kinds import FIRST_SHARED, MAPPED, SEGMENT, SHARED, UNMAP, FrameKind, encode_frame
-from halimede.workers.segments import SegmentMap, make_segment
-from halimede.workers.server.memory import COPIED_ON_LOOP_BYTES
-from halimede.workers.server.shared_segments import MAX_SEGMENTS, MIN_SHARED_BYTES, SharedSegments
+from halimede.workers.frames.kinds import WorkerFrame
 from halimede.workers.worker import BatchItem
 from support.channel import (
     LIMIT_S,
@@ -69,16 +70,16 @@ class Played:
             return b""
 
         kind, body = await self.stage.receive()
-        assert kind is FrameKind.EXECUTE, kind
+        assert kind is WorkerFrame.EXECUTE, kind
         decode_execute(body, 0, locate)
         self.numbers = self.stage.shared
         return places
 
     async def say_mapped(self, number: int, *, is_mapped: bool = True) -> None:
-        await self.stage.send(encode_frame(FrameKind.MAPPED, MAPPED.pack(number, is_mapped)))
+        await self.stage.send(encode_frame(ChannelFrame.MAPPED, MAPPED.pack(number, is_mapped)))
         # The server has handled the frame once it has handled the next one.
         count = len(self.stage.heard.ready)
-        await self.stage.send(encode_frame(FrameKind.READY, b"\1"))
+        await self.stage.send(encode_frame(WorkerFrame.READY, b"\1"))
         await self.stage.until(lambda: len(self.stage.heard.ready) > count, "the frame to be handled")
 
     async def end_batch(
@@ -186,7 +187,7 @@ def test_a_segment_that_a_model_has_written_to_is_copied_from_then_on():
             del home
             each.stage.heard.done.clear()
             gc.collect()
-            assert await each.stage.receive() == (FrameKind.UNMAP, UNMAP.pack(number))
+            assert await each.stage.receive() == (ChannelFrame.UNMAP, UNMAP.pack(number))
 
     play(scenario)
 
@@ -276,7 +277,7 @@ def test_the_number_of_segments_of_one_reader_is_bounded():
             each.stage.heard.done.clear()
             gc.collect()
             unmapped = {(await each.stage.receive())[0] for _ in range(MAX_SEGMENTS)}
-            assert unmapped == {FrameKind.UNMAP}
+            assert unmapped == {ChannelFrame.UNMAP}
             each.send(Home().tensor())
             await each.receive()
             assert len(each.numbers) == MAX_SEGMENTS + 1
@@ -318,9 +319,9 @@ def test_a_segment_without_its_descriptor_is_not_mapped():
         async with worker(Reader()) as each:
             server_end, worker_end = socket.socketpair()
             process = HonestWorker(worker_end.detach(), lambda _: Script(Reader()))
-            server_end.sendall(encode_frame(FrameKind.SEGMENT, SEGMENT.pack(FIRST_SHARED, SHARED)))
+            server_end.sendall(encode_frame(ChannelFrame.SEGMENT, SEGMENT.pack(FIRST_SHARED, SHARED)))
             answer = await asyncio.to_thread(server_end.recv, 100)
-            assert answer == encode_frame(FrameKind.MAPPED, MAPPED.pack(FIRST_SHARED, False))
+            assert answer == encode_frame(ChannelFrame.MAPPED, MAPPED.pack(FIRST_SHARED, False))
             server_end.close()
             await asyncio.to_thread(process.join, LIMIT_S)
             assert process.failure is None

@@ -1,5 +1,7 @@
 """The codec of service calls: both ends agree on every call and every result."""
 
+from enum import IntEnum
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +18,9 @@ from halimede.backends.service_calls import (
     ServiceResult,
     UnloadModel,
 )
+from halimede.channel.frames import HEADER, MAX_CONTROL_BYTES, MAX_TEXT_BYTES, FrameError
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.frames.kinds import HEADER, MAX_CONTROL_BYTES, MAX_TEXT_BYTES, FrameError, FrameKind
+from halimede.workers.frames.kinds import WorkerFrame
 from halimede.workers.frames.services import (
     MAX_ENTRIES,
     decode_service_call,
@@ -41,7 +44,7 @@ CALLS: st.SearchStrategy[ServiceCall[ServiceResult]] = st.one_of(
 ERRORS = st.builds(InferenceError, st.sampled_from(ErrorCode), TEXTS)
 
 
-def body_of(frame: bytes, kind: FrameKind) -> bytes:
+def body_of(frame: bytes, kind: IntEnum) -> bytes:
     assert HEADER.unpack_from(frame) == (len(frame) - HEADER.size, kind)
     return frame[HEADER.size :]
 
@@ -49,12 +52,12 @@ def body_of(frame: bytes, kind: FrameKind) -> bytes:
 @given(st.integers(0, 2**32 - 1), CALLS)
 def test_the_server_reads_the_call_that_the_worker_wrote(number: int, call: ServiceCall[ServiceResult]) -> None:
     frame = service_call_frame(number, encode_service_call(call))
-    assert decode_service_call(body_of(frame, FrameKind.SERVICE_CALL)) == (number, call)
+    assert decode_service_call(body_of(frame, WorkerFrame.SERVICE_CALL)) == (number, call)
 
 
 @given(st.integers(0, 2**32 - 1), st.none() | st.booleans() | IDS | st.floats(allow_nan=False) | ERRORS)
 def test_the_worker_reads_the_result_that_the_server_wrote(number: int, result: ServiceResult | InferenceError) -> None:
-    read = decode_service_result(body_of(encode_service_result(number, result), FrameKind.SERVICE_RESULT))
+    read = decode_service_result(body_of(encode_service_result(number, result), WorkerFrame.SERVICE_RESULT))
     assert read == (number, result)
     assert type(read[1]) is type(result)
 
@@ -73,7 +76,7 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
 
 def test_the_text_of_an_error_is_cut() -> None:
     frame = encode_service_result(1, InferenceError(ErrorCode.INTERNAL, "x" * (MAX_TEXT_BYTES + 1)))
-    _, error = decode_service_result(body_of(frame, FrameKind.SERVICE_RESULT))
+    _, error = decode_service_result(body_of(frame, WorkerFrame.SERVICE_RESULT))
     assert error == InferenceError(ErrorCode.INTERNAL, "x" * MAX_TEXT_BYTES)
 
 

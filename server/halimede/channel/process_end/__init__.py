@@ -1,0 +1,1 @@
+"""The process's end of a channel."""
