@@ -27,6 +27,7 @@ from halimede.front_processes.services import LocalService, Service, make_metric
 from halimede.log import EXIT_FLUSH_S, configure, dropped_lines, reopen, shutdown
 from halimede.memory_group import memory_bounds
 from halimede.native_output import divert_cxx_streams
+from halimede.processes.output import OutputReader
 from halimede.runtime.limits import count_open_files, open_files_limit, raise_open_files
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.runtime.watcher import watch
@@ -35,7 +36,6 @@ from halimede.settings import ModelControlMode, Settings
 from halimede.start_report import LOADING_INTERVAL_SECS, TerminalStart, begin_on_terminal, log_tables
 from halimede.startup import failed_loads, termination_message, unknown_settings_in
 from halimede.termination import write_message
-from halimede.workers.output import OutputReader
 
 log = logging.getLogger(__name__)
 

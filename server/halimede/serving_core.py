@@ -15,6 +15,7 @@ from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.inventory import Inventory
 from halimede.core.schedule.policy import StartHold
 from halimede.log import dropped_lines
+from halimede.processes.launcher import Launcher
 from halimede.runtime.core_server import CoreServer
 from halimede.runtime.devices import read_inventory
 from halimede.runtime.lifecycle import CLOSE_TIMEOUT_SECS, ModelLifecycle
@@ -24,7 +25,6 @@ from halimede.runtime.requests import RequestTable
 from halimede.runtime.sampler import Sampler, make_sampler
 from halimede.runtime.threads import run_in_thread
 from halimede.settings import ModelControlMode, Settings
-from halimede.workers.launcher import Launcher
 
 FIRST_SAMPLE_SECS = 5.0
 """Time limit for the first read of the devices' memory, before models are loaded without it."""

@@ -28,9 +28,9 @@ from halimede.core.observe.start_summary import (
 )
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.log import LEVELS, PACKAGE, LogHandler, handlers, log_table
+from halimede.processes.output import log as prints_log
 from halimede.settings import Settings
 from halimede.startup import AGENTS, BACKENDS, MODELS, OPTIONS, backend_rows, model_rows, option_rows
-from halimede.workers.output import log as prints_log
 
 log = logging.getLogger(__name__)
 

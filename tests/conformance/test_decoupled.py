@@ -406,7 +406,7 @@ def test_a_client_that_does_not_read_holds_back_only_its_model(stage: Stage) -> 
 
 
 LIMITLESS = """
-from halimede.workers.child import requests as open_requests
+from halimede.workers.host import requests as open_requests
 
 open_requests.WINDOW_RESPONSES = open_requests.WINDOW_BYTES = 1 << 60
 """

@@ -6,13 +6,15 @@ import numpy as np
 
 from halimede.backends.hosting import Answer, Reply
 from halimede.backends.service_calls import LoadModel, NewMetric
-from halimede.channel.frames import ChannelFrame, encode_frame
+from halimede.channel.frames import HEADER, ChannelFrame, encode_frame
 from halimede.channel.json_frames import encode_blocks, json_frame
 from halimede.core.types import Buffer, DataType, ErrorCode, InferenceError, InferenceRequest, Tensor
 from halimede.core.wire.protocol import ModelInferRequest
+from halimede.front_processes.asks import DEVICES, KV_CACHE, LOAD_MODEL, MODEL, REPOSITORY_INDEX, encode_ask
+from halimede.inference_frames.calls import encode_infer
+from halimede.inference_frames.kinds import CALL, TAKEN, InferenceFrame
 from halimede.workers.frames.answers import encode_done, encode_response
-from halimede.workers.frames.calls import encode_infer
-from halimede.workers.frames.kinds import CALL, METRIC, TAKEN, CallFrame, WorkerFrame
+from halimede.workers.frames.kinds import METRIC, WorkerFrame
 from halimede.workers.frames.services import encode_service_call, service_call_frame
 from support.tensorflow_files import DOUBLE, FLOAT, STRING, graph, meta_graph, node, saved_model
 
@@ -70,7 +72,7 @@ def _infer(number: int, *inputs: Tensor, batch: int = 1, **fields: Any) -> bytes
 
 
 def _taken(number: int, count: int) -> bytes:
-    return encode_frame(CallFrame.TAKEN, TAKEN.pack(number, count))
+    return encode_frame(InferenceFrame.TAKEN, TAKEN.pack(number, count))
 
 
 _CALL = service_call_frame(3, encode_service_call(NewMetric(1, {"a": "b"}, [1.5])))
@@ -190,8 +192,15 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         + _infer(1, _Y, _S, id="a", outputs=("y",), parameters={"k": 1}, sequence_id="s", priority=2)
         + _taken(1, 1)
         + _infer(2, _STORED, batch=0, sequence_id=7, sequence_start=True)
-        + encode_frame(CallFrame.CANCEL_CALL, CALL.pack(1))
+        + encode_frame(InferenceFrame.CANCEL_CALL, CALL.pack(1))
         + _done(1, [None, None]),
+    ),
+    "asks": tuple(
+        encode_ask(7, question, arguments)[HEADER.size :]
+        for question, arguments in (
+            *((MODEL, ("m", "1")), (KV_CACHE, ("größe",)), (REPOSITORY_INDEX, (True,)), (DEVICES, ())),
+            (LOAD_MODEL, ("m", {"config": "{}", "file:1/m.onnx": b"\0\xff", "n": -3, "on": False})),
+        )
     ),
     "tensorflow_files": (
         saved_model(meta_graph(["serve"], {"serving_default": DOUBLE, "other": DOUBLE}), meta_graph(["a", "b"], {})),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from fuzz.asks_target import asks
 from fuzz.http2_target import http2_frames
 from fuzz.model_file_target import model_file
 from halimede.backends.hosting import Answer, Reply, WorkerSpec
@@ -31,11 +32,11 @@ from halimede.frontends.http.framing import Limits
 from halimede.frontends.http.listener import Listener
 from halimede.frontends.http.protocol import HttpConnection
 from halimede.frontends.port import PortLimits
+from halimede.inference_frames.calls import Infer
+from halimede.workers.connection.batches import SentBatch
+from halimede.workers.connection.worker_connection import Owners
+from halimede.workers.connection.worker_connection import WorkerConnection as Channel
 from halimede.workers.frames.answers import Done, Response
-from halimede.workers.frames.calls import Infer
-from halimede.workers.server.batches import SentBatch
-from halimede.workers.server.connection import Owners
-from halimede.workers.server.connection import WorkerConnection as Channel
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem
 
@@ -485,6 +486,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
         *(http_framing, http2_frames, json_to_tensor, generate_to_tensor, pbtxt, config_yaml, grpc_contents),
-        *(worker_frames, model_file, tensorflow_files),
+        *(worker_frames, asks, model_file, tensorflow_files),
     )
 }

@@ -22,17 +22,17 @@ SERVER, OPERATOR = "server/halimede", "operator/halimede_operator"
 
 QUOTAS = (
     # What a test misses most easily: durations of statistics, limits, deadlines, recovery.
-    Quota(7, f"{SERVER}/(core/observe/stats|core/types/stat|runtime|workers)", r"_ns\b"),
-    Quota(9, f"{SERVER}/(core|runtime|channel|workers|frontends|fetch|front_processes)", r"^_?(MAX|MOST|LONGEST)_[A-Z_]+$"),
-    Quota(4, f"{SERVER}/(runtime|channel|workers|frontends|fetch|front_processes)", r"^_?[A-Z_]+_(S|SECS|SECONDS|MS)$"),
-    Quota(9, f"{SERVER}/(core|runtime|channel|workers|frontends)", r"(?i)deadline|timeout|expire|stall"),
-    Quota(9, f"{SERVER}/(core/supervise|runtime|channel|workers|fetch|front_processes)", r"(?i)restart|retr(y|ies)|again|gone|crash|lost|ended|abandon"),
+    Quota(7, f"{SERVER}/(core/observe/stats|core/types/stat|runtime|inference_frames|processes|workers)", r"_ns\b"),
+    Quota(9, f"{SERVER}/(core|runtime|channel|inference_frames|processes|workers|frontends|fetch|front_processes)", r"^_?(MAX|MOST|LONGEST)_[A-Z_]+$"),
+    Quota(4, f"{SERVER}/(runtime|channel|inference_frames|processes|workers|frontends|fetch|front_processes)", r"^_?[A-Z_]+_(S|SECS|SECONDS|MS)$"),
+    Quota(9, f"{SERVER}/(core|runtime|channel|inference_frames|processes|workers|frontends)", r"(?i)deadline|timeout|expire|stall"),
+    Quota(9, f"{SERVER}/(core/supervise|runtime|channel|inference_frames|processes|workers|fetch|front_processes)", r"(?i)restart|retr(y|ies)|again|gone|crash|lost|ended|abandon"),
     Quota(5, f"{OPERATOR}/(reconcile|cluster|api_server|handlers|lease|queue|core/process/workqueue)", r"(?i)retry|again|expire|lost|fail|resume|stale"),
     # Each room of the product.
     Quota(26, f"{SERVER}/core/"),
     Quota(15, f"{OPERATOR}/(metrics_api/)?core/"),
     Quota(14, f"{SERVER}/runtime/"),
-    Quota(12, f"{SERVER}/(channel|workers)/"),
+    Quota(12, f"{SERVER}/(channel|inference_frames|processes|workers)/"),
     Quota(12, f"{SERVER}/frontends/"),
     Quota(9, f"{SERVER}/fetch/"),
     Quota(8, f"{SERVER}/backends/"),

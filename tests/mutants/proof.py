@@ -17,8 +17,8 @@ class Process:
 
 PROCESSES = (
     Process("server", "server/halimede/app.py", "run", "tests/conformance/test_process.py"),
-    Process("worker", "server/halimede/workers/child/main.py", "main", "tests/shell/workers/test_process_worker.py"),
-    Process("zygote", "server/halimede/workers/zygote.py", "main", "tests/shell/workers/test_zygote.py"),
+    Process("worker", "server/halimede/workers/host/main.py", "main", "tests/shell/workers/test_process_worker.py"),
+    Process("zygote", "server/halimede/processes/zygote.py", "main", "tests/shell/workers/test_zygote.py"),
     Process("front end", "server/halimede/front_processes/main.py", "main", "tests/shell/front_processes/test_stop.py"),
     Process("fetch", "server/halimede/fetch/plan.py", "", "tests/shell/fetch/test_command.py"),
     Process("operator", "operator/halimede_operator/main.py", "main", "tests/shell/operator/test_main.py"),

@@ -9,7 +9,9 @@ import pytest
 
 from halimede.commands.flag import Flag, FlagTreatment
 from halimede.commands.flags import GROUPS, all_flags
-from halimede.core.types import ApiCategory, Secret
+from halimede.core.types import ApiCategory, Secret, ServerMetadata
+from halimede.front_processes.main import Order
+from halimede.front_processes.values import decode, encode
 from halimede.settings import AccessLevel, CompressionLevel, LogFormat, MetricsConfig, ModelControlMode, Settings
 from support.command_line import complaint, settings
 
@@ -158,6 +160,17 @@ def test_every_honoured_flag_is_tested() -> None:
     tested = {argument.split("=")[0] for argument in EFFECTS} | set(TOGETHER.split())
     honoured = {name for flag in all_flags() if flag.treatment is FlagTreatment.HONOURED for name in flag.names}
     assert tested == honoured
+
+
+def test_front_end_processes_are_told_the_settings_as_they_are() -> None:
+    several = {
+        "model_repository": (Path("/models"), "s3://bucket"),
+        "grpc_server_cert": Path("c.pem"),
+        "notices": ("n",),
+    }
+    settings = Settings(**dict(EFFECTS.values()), **several)  # type: ignore[arg-type]
+    order = Order(settings, ServerMetadata("triton", "1", ("a", "b")), 1, 2, {"HTTPService": 2})
+    assert decode(Order, encode(Order, order)) == order
 
 
 @pytest.mark.parametrize("argument", EFFECTS)

@@ -55,7 +55,7 @@ def test_flags_choose_what_is_logged_to_stderr(flags: str, letters: str) -> None
 
 WORKER_OUTPUT = """
 configure(Settings(log_format=LogFormat.{form}))
-from halimede.workers.output import log_line
+from halimede.processes.output import log_line
 log_line(40, "model.py:7", "m failed: Traceback:\\n  File \\x1b\\n    raise\\nValueError: why\\n", {{"model": "m"}})
 """
 

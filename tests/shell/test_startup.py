@@ -11,6 +11,7 @@ from halimede import __version__, termination
 from halimede.core.observe.log_lines import LogLine, Severity, render_default
 from halimede.core.types import ModelIndexEntry, ModelReadyState, ServerMetadata
 from halimede.log import PACKAGE, LogHandler, LogOutput, LogWriter
+from halimede.processes.output import log as prints_log
 from halimede.settings import ModelControlMode, Settings
 from halimede.start_report import MOST_KEPT, TerminalStart
 from halimede.startup import (
@@ -22,7 +23,6 @@ from halimede.startup import (
     unknown_settings_in,
 )
 from halimede.termination import MAX_BYTES, write_message
-from halimede.workers.output import log as prints_log
 
 
 def test_options_have_the_names_of_tritons_table() -> None:

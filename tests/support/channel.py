@@ -16,24 +16,24 @@ import numpy as np
 
 from halimede.backends.hosting import Answer, Host, HostedRequest, Reply, Runner, WorkerSpec
 from halimede.backends.service_calls import MetricValue, ServiceCall, ServiceResult
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.memory import Memory
-from halimede.channel.child.reader import ServerGoneError
 from halimede.channel.frames import HEADER, SEGMENT, SHARED, ChannelFrame
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
+from halimede.channel.process_end.reader import ServerGoneError
 from halimede.channel.segments import SegmentMap
-from halimede.channel.server.channel import STALL_SECS
-from halimede.channel.server.memory import ARENA_BYTES
+from halimede.channel.server_end.channel import STALL_SECS
+from halimede.channel.server_end.memory import ARENA_BYTES
 from halimede.core.spin import SpinPolicy
 from halimede.core.types import Buffer, DataType, InferenceRequest, InferenceResponse, Tensor
-from halimede.workers.child.batches import BatchRunner
-from halimede.workers.child.host import WorkerHost
+from halimede.inference_frames.calls import Infer
 from halimede.workers.claim import DESCRIPTORS, Claim
+from halimede.workers.connection.batches import SentBatch
+from halimede.workers.connection.worker_connection import Owners, WorkerConnection
 from halimede.workers.frames.answers import Done, Response, encode_done, encode_response
 from halimede.workers.frames.batches import ExecuteFrame, decode_execute
-from halimede.workers.frames.calls import Infer
 from halimede.workers.frames.kinds import WORKER_FRAMES, WorkerFrame
-from halimede.workers.server.batches import SentBatch
-from halimede.workers.server.connection import Owners, WorkerConnection
+from halimede.workers.host.batches import BatchRunner
+from halimede.workers.host.worker_host import WorkerHost
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchItem
 from support.processes import open_files
@@ -46,9 +46,6 @@ SPEC = WorkerSpec(
     model="m", version=1, instance="m_0_0", ordinal=0, kind="CPU", device_id=0, device_uuid="", backend="python",
     runner="", config_json="{}", repository="", artifact="",
 )  # fmt: skip
-
-
-_KINDS = {int(kind): kind for kind in WORKER_FRAMES}
 
 
 def tensor(name: str, size: int, first: int = 0) -> Tensor:
@@ -199,7 +196,7 @@ class Stage:
                 for _ in range(DESCRIPTORS):
                     os.close(self._descriptors.pop(0))
             if number != ChannelFrame.SEGMENT:
-                return _KINDS[number], memoryview(body)
+                return WORKER_FRAMES[number], memoryview(body)
             segment, arena = SEGMENT.unpack(body)
             descriptor = self._descriptors.pop(0)
             if arena == SHARED:

@@ -7,19 +7,16 @@ from enum import IntEnum
 from typing import Any
 
 from halimede.backends.service_calls import MetricValue
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.memory import Memory
 from halimede.channel.frames import HEADER, encode_frame
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
 from halimede.core.types import InferenceError
-from halimede.workers.child.requests import OpenRequest, OpenRequests
-from halimede.workers.child.services import ServiceCalls
-from halimede.workers.frames.kinds import CREDIT, KEY, WORKER_FRAMES, CallFrame, WorkerFrame
+from halimede.workers.frames.kinds import CREDIT, KEY, WORKER_FRAMES, WorkerFrame
 from halimede.workers.frames.services import decode_service_call, encode_service_result
+from halimede.workers.host.requests import OpenRequest, OpenRequests
+from halimede.workers.host.services import ServiceCalls
 
 LIMIT_S = 30.0
-
-
-_KINDS = {int(kind): kind for kind in WORKER_FRAMES}
 
 
 class Server:
@@ -47,12 +44,12 @@ class Server:
 
     def receive(self) -> tuple[IntEnum, bytes]:
         length, number = HEADER.unpack(self._file.read(HEADER.size))
-        return _KINDS[number], self._file.read(length)
+        return WORKER_FRAMES[number], self._file.read(length)
 
     def answer_call(self, error: InferenceError | None = None) -> None:
         """Answer the next call with the number of its metric."""
         kind, body = self.receive()
-        assert kind is CallFrame.SERVICE_CALL
+        assert kind is WorkerFrame.SERVICE_CALL
         self.answer(body, error)
 
     def answer(self, body: bytes, error: InferenceError | None = None) -> None:

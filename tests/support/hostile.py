@@ -10,8 +10,9 @@ from halimede.backends.service_calls import (
 )
 from halimede.channel.frames import HEADER
 from halimede.core.types import Buffer, InferenceRequest
-from halimede.workers.frames.calls import encode_infer
-from halimede.workers.frames.kinds import CALL, TAKEN, CallFrame
+from halimede.inference_frames.calls import encode_infer
+from halimede.inference_frames.kinds import CALL, TAKEN, InferenceFrame
+from halimede.workers.frames.kinds import WorkerFrame
 from halimede.workers.frames.services import encode_service_call
 from support.channel import Stage, item, tensor
 
@@ -26,7 +27,7 @@ def raw(kind: int, body: bytes = b"", length: int | None = None) -> bytes:
 
 def service(call: ServiceCall[ServiceResult], change: Callable[[bytes], bytes] = bytes) -> bytes:
     """A service call with a modified body."""
-    return raw(CallFrame.SERVICE_CALL, change(CALL.pack(1) + encode_service_call(call)))
+    return raw(WorkerFrame.SERVICE_CALL, change(CALL.pack(1) + encode_service_call(call)))
 
 
 def infer(
@@ -38,11 +39,11 @@ def infer(
 
 
 def taken(number: int, count: int) -> bytes:
-    return raw(CallFrame.TAKEN, TAKEN.pack(number, count))
+    return raw(InferenceFrame.TAKEN, TAKEN.pack(number, count))
 
 
 def uncalled(number: int) -> bytes:
-    return raw(CallFrame.CANCEL_CALL, CALL.pack(number))
+    return raw(InferenceFrame.CANCEL_CALL, CALL.pack(number))
 
 
 def deep_json(start: bytes) -> bytes:

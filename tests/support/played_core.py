@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.memory import Memory
 from halimede.channel.frames import HEADER
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse, ServerMetadata
-from halimede.front_processes.asks import decode_ask, encode_told, encode_told_error
+from halimede.front_processes.asks import MODEL, AnyQuestion, decode_ask, encode_told
 from halimede.front_processes.core_life import CoreLife
 from halimede.front_processes.frames import ANSWERS, FRONT_FRAMES, INFERS, FrontFrame
 from halimede.front_processes.groups import decode_infers
@@ -22,9 +22,6 @@ from halimede.front_processes.remote import RemoteServer
 from support.loop_thread import LoopThread
 
 LIMIT_SECS = 2.0
-
-
-_KINDS = {int(kind): kind for kind in FRONT_FRAMES}
 
 
 def view(name: str, version: str = "1") -> ModelView:
@@ -72,7 +69,7 @@ class PlayedCore:
         """The next frame of the front end."""
         body = memoryview(self._read(HEADER.size))
         length, kind = HEADER.unpack(body)
-        return _KINDS[kind], memoryview(self._read(length))
+        return FRONT_FRAMES[kind], memoryview(self._read(length))
 
     def _read(self, size: int) -> bytes:
         while len(self._unread) < size:
@@ -81,8 +78,8 @@ class PlayedCore:
         del self._unread[:size]
         return data
 
-    def asked(self) -> tuple[int, str, tuple[Any, ...]]:
-        """The next frame, which is a question: number, method and arguments."""
+    def asked(self) -> tuple[int, AnyQuestion, tuple[Any, ...]]:
+        """The next frame, which is an ASK: its number, the question and its arguments."""
         kind, body = self.frame()
         assert kind is FrontFrame.ASK
         return decode_ask(body)
@@ -97,10 +94,9 @@ class PlayedCore:
         """The requests of an INFERS frame."""
         return [request for _, request in decode_infers(body, lambda *_: memoryview(b""))]
 
-    def tell(self, number: int, answer: object) -> None:
-        """Answer a question."""
-        told = encode_told_error if isinstance(answer, InferenceError) else encode_told
-        self._socket.sendall(told(number, answer))  # type: ignore[operator]
+    def tell(self, number: int, answer: ModelView | InferenceError) -> None:
+        """Answer a question for a model, or fail any other."""
+        self._socket.sendall(encode_told(number, MODEL, answer))
 
     def infer(self, request: InferenceRequest, on_response: Callable[[InferenceResponse], None]) -> int:
         ticket: int = self.thread.call(lambda: self.server.infer(request, on_response))

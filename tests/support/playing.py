@@ -19,11 +19,11 @@ from halimede.core.config.write import to_json
 from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import DataType, InferenceRequest, Tensor
+from halimede.processes.launcher import Launcher
 from halimede.runtime.services import ModelServices
-from halimede.workers.launcher import Launcher
-from halimede.workers.process.program import Program
-from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.states import HeldStates
+from halimede.workers.supervision.program import Program
+from halimede.workers.supervision.worker import ProcessWorker
 from halimede.workers.worker import BatchItem, WorkerEvent
 
 NOBODY: Any = SimpleNamespace(cancel=None, acknowledge=None)

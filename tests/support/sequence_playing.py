@@ -15,16 +15,16 @@ from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.runtime.pump import Pump
 from halimede.runtime.services import ModelServices
-from halimede.workers.process.program import Program
-from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.states import HeldStates
+from halimede.workers.supervision.program import Program
+from halimede.workers.supervision.worker import ProcessWorker
 from halimede.workers.worker import BatchDone, BatchItem, WorkerEvent
 from support.playing import NOBODY, shared_launcher
 
 LIMIT_S = 30.0
 HEAD = "import os, time, threading\nimport numpy as np\nimport triton_python_backend_utils as pb\n\n"
 PYTHON = "halimede.backends.python.runner:make_runner"
-BACKEND = "halimede.workers.child.backend_runner:make_runner"
+BACKEND = "halimede.workers.host.backend_runner:make_runner"
 
 
 class Play:

@@ -177,7 +177,7 @@ def zygote(server: RunningServer) -> psutil.Process:
 
 
 def zygotes(server: RunningServer) -> list[psutil.Process]:
-    return [each for each in children(server.process.pid) if "workers.zygote:main" in " ".join(each.cmdline())]
+    return [each for each in children(server.process.pid) if "processes.zygote:main" in " ".join(each.cmdline())]
 
 
 def workers(server: RunningServer, model: str = "") -> list[psutil.Process]:

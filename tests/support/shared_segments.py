@@ -12,7 +12,7 @@ import numpy as np
 from halimede.backends.hosting import Answer, HostedRequest, Reply
 from halimede.channel.frames import FIRST_SHARED
 from halimede.channel.segments import Lease
-from halimede.channel.server.memory import ARENA_BYTES
+from halimede.channel.server_end.memory import ARENA_BYTES
 from halimede.core.types import Buffer, InferenceRequest, Tensor
 from halimede.workers.worker import BatchItem
 from support.channel import (

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from halimede.core.supervise import ProcessExit
-from halimede.workers.launcher import Launcher, WorkerProcess
+from halimede.processes.launcher import Launcher, WorkerProcess
 
 FOLDER = str(Path(__file__).parent)
 OBEY = "talkative:obey"

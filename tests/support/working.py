@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from halimede.backends.hosting import HostedRequest, Reply
-from halimede.channel.server.memory import ARENA_BYTES
+from halimede.channel.server_end.memory import ARENA_BYTES
 from support.channel import (
     LIMIT_S,
     HonestWorker,

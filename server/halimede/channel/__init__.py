@@ -5,10 +5,11 @@
 | `frames` | the header, tables of frames, and the frames that every channel has: start, end, memory |
 | `json_frames` | JSON, errors, lists of blocks |
 | `segments` | segments of shared memory, mapped in both processes |
-| `server` | the end of the server's event loop |
-| `child` | the end of the process, which blocks or reads on a loop; standard library only |
+| `server_end` | the end of the server's event loop |
+| `process_end` | the end of the process, which blocks or reads on a loop; standard library only |
 
-A frame is its length and kind, four bytes each, and a body. A protocol is a `FrameTable`: both ends get it when they
-are made, and refuse or never see frames that it does not have. The tables are `workers.frames.kinds.WORKER_FRAMES` and
+A frame is its length and kind, four bytes each, and a body. A kind has a name, a number and a limit, and is defined
+once, in the `FrameKind` of its subject. A protocol is a `FrameTable` of some of these: both ends get it when they are
+made, and refuse or never see frames that it does not have. The tables are `workers.frames.kinds.WORKER_FRAMES` and
 `front_processes.frames.FRONT_FRAMES`.
 """

@@ -110,8 +110,8 @@ def run(model: Path, files: tuple[Path, ...]) -> int:
     from halimede.core.types import InferenceError
     from halimede.runtime.isolate import PYTHON_MODELS, Isolated
     from halimede.runtime.prepare import source
-    from halimede.workers.process.program import Program
     from halimede.workers.states import HeldStates
+    from halimede.workers.supervision.program import Program
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     host = Terminal(HeldStates(), lambda: _other_models(model))

@@ -15,10 +15,10 @@ import uvloop
 from halimede.backends.service_calls import IsModelReady, LoadModel, ServiceCall, ServiceResult, UnloadModel
 from halimede.core.types import InferenceError, InferenceRequest, InferenceResponse
 from halimede.core.types.caller import Caller
+from halimede.processes.output import log as prints_log
 from halimede.runtime.core_server import CoreServer
 from halimede.serving_core import ServingCore, make_core
 from halimede.settings import Settings
-from halimede.workers.output import log as prints_log
 
 T = TypeVar("T")
 

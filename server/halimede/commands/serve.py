@@ -16,8 +16,8 @@ from halimede.commands.flag import Flag, FlagTreatment
 from halimede.commands.flags import BY_NAME, GROUPS, HELP, TRITON_VERSION, VERSION, all_flags
 from halimede.commands.parse import parse
 from halimede.encoding import use_utf8
+from halimede.processes.blas import loading_blas
 from halimede.settings import Settings
-from halimede.workers.child.blas import loading_blas
 
 TEXT_COLUMN = 32
 """Maximum column at which the help's descriptions begin; a longer flag has a line of its own."""

@@ -12,8 +12,8 @@ from halimede.core.types import InferenceError, InferenceRequest
 from halimede.runtime.prepare import isolated_version
 from halimede.serving_core import make_core
 from halimede.settings import Settings
-from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.states import HeldStates
+from halimede.workers.supervision.worker import ProcessWorker
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerEvent
 
 Answers = list[Reply]

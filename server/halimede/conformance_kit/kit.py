@@ -11,10 +11,10 @@ from halimede.conformance_kit.requests import Maker
 from halimede.conformance_kit.subject import NotTried, Subject, Wrong, on_thread
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType, ErrorCode, InferenceError, InferenceRequest
+from halimede.core.types.error import describe
 from halimede.runtime.prepare import LoadOptions, plan_model
 from halimede.runtime.repository import ModelEntry
 from halimede.workers.abandon import Abandon
-from halimede.workers.instance import describe
 
 
 class Verdict(Enum):

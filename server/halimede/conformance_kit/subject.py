@@ -11,9 +11,10 @@ from halimede.backends.api import Backend, BackendModel, Instance, ModelSource
 from halimede.conformance_kit.requests import Maker
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import InferenceError, InferenceRequest, Placement, Tensor
+from halimede.core.types.error import describe
 from halimede.runtime.prepare import LoadOptions, LoadPlan, source
 from halimede.runtime.repository import ModelEntry
-from halimede.workers.instance import InstanceRunner, describe
+from halimede.workers.instance import InstanceRunner
 
 T = TypeVar("T")
 Reply = list[Tensor] | InferenceError | None

@@ -1,112 +1,125 @@
-"""ASK and TOLD: the methods of `facade.server.Server` besides inferences, called over the channel.
+"""ASK and TOLD: what a front-end process asks the core besides inferences, and the answers.
 
-A front end parses what strangers send, so its question is JSON and names a method of a list. The core's answer is
-pickled.
+| frame | body |
+|---|---|
+| ASK | the number of this ask, the number of the question in QUESTIONS, the arguments |
+| TOLD | the number of the ask, the answer or an error |
+
+Arguments and answers are JSON, written and read by the types in QUESTIONS (`values`).
 """
 
-import base64
-import json
 import logging
-import pickle
 import struct
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, TypeVarTuple, cast
 
-from halimede.channel.frames import FrameError, encode_frame
-from halimede.core.types import Buffer, ErrorCode, InferenceError, shortage_of
-from halimede.facade.server import Server
+from halimede.channel.frames import MAX_CONTROL_BYTES, FrameError, encode_frame
+from halimede.core.config.model_view import ModelView
+from halimede.core.types import Buffer, DeviceReport, ErrorCode, InferenceError, ModelIndexEntry, shortage_of
+from halimede.core.types.kv_cache import KvCache
+from halimede.core.types.statistics import ModelStatistics
+from halimede.facade.server import LoadParameter, Server
 from halimede.front_processes.frames import FrontFrame
+from halimede.front_processes.values import decode, encode
 from halimede.frontends.http.protocol import INTERNAL_ERROR
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = "model"
-"""The method that returns at once."""
+MAX_ARGUMENTS_BYTES = 1 << 20
+"""Maximum bytes of most arguments. They come from control requests, which have at most 64 KiB, and JSON takes up to six
+bytes for one."""
 
-AWAITED = frozenset(
-    {"is_model_ready", "kv_cache", "statistics", "repository_index", "devices", "load_model", "unload_model"}
-)
-_NUMBER = struct.Struct("<I")
-_TOLD = struct.Struct("<I?")
+Ts = TypeVarTuple("Ts")
+AnswerT = TypeVar("AnswerT")
 
 
-def encode_ask(number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
-    """An ASK frame. Arguments are what JSON has, without lists, and mappings to bytes."""
-    return encode_frame(
-        FrontFrame.ASK, _NUMBER.pack(number) + json.dumps([method, *arguments], default=_bytes).encode()
-    )
+@dataclass(frozen=True, slots=True)
+class Question(Generic[*Ts, AnswerT]):
+    """A method of the façade that a front end may call, and the types of its arguments and its answer."""
+
+    number: int
+    method: Callable[[Server], Callable[[*Ts], Awaitable[AnswerT]]]
+    arguments: Any
+    answer: Any
+    max_bytes: int = MAX_ARGUMENTS_BYTES
+    """Of the arguments. An answer has no limit: the core makes it."""
 
 
-def decode_ask(body: Buffer) -> tuple[int, str, tuple[Any, ...]]:
-    """Number, method and arguments. FrameError."""
+def _model(server: Server) -> Callable[[str, str], Awaitable[ModelView]]:
+    async def find(name: str, version: str) -> ModelView:
+        return cast("ModelView", server.model(name, version))  # the core knows every model
+
+    return find
+
+
+# The name of a model may be as long as a client's inference.
+MODEL = Question(1, _model, tuple[str, str], ModelView, MAX_CONTROL_BYTES)
+IS_MODEL_READY = Question(2, lambda server: server.is_model_ready, tuple[str, str], bool)
+KV_CACHE = Question(3, lambda server: server.kv_cache, tuple[str], KvCache | None)
+STATISTICS = Question(4, lambda server: server.statistics, tuple[str, str], Sequence[ModelStatistics])
+REPOSITORY_INDEX = Question(5, lambda server: server.repository_index, tuple[bool], Sequence[ModelIndexEntry])
+DEVICES = Question(6, lambda server: server.devices, tuple[()], DeviceReport)
+LOAD_MODEL = Question(7, lambda server: server.load_model, tuple[str, Mapping[str, LoadParameter]], type(None))
+UNLOAD_MODEL = Question(8, lambda server: server.unload_model, tuple[str, bool], type(None))
+
+AnyQuestion = Question[*tuple[Any, ...], Any]
+
+QUESTIONS: Mapping[int, AnyQuestion] = {
+    each.number: each
+    for each in (MODEL, IS_MODEL_READY, KV_CACHE, STATISTICS, REPOSITORY_INDEX, DEVICES, LOAD_MODEL, UNLOAD_MODEL)
+}
+
+_ASK = struct.Struct("<IB")
+_TOLD = struct.Struct("<I")
+
+
+def encode_ask(number: int, question: Question[*Ts, AnswerT], arguments: tuple[*Ts]) -> bytes:
+    """An ASK frame. InferenceError if the arguments are too large."""
+    document = encode(question.arguments, arguments)
+    if len(document) > question.max_bytes:
+        text = f"the arguments of the request take {len(document)} bytes, at most {question.max_bytes} are taken"
+        raise InferenceError(ErrorCode.INVALID_ARG, text)
+    return encode_frame(FrontFrame.ASK, _ASK.pack(number, question.number) + document)
+
+
+def decode_ask(body: Buffer) -> tuple[int, AnyQuestion, tuple[Any, ...]]:
+    """The number of the ask, the question and its arguments. FrameError."""
     try:
-        (number,) = _NUMBER.unpack_from(body)
-        method, *arguments = json.loads(bytes(body[_NUMBER.size :]), object_hook=_unbytes)
-    except (struct.error, ValueError, TypeError, LookupError, RecursionError) as error:
+        number, which = _ASK.unpack_from(body)
+        question = QUESTIONS[which]
+        document = bytes(body[_ASK.size :])
+        if len(document) > question.max_bytes:
+            raise ValueError(f"arguments of {len(document)} bytes")
+        return number, question, decode(question.arguments, document)
+    except (struct.error, ValueError, KeyError) as error:
         raise FrameError(f"ASK: {error}") from error
-    if not isinstance(method, str) or (method != AT_ONCE and method not in AWAITED):
-        raise FrameError(f"ASK: a method {method!r:.100}")
-    return number, method, tuple(arguments)
 
 
-def _bytes(value: object) -> object:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return [base64.b64encode(value).decode()]
-    raise TypeError(f"{type(value).__name__} in a question to the core")
-
-
-def _unbytes(value: dict[str, Any]) -> object:
-    # A list, because a client may choose every name and every text.
-    return {name: base64.b64decode(each[0]) if isinstance(each, list) else each for name, each in value.items()}
-
-
-def answer_now(server: Server, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
-    """Call the method AT_ONCE: its TOLD frame."""
+async def answer(server: Server, number: int, question: AnyQuestion, arguments: tuple[Any, ...]) -> bytes:
+    """Call the method: its TOLD frame."""
     try:
-        return encode_told(number, getattr(server, method)(*arguments))
-    except Exception as error:  # noqa: BLE001 -- whatever it was, the front end waits for an answer
-        return encode_told_error(number, _told(method, error))
+        return encode_told(number, question, await question.method(server)(*arguments))
+    except InferenceError as error:
+        return encode_told(number, question, error)
+    except Exception as error:
+        # Whatever it was, the front end waits for an answer. It gets no details.
+        log.error("unexpected error in an answer to a front-end process", exc_info=error)
+        failed = shortage_of(error) or InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR)
+        return encode_told(number, question, failed)
 
 
-async def answer_later(server: Server, number: int, method: str, arguments: tuple[Any, ...]) -> bytes:
-    """Call a method of AWAITED: its TOLD frame."""
-    try:
-        return encode_told(number, await getattr(server, method)(*arguments))
-    except Exception as error:  # noqa: BLE001 -- whatever it was, the front end waits for an answer
-        return encode_told_error(number, _told(method, error))
+def encode_told(number: int, question: Question[*Ts, AnswerT], told: AnswerT | InferenceError) -> bytes:
+    """A TOLD frame."""
+    return encode_frame(FrontFrame.TOLD, _TOLD.pack(number) + encode(question.answer | InferenceError, told))
 
 
-def _told(method: str, error: Exception) -> InferenceError:
-    """The error that the front end gets. An internal fault is logged, without details for the client."""
-    if isinstance(error, InferenceError):
-        return error
-    log.error("unexpected error in %s for a front-end process", method, exc_info=error)
-    return shortage_of(error) or InferenceError(ErrorCode.INTERNAL, INTERNAL_ERROR)
+def decode_told(body: Buffer) -> tuple[int, bytes]:
+    """The number of the ask, and what was told, for `told_of`."""
+    return _TOLD.unpack_from(body)[0], bytes(body[_TOLD.size :])
 
 
-def encode_told(number: int, value: object) -> bytes:
-    """A TOLD frame with a result."""
-    return encode_frame(FrontFrame.TOLD, _TOLD.pack(number, True) + pickle.dumps(value))
-
-
-def encode_told_error(number: int, error: InferenceError) -> bytes:
-    """A TOLD frame with an error."""
-    return encode_frame(FrontFrame.TOLD, _TOLD.pack(number, False) + pickle.dumps((error.code.name, error.message)))
-
-
-def decode_told(body: Buffer) -> tuple[int, bool, bytes]:
-    """Number, whether it is a result, and the pickled result or error. Only the core sends this frame."""
-    number, is_result = _TOLD.unpack_from(body)
-    return number, is_result, bytes(body[_TOLD.size :])
-
-
-def result_of(is_result: bool, pickled: bytes) -> Any:
-    """The result; raises the error."""
-    if not is_result:
-        raise error_of(pickled)
-    return pickle.loads(pickled)  # noqa: S301 -- the core made it
-
-
-def error_of(pickled: bytes) -> InferenceError:
-    """The error of an answer."""
-    code, message = pickle.loads(pickled)  # noqa: S301 -- the core made it
-    return InferenceError(ErrorCode[code], message)
+def told_of(question: Question[*Ts, AnswerT], document: bytes) -> AnswerT | InferenceError:
+    """The answer or the error of a TOLD frame. Only the core sends it."""
+    told: AnswerT | InferenceError = decode(question.answer | InferenceError, document)
+    return told

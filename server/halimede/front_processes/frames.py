@@ -1,16 +1,14 @@
 """The frames between the core and a front-end process."""
 
-from enum import IntEnum
-
-from halimede.channel.frames import CHANNEL_FRAMES, MAX_CONTROL_BYTES, FrameTable
-from halimede.workers.frames.kinds import CALL, TAKEN, CallFrame
+from halimede.channel.frames import MAX_CONTROL_BYTES, ChannelFrame, FrameKind, frame_table
+from halimede.inference_frames.kinds import InferenceFrame
 
 MAX_INFERS_BYTES = 3 << 30
 """Maximum bytes of the requests in one frame. A front-end process sends larger ones one at a time."""
 
 
-class FrontFrame(IntEnum):
-    """From the core below 32, from the front-end process above."""
+class FrontFrame(FrameKind):
+    """Requests and answers of a turn of the loop, questions, and the end."""
 
     ANSWERS = 14
     """Answers to INFERS."""
@@ -23,27 +21,16 @@ class FrontFrame(IntEnum):
     REOPEN = 18
     """The process is to reopen its log file."""
 
-    INFERS = 46
+    INFERS = 46, MAX_INFERS_BYTES
     """Inferences that clients request."""
-    ASK = 47
+    ASK = 47, MAX_CONTROL_BYTES
     """A number, and what the process asks the server besides inferences."""
-    DRAINED = 48
+    DRAINED = 48, 0
     """The process has no connection left."""
 
 
 INFERS, ANSWERS = int(FrontFrame.INFERS), int(FrontFrame.ANSWERS)
 
-FRONT_FRAMES: FrameTable = {
-    **CHANNEL_FRAMES,
-    CallFrame.CALL_ANSWER: None,
-    FrontFrame.ANSWERS: None,
-    FrontFrame.TOLD: None,
-    FrontFrame.LEAVE: None,
-    FrontFrame.DRAIN: None,
-    FrontFrame.REOPEN: None,
-    CallFrame.CANCEL_CALL: CALL.size,
-    CallFrame.TAKEN: TAKEN.size,
-    FrontFrame.INFERS: MAX_INFERS_BYTES,
-    FrontFrame.ASK: MAX_CONTROL_BYTES,
-    FrontFrame.DRAINED: 0,
-}
+_INFERENCES = InferenceFrame.CALL_ANSWER, InferenceFrame.CANCEL_CALL, InferenceFrame.TAKEN
+FRONT_FRAMES = frame_table(ChannelFrame, _INFERENCES, FrontFrame)
+"""Front ends send inferences in INFERS, and no INFER."""

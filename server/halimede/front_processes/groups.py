@@ -14,10 +14,10 @@ from functools import lru_cache
 from halimede.channel.frames import HEADER, FrameError
 from halimede.core.types import Buffer, InferenceRequest, InferenceResponse
 from halimede.front_processes.frames import ANSWERS, INFERS
-from halimede.workers.frames.calls import answer_form, describe_answer, describe_call, known_answer_form, make_answer
-from halimede.workers.frames.kinds import MAX_CLIENT_TEXT_BYTES, describe_decode_error
-from halimede.workers.frames.requests import Described, encode_requests, read_requests
-from halimede.workers.frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Store, data_start
+from halimede.inference_frames.calls import answer_form, describe_answer, describe_call, known_answer_form, make_answer
+from halimede.inference_frames.kinds import MAX_CLIENT_TEXT_BYTES, describe_decode_error
+from halimede.inference_frames.requests import Described, encode_requests, read_requests
+from halimede.inference_frames.tensors import PADDING, REMEMBERED_BYTES, Locate, Store, data_start
 
 _WANTED = struct.Struct("<Q")
 _GROUP = struct.Struct("<IIQ")

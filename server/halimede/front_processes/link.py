@@ -5,7 +5,6 @@ strangers send. Its inferences are cancelled when it ends.
 """
 
 import asyncio
-import pickle
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,18 +12,18 @@ from enum import IntEnum
 from typing import Any
 
 from halimede.channel.frames import INLINE_BYTES, ChannelFrame, encode_frame
-from halimede.channel.server.channel import Channel
-from halimede.channel.server.memory import Memory
-from halimede.channel.server.starting import StartAnswer
-from halimede.channel.server.tasks import Tasks
+from halimede.channel.server_end.channel import Channel
+from halimede.channel.server_end.memory import Memory
+from halimede.channel.server_end.starting import StartAnswer
+from halimede.channel.server_end.tasks import Tasks
 from halimede.core.accounts import UNBOUNDED, MemoryBounds
 from halimede.core.types import InferenceError, InferenceResponse, Tensor
 from halimede.facade.server import Server
-from halimede.front_processes.asks import AT_ONCE, answer_later, answer_now, decode_ask
+from halimede.front_processes.asks import AnyQuestion, answer, decode_ask
 from halimede.front_processes.frames import FRONT_FRAMES, FrontFrame
 from halimede.front_processes.groups import decode_infers, encode_answers, wanted_bytes
-from halimede.workers.calls.answers import AnswerSender
-from halimede.workers.calls.inferences import Inference, Inferences
+from halimede.inference_frames.answers import AnswerSender
+from halimede.inference_frames.inferences import Inference, Inferences
 
 
 class FrontLink:
@@ -60,10 +59,10 @@ class FrontLink:
     def __repr__(self) -> str:
         return f"<FrontLink in_flight={len(self._in_flight)}>"
 
-    async def start(self, order: object, descriptors: tuple[int, ...]) -> None:
-        """Send the order to start, with descriptors, which are closed here; returns when the process serves.
+    async def start(self, order: bytes, descriptors: tuple[int, ...]) -> None:
+        """Send the encoded order to start, with descriptors, which are closed here; returns when the process serves.
         InferenceError if it fails; cancelled if it dies."""
-        self._channel.send(encode_frame(ChannelFrame.START, pickle.dumps(order)), descriptors)
+        self._channel.send(encode_frame(ChannelFrame.START, order), descriptors)
         await self._started.wait()
 
     def tell(self, kind: IntEnum) -> None:
@@ -142,14 +141,10 @@ class FrontLink:
     # Questions.
 
     def _on_ask(self, body: memoryview) -> None:
-        number, method, arguments = decode_ask(body)
-        if method == AT_ONCE:
-            self._channel.send(answer_now(self._server, number, method, arguments))
-        else:
-            self._tasks.run(self._answer_later(number, method, arguments))
+        self._tasks.run(self._answer_ask(*decode_ask(body)))
 
-    async def _answer_later(self, number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        self._channel.send(await answer_later(self._server, number, method, arguments))
+    async def _answer_ask(self, number: int, question: AnyQuestion, arguments: tuple[Any, ...]) -> None:
+        self._channel.send(await answer(self._server, number, question, arguments))
 
 
 def _refusal(response: InferenceResponse, error: InferenceError) -> InferenceResponse:

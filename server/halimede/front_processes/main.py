@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import os
-import pickle
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import uvloop
 
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.memory import Memory
-from halimede.channel.child.reader import ServerGoneError
-from halimede.channel.child.stop_signals import ignore_stop_signals
 from halimede.channel.frames import ChannelFrame, encode_frame
 from halimede.channel.json_frames import error_json, json_frame
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
+from halimede.channel.process_end.reader import ServerGoneError
+from halimede.channel.process_end.stop_signals import ignore_stop_signals
 from halimede.core.accounts import FRONT_END_COPIES
 from halimede.core.hangs import BEAT_SECS
 from halimede.core.observe.start_summary import GRPC, HTTP
@@ -28,14 +27,15 @@ from halimede.front_processes.frames import FRONT_FRAMES, FrontFrame
 from halimede.front_processes.page import Page
 from halimede.front_processes.remote import RemoteServer
 from halimede.front_processes.services import make_servers
+from halimede.front_processes.values import decode
 from halimede.frontends.grpc.server import GrpcServer
 from halimede.frontends.http.server import HttpServer
+from halimede.inference_frames.kinds import InferenceFrame
 from halimede.log import configure, dropped_lines, reopen, shutdown
 from halimede.memory_group import memory_bounds
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.malloc import keep_large_buffers
 from halimede.settings import Settings
-from halimede.workers.frames.kinds import CallFrame
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def main(descriptor: int) -> int:
         return 0
     if kind is not ChannelFrame.START:
         raise RuntimeError(f"the first frame is {kind.name}, not START")
-    order: Order = pickle.loads(body)  # noqa: S301 -- the core made it
+    order: Order = decode(Order, bytes(body))
     try:
         code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(order, channel, memory))
     except (InferenceError, OSError) as error:
@@ -166,7 +166,7 @@ class _FrontEnd:
             kind, body = work
             if kind is FrontFrame.ANSWERS:
                 server.on_answers(body)
-            elif kind is CallFrame.CALL_ANSWER:
+            elif kind is InferenceFrame.CALL_ANSWER:
                 server.on_answer(body)
             elif kind is FrontFrame.LEAVE:
                 for service in self._services:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.memory import Memory
-from halimede.channel.child.reader import ServerGoneError
 from halimede.channel.frames import ChannelFrame
 from halimede.channel.json_frames import encode_blocks
-from halimede.channel.server.memory import COPIED_ON_LOOP_BYTES
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
+from halimede.channel.process_end.reader import ServerGoneError
+from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES
 from halimede.core.types import Buffer, InferenceRequest
 from halimede.front_processes.groups import encode_infers
 

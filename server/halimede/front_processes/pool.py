@@ -16,8 +16,8 @@ from halimede.front_processes.page import Page
 from halimede.front_processes.process import FrontProcess
 from halimede.front_processes.services import bind_port
 from halimede.frontends.sockets import SocketFile
+from halimede.processes.launcher import Launcher
 from halimede.settings import Settings
-from halimede.workers.launcher import Launcher
 
 
 def processes_for(cores: int) -> int:

@@ -10,14 +10,15 @@ from functools import partial
 
 from halimede.core.supervise import describe_exit
 from halimede.core.types import ErrorCode, InferenceError
+from halimede.core.types.error import describe
 from halimede.facade.server import Server
 from halimede.front_processes.frames import FrontFrame
 from halimede.front_processes.link import FrontLink
 from halimede.front_processes.main import Order
 from halimede.front_processes.page import Page
-from halimede.workers.instance import describe
-from halimede.workers.launcher import Launcher, WorkerProcess
-from halimede.workers.output import OutputReader
+from halimede.front_processes.values import encode
+from halimede.processes.launcher import Launcher, WorkerProcess
+from halimede.processes.output import OutputReader
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class FrontProcess:
         self._output = OutputReader(process.output, "front end", about, self._loop)
         self.link = FrontLink(process.channel, self._server, self._on_lost, self._loop, self._launcher.memory)
         try:
-            await self.link.start(self._order, _duplicates(self._descriptors))
+            await self.link.start(encode(Order, self._order), _duplicates(self._descriptors))
         except asyncio.CancelledError:
             if not self._lost.is_set():
                 raise

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.reader import ServerGoneError
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.reader import ServerGoneError
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.facade.lookup import ModelLookup
-from halimede.front_processes.asks import decode_told, encode_ask, error_of, result_of
+from halimede.front_processes.asks import MODEL, AnswerT, AnyQuestion, Question, Ts, decode_told, encode_ask, told_of
 from halimede.front_processes.frames import FrontFrame
 from halimede.front_processes.page import Page
 
@@ -25,8 +25,7 @@ MAX_UNANSWERED = 4096
 
 _MAX_NUMBER = (1 << 32) - 1
 
-OnTold = Callable[[bool, bytes], None]
-"""Gets whether it is a result, and the pickled result or error."""
+OnTold = Callable[[AnswerT | InferenceError], None]
 
 
 class Questions:
@@ -37,39 +36,44 @@ class Questions:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._asking: dict[int, OnTold] = {}
+        self._asking: dict[int, tuple[AnyQuestion, Callable[[Any], None]]] = {}
+        """By the number of the ask: the question, and what gets the answer or the error."""
         self._asked = 0
         channel.handle(FrontFrame.TOLD, self._on_told)
 
     def __repr__(self) -> str:
         return f"<Questions unanswered={len(self._asking)}>"
 
-    async def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `asks.AWAITED`. InferenceError."""
-        told: asyncio.Future[tuple[bool, bytes]] = asyncio.get_running_loop().create_future()
+    async def ask(self, question: Question[*Ts, AnswerT], *arguments: *Ts) -> AnswerT:
+        """The core's answer. InferenceError."""
+        told: asyncio.Future[AnswerT | InferenceError] = asyncio.get_running_loop().create_future()
 
-        def on_told(is_result: bool, pickled: bytes) -> None:
+        def on_told(found: AnswerT | InferenceError) -> None:
             if not told.done():
-                told.set_result((is_result, pickled))
+                told.set_result(found)
 
-        self.send(method, arguments, on_told)
-        return result_of(*await told)
+        self.send(question, arguments, on_told)
+        found = await told
+        if isinstance(found, InferenceError):
+            raise found
+        return found
 
-    def send(self, method: str, arguments: tuple[Any, ...], on_told: OnTold) -> None:
+    def send(self, question: Question[*Ts, AnswerT], arguments: tuple[*Ts], on_told: OnTold[AnswerT]) -> None:
         """Ask; `on_told` is called later, and must not raise. InferenceError."""
         if len(self._asking) >= MAX_UNANSWERED:
             text = f"the server has not answered {MAX_UNANSWERED} questions of this front end, try again later"
             raise InferenceError(ErrorCode.UNAVAILABLE, text)
         self._asked = number = self._asked % _MAX_NUMBER + 1
         try:
-            self._channel.send(encode_ask(number, method, arguments))
+            self._channel.send(encode_ask(number, question, arguments))
         except ServerGoneError:
             raise InferenceError(ErrorCode.UNAVAILABLE, "the server has ended") from None
-        self._asking[number] = on_told
+        self._asking[number] = question, on_told
 
     def _on_told(self, body: memoryview) -> None:
-        number, is_result, pickled = decode_told(body)
-        self._asking.pop(number)(is_result, pickled)
+        number, document = decode_told(body)
+        question, on_told = self._asking.pop(number)
+        on_told(told_of(question, document))
 
 
 class KnownModels:
@@ -81,8 +85,8 @@ class KnownModels:
         self._changes = page.changes
         self._models: dict[tuple[str, str], ModelView | ModelLookup] = {}
         """What serves, as of `_changes`, or is asked for."""
-        self._views: dict[tuple[str, str], tuple[bytes, ModelView]] = {}
-        """Every view that the core sent, with its pickled form."""
+        self._views: dict[tuple[str, str], ModelView] = {}
+        """Every view that the core sent."""
 
     def __repr__(self) -> str:
         return f"<KnownModels models={len(self._models)} views={len(self._views)}>"
@@ -100,23 +104,19 @@ class KnownModels:
         found = self._models.get(key)
         if found is None:
             found = ModelLookup()
-            self._questions.send("model", key, partial(self._on_told, key, found))
+            self._questions.send(MODEL, key, partial(self._on_told, key, found))
             self._models[key] = found
         return found
 
-    def _on_told(self, key: tuple[str, str], lookup: ModelLookup, is_result: bool, pickled: bytes) -> None:
+    def _on_told(self, key: tuple[str, str], lookup: ModelLookup, found: ModelView | InferenceError) -> None:
         """A model that did not change keeps its view, and with it what front ends have made from that. Errors are not
         kept: a model may begin to load without a change of what serves."""
+        known = self._views.pop(key, None)
         is_newest = self._models.get(key) is lookup
-        if not is_result:
+        if not isinstance(found, InferenceError):
+            found = self._views[key] = known if known is not None and known == found else found
             if is_newest:
-                del self._models[key]
-            self._views.pop(key, None)
-            lookup.end(error_of(pickled))
-            return
-        known = self._views.get(key)
-        if known is None or known[0] != pickled:
-            known = self._views[key] = pickled, result_of(True, pickled)
-        if is_newest:
-            self._models[key] = known[1]
-        lookup.end(known[1])
+                self._models[key] = found
+        elif is_newest:
+            del self._models[key]
+        lookup.end(found)

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.memory import Memory
 from halimede.channel.frames import encode_frame
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import (
     DeviceReport,
@@ -23,13 +23,14 @@ from halimede.core.types.kv_cache import KvCache
 from halimede.core.types.statistics import ModelStatistics
 from halimede.facade.lookup import ModelLookup
 from halimede.facade.server import LoadParameter, OnResponse
+from halimede.front_processes import asks
 from halimede.front_processes.core_life import CoreLife
 from halimede.front_processes.groups import decode_answers
 from halimede.front_processes.outgoing import Outgoing
 from halimede.front_processes.page import Page
 from halimede.front_processes.questions import KnownModels, Questions
-from halimede.workers.frames.calls import decode_call_answer
-from halimede.workers.frames.kinds import CALL, TAKEN, CallFrame
+from halimede.inference_frames.calls import decode_call_answer
+from halimede.inference_frames.kinds import CALL, TAKEN, InferenceFrame
 
 _MAX_NUMBER = (1 << 32) - 1
 _CANCELLED = InferenceError(ErrorCode.CANCELLED, "request was cancelled")
@@ -82,29 +83,25 @@ class RemoteServer:
         return self._models.find(name, version)
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
-        return bool(await self._questions.ask("is_model_ready", name, version))
+        return await self._questions.ask(asks.IS_MODEL_READY, name, version)
 
     async def kv_cache(self, model: str) -> KvCache | None:
-        cache: KvCache | None = await self._questions.ask("kv_cache", model)
-        return cache
+        return await self._questions.ask(asks.KV_CACHE, model)
 
     async def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        statistics: Sequence[ModelStatistics] = await self._questions.ask("statistics", name, version)
-        return statistics
+        return await self._questions.ask(asks.STATISTICS, name, version)
 
     async def repository_index(self, ready_only: bool) -> Sequence[ModelIndexEntry]:
-        index: Sequence[ModelIndexEntry] = await self._questions.ask("repository_index", ready_only)
-        return index
+        return await self._questions.ask(asks.REPOSITORY_INDEX, ready_only)
 
     async def devices(self) -> DeviceReport:
-        report: DeviceReport = await self._questions.ask("devices")
-        return report
+        return await self._questions.ask(asks.DEVICES)
 
     async def load_model(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        await self._questions.ask("load_model", name, dict(parameters))
+        await self._questions.ask(asks.LOAD_MODEL, name, parameters)
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
-        await self._questions.ask("unload_model", name, unload_dependents)
+        await self._questions.ask(asks.UNLOAD_MODEL, name, unload_dependents)
 
     # Inferences.
 
@@ -121,10 +118,10 @@ class RemoteServer:
         if self._outgoing.try_take_back(ticket):
             self._take(ticket, InferenceResponse("", "", error=_CANCELLED))
         else:
-            self._send_about(ticket, encode_frame(CallFrame.CANCEL_CALL, CALL.pack(ticket)))
+            self._send_about(ticket, encode_frame(InferenceFrame.CANCEL_CALL, CALL.pack(ticket)))
 
     def acknowledge(self, ticket: int, responses: int = 1) -> None:
-        self._send_about(ticket, encode_frame(CallFrame.TAKEN, TAKEN.pack(ticket, responses)))
+        self._send_about(ticket, encode_frame(InferenceFrame.TAKEN, TAKEN.pack(ticket, responses)))
 
     def _send_about(self, number: int, frame: bytes) -> None:
         if number in self._waiting:

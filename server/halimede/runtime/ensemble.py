@@ -28,7 +28,7 @@ from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.executor import MakeRequests, VersionExecutor
 from halimede.runtime.requests import CANCELLED, STOPPING, InFlight, Sent
 from halimede.runtime.step_gates import StepGates, Waiting
-from halimede.workers.process.services import Models
+from halimede.workers.supervision.services import Models
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from halimede.backends.python.environment import Environment
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.config.write import to_json
 from halimede.core.types import Placement
-from halimede.workers.process.program import Program
+from halimede.workers.supervision.program import Program
 
 PYTHON_MODELS = "halimede.backends.python.runner:make_runner"
-ANY_BACKEND = "halimede.workers.child.backend_runner:make_runner"
+ANY_BACKEND = "halimede.workers.host.backend_runner:make_runner"
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 

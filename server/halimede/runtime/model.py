@@ -16,6 +16,7 @@ from halimede.core.schedule.make import make_scheduler
 from halimede.core.schedule.replies import ReplyChecker
 from halimede.core.types import Placement
 from halimede.core.types.server import WorkerHealth
+from halimede.processes.launcher import Launcher
 from halimede.runtime.clock import monotonic_ns
 from halimede.runtime.ensemble import Ensemble
 from halimede.runtime.executor import VersionExecutor
@@ -24,9 +25,8 @@ from halimede.runtime.pump import Pump
 from halimede.runtime.requests import RequestTable, VersionRequests
 from halimede.runtime.services import ModelServices
 from halimede.runtime.threads import run_in_thread
-from halimede.workers.launcher import Launcher
-from halimede.workers.process.worker import ProcessWorker
 from halimede.workers.states import HeldStates
+from halimede.workers.supervision.worker import ProcessWorker
 from halimede.workers.thread import ThreadWorker
 from halimede.workers.worker import OnEvent, Worker
 

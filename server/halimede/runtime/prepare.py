@@ -56,15 +56,15 @@ from halimede.core.repository.load_errors import ConfigError, NoModelError, NoVe
 from halimede.core.schedule.policy import NO_HOLD, StartHold
 from halimede.core.schedule.strategy import BatchingStrategy
 from halimede.core.types import Device, ErrorCode, InferenceError, Placement, Problem
+from halimede.processes.launcher import Launcher
 from halimede.runtime.file_checks import check_alone, check_artifact, check_native
 from halimede.runtime.isolate import Isolated, runner_of, thread_variables
 from halimede.runtime.model_file import raise_problems, read_model_config
 from halimede.runtime.repository import ModelEntry, config_filename, read_labels
 from halimede.runtime.strategies import find_strategy, make_strategy, strategy_libraries
 from halimede.workers.abandon import Abandon
-from halimede.workers.launcher import Launcher
-from halimede.workers.process.completion import check_model, complete_config
-from halimede.workers.process.program import Program
+from halimede.workers.supervision.completion import check_model, complete_config
+from halimede.workers.supervision.program import Program
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from halimede.core.observe.custom_metrics import CustomMetrics
 from halimede.core.repository.load_waits import LoadWaits
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.core.types.error import clip
-from halimede.workers.process import services
+from halimede.workers.supervision import services
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class LoadableModels(services.Models, Protocol):
 
 
 class ModelServices:
-    """Implements `workers.process.services.Services`."""
+    """Implements `workers.supervision.services.Services`."""
 
     def __init__(self, metrics: CustomMetrics, models: LoadableModels) -> None:
         self.metrics = metrics
@@ -79,7 +79,7 @@ class ModelServices:
         return None
 
     def update_metrics(self, owner: str, updates: Sequence[tuple[int, str, float]]) -> None:
-        """See `workers.process.services.Services`."""
+        """See `workers.supervision.services.Services`."""
         failures = 0
         first = ""
         for metric, operation, value in updates:

@@ -36,14 +36,11 @@ from halimede.core.types import (
     Tensor,
     shortage_of,
 )
-from halimede.core.types.error import of_request
+from halimede.core.types.error import describe, of_request
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchTimes, Outputs
 
 log = logging.getLogger(__name__)
-
-TEXT_LIMIT = 1024
-"""Maximum characters of a model's own error text in a response, which has to fit into a gRPC trailer."""
 
 
 class RunItem(CancelFlag, Protocol):
@@ -430,14 +427,3 @@ def _ended(row: Row, reply: Outputs | InferenceError | None) -> Outputs | Infere
         row.fail()
     row.end(is_last=True)
     return reply
-
-
-def describe(error: BaseException) -> str:
-    """The text of a model's exception for a response: without traceback, at most TEXT_LIMIT characters."""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001  # a model's exception class may fail to print
-        text = type(error).__name__
-    text = text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "..."
-    # File names that are not UTF-8 contain lone surrogates, which a response cannot carry.
-    return text.encode("utf-8", "replace").decode()

@@ -17,7 +17,8 @@ from typing import Self
 from halimede.backends.api import BackendModel, Instance
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import ErrorCode, InferenceError, Placement
-from halimede.workers.instance import InstanceRunner, describe
+from halimede.core.types.error import describe
+from halimede.workers.instance import InstanceRunner
 from halimede.workers.states import HeldStates
 from halimede.workers.worker import BatchDone, BatchItem, OnEvent
 

@@ -14,9 +14,9 @@ from halimede.conformance_kit.kit import DECOUPLED as DECOUPLED_CHECKS
 from halimede.conformance_kit.subject import Subject
 from halimede.core.inventory import Inventory
 from halimede.core.types import DataType, InferenceError, InferenceRequest, Tensor
+from halimede.processes.launcher import Launcher
 from halimede.runtime.prepare import LoadOptions
 from halimede.runtime.repository import ModelRepository
-from halimede.workers.launcher import Launcher
 from support.broken_backends import BROKEN, CONFIGURED, DECOUPLED, REFUSED, SEQUENCES, STATE, install, write_model
 from support.forked import run_python
 from support.models import add_onnx_identity, add_simple, save_onnx, write_config

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from halimede.channel.child.channel import Channel
-from halimede.channel.child.memory import Memory
+from halimede.channel.process_end.channel import Channel
+from halimede.channel.process_end.memory import Memory
 from halimede.core.types import InferenceError, InferenceRequest, ServerMetadata
 from halimede.front_processes.core_life import CoreLife
 from halimede.front_processes.frames import FRONT_FRAMES

@@ -9,6 +9,7 @@ import pytest
 from halimede.core.config.model_view import ModelView
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.facade.lookup import ModelLookup
+from halimede.front_processes.asks import MODEL
 from halimede.front_processes.questions import MAX_KNOWN_MODELS, MAX_UNANSWERED
 from support.loop_thread import LoopThread
 from support.played_core import PlayedCore, view
@@ -44,8 +45,8 @@ class Client:
 def known(core: PlayedCore, name: str = "m") -> ModelView:
     """A model that the front end has asked for."""
     client = Client(core, name)
-    number, method, arguments = core.asked()
-    assert (method, arguments) == ("model", (name, ""))
+    number, question, arguments = core.asked()
+    assert (question, arguments) == (MODEL, (name, ""))
     core.tell(number, view(name))
     (found,) = client.wait().got
     assert isinstance(found, ModelView)
@@ -180,6 +181,17 @@ def test_questions_that_a_core_leaves_unanswered_are_bounded(core: PlayedCore):
     core.tell(core.asked()[0], UNKNOWN)
     core.thread.wait_until(lambda: f"unanswered={MAX_UNANSWERED - 1}" in repr(core.server))
     assert Client(core, "new").got == []
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped(core: PlayedCore):
+    asking = core.thread.call(lambda: core.thread.loop.create_task(core.server.statistics()))
+    number, *_ = core.asked()
+    core.thread.call(asking.cancel)
+    core.thread.wait_until(asking.done)
+
+    core.tell(number, UNKNOWN)
+
+    assert known(core) == view("m")
 
 
 SECOND = 1_000_000_000

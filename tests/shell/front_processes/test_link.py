@@ -4,7 +4,11 @@ import asyncio
 import socket
 from typing import cast
 
+import pytest
+
+from halimede.channel.frames import encode_frame
 from halimede.facade.server import Server
+from halimede.front_processes.frames import FrontFrame
 from halimede.front_processes.link import FrontLink
 from support.ensemble_bench import PlayedServer
 
@@ -22,3 +26,18 @@ def test_closing_the_link_closes_the_channel():
         theirs.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("body", [b"\1\0\0\0\xff[]", b'\1\0\0\0\1["m"]'], ids=["question", "arguments"])
+def test_a_process_that_asks_what_it_cannot_is_ended(body: bytes):
+    async def main() -> str:
+        ours, theirs = socket.socketpair()
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        FrontLink(ours, cast("Server", PlayedServer()), lost.set_result, asyncio.get_running_loop())
+        theirs.sendall(encode_frame(FrontFrame.ASK, body))
+        async with asyncio.timeout(20):
+            reason = await lost
+        theirs.close()
+        return reason
+
+    assert asyncio.run(main()).startswith("it sent garbage: ASK: ")

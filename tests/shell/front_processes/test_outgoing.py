@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from halimede.channel.server.memory import COPIED_ON_LOOP_BYTES
+from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES
 from halimede.core.types import DataType, ErrorCode, InferenceRequest, InferenceResponse, Tensor
 from halimede.front_processes.frames import FrontFrame
-from halimede.workers.frames.kinds import CallFrame
+from halimede.inference_frames.kinds import InferenceFrame
 from support.loop_thread import LOOPS, LoopThread
 from support.played_core import PlayedCore
 
@@ -73,7 +73,7 @@ def test_a_request_that_waits_is_taken_back_when_it_is_cancelled(core: PlayedCor
         if kind is FrontFrame.INFERS:
             seen += [request.id for request in core.decoded(body)]
         else:
-            assert kind is CallFrame.CANCEL_CALL
+            assert kind is InferenceFrame.CANCEL_CALL
             cancelled += 1
     assert seen == [str(number) for number in range(MANY - taken_back)]
     assert "in_flight=" + str(MANY - taken_back) in repr(core.server)

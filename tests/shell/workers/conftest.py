@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from halimede.workers.launcher import Launcher
+from halimede.processes.launcher import Launcher
 from support.child_channel import Server
 from support.workers import FOLDER, Crew
 

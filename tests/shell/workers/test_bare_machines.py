@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from halimede.workers.process.program import Program
+from halimede.workers.supervision.program import Program
 from support.playing import ECHO, playing, run_on_loop
 from support.workers import FOLDER, Crew
 

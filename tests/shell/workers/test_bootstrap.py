@@ -12,7 +12,7 @@ import pytest
 
 import halimede
 from halimede.core.supervise import ProcessExit
-from halimede.workers.child import bootstrap
+from halimede.processes import bootstrap
 from support.workers import FOLDER, Crew, printed
 
 PACKAGE = Path(halimede.__file__).parent
@@ -46,8 +46,8 @@ def test_a_worker_runs_in_another_version_of_python(crew: Crew, minor: int):
 
     assert worker.ask("list(__import__('sys').version_info[:2])") == [3, minor]
     # Only the source tree is importable, not the server's installed packages.
-    assert worker.ask("__import__('halimede.workers.child').__path__") == [str(PACKAGE)]
-    assert worker.ask("__import__('halimede.workers.child.bootstrap').workers.child.bootstrap.PATH") == bootstrap.PATH
+    assert worker.ask("__import__('halimede.workers.host').__path__") == [str(PACKAGE)]
+    assert worker.ask("__import__('halimede.processes.bootstrap').processes.bootstrap.PATH") == bootstrap.PATH
     assert worker.ask("[p for p in __import__('sys').path if 'site-packages' in p and sys.prefix not in p]"
                       " if (sys := __import__('sys')) else 0") == []  # fmt: skip
     assert worker.end() == ProcessExit(code=0)
@@ -96,6 +96,7 @@ def test_the_childs_code_needs_only_the_standard_library_and_numpy(crew: Crew):
     assert packages - set(plain) == {"numpy", "halimede", "talkative"}
 
     own_files = [Path(file) for name, file in loaded if name.startswith("halimede.") and file]
-    assert PACKAGE / "workers" / "child" / "main.py" in own_files
-    for file in {*own_files, *(PACKAGE / "workers" / "child").glob("*.py"), PACKAGE / "workers" / "zygote.py"}:
+    assert PACKAGE / "workers" / "host" / "main.py" in own_files
+    of_processes = [PACKAGE / "processes" / name for name in ("blas.py", "bootstrap.py", "zygote.py")]
+    for file in {*own_files, *(PACKAGE / "workers" / "host").glob("*.py"), *of_processes}:
         ast.parse(file.read_text(), str(file), feature_version=OLDEST)

@@ -20,6 +20,8 @@ from halimede.core.types import (
     InferenceRequest,
     Tensor,
 )
+from halimede.inference_frames.calls import decode_infer, encode_infer
+from halimede.inference_frames.kinds import InferenceFrame
 from halimede.workers.frames.answers import (
     Response,
     decode_done,
@@ -27,8 +29,7 @@ from halimede.workers.frames.answers import (
     encode_done,
     encode_response,
 )
-from halimede.workers.frames.calls import decode_infer, encode_infer
-from halimede.workers.frames.kinds import CallFrame, WorkerFrame
+from halimede.workers.frames.kinds import WorkerFrame
 from support.frames import OUT, OUTPUTS, Shelf, body_of, decoded, done_frame, done_of, out
 
 REPLIES_TO_BREAK: list[BatchReply] = [
@@ -73,7 +74,7 @@ def bodies() -> list[tuple[str, bytes, Shelf]]:
             response = encode_response(3, reply, False, (8, 9), OUT, shelf.store)
             found.append(("response", bytes(body_of(response, WorkerFrame.RESPONSE)), shelf))
         infer = encode_infer(7, 1, CALL_TO_BREAK, shelf.store, lambda: 5)
-        found.append(("infer", bytes(body_of(infer, CallFrame.INFER)), shelf))
+        found.append(("infer", bytes(body_of(infer, InferenceFrame.INFER)), shelf))
     return found
 
 

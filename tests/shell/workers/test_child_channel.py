@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from halimede.backends.service_calls import LoadModel, MetricValue
-from halimede.channel.child.reader import ServerGoneError
 from halimede.channel.frames import MAX_CONTROL_BYTES, OUTBOUND, SEGMENT, ChannelFrame, encode_frame
 from halimede.channel.json_frames import encode_blocks
+from halimede.channel.process_end.reader import ServerGoneError
 from halimede.channel.segments import make_segment
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.child.requests import WINDOW_BYTES
 from halimede.workers.frames.kinds import KEY, WINDOW_RESPONSES, WorkerFrame
+from halimede.workers.host.requests import WINDOW_BYTES
 from support.child_channel import Follower, Server, open_request
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from halimede.backends.service_calls import MetricValue
-from halimede.channel.child.reader import ServerGoneError
 from halimede.channel.frames import ChannelFrame, encode_frame
-from halimede.workers.frames.kinds import CREDIT, WINDOW_RESPONSES, CallFrame, WorkerFrame
+from halimede.channel.process_end.reader import ServerGoneError
+from halimede.workers.frames.kinds import CREDIT, WINDOW_RESPONSES, WorkerFrame
 from support.child_channel import LIMIT_S, Follower, Server, open_request
 
 
@@ -198,7 +198,7 @@ def test_eight_threads_and_random_frames_lose_nothing(server: Server, seed: int)
             if chance.random() < 0.3 or unpaid[key] == WINDOW_RESPONSES:
                 server.credit(key, unpaid[key])
                 unpaid[key] = 0
-        elif kind is CallFrame.SERVICE_CALL:
+        elif kind is WorkerFrame.SERVICE_CALL:
             server.answer(body)
             answered += 1
     for key in keys:

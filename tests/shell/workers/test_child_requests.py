@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from halimede.channel.child.channel import Channel
+from halimede.channel.process_end.channel import Channel
 from halimede.core.types import InferenceRequest
-from halimede.workers.child.requests import OpenRequests
 from halimede.workers.frames.kinds import KEY, WORKER_FRAMES, WorkerFrame
+from halimede.workers.host.requests import OpenRequests
 from halimede.workers.worker import BatchItem
 from support.child_channel import Server
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from halimede.channel.child.shared_segments import SharedSegments
 from halimede.channel.frames import FIRST_SHARED
+from halimede.channel.process_end.shared_segments import SharedSegments
 from halimede.channel.segments import Block, make_segment
 from halimede.core.shm.arena import ALIGNMENT
 from support.channel import mappings
@@ -130,7 +130,7 @@ def test_a_model_that_locks_its_memory_sees_the_owners_bytes_too(owner: Owner, r
 
 def test_pages_count_as_written_if_pagemap_fails():
     code = (
-        "import mmap, os\nfrom collections import deque\nfrom halimede.channel.child.shared_segments import SharedSegments\n"
+        "import mmap, os\nfrom collections import deque\nfrom halimede.channel.process_end.shared_segments import SharedSegments\n"
         "from halimede.channel.segments import make_segment\n"
         "descriptor = make_segment(1 << 20)\nowner = mmap.mmap(descriptor, 0)\nsegments = SharedSegments(deque(), print)\n"
         "assert segments.try_map(40000, descriptor)\n"
@@ -145,7 +145,7 @@ def test_pages_count_as_written_if_pagemap_fails():
 def test_a_model_that_closes_all_descriptors_sees_the_owners_bytes():
     """A file of the model gets the number of a closed descriptor."""
     code = (
-        "import mmap, os\nfrom collections import deque\nfrom halimede.channel.child.shared_segments import SharedSegments\n"
+        "import mmap, os\nfrom collections import deque\nfrom halimede.channel.process_end.shared_segments import SharedSegments\n"
         "from halimede.channel.segments import make_segment\n"
         "descriptor = make_segment(1 << 20)\nowner = mmap.mmap(descriptor, 0)\nsegments = SharedSegments(deque(), print)\n"
         "assert segments.try_map(40000, descriptor)\n"
@@ -186,7 +186,7 @@ def test_a_segment_stays_mapped_until_the_last_view_is_gone(owner: Owner):
 WITHOUT = """
 import os, resource, sys
 from collections import deque
-from halimede.channel.child.shared_segments import SharedSegments
+from halimede.channel.process_end.shared_segments import SharedSegments
 from halimede.channel.segments import make_segment
 
 lacks = sys.argv[1]

@@ -14,7 +14,7 @@ import pytest
 
 from halimede.backends.hosting import Answer, HostedRequest, Reply
 from halimede.channel.frames import encode_frame
-from halimede.channel.server.memory import ARENA_BYTES, COPIED_ON_LOOP_BYTES
+from halimede.channel.server_end.memory import ARENA_BYTES, COPIED_ON_LOOP_BYTES
 from halimede.core.types import ErrorCode, InferenceError, Tensor
 from halimede.workers.frames.kinds import METRIC, WorkerFrame
 from support.channel import (

@@ -8,7 +8,7 @@ import pytest
 
 from halimede.backends.service_calls import MetricValue, ServiceCall, ServiceResult
 from halimede.channel.frames import encode_frame
-from halimede.channel.server.memory import ARENA_BYTES
+from halimede.channel.server_end.memory import ARENA_BYTES
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.frames.kinds import METRIC, WorkerFrame
 from support.channel import (

@@ -18,6 +18,8 @@ from halimede.core.types import (
     InferenceResponse,
     Tensor,
 )
+from halimede.inference_frames.calls import decode_call_answer, decode_infer, encode_call_answer, encode_infer
+from halimede.inference_frames.kinds import MAX_ANSWER_BYTES, InferenceFrame
 from halimede.workers.frames.answers import (
     batch_of,
     decode_done,
@@ -26,8 +28,7 @@ from halimede.workers.frames.answers import (
     encode_response,
 )
 from halimede.workers.frames.batches import decode_execute, encode_execute
-from halimede.workers.frames.calls import decode_call_answer, decode_infer, encode_call_answer, encode_infer
-from halimede.workers.frames.kinds import MAX_ANSWER_BYTES, CallFrame, WorkerFrame
+from halimede.workers.frames.kinds import WorkerFrame
 from halimede.workers.worker import BatchItem
 from support.frames import (
     BATCH_REPLIES,
@@ -117,7 +118,7 @@ def test_a_call_arrives_as_it_was_sent(number: int, batch: int, call: InferenceR
     shelf = Shelf(placed)
     frame = encode_infer(number, batch, call, shelf.store, lambda: wanted)
 
-    got = decode_infer(body_of(frame, CallFrame.INFER), shelf.locate)
+    got = decode_infer(body_of(frame, InferenceFrame.INFER), shelf.locate)
 
     assert (got.number, got.batch, got.wanted_bytes) == (number, batch, wanted)
     assert plain(got.request.inputs) == plain(call.inputs)
@@ -131,7 +132,7 @@ def test_a_call_arrives_as_it_was_sent(number: int, batch: int, call: InferenceR
 def test_an_answer_to_a_call_arrives_as_it_was_sent(number: int, answer: InferenceResponse, placed: bool):
     shelf = Shelf(placed)
     frame = encode_call_answer(number, answer, shelf.store)
-    body = body_of(frame, CallFrame.CALL_ANSWER)
+    body = body_of(frame, InferenceFrame.CALL_ANSWER)
 
     call, got = decode_call_answer(body, shelf.locate)
 
@@ -171,7 +172,7 @@ def test_lone_surrogates_in_a_call_are_replaced():
     call = InferenceRequest("m\ud800", id="\udfff", outputs=("y\ud800",), parameters={"k\ud800": "v"})
     frame = encode_infer(1, 0, call, Shelf(False).store, lambda: 0)
 
-    got = decode_infer(body_of(frame, CallFrame.INFER), Shelf(False).locate).request
+    got = decode_infer(body_of(frame, InferenceFrame.INFER), Shelf(False).locate).request
 
     assert (got.model_name, got.id, got.outputs, got.parameters) == ("m?", "?", ("y?",), {"k?": "v"})
 

@@ -18,12 +18,13 @@ from halimede.core.types import (
     InferenceResponse,
     Tensor,
 )
+from halimede.inference_frames.calls import decode_infer, encode_call_answer
+from halimede.inference_frames.kinds import InferenceFrame
 from halimede.workers.frames.answers import (
     decode_done,
 )
 from halimede.workers.frames.batches import encode_execute
-from halimede.workers.frames.calls import decode_infer, encode_call_answer
-from halimede.workers.frames.kinds import CallFrame, WorkerFrame
+from halimede.workers.frames.kinds import WorkerFrame
 from halimede.workers.worker import BatchItem
 from support.frames import TYPES, Shelf, body_of, plain
 
@@ -31,12 +32,12 @@ SERVER = Path(halimede.workers.__file__).parents[2]
 
 
 MODULES = [
-    "halimede.workers.child.main",
-    "halimede.channel.child.channel",
-    "halimede.workers.child.calls",
+    "halimede.workers.host.main",
+    "halimede.channel.process_end.channel",
+    "halimede.workers.host.calls",
     "halimede.workers.frames.batches",
     "halimede.workers.frames.answers",
-    "halimede.workers.frames.calls",
+    "halimede.inference_frames.calls",
     "halimede.channel.segments",
     "halimede.backends.python.runner",
 ]
@@ -83,7 +84,7 @@ sys.path.insert(0, sys.argv[1])
 from halimede.backends.hosting import Answer
 from halimede.core.types import ErrorCode, InferenceError, Tensor
 from halimede.channel.frames import HEADER
-import halimede.workers.child.main, halimede.backends.python.runner
+import halimede.workers.host.main, halimede.backends.python.runner
 from halimede.workers.frames.answers import encode_done
 from halimede.workers.frames.batches import decode_execute
 
@@ -153,7 +154,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from halimede.channel.frames import HEADER
 from halimede.core.types import InferenceRequest
-from halimede.workers.frames.calls import decode_call_answer, encode_infer
+from halimede.inference_frames.calls import decode_call_answer, encode_infer
 
 data = sys.stdin.buffer.read()
 _, response = decode_call_answer(memoryview(data)[HEADER.size:], None)
@@ -175,7 +176,7 @@ def test_another_interpreter_calls_in_the_same_frames(version: str | None):
     )
 
     assert ran.returncode == 0, ran.stderr.decode()
-    got = decode_infer(body_of(ran.stdout, CallFrame.INFER), Shelf(False).locate)
+    got = decode_infer(body_of(ran.stdout, InferenceFrame.INFER), Shelf(False).locate)
     assert (got.number, got.batch, got.wanted_bytes) == (9, 4, 5)
     assert plain(got.request.inputs) == plain(outputs)
     assert got.request == InferenceRequest(

@@ -16,7 +16,7 @@ from halimede.front_processes.groups import (
     encode_infers,
     wanted_bytes,
 )
-from halimede.workers.frames.kinds import MAX_CLIENT_TEXT_BYTES
+from halimede.inference_frames.kinds import MAX_CLIENT_TEXT_BYTES
 from support.frames import CALL_ANSWERS, CALLS, PLACED, U32, U64, Shelf, body_of, plain
 
 Numbered = list[tuple[int, InferenceRequest]]

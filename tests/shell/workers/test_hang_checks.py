@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from halimede.core.hangs import ProcessKind
-from halimede.workers.hangs import HangChecks
+from halimede.processes.hangs import HangChecks
 
 LIMIT_S = 0.02
 

@@ -20,8 +20,9 @@ from halimede.backends.service_calls import (
 )
 from halimede.channel.frames import BLOCK, FIRST_SHARED, MAPPED, ChannelFrame
 from halimede.front_processes.frames import FrontFrame
-from halimede.workers.frames.kinds import CALL, MAX_CALLS, METRIC, WORKER_FRAMES, CallFrame, WorkerFrame
-from halimede.workers.server.connection import MAX_LINES_PER_SECOND
+from halimede.inference_frames.kinds import CALL, InferenceFrame
+from halimede.workers.connection.worker_connection import MAX_LINES_PER_SECOND
+from halimede.workers.frames.kinds import MAX_CALLS, METRIC, WORKER_FRAMES, WorkerFrame
 from support.channel import Stage, done_frame, item, response_frame, stage, tensor
 from support.hostile import (
     KIB,
@@ -45,13 +46,13 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "a huge kind": (raw(0xFFFFFFFF), "a frame of kind 4294967295"),
     **{
         f"the server's {kind.name}": (raw(kind, b"x" * 20), f"a {kind.name} frame, which only the server sends")
-        for kind, limit in WORKER_FRAMES.items()
-        if limit is None
+        for kind in WORKER_FRAMES.values()
+        if kind.limit is None
     },
     **{
-        f"a long {kind.name}": (raw(kind, b"", limit + 1), f"a {kind.name} frame of [0-9]+ bytes")
-        for kind, limit in WORKER_FRAMES.items()
-        if limit is not None
+        f"a long {kind.name}": (raw(kind, b"", kind.limit + 1), f"a {kind.name} frame of [0-9]+ bytes")
+        for kind in WORKER_FRAMES.values()
+        if kind.limit is not None
     },
     "a frame of front ends": (raw(FrontFrame.INFERS), "a frame of kind 46"),
     "4 GiB": (raw(WorkerFrame.DONE, b"", 0xFFFFFFFF), "a DONE frame of 4294967295 bytes"),
@@ -93,9 +94,9 @@ STREAMS: dict[str, tuple[bytes, str]] = {
     "an unknown metric operation": (raw(WorkerFrame.METRICS, METRIC.pack(1, 3, 1.0)), "metric operation 3"),
     "half a block": (raw(ChannelFrame.UNUSED, bytes(7)), "a list of blocks of 7 bytes"),
     "a block that it does not hold": (raw(ChannelFrame.UNUSED, BLOCK.pack(1, 0)), "a block that it did not hold"),
-    "a call without a number": (raw(CallFrame.SERVICE_CALL, b"abc"), "SERVICE_CALL: a description that ends too early"),
-    "a call of nothing": (raw(CallFrame.SERVICE_CALL, bytes(4)), "SERVICE_CALL: a description that ends too early"),
-    "a call that does not exist": (raw(CallFrame.SERVICE_CALL, CALL.pack(1) + b"\xff"), "call 255, which does not exist"),
+    "a call without a number": (raw(WorkerFrame.SERVICE_CALL, b"abc"), "SERVICE_CALL: a description that ends too early"),
+    "a call of nothing": (raw(WorkerFrame.SERVICE_CALL, bytes(4)), "SERVICE_CALL: a description that ends too early"),
+    "a call that does not exist": (raw(WorkerFrame.SERVICE_CALL, CALL.pack(1) + b"\xff"), "call 255, which does not exist"),
     "a call without its last field": (
         service(MetricValue(1), lambda body: body[:-1]), "SERVICE_CALL: a description that ends too early"
     ),
@@ -122,7 +123,7 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         b"".join(service(MetricValue(1)) for _ in range(MAX_CALLS * 8)),
         f"more than {MAX_CALLS} calls at a time",
     ),
-    "an empty inference": (raw(CallFrame.INFER), "INFER: a description that ends too early"),
+    "an empty inference": (raw(InferenceFrame.INFER), "INFER: a description that ends too early"),
     "an inference elsewhere": (
         infer(1, 100 * KIB, store=lambda _: (1, 0)),
         "INFER: bytes 0 to 102400 of segment 1, which it was not given",
@@ -132,11 +133,11 @@ STREAMS: dict[str, tuple[bytes, str]] = {
         b"".join(infer(at, 1_000) for at in range(MAX_CALLS * 8)),
         f"more than {MAX_CALLS} inferences at a time",
     ),
-    "half a number of a call to cancel": (raw(CallFrame.CANCEL_CALL, bytes(3)), "an unexpected CANCEL_CALL frame"),
+    "half a number of a call to cancel": (raw(InferenceFrame.CANCEL_CALL, bytes(3)), "an unexpected CANCEL_CALL frame"),
     "half a number of a call that may stop": (
-        raw(CallFrame.ASK_CANCEL_CALL, bytes(3)), "an unexpected ASK_CANCEL_CALL frame"
+        raw(InferenceFrame.ASK_CANCEL_CALL, bytes(3)), "an unexpected ASK_CANCEL_CALL frame"
     ),
-    "answers taken without a number": (raw(CallFrame.TAKEN, bytes(7)), "an unexpected TAKEN frame"),
+    "answers taken without a number": (raw(InferenceFrame.TAKEN, bytes(7)), "an unexpected TAKEN frame"),
     "answers taken that were not sent": (infer(1) + taken(1, 1), "1 answers of inference 1 taken, where 0 were sent"),
     "half an answer about a segment": (raw(ChannelFrame.MAPPED, bytes(2)), "an unexpected MAPPED frame"),
     "an answer about a segment that it was not sent": (

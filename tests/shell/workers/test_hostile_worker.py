@@ -16,10 +16,11 @@ from halimede.backends.service_calls import (
     IsModelReady,
 )
 from halimede.channel.frames import BLOCK, MAX_BLOCKS, MAX_TEXT_BYTES, ChannelFrame
-from halimede.channel.server.channel import MAX_UNSENT_FRAMES
+from halimede.channel.server_end.channel import MAX_UNSENT_FRAMES
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
-from halimede.workers.frames.calls import decode_call_answer
-from halimede.workers.frames.kinds import CallFrame, WorkerFrame
+from halimede.inference_frames.calls import decode_call_answer
+from halimede.inference_frames.kinds import InferenceFrame
+from halimede.workers.frames.kinds import WorkerFrame
 from support.channel import Stage, done_frame, mappings, response_frame, stage, tensor
 from support.hostile import KIB, MIB, check_reason, executed, infer, raw, send, service, taken, uncalled
 
@@ -120,7 +121,7 @@ def test_answers_to_a_worker_that_does_not_read_become_errors():
             errors = []
             for _ in range(100):
                 kind, body = await each.receive()
-                assert kind is CallFrame.CALL_ANSWER
+                assert kind is InferenceFrame.CALL_ANSWER
                 _, response = decode_call_answer(body, each.segments.lease)  # type: ignore[arg-type]
                 errors.append(response.error)
             assert errors.count(None) < 10

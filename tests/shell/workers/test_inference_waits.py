@@ -11,7 +11,7 @@ import pytest
 
 from halimede.backends.hosting import Answer, Host, HostedRequest, Reply
 from halimede.backends.service_calls import MetricValue, UnloadModel
-from halimede.channel.child.channel import ServerGoneError
+from halimede.channel.process_end.channel import ServerGoneError
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.frames.kinds import MAX_CALLS
 from support.caller import KIB, ask, calling, doubled, on_threads, received

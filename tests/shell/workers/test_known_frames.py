@@ -12,8 +12,9 @@ from halimede.core.types import (
     InferenceRequest,
     InferenceResponse,
 )
-from halimede.workers.frames.calls import decode_call_answer, decode_infer, encode_call_answer, encode_infer
-from halimede.workers.frames.kinds import CallFrame, WorkerFrame
+from halimede.inference_frames.calls import decode_call_answer, decode_infer, encode_call_answer, encode_infer
+from halimede.inference_frames.kinds import InferenceFrame
+from halimede.workers.frames.kinds import WorkerFrame
 from support.frames import Shelf, body_of, decoded, done_frame, done_of, out
 
 CALL_SAID_BEFORE = InferenceRequest("m", inputs=[out(40)], outputs=("out",), parameters={"k": 1})
@@ -22,7 +23,7 @@ CALL_SAID_BEFORE = InferenceRequest("m", inputs=[out(40)], outputs=("out",), par
 def calls_read(call: InferenceRequest) -> list[InferenceRequest]:
     """The same answer, decoded from two frames."""
     sent = [encode_infer(number, 0, call, Shelf(False).store, lambda: 0) for number in (1, 2)]
-    return [decode_infer(body_of(frame, CallFrame.INFER), Shelf(False).locate).request for frame in sent]
+    return [decode_infer(body_of(frame, InferenceFrame.INFER), Shelf(False).locate).request for frame in sent]
 
 
 def test_frames_with_equal_descriptions_share_no_objects():
@@ -41,7 +42,7 @@ def test_frames_with_equal_descriptions_share_no_objects():
 
 def test_a_cached_description_is_checked_against_each_frame():
     frame = bytes(encode_infer(1, 0, CALL_SAID_BEFORE, Shelf(False).store, lambda: 0))
-    whole = body_of(frame, CallFrame.INFER)
+    whole = body_of(frame, InferenceFrame.INFER)
     decode_infer(whole, Shelf(False).locate)
     done = body_of(done_frame([Answer([out(40)])]), WorkerFrame.DONE)
     done_of(bytes(done), Shelf(False))
@@ -55,11 +56,11 @@ def test_a_cached_description_is_checked_against_each_frame():
 def test_places_in_shared_memory_are_located_for_each_frame():
     shelf = Shelf(True)
     frame = encode_infer(1, 0, InferenceRequest("m", inputs=[out(INLINE_BYTES + 1)]), shelf.store, lambda: 0)
-    decode_infer(body_of(frame, CallFrame.INFER), shelf.locate)
+    decode_infer(body_of(frame, InferenceFrame.INFER), shelf.locate)
     shelf.blocks.clear()
 
     with pytest.raises(FrameError, match="bytes at 0 of 1"):
-        decode_infer(body_of(frame, CallFrame.INFER), shelf.locate)
+        decode_infer(body_of(frame, InferenceFrame.INFER), shelf.locate)
 
 
 def test_long_descriptions_and_texts_are_not_cached():
@@ -70,7 +71,7 @@ def test_long_descriptions_and_texts_are_not_cached():
         answer = encode_call_answer(
             1, InferenceResponse("m", "1", text, error=InferenceError(ErrorCode.INTERNAL, text)), Shelf(False).store
         )
-        decode_call_answer(body_of(answer, CallFrame.CALL_ANSWER), Shelf(False).locate)
+        decode_call_answer(body_of(answer, InferenceFrame.CALL_ANSWER), Shelf(False).locate)
 
     cross(0)
     tracemalloc.start()

@@ -14,7 +14,7 @@ import pytest
 
 from halimede.core.supervise import ProcessExit, describe_exit
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.zygote import MAX_COMMAND_BYTES
+from halimede.processes.zygote import MAX_COMMAND_BYTES
 from support.family import FAMILY
 from support.processes import open_files
 from support.server import wait_until
@@ -223,7 +223,7 @@ def test_the_zygote_imports_a_module_for_all_later_workers(
 
 
 BLAS_CPU = """[
-    __import__("halimede.workers.child.blas", fromlist=["x"]).set_blas_threads(3),
+    __import__("halimede.processes.blas", fromlist=["x"]).set_blas_threads(3),
     __import__("time").sleep(0.3),
     sum(each.system_time + each.user_time for each in __import__("psutil").Process().threads()[1:]),
 ]"""

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.process.completion import NO_OWNERS
-from halimede.workers.process.life import ENTRY, Life
+from halimede.workers.supervision.completion import NO_OWNERS
+from halimede.workers.supervision.life import ENTRY, Life
 from support.channel import SPEC
 from support.family import FAMILY
 from support.memory_group import memory_group

@@ -6,9 +6,9 @@ import socket
 from typing import cast
 
 from halimede.core.supervise import ProcessExit
-from halimede.workers.launcher import WorkerProcess
-from halimede.workers.process.completion import NO_OWNERS
-from halimede.workers.process.life import Life
+from halimede.processes.launcher import WorkerProcess
+from halimede.workers.supervision.completion import NO_OWNERS
+from halimede.workers.supervision.life import Life
 from support.channel import OUTPUTS, SPEC
 
 

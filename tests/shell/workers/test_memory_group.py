@@ -58,7 +58,10 @@ def test_the_smallest_limit_of_a_group_and_those_above_it_counts(
             *("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n", 7),
         ),
         (VERSION_1, "4:memory:/a\n", "cgroup/memory/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n", 0),
+        (VERSION_2, "0::/\n", "cgroup/another.file", "oom_kill 1\n", 0),
+        (VERSION_2, "0::/\n", "cgroup/memory.events", "oom_kill many times\n", 0),
     ],
+    ids=["version 2", "the root", "version 1", "no count", "no file", "no number"],
 )
 def test_processes_that_the_kernel_killed_are_counted(
     tmp_path: Path, names: tuple[str, str, str, str], line: str, file: str, text: str, kills: int
@@ -81,6 +84,10 @@ def test_a_group_above_may_be_full_first(tmp_path: Path):
     assert groups.limit_bytes == 256 * MIB
     assert [groups.has_free(12 * MIB), groups.has_free(13 * MIB)] == [True, False]
 
+    write(tmp_path / "cgroup/pod/one", VERSION_2, 256 * MIB, 250 * MIB)
+
+    assert [groups.has_free(6 * MIB), groups.has_free(7 * MIB)] == [True, False]
+
 
 def test_file_cache_counts_as_free(tmp_path: Path):
     write(tmp_path / "cgroup", VERSION_2, 100 * MIB, 90 * MIB, cache=60 * MIB)
@@ -99,6 +106,8 @@ def test_the_path_on_the_host_need_not_exist_in_the_container(tmp_path: Path):
 
 @pytest.mark.parametrize("cgroup", ["", "0::/../other\n", "0::/a\n7:memory:/a\n"])
 def test_without_groups_nothing_is_limited(tmp_path: Path, cgroup: str):
+    (tmp_path / "cgroup").mkdir()
+    write(tmp_path / "other", VERSION_2, 512 * MIB, 0)
     groups = machine(tmp_path, cgroup)
 
     assert (groups.limit_bytes, groups.read(), groups.has_free(1 << 60)) == (UNLIMITED, None, True)

@@ -13,9 +13,9 @@ import pytest
 
 from halimede.backends.hosting import Answer, Reply
 from halimede.backends.service_calls import TakeState
-from halimede.channel.frames import HEADER, ChannelFrame
+from halimede.channel.frames import HEADER, ChannelFrame, FrameKind
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.frames.kinds import WORKER_FRAMES, CallFrame, WorkerFrame
+from halimede.workers.frames.kinds import WORKER_FRAMES, WorkerFrame
 from halimede.workers.frames.services import encode_service_call
 from support.channel import Stage, done_frame, leaving_nothing, one_of_several, response_frame, stage, tensor
 from support.hostile import KIB, MIB, check_reason, executed, infer, raw, taken
@@ -63,7 +63,7 @@ OTHERS: dict[str, bytes] = {
     "metrics": raw(WorkerFrame.METRICS, bytes(13)),
     "blocks": raw(ChannelFrame.UNUSED, bytes(10)),
     "readiness": raw(WorkerFrame.READY, b"\1"),
-    "a service call": raw(CallFrame.SERVICE_CALL, bytes(4) + encode_service_call(TakeState(100))),
+    "a service call": raw(WorkerFrame.SERVICE_CALL, bytes(4) + encode_service_call(TakeState(100))),
     "an inference": infer(1, 8),
     "answers that were taken": infer(1, 8) + taken(1, 0),
     "a segment": raw(ChannelFrame.MAPPED, bytes(3)),
@@ -89,12 +89,12 @@ def test_other_frames_with_one_wrong_byte_do_not_keep_an_answer_back(frame: byte
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", [kind for kind, limit in WORKER_FRAMES.items() if limit], ids=lambda kind: kind.name)
-def test_a_worker_that_stops_within_a_frame_is_ended(kind: IntEnum) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in WORKER_FRAMES.values() if kind.limit], ids=lambda kind: kind.name)
+def test_a_worker_that_stops_within_a_frame_is_ended(kind: FrameKind) -> None:
     async def main() -> None:
         async with stage(stall_secs=STALL_SECS) as each:
             await executed(each, 10)
-            await each.send(raw(kind, b"", WORKER_FRAMES[kind] or 0))
+            await each.send(raw(kind, b"", kind.limit or 0))
             check_reason(await each.until_lost(), "8 bytes of a longer frame, and nothing for some time")
 
     asyncio.run(main())

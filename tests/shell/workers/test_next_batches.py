@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from halimede.channel.server.memory import COPIED_ON_LOOP_BYTES
-from halimede.workers.process.worker import ProcessWorker
+from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES
+from halimede.workers.supervision.worker import ProcessWorker
 from halimede.workers.worker import BatchDone, WorkerDown
 from support.playing import LIMIT_S, Play, playing, run_on_loop
 

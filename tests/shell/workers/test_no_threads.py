@@ -51,7 +51,7 @@ def test_large_batch_fails_and_frees_its_memory_without_a_free_thread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # The log record that pytest keeps would hold the traceback, and with it the memory.
-    caplog.set_level(logging.CRITICAL, "halimede.workers.server.batches")
+    caplog.set_level(logging.CRITICAL, "halimede.workers.connection.batches")
 
     async def scenario(threads: Threads) -> None:
         async with stage() as each:

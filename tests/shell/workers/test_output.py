@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from halimede.workers.output import OutputReader
+from halimede.processes.output import OutputReader
 
 LIMIT_S = 30.0
 Act = Callable[[int, OutputReader], Awaitable[None]]

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from halimede.workers.launcher import Launcher
+from halimede.processes.launcher import Launcher
 from support.server import wait_until
 from support.workers import FOLDER, Crew, Talk, is_alive
 

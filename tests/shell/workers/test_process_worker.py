@@ -12,10 +12,10 @@ import pytest
 
 from halimede.core.types import InferenceRequest
 from halimede.core.types.caller import Answers, Beside, Caller, RunningBatch
+from halimede.core.types.error import describe
 from halimede.facade.server import OnResponse
-from halimede.workers.instance import describe
-from halimede.workers.process.life import describe_end
-from halimede.workers.process.program import Program
+from halimede.workers.supervision.life import describe_end
+from halimede.workers.supervision.program import Program
 from halimede.workers.worker import BatchDone, BatchItem, ResponseSent, WorkerDown, WorkerUp
 from support.playing import ECHO, LIMIT_S, Play, playing, run_on_loop
 

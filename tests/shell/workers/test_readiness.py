@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.process.readiness import Readiness
+from halimede.workers.supervision.readiness import Readiness
 
 
 class Process:

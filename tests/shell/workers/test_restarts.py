@@ -11,8 +11,8 @@ import pytest
 from halimede.core.supervise import ProcessExit, StartFaultError
 from halimede.core.types import ErrorCode, InferenceError
 from halimede.workers.abandon import Abandon
-from halimede.workers.process.completion import complete_config
-from halimede.workers.process.program import Program
+from halimede.workers.supervision.completion import complete_config
+from halimede.workers.supervision.program import Program
 from halimede.workers.worker import WorkerDown, WorkerUp
 from support.channel import SPEC
 from support.playing import ECHO, playing, run_on_loop

@@ -14,7 +14,7 @@ from halimede.backends.api import ExecuteRequest, Instance, RefusedRequestsError
 from halimede.backends.sequence_runner import SequenceHost, SequenceRunner
 from halimede.core.config.model_config import ModelConfig
 from halimede.core.types import DataType, ErrorCode, InferenceError, Tensor
-from halimede.workers.child.backend_runner import DecoupledRunner
+from halimede.workers.host.backend_runner import DecoupledRunner
 from halimede.workers.instance import InstanceRunner, Ran
 from halimede.workers.states import HeldStates
 from halimede.workers.thread import ThreadWorker

@@ -14,8 +14,8 @@ import pytest
 from halimede.backends.hosting import Answer
 from halimede.channel.frames import FIRST_SHARED, MAPPED, SEGMENT, SHARED, UNMAP, ChannelFrame, encode_frame
 from halimede.channel.segments import SegmentMap, make_segment
-from halimede.channel.server.memory import COPIED_ON_LOOP_BYTES
-from halimede.channel.server.shared_segments import MAX_SEGMENTS, MIN_SHARED_BYTES, SharedSegments
+from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES
+from halimede.channel.server_end.shared_segments import MAX_SEGMENTS, MIN_SHARED_BYTES, SharedSegments
 from halimede.core.types import DataType, InferenceRequest, Tensor
 from halimede.workers.frames.batches import decode_execute
 from halimede.workers.frames.kinds import WorkerFrame

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from halimede.backends.hosting import HostedRequest, Reply
-from halimede.channel.server.memory import COPIED_ON_LOOP_BYTES
-from halimede.channel.server.shared_segments import MIN_SHARED_BYTES
+from halimede.channel.server_end.memory import COPIED_ON_LOOP_BYTES
+from halimede.channel.server_end.shared_segments import MIN_SHARED_BYTES
 from halimede.core.types import Tensor
 from support.channel import (
     mappings,

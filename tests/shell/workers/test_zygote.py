@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from halimede.workers.launcher import Zygote
-from halimede.workers.zygote import DESCRIPTORS, MAX_COMMAND_BYTES
+from halimede.processes.launcher import Zygote
+from halimede.processes.zygote import DESCRIPTORS, MAX_COMMAND_BYTES
 from support.processes import open_files
 from support.server import wait_until
 from support.workers import FOLDER, LIMIT_S, OBEY, is_alive

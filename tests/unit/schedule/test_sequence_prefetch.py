@@ -105,7 +105,7 @@ def test_a_sequence_that_has_begun_is_cancelled_with_its_queue():
     played.end(A, report=False)
     assert not played.cancel(3), "it runs, although the scheduler has not been told"
     assert played.failed == [Fail(5, CANCELLED, FailureReason.CANCELED)]
-    assert (assigned(played), played.scheduler.queued) == (4, 1), "its request keeps the seat"
+    assert (assigned(played), played.scheduler.queued) == (4, 1), "its request keeps the sequence slot"
     played.report(A)
     assert played.batches == {A: [(3, 4)]}
     played.batches[A].pop()

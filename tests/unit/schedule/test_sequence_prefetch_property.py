@@ -124,7 +124,7 @@ class Play:
         failed = {fail.request for fail in played.failed}
         assert begun | failed | self.left.keys() == {*range(1, self.keys + 1)}
         assert (self.scheduler.queued, played.batches) == (0, {})
-        assert "assigned=0 backlog=0" in repr(self.scheduler), "all seats are free again"
+        assert "assigned=0 backlog=0" in repr(self.scheduler), "all sequence slots are free again"
 
 
 @settings(max_examples=examples(400), deadline=None)

@@ -135,8 +135,12 @@ class Play:
             if self.requests[key].sequence_start and first:
                 self.holder[held_slot] = key
             begin = self.holder[held_slot]
-            assert self.requests[begin].correlation == self.requests[key].correlation, "the seat is another sequence's"
-            assert self.sequence_slot_of.get(key, held_slot) == held_slot, "an iterative request keeps its seat"
+            assert self.requests[begin].correlation == self.requests[key].correlation, (
+                "the sequence slot is another sequence's"
+            )
+            assert self.sequence_slot_of.get(key, held_slot) == held_slot, (
+                "an iterative request keeps its sequence slot"
+            )
             self.started[key] = begin
             if first:
                 earlier = self.order[self.requests[key].correlation]
@@ -201,7 +205,7 @@ class Play:
         self.poll()
         assert self.outcome.keys() == self.requests.keys()
         assert (self.fast.queued, self.fast.wake_at()) == (0, None)
-        assert "assigned=0 backlog=0" in repr(self.fast), "all seats are free again"
+        assert "assigned=0 backlog=0" in repr(self.fast), "all sequence slots are free again"
 
 
 def by_slot(actions: list[Action]) -> tuple[list[Action], list[Execute]]:

@@ -20,7 +20,7 @@ from halimede.backends.service_calls import (
 )
 from halimede.channel.frames import HEADER, MAX_CONTROL_BYTES, MAX_TEXT_BYTES, FrameError
 from halimede.core.types import ErrorCode, InferenceError
-from halimede.workers.frames.kinds import CallFrame
+from halimede.workers.frames.kinds import WorkerFrame
 from halimede.workers.frames.services import (
     MAX_ENTRIES,
     decode_service_call,
@@ -52,12 +52,12 @@ def body_of(frame: bytes, kind: IntEnum) -> bytes:
 @given(st.integers(0, 2**32 - 1), CALLS)
 def test_the_server_reads_the_call_that_the_worker_wrote(number: int, call: ServiceCall[ServiceResult]) -> None:
     frame = service_call_frame(number, encode_service_call(call))
-    assert decode_service_call(body_of(frame, CallFrame.SERVICE_CALL)) == (number, call)
+    assert decode_service_call(body_of(frame, WorkerFrame.SERVICE_CALL)) == (number, call)
 
 
 @given(st.integers(0, 2**32 - 1), st.none() | st.booleans() | IDS | st.floats(allow_nan=False) | ERRORS)
 def test_the_worker_reads_the_result_that_the_server_wrote(number: int, result: ServiceResult | InferenceError) -> None:
-    read = decode_service_result(body_of(encode_service_result(number, result), CallFrame.SERVICE_RESULT))
+    read = decode_service_result(body_of(encode_service_result(number, result), WorkerFrame.SERVICE_RESULT))
     assert read == (number, result)
     assert type(read[1]) is type(result)
 
@@ -76,7 +76,7 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
 
 def test_the_text_of_an_error_is_cut() -> None:
     frame = encode_service_result(1, InferenceError(ErrorCode.INTERNAL, "x" * (MAX_TEXT_BYTES + 1)))
-    _, error = decode_service_result(body_of(frame, CallFrame.SERVICE_RESULT))
+    _, error = decode_service_result(body_of(frame, WorkerFrame.SERVICE_RESULT))
     assert error == InferenceError(ErrorCode.INTERNAL, "x" * MAX_TEXT_BYTES)
 
 

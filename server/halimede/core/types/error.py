@@ -95,3 +95,18 @@ def clip(text: str) -> str:
     if len(raw) <= CLIENT_TEXT_LIMIT:
         return text
     return raw[:CLIENT_TEXT_LIMIT].decode("utf-8", "ignore") + "..."
+
+
+TEXT_LIMIT = 1024
+"""Maximum characters of a model's own error text in a response, which has to fit into a gRPC trailer."""
+
+
+def describe(error: BaseException) -> str:
+    """The text of a model's exception for a response: without traceback, at most TEXT_LIMIT characters."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  # a model's exception class may fail to print
+        text = type(error).__name__
+    text = text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "..."
+    # File names that are not UTF-8 contain lone surrogates, which a response cannot carry.
+    return text.encode("utf-8", "replace").decode()

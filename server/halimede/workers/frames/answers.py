@@ -10,15 +10,8 @@ from halimede.channel.frames import BLOCK, MAX_CONTROL_BYTES, MAX_TEXT_BYTES, Fr
 from halimede.channel.json_frames import decode_blocks
 from halimede.core.types import Buffer, ErrorCode, InferenceError, ParameterValue
 from halimede.core.types.error import EndedSequenceError
-from halimede.workers.frames.kinds import (
-    DONE,
-    ERROR_CODES,
-    ERROR_NUMBERS,
-    MAX_ANSWER_BYTES,
-    RESPONSE,
-    describe_decode_error,
-)
-from halimede.workers.frames.tensors import (
+from halimede.inference_frames.kinds import ERROR_CODES, ERROR_NUMBERS, MAX_ANSWER_BYTES, describe_decode_error
+from halimede.inference_frames.tensors import (
     PADDING,
     REMEMBERED,
     REMEMBERED_BYTES,
@@ -30,7 +23,8 @@ from halimede.workers.frames.tensors import (
     make_tensors,
     read_tensors,
 )
-from halimede.workers.frames.texts import decode_parameters, encode_parameters
+from halimede.inference_frames.texts import decode_parameters, encode_parameters
+from halimede.workers.frames.kinds import DONE, RESPONSE
 from halimede.workers.worker import NO_PARAMETERS
 
 # Each begins with the length of the description.

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halimede.core.types import Buffer
+from halimede.inference_frames.requests import describe_request, encode_requests, read_requests
+from halimede.inference_frames.tensors import Locate, Store
 from halimede.workers.frames.kinds import EXECUTE
-from halimede.workers.frames.requests import describe_request, encode_requests, read_requests
-from halimede.workers.frames.tensors import Locate, Store
 from halimede.workers.worker import BatchItem
 
 _BATCH = struct.Struct("<Q")

@@ -28,8 +28,9 @@ from halimede.backends.service_calls import (
 )
 from halimede.channel.frames import MAX_CONTROL_BYTES, MAX_TEXT_BYTES, FrameError, encode_frame
 from halimede.core.types import Buffer, InferenceError
-from halimede.workers.frames.kinds import ERROR_CODES, ERROR_NUMBERS, CallFrame, describe_decode_error
-from halimede.workers.frames.texts import encode_text
+from halimede.inference_frames.kinds import ERROR_CODES, ERROR_NUMBERS, describe_decode_error
+from halimede.inference_frames.texts import encode_text
+from halimede.workers.frames.kinds import WorkerFrame
 
 MAX_ENTRIES = 100_000
 """Maximum files, labels or buckets of one call: reading them blocks the server's loop."""
@@ -84,7 +85,7 @@ def encode_service_call(call: ServiceCall[ServiceResult]) -> bytes:
 
 def service_call_frame(number: int, encoded: bytes) -> bytes:
     """The SERVICE_CALL frame of an encoded call."""
-    return encode_frame(CallFrame.SERVICE_CALL, _NUMBER.pack(number) + encoded)
+    return encode_frame(WorkerFrame.SERVICE_CALL, _NUMBER.pack(number) + encoded)
 
 
 def decode_service_call(body: Buffer) -> tuple[int, ServiceCall[ServiceResult]]:
@@ -134,7 +135,7 @@ def encode_service_result(number: int, result: ServiceResult | InferenceError) -
         which, data = _REAL, _FLOAT.pack(result)
     else:
         which, data = _ERROR, _BYTE.pack(ERROR_NUMBERS[result.code]) + encode_text(result.message)[:MAX_TEXT_BYTES]
-    return encode_frame(CallFrame.SERVICE_RESULT, _RESULT_HEAD.pack(number, which) + data)
+    return encode_frame(WorkerFrame.SERVICE_RESULT, _RESULT_HEAD.pack(number, which) + data)
 
 
 def decode_service_result(body: Buffer) -> tuple[int, ServiceResult | InferenceError]:

@@ -1,0 +1,1 @@
+"""The server's end of a channel, on its event loop."""
